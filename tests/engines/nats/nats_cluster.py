@@ -15,7 +15,7 @@ from nats.js.api import StreamConfig
 
 from tests.broker_adapter.nats.nats_server import HOST, NatsServer, name_of, read_stream, run_plain
 from tests.broker_adapter.publishing.engine_under_test import PlainMessage
-from tests.engines.java_server import free_port
+from tests.engines.java_server import free_port, own_loopback_network
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
 T = TypeVar("T")
@@ -31,10 +31,17 @@ class NatsCluster:
     copies_per_publish_max = 1
 
     def __init__(self, folder: Path) -> None:
-        ports = {name: free_port(HOST) for name in NAMES}
-        self._links = {(one, other): CuttingTcpProxy(ports[other]) for one, other in itertools.permutations(NAMES, 2)}
+        # Between the servers on a network of their own, where nobody takes a port before the server that it is for.
+        network = own_loopback_network()
+        places = {name: (host := f"{network}.{number}", free_port(host)) for number, name in enumerate(NAMES, start=1)}
+        self._links = {
+            (one, other): CuttingTcpProxy(places[other][1], host=places[other][0])
+            for one, other in itertools.permutations(NAMES, 2)
+        }
         self.servers: Mapping[str, NatsServer] = {
-            name: NatsServer(folder / name, settings={"server_name": name, "cluster": self._routes(name, ports[name])})
+            name: NatsServer(
+                folder / name, settings={"server_name": name, "cluster": self._routes(name, *places[name])}
+            )
             for name in NAMES
         }
         self._proxies = {name: CuttingTcpProxy(server.port) for name, server in self.servers.items()}
@@ -126,10 +133,10 @@ class NatsCluster:
         for proxy in (*self._proxies.values(), *self._links.values()):
             proxy.close()
 
-    def _routes(self, name: str, port: int) -> Mapping[str, object]:
+    def _routes(self, name: str, host: str, port: int) -> Mapping[str, object]:
         """Each server reaches each other one by a link of its own."""
         routes = [f"nats://{HOST}:{self._links[name, other].port}" for other in NAMES if other != name]
-        return {"name": "c", "listen": f"{HOST}:{port}", "routes": routes, "no_advertise": True}
+        return {"name": "c", "listen": f"{host}:{port}", "routes": routes, "no_advertise": True}
 
     def _until_done(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Do something by a plain client, again while the cluster has no leader."""
