@@ -1,4 +1,8 @@
-"""Compares publishers of one engine, the adapter and plain programs with its client, in rotated rounds."""
+"""Compares publishers of one engine in rotated rounds, the adapter and plain programs with its client; drains to it.
+
+The drain is of an outbox's backlog on a MariaDB of its own, in batches of 500, beside the same to a broker that accepts
+at once.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from benchmarks.contestants.ours import AcceptingBroker
+from benchmarks.harness import backlog, servers
 from benchmarks.harness.report import machine, table
 from benchmarks.harness.rounds import ratio, rotated, spread
+from compensator.work.claim_and_relay import ClaimOptions
+from outbox.delivery.relay import RelayPolicy
+from outbox.migrate.schema_upgrade import upgrade
+from outbox.store.database import background_engine, open_engine
+from outbox.store.message_table import MessageStore
 from outbox_core import Message
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
+from tests.fixtures.table_scan import Scan
 
 BODY: Final = b"x" * 512
 BATCH: Final = 500
@@ -60,6 +72,7 @@ def arguments(description: str | None, *, batches: int, singles: int) -> argpars
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--batches", type=int, default=batches, help="of 500, a round")
     parser.add_argument("--singles", type=int, default=singles, help="a round")
+    parser.add_argument("--drain-rows", type=int, default=5_000, help="of a backlog, a round; 0 for no drain")
     parser.add_argument("--folder", help="where the servers have their files: a disk whose syncs are real")
     parser.add_argument("--json", action="store_true", help="the figures on stdout")
     return parser
@@ -82,7 +95,38 @@ def compare(
             found["one_at_a_time"][one.name].append(_rate(one, count=1, times=chosen.singles))
     for one in publishers:
         one.close()
+    if chosen.drain_rows:
+        found["drain"] = _drains(url, chosen)
     return {kind: _judged(of) for kind, of in found.items()}
+
+
+def _drains(url: str, chosen: argparse.Namespace) -> dict[str, list[float]]:
+    """Rows a second, to the adapter and to a broker that accepts at once."""
+    brokers = {Adapter.name: connect(url), "accepts_at_once": AcceptingBroker()}
+    found: dict[str, list[float]] = defaultdict(list)
+    rows, firsts = chosen.drain_rows, itertools.count()
+    with servers.database(kind="mariadb", url=None, memory_mb=256) as database:
+        upgrade(database.url, schema=database.schema)
+        engine = background_engine(open_engine(database.url))
+        store = MessageStore(dialect=engine.dialect, schema=database.schema)
+        for number in range(chosen.rounds):
+            for name in rotated(list(brokers), number):
+                backlog.fill(engine, database.schema, rows=rows, first=next(firsts) * rows, topic=TOPIC)
+                options = ClaimOptions(batch_rows=BATCH)
+                scan = Scan(
+                    engine=engine,
+                    store=store,
+                    broker=brokers[name],
+                    policy=RelayPolicy(),
+                    options=options,  # type: ignore[arg-type]
+                )
+                begun = time.perf_counter()
+                assert scan.run().accepted == rows
+                found[name].append(rows / (time.perf_counter() - begun))
+                backlog.empty(engine, f"{database.schema}.message", f"{database.schema}.archive")
+        engine.dispose()
+    brokers[Adapter.name].close()
+    return found
 
 
 def report(engine: str, results: Mapping[str, Any], chosen: argparse.Namespace) -> None:
