@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -45,6 +45,7 @@ PRIVATE_BY_NAME_ALONE = {
 }
 LIBRARIES_FOR_ALL = {"msgspec"}
 FORBIDDEN_CALLS = {"eval", "exec"}
+LOOKED_AT = (ast.Attribute, ast.AsyncFunctionDef, ast.Call, ast.FunctionDef, ast.Import, ast.ImportFrom)
 
 
 @lru_cache(maxsize=1)
@@ -69,10 +70,24 @@ def modules(*rooms: str) -> list[Path]:
     return [path for path in files() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in rooms]
 
 
-@lru_cache(maxsize=1024)
+@cache  # all of them: a bound below the number of files would parse each of them for every rule
 def tree(path: Path) -> ast.Module:
     """A file's syntax tree."""
     return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """What the rules look at of a file's syntax tree."""
+    return tuple(node for node in ast.walk(tree(path)) if isinstance(node, LOOKED_AT))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_forgotten() -> Iterator[None]:
+    """Their million objects would slow down each full garbage collection of the tests that follow in this process."""
+    yield
+    nodes.cache_clear()
+    tree.cache_clear()
 
 
 def where(path: Path, node: ast.AST) -> str:
@@ -140,7 +155,7 @@ def test_nothing_sleeps_but_for_polls_of_a_few_milliseconds() -> None:
     found = [
         where(path, node)
         for path in modules(*PACKAGES, "tests", "migrations")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if _is_sleep(node)
     ]
 
@@ -151,7 +166,7 @@ def test_nothing_that_arrives_can_be_executed() -> None:
     found = [
         where(path, node)
         for path in modules(*PACKAGES, "migrations", "examples")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if _imports(node) & FORBIDDEN_MODULES or _calls(node) in FORBIDDEN_CALLS
     ]
 
@@ -162,10 +177,7 @@ def test_every_third_party_library_has_a_home_or_is_for_all() -> None:
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
     at_home = {name for one in contracts for name in one.get("protected_modules", ())}
     imported = {
-        name.partition(".")[0]
-        for path in modules(*PACKAGES)
-        for node in ast.walk(tree(path))
-        for name in _imports(node)
+        name.partition(".")[0] for path in modules(*PACKAGES) for node in nodes(path) for name in _imports(node)
     }
 
     assert imported - sys.stdlib_module_names - set(PACKAGES) - at_home == LIBRARIES_FOR_ALL
@@ -175,7 +187,7 @@ def test_tests_use_no_private_names_but_those_that_have_no_public_one() -> None:
     found = [
         f"{where(path, node)} .{node.attr}"
         for path in modules("tests")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr)
         and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
         and node.attr not in PRIVATE_BY_NAME_ALONE
@@ -188,7 +200,7 @@ def test_tests_patch_no_constants() -> None:
     found = [
         where(path, node)
         for path in modules("tests")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr"
         for one in node.args
         if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value.rpartition(".")[2].isupper()
@@ -204,7 +216,7 @@ def test_tests_skip_only_where_the_fixtures_say_so() -> None:
         where(path, node)
         for path in modules("tests")
         if allowed not in path.parents
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in {"importorskip", "xfail"}
     ]
 
@@ -289,7 +301,7 @@ def _says(path: Path) -> bool:
 def _lengths(path: Path) -> Iterator[tuple[str, int, int]]:
     name = str(path.relative_to(ROOT))
     yield name, len(path.read_text().splitlines()), MODULE_LINES_MAX
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield f"{name} {node.name}", (node.end_lineno or node.lineno) - node.lineno + 1, FUNCTION_LINES_MAX
 
@@ -323,7 +335,9 @@ def _all(module: ast.Module) -> list[str] | None:
 def _is_sleep(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
         return node.module == "time" and any(alias.name == "sleep" for alias in node.names)
-    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "time.sleep"):
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep"):
+        return False
+    if ast.unparse(node.func) != "time.sleep":
         return False
     duration = node.args[0] if node.args else None
     return not (isinstance(duration, ast.Constant) and float(str(duration.value)) <= POLL_SECONDS_MAX)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import pytest
 
 from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit
-from outbox_broker.cluster.shard_decision import ClusterView, decide_steps
+from outbox_broker.cluster.shard_decision import ClusterView, ShardSteps, decide_steps
 from outbox_broker.cluster.znode_records import NodeRecord, OwnerRecord
 
 SHARD = "0-0000"
@@ -20,6 +21,7 @@ NODES = ("a", "b")
 SESSION_MS = 3
 TIME_MS_MAX = 5
 OWNERSHIPS_MAX = 2
+MEMO_MAX = 100_000
 RECORD = NodeRecord(name="n", url="u", peer_url="p", version="1")
 
 
@@ -56,22 +58,35 @@ class Violation(Exception):
     """A node may act for a shard that it does not own, or epochs do not rise."""
 
 
-def permit_of(world: World, name: str, *, granted_ms: int) -> ShardPermit:
-    """The node's permit, as its real lease has it."""
-    node = world.node(name)
+@lru_cache(maxsize=MEMO_MAX)
+def may_act(node: Node, *, now_ms: int, granted_ms: int) -> bool:
+    """Whether the node's permit holds at this time, by its real lease. A pure function, of which most states repeat
+    the arguments.
+    """
     assert node.permit is not None
-    lease = OwnershipLease(session_timeout_ms=granted_ms, clock_ms=lambda: world.now_ms)
+    lease = OwnershipLease(session_timeout_ms=granted_ms, clock_ms=lambda: now_ms)
     lease.extend(node.confirmed_ms)
-    return ShardPermit(SHARD, lease, epoch=node.permit)
+    return ShardPermit(SHARD, lease, epoch=node.permit).why_ended() is None
+
+
+@lru_cache(maxsize=MEMO_MAX)
+def decision(name: str, *, assigned: str, owner: tuple[str, int] | None, is_hosted: bool) -> ShardSteps:
+    """What the real decision says. A pure function, too."""
+    owners = {} if owner is None else {SHARD: OwnerRecord(node=owner[0], state="serving")}
+    view = ClusterView(
+        me=name, nodes=dict.fromkeys(NODES, RECORD), leader="a", assigned={SHARD: assigned}, owners=owners
+    )
+    return decide_steps(view, shards={SHARD}, hosted={SHARD} if is_hosted else set())
 
 
 def check(world: World, *, granted_ms: int) -> int:
     """Raise Violation if a node that may act is not the owner; returns how many may act."""
     active = 0
     for name in NODES:
-        if world.node(name).permit is not None and permit_of(world, name, granted_ms=granted_ms).why_ended() is None:
+        node = world.node(name)
+        if node.permit is not None and may_act(node, now_ms=world.now_ms, granted_ms=granted_ms):
             active += 1
-            if world.owner != (name, world.node(name).permit):
+            if world.owner != (name, node.permit):
                 raise Violation(f"{name} acts for a shard of {world.owner} at {world.now_ms}")
     return active
 
@@ -100,11 +115,7 @@ def successors(world: World) -> Iterator[World]:
 def steps_of(world: World, name: str) -> Iterator[World]:
     """The steps that the node's decision names, with what ZooKeeper makes of them."""
     node = world.node(name)
-    owners = {} if world.owner is None else {SHARD: OwnerRecord(node=world.owner[0], state="serving")}
-    view = ClusterView(
-        me=name, nodes=dict.fromkeys(NODES, RECORD), leader="a", assigned={SHARD: world.assigned}, owners=owners
-    )
-    steps = decide_steps(view, shards={SHARD}, hosted=set() if node.permit is None else {SHARD})
+    steps = decision(name, assigned=world.assigned, owner=world.owner, is_hosted=node.permit is not None)
     if steps.take:
         epoch = world.epochs + 1
         yield world.having(
