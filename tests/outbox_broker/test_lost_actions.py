@@ -89,7 +89,7 @@ def some_hours(engine: Engine, clock: ManualClock, random: Random) -> dict[str, 
     return acked
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_whatever_action_is_damaged_every_group_gets_all_that_it_has_not_acknowledged(
     tmp_path: Path, seed: int
 ) -> None:

@@ -48,6 +48,7 @@ REPLACED = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("test", "configuration", "sent"),
     [

@@ -112,6 +112,7 @@ def test_a_paused_server_is_unavailable_within_the_time_out_and_used_again_once_
     assert {int(one.body) for one in engine.read(made_topic, count=300)} == set(range(300))
 
 
+@pytest.mark.slow
 def test_killed_and_restarted_under_load_nothing_acknowledged_is_lost_or_out_of_order(
     own_engine: RabbitMqEngine, open_broker: Open, topic: str
 ) -> None:
@@ -146,6 +147,7 @@ def test_killed_and_restarted_under_load_nothing_acknowledged_is_lost_or_out_of_
     assert [key for key in range(3) if not is_in_order([int(m.body) for m in read if m.key == str(key)])] == []
 
 
+@pytest.mark.slow
 def test_after_a_restart_the_next_publish_connects_again(
     own_engine: RabbitMqEngine, open_broker: Open, topic: str
 ) -> None:

@@ -15,6 +15,7 @@ from tests.outbox_broker.delay.ledger_stores import LedgerCluster
 from tests.outbox_broker.delay.memory_ledgers import Faults
 
 HISTORIES = 300
+FAST_HISTORIES = 40
 CALLS = 60
 OPTIONS = DelayOptions(memory_messages_max=9, batch_messages_max=3, hand_outs_max=2, log_bytes_max=4_000)
 AHEAD_MS = (0, 5 * SECOND_MS, MINUTE_MS, 2 * HOUR_MS, 3 * DAY_MS, 30 * DAY_MS, 400 * DAY_MS)
@@ -130,7 +131,13 @@ class Owners:
                 return
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(FAST_HISTORIES),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FAST_HISTORIES, HISTORIES)),
+    ],
+)
 def test_a_deposed_owner_that_goes_on_calling_neither_loses_nor_repeats(seed: int) -> None:
     owners = Owners(seed)
     owners.open()

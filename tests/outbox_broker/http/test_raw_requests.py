@@ -120,6 +120,7 @@ def test_a_raw_request_gets_its_answers_and_nothing_in_it_runs_as_another_one(ta
     assert_stored(target, [exchange], before=stored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_raw_request_torn_in_two_anywhere_gets_the_same_answers(target: Target, name: str) -> None:
     case, stored = CASES[name], target.stored
