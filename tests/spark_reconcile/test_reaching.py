@@ -17,7 +17,7 @@ from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import LocalServer
 from tests.spark_reconcile.timed_ids import with_timed_ids
-from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, TICKETS, World
+from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, TICKETS, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,17 +30,26 @@ RUNNING = {"Slave_IO_Running": "Yes", "Slave_SQL_Running": "Yes", "Seconds_Behin
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("told", [HOUR_AGO, Until(lag_seconds=3600)], ids=["complete_until", "lag_seconds"])
 def test_a_database_that_stands_still_while_the_broker_goes_on_makes_nothing_lost_and_nothing_a_phantom(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, told: Until
+    spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
-    world = _standing_still()
-    settings = replace(world.write(sqlite, tmp_path), until=told)
+    settings = replace(_standing_still().write(sqlite, tmp_path), until=HOUR_AGO)
 
     summary = run(settings, session=spark, now_ms=NOW_MS)
 
     assert summary.balanced
     assert _rules(summary) == {"business_not_so_far": 3, "inbox_not_so_far": 3}
+
+
+def test_a_lag_is_the_time_until_which_a_source_was_complete(sqlite: Database, tmp_path: Path) -> None:
+    settings = _standing_still().write(sqlite, tmp_path)
+
+    told, by_lag = (
+        reach_of(replace(settings, until=until), now_ms=NOW_MS) for until in (HOUR_AGO, Until(lag_seconds=3600))
+    )
+
+    assert told == by_lag
+    assert _all(told) == {NOW_MS - HOUR_MS}
 
 
 @pytest.mark.spark
@@ -81,25 +90,28 @@ def test_each_source_has_a_reach_of_its_own(spark: SparkSession, sqlite: Databas
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("until", "rule"), [(HOUR_AGO, "row_not_so_far"), (Until(), "published_twice")])
 def test_a_second_message_under_a_key_waits_for_the_row_that_the_replica_has_not_got_yet(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, until: Until, rule: str
+    spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     world = World()
     world.groups()
-    for age_ms in (2 * HOUR_MS, 20 * MINUTE_MS):
-        world.order(age_ms=age_ms)
-        message = world.sent(f"message-{age_ms}", key="PAID", age_ms=age_ms)
-        place = world.store(message, key="PAID", age_ms=age_ms)
-        for group in (TICKETS, MAIL):
-            world.done(message, place, group, age_ms=age_ms)
-    world.orders.pop()
+    for key, topic in (("PAID", PAID), ("BOOKED", REMINDER)):
+        for age_ms in (2 * HOUR_MS, 20 * MINUTE_MS):
+            world.order(age_ms=age_ms, status=key)
+            message = world.sent(f"{topic}-{age_ms}", key=key, age_ms=age_ms, topic=topic)
+            place = world.store(message, key=key, age_ms=age_ms, topic=topic)
+            for group in (TICKETS, MAIL) if topic == PAID else (MAIL,):
+                world.done(message, place, group, age_ms=age_ms, topic=topic)
+        world.orders.pop()
     settings = world.write(sqlite, tmp_path)
-    settings = replace(settings, rules=[replace(settings.rules[0], key_column="status", until=until)])
+    behind, current = (replace(rule, key_column="status", deliver_at_column=None) for rule in settings.rules)
+    settings = replace(settings, rules=[replace(behind, until=HOUR_AGO), replace(current, until=Until())])
 
     summary = run(settings, session=spark, now_ms=NOW_MS)
 
-    assert set(_rules(summary)) == {rule}
+    assert {(one.topic, one.rule) for one in summary.books if one.rule not in WELL and not one.echo} == {
+        (PAID, "row_not_so_far"), (REMINDER, "published_twice"),
+    }  # fmt: skip
 
 
 @pytest.mark.spark

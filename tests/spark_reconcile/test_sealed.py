@@ -14,7 +14,7 @@ from spark_reconcile import NotComparable, Settings, run
 from spark_reconcile.core.errors import OutputBusy
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.source_counts import LegCount
-from spark_reconcile.load.evidence import read_log
+from spark_reconcile.load.evidence import SEGMENTS, read_log
 from spark_reconcile.results.output_folder import staging
 from spark_reconcile.runs.full_run import only_run
 from spark_reconcile.sources.log_segments import survey
@@ -162,7 +162,8 @@ def test_a_kept_file_is_on_the_disk_before_it_has_its_name(
 
 @pytest.mark.spark
 def test_a_kept_file_that_cannot_be_read_ends_the_run_as_not_comparable(spark: SparkSession, written: Settings) -> None:
-    run(written, session=spark, now_ms=NOW_MS)
+    kept = written.output / SEGMENTS / "messages"
+    read_log(spark, "messages", survey(written.broker_data, "messages"), [], kept=kept)
     path = _kept(written, "messages")[0]
     data = path.read_bytes()
     path.write_bytes(data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :])
@@ -216,4 +217,4 @@ def test_a_whole_run_writes_to_no_folder_that_another_run_writes_to(written: Set
 
 
 def _kept(settings: Settings, log: str) -> list[Path]:
-    return sorted((settings.output / "segments" / log).glob("*"))
+    return sorted((settings.output / SEGMENTS / log).glob("*"))
