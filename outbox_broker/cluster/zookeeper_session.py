@@ -20,6 +20,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import ACL, make_acl
 
 from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable, SessionEnded
+from outbox_broker.cluster.read_cache import ReadCache, children_key
 from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
 from outbox_core.common.errors import ConfigurationError
 
@@ -63,7 +64,7 @@ class ZooKeeperSession:
         """
         self._options = options
         self._changed = changed or _ignore
-        self._cache = _ReadCache()
+        self._cache = ReadCache()
         self._grants = _GrantedTimeouts()
         self._ended = threading.Event()
         self._client = _client(address, options, self._grants.logger)
@@ -140,28 +141,32 @@ class ZooKeeperSession:
 
     def read_all(self, paths: Sequence[str]) -> list[Znode | None]:
         """Read several znodes, all requests at once."""
-        missing = {path: self._cache.begin(path) for path in paths if not self._cache.has(path)}
-        requests = {path: self._begin(self._client.get_async, path, watch=self._watch) for path in missing}
+        # The answers are returned, and not what the cache has by then: a change that is reported meanwhile empties it.
+        found: dict[str, Znode | None] = {path: hit.value for path in paths if (hit := self._cache.get(path))}
+        began = {path: self._cache.begin() for path in paths if path not in found}
+        requests = {path: self._begin(self._client.get_async, path, watch=self._watch) for path in began}
         for path, request in requests.items():
             try:
                 data, stat = self._wait(request)
-                self._cache.put(path, _znode(data, stat), began=missing[path])
             except kazoo_errors.NoNodeError:
-                self._cache.forget(path)  # no watch was set
-        return [self._cache.get(path) for path in paths]
+                found[path] = None  # no watch was set
+            else:
+                found[path] = _znode(data, stat)
+                self._cache.put(path, found[path], began=began[path])
+        return [found[path] for path in paths]
 
     def children(self, path: str) -> list[str]:
         """Returns the names of a znode's children, sorted, from the cache if they have not changed."""
-        key = _children_key(path)
-        if not self._cache.has(key):
-            began = self._cache.begin(key)
-            try:
-                names = self._call(self._client.get_children_async, path, watch=self._watch_children)
-            except kazoo_errors.NoNodeError as error:
-                raise ConfigurationError(f"there is no cluster here: the znode {path} is missing") from error
-            self._cache.put(key, tuple(sorted(names)), began=began)
-            return sorted(names)
-        return list(self._cache.get(key))
+        key = children_key(path)
+        if (hit := self._cache.get(key)) is not None:
+            return list(hit.value)
+        began = self._cache.begin()
+        try:
+            names = self._call(self._client.get_children_async, path, watch=self._watch_children)
+        except kazoo_errors.NoNodeError as error:
+            raise ConfigurationError(f"there is no cluster here: the znode {path} is missing") from error
+        self._cache.put(key, tuple(sorted(names)), began=began)
+        return sorted(names)
 
     def close(self) -> None:
         """End the session, and with it its ephemeral znodes. Idempotent."""
@@ -210,7 +215,7 @@ class ZooKeeperSession:
         self._forget_changed(event, event.path)
 
     def _watch_children(self, event: Any) -> None:
-        self._forget_changed(event, None if event.path is None else _children_key(event.path))
+        self._forget_changed(event, None if event.path is None else children_key(event.path))
 
     def _forget_changed(self, event: Any, key: str | None) -> None:
         if event.type == "NONE" or key is None:
@@ -218,56 +223,6 @@ class ZooKeeperSession:
         else:
             self._cache.forget(key)
         self._changed()
-
-
-class _ReadCache:
-    """What was read and has not changed since. A read that a change overtakes is not kept."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: dict[str, Any] = {}
-        self._kept: set[str] = set()
-        self._changes = 0
-        self._changed_at: dict[str, int] = {}
-        self._all_changed_at = 0
-
-    def has(self, key: str) -> bool:
-        with self._lock:
-            return key in self._kept
-
-    def begin(self, key: str) -> int:
-        """Returns the number of changes so far, to pass to put() after the read."""
-        with self._lock:
-            self._values.pop(key, None)
-            return self._changes
-
-    def put(self, key: str, value: Any, *, began: int) -> None:
-        with self._lock:
-            self._values[key] = value
-            if self._changed_at.pop(key, 0) <= began and self._all_changed_at <= began:
-                self._kept.add(key)
-
-    def get(self, key: str) -> Any:
-        with self._lock:
-            return self._values.get(key)
-
-    def forget(self, *keys: str) -> None:
-        with self._lock:
-            self._changes += 1
-            for key in keys:
-                for one in (key, _children_key(key)):
-                    if one in self._kept:
-                        self._kept.discard(one)
-                        self._values.pop(one, None)
-                    self._changed_at[one] = self._changes
-
-    def forget_all(self) -> None:
-        with self._lock:
-            self._changes += 1
-            self._all_changed_at = self._changes
-            self._changed_at.clear()
-            self._kept.clear()
-            self._values.clear()
 
 
 class _GrantedTimeouts(logging.Handler):
@@ -331,10 +286,6 @@ def _znode(data: bytes, stat: Any) -> Znode:
 
 def _session_id(number: int) -> str:
     return f"{number & 0xFFFF_FFFF_FFFF_FFFF:016x}"
-
-
-def _children_key(path: str) -> str:
-    return f"{path}//children"
 
 
 def _ignore() -> None:
