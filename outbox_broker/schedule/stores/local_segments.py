@@ -78,6 +78,7 @@ class LocalSegmentStore:
         self._open_files_max = open_files_max
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._guard = threading.RLock()
+        self._unused = threading.Condition(self._guard)
         self._folder_changed = False
         self._failure: OSError | None = None
         self._closed = False
@@ -210,9 +211,11 @@ class LocalSegmentStore:
             raise StorageFailed(f"cannot delete a segment: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close all files and release the folder; idempotent. Syncs nothing."""
+        """Close all files and release the folder, after the calls in progress; idempotent. Syncs nothing."""
         with self._guard:
             self._closed = True
+            # A descriptor that is closed under a writer may be another shard's file by the time it is written to.
+            self._unused.wait_for(lambda: not any(file.users for file in self._files.values()))
             while self._files:
                 os.close(self._files.popitem()[1].descriptor)
         self._folder_lock.release()
@@ -228,7 +231,7 @@ class LocalSegmentStore:
                 self._close_idle()
             self._files.move_to_end(name)
             file.users += 1
-        return _Use(file, self._guard)
+        return _Use(file, self._unused)
 
     def _open_file(self, name: str, *, make: bool) -> _File:
         path = self._path(name)
@@ -345,18 +348,21 @@ class LocalSegmentStore:
 class _Use:
     """Keeps a file open while it is used."""
 
-    def __init__(self, file: _File, guard: threading.RLock) -> None:
+    def __init__(self, file: _File, unused: threading.Condition) -> None:
+        """`unused`: notified when the last user is done."""
         self._file = file
-        self._guard = guard
+        self._unused = unused
 
     def __enter__(self) -> _File:
         return self._file
 
     def __exit__(self, *_: object) -> None:
-        with self._guard:
+        with self._unused:
             self._file.users -= 1
-            if self._file.deleted and not self._file.users:
-                os.close(self._file.descriptor)
+            if not self._file.users:
+                if self._file.deleted:
+                    os.close(self._file.descriptor)
+                self._unused.notify_all()
 
 
 def _header(epoch: int) -> bytes:

@@ -112,3 +112,40 @@ def test_a_segment_that_is_deleted_while_it_is_synced_fails_nobody_and_leaves_no
     store.sync(["b"])
     opened = [one.readlink() for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
     assert not [one for one in opened if one.name.startswith("a.delay")], tmp_path
+
+
+def test_a_store_that_is_closed_under_a_write_never_has_it_written_to_a_file_of_another_store(
+    store: LocalSegmentStore, disk: GatedDisk, tmp_path: Path
+) -> None:
+    *_, end = store.append("a", [b"first"], position=0)
+    disk.write_gate = Gate()
+    others: list[LocalSegmentStore] = []
+    closing = Thread(target=store.close, daemon=True)
+
+    def close_and_open_another() -> None:
+        closing.start()
+        while is_open(store):
+            pass
+        others.append(LocalSegmentStore.open(tmp_path / "other"))  # descriptors that were let go are taken again
+        others[0].append("b", [b"of another store"], position=0)
+
+    raised = while_held(disk.write_gate, lambda: store.append("a", [b"second"], position=end), close_and_open_another)
+    closing.join(WAIT_SECONDS)
+    others[0].close()
+
+    assert not closing.is_alive()
+    assert not raised
+    reopened = LocalSegmentStore.open(tmp_path)
+    assert [record.payload for record in reopened.scan("a")] == [b"first", b"second"]
+    reopened.close()
+    again = LocalSegmentStore.open(tmp_path / "other")
+    assert [record.payload for record in again.scan("b")] == [b"of another store"]
+    again.close()
+
+
+def is_open(store: LocalSegmentStore) -> bool:
+    try:
+        store.sync(())
+    except StorageFailed:
+        return False
+    return True
