@@ -229,7 +229,7 @@ def test_a_url_that_says_what_cannot_be_is_refused(options: str) -> None:
 
 def test_a_scheme_without_a_timing_store_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"known schemes: redis.*"):
-        connect_timing("kafka://127.0.0.1:9092")
+        connect_timing("kafka://127.0.0.1:1")
 
 
 def test_a_server_that_may_evict_timers_is_refused_at_start(store: TimingStore, server: RedisServer) -> None:
