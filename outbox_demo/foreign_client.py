@@ -81,6 +81,7 @@ _RABBITMQ: Final = ForeignEngine(
     port=5672, client="outbox_demo.rabbitmq_queues:RabbitMqQueues", options=frozenset({"exchange", "management"}),
     added={"exchange": "amq.direct"},  # the default exchange has one queue a topic, and so one group
 )  # fmt: skip
+_PULSAR: Final = ForeignEngine(port=6650, client="outbox_demo.pulsar_topics:PulsarTopics", options=frozenset({"admin"}))
 ENGINES: Final[Mapping[str, ForeignEngine]] = {
     "redis": _REDIS,
     "rediss": _REDIS,
@@ -89,6 +90,8 @@ ENGINES: Final[Mapping[str, ForeignEngine]] = {
     "kafka": _KAFKA,
     "rabbitmq": _RABBITMQ,
     "rabbitmqs": replace(_RABBITMQ, port=5671),
+    "pulsar": _PULSAR,
+    "pulsar+ssl": replace(_PULSAR, port=6651),
 }
 
 

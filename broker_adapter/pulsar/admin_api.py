@@ -1,4 +1,4 @@
-"""AdminApi: what Pulsar's admin REST interface tells of topics and their namespace. It only reads."""
+"""AdminApi: what Pulsar's admin REST interface tells of topics and their namespace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AdminApi:
 
     def subscriptions(self, topic: str, *, timeout_s: float) -> Sequence[str] | None:
         """The names of a topic's subscriptions; None where the topic is missing."""
-        path = f"persistent/{self._namespace}/{quote(topic, safe='')}/subscriptions"
+        path = f"{self.topic_path(topic)}/subscriptions"
         try:
             found: Sequence[str] = self._get(path, timeout_s=timeout_s).json()
         except requests.HTTPError as error:
@@ -51,8 +51,14 @@ class AdminApi:
             raise
         return found
 
-    def _get(self, path: str, *, timeout_s: float) -> requests.Response:
-        answer = requests.get(
+    def topic_path(self, topic: str) -> str:
+        """The path that all requests about a topic begin with."""
+        return f"persistent/{self._namespace}/{quote(topic, safe='')}"
+
+    def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
+        """Any request. Raises requests.HTTPError, too, where the server refuses it."""
+        answer = requests.request(
+            method,
             f"{self._url}/{path}",
             headers=self._headers,
             auth=self._login,
@@ -62,3 +68,6 @@ class AdminApi:
         )
         answer.raise_for_status()
         return answer
+
+    def _get(self, path: str, *, timeout_s: float) -> requests.Response:
+        return self.ask("GET", path, timeout_s=timeout_s)

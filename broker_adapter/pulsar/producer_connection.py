@@ -43,17 +43,7 @@ class PulsarConnection:
         self._what = f"Pulsar at {settings.place}"
         self._timeout_ms = settings.timeout_ms
         self._producers: OrderedDict[str, Any] = OrderedDict()
-        self._client = pulsar.Client(
-            settings.service_url,
-            authentication=_authentication(settings),
-            operation_timeout_seconds=max(1, settings.timeout_ms // 1000),
-            connection_timeout_ms=settings.timeout_ms,
-            tls_trust_certs_file_path=settings.ca_file,
-            tls_validate_hostname=True,
-            tls_certificate_file_path=settings.cert_file,
-            tls_private_key_file_path=settings.key_file,
-            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),  # by default it writes to stdout
-        )
+        self._client = pulsar_client(settings)
         # The client's threads call Python: it must end before the interpreter does, and is not to be freed while open.
         self._shutdown = weakref.finalize(self, self._client.shutdown)
 
@@ -143,6 +133,21 @@ class PulsarConnection:
 
 def _note(receipts: queue.SimpleQueue[tuple[int, str]], number: int, result: Any, _: object) -> None:
     receipts.put((number, result.name))
+
+
+def pulsar_client(settings: ClientSettings) -> Any:
+    """Pulsar's own client, with the settings of a URL."""
+    return pulsar.Client(
+        settings.service_url,
+        authentication=_authentication(settings),
+        operation_timeout_seconds=max(1, settings.timeout_ms // 1000),
+        connection_timeout_ms=settings.timeout_ms,
+        tls_trust_certs_file_path=settings.ca_file,
+        tls_validate_hostname=True,
+        tls_certificate_file_path=settings.cert_file,
+        tls_private_key_file_path=settings.key_file,
+        logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),  # by default it writes to stdout
+    )
 
 
 def _authentication(settings: ClientSettings) -> object:
