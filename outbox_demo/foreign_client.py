@@ -82,6 +82,9 @@ _RABBITMQ: Final = ForeignEngine(
     added={"exchange": "amq.direct"},  # the default exchange has one queue a topic, and so one group
 )  # fmt: skip
 _PULSAR: Final = ForeignEngine(port=6650, client="outbox_demo.pulsar_topics:PulsarTopics", options=frozenset({"admin"}))
+_ROCKETMQ: Final = ForeignEngine(
+    port=8081, client="outbox_demo.rocketmq_topics:RocketMqTopics", options=frozenset({"nameserver"})
+)
 ENGINES: Final[Mapping[str, ForeignEngine]] = {
     "redis": _REDIS,
     "rediss": _REDIS,
@@ -92,6 +95,8 @@ ENGINES: Final[Mapping[str, ForeignEngine]] = {
     "rabbitmqs": replace(_RABBITMQ, port=5671),
     "pulsar": _PULSAR,
     "pulsar+ssl": replace(_PULSAR, port=6651),
+    "rocketmq": _ROCKETMQ,
+    "rocketmqs": _ROCKETMQ,
 }
 
 

@@ -39,7 +39,7 @@ class BrokerSettings:
         releases: set[str] = set()
         weaknesses: list[Weakness] = []
         try:
-            for name, address in self._masters(deadline):
+            for name, address in self.masters(deadline):
                 weaknesses += _weaknesses(name, self._settings(address, deadline))
                 releases.add(self._release(address, deadline))
         except (OSError, ValueError, RemotingError) as error:
@@ -49,8 +49,8 @@ class BrokerSettings:
             weaknesses.append(Weakness(subject="brokers", problem=f"{_UNKNOWN}: {error}", cure=cure))
         return ", ".join(sorted(releases)) or UNSEEN, weaknesses
 
-    def _masters(self, deadline: float) -> Iterator[tuple[str, tuple[str, int]]]:
-        """Names and addresses, as the first name server has them that answers."""
+    def masters(self, deadline: float) -> Iterator[tuple[str, tuple[str, int]]]:
+        """Names and addresses, as the first name server has them that answers. Raises what ask() does."""
         last = len(self._name_servers) - 1
         for number, server in enumerate(self._name_servers):
             try:

@@ -32,14 +32,19 @@ class _Header(msgspec.Struct):
     remark: str | None = None
 
 
-def ask(address: tuple[str, int], code: int, *, login: Credentials | None, timeout_s: float) -> bytes:
-    """Ask by a request code without fields; the answer's body. Raises OSError, ValueError and RemotingError."""
-    fields = {} if login is None else _signed(login)
-    header = {"code": code, "language": "PYTHON", "version": 0, "opaque": next(_opaque), "flag": 0, "extFields": fields}
+def ask(
+    address: tuple[str, int], code: int, *, login: Credentials | None, timeout_s: float,
+    fields: Mapping[str, str] | None = None, body: bytes = b"",
+) -> bytes:  # fmt: skip
+    """Ask by a request code; the answer's body. Raises OSError, ValueError and RemotingError."""
+    given = dict(fields or {})
+    if login is not None:
+        given |= _signed(login, given, body)
+    header = {"code": code, "language": "PYTHON", "version": 0, "opaque": next(_opaque), "flag": 0, "extFields": given}
     head = msgspec.json.encode(header)
     with socket.create_connection(address, timeout_s) as connection, connection.makefile("rb") as answer:
         connection.settimeout(timeout_s)
-        connection.sendall(struct.pack(">ii", 4 + len(head), len(head)) + head)
+        connection.sendall(struct.pack(">ii", 4 + len(head) + len(body), len(head)) + head + body)
         length, head_length = struct.unpack(">ii", _exactly(answer, 8))
         if not 4 <= length <= ANSWER_BYTES_MAX:
             raise RemotingError(f"an answer of {length} bytes: this is no port of a name server or broker")
@@ -56,9 +61,11 @@ def decoded(body: bytes) -> Any:
     return msgspec.json.decode(_UNQUOTED_NUMBER.sub(rb'\1"\2":', body))
 
 
-def _signed(login: Credentials) -> Mapping[str, str]:
-    """The signature is of the values of all fields in the order of their names, and of the body: here of the key."""
-    signature = base64.b64encode(login.signature(login.access_key.encode())).decode()
+def _signed(login: Credentials, fields: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+    """The signature is of the values of all fields in the order of their names, and of the body."""
+    values = {**fields, "AccessKey": login.access_key}
+    signed = "".join(values[name] for name in sorted(values)).encode() + body
+    signature = base64.b64encode(login.signature(signed)).decode()
     return {"AccessKey": login.access_key, "Signature": signature}
 
 

@@ -91,6 +91,11 @@ class JavaClient:
         brokers.add(self._broker)
         self._admin.deleteTopicInBroker(brokers, topic)
 
+    def names(self) -> list[str]:
+        """Of all topics that the name server knows, and of all groups of the broker."""
+        groups = self._admin.getAllSubscriptionGroup(self._broker, OPERATION_MS).getSubscriptionGroupTable()
+        return [str(name) for name in (*self._admin.fetchAllTopicList().getTopicList(), *groups.keySet())]
+
     def make_user(self, user: str, password: str) -> None:
         """Make a user without any rights."""
         self._admin.createUser(self._broker, user, password, "Normal")
