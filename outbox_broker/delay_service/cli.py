@@ -17,7 +17,7 @@ SLOT_TIMERS_MAX: Final = 1_000_000
 """A sorted set of so many timers takes some 100 MB, which a cluster moves to another node in one step."""
 LARGE: Final = ": give the store more slots, under another name=, before a cluster moves it"
 
-app = typer.Typer(no_args_is_help=True, help="Run a delay service in front of any broker; look at timing stores.")
+app = typer.Typer(no_args_is_help=True, help="Run a delay service, or look at a timing store.")
 
 
 @app.callback()
