@@ -56,6 +56,17 @@ def add_generation(session: ZooKeeperSession, layout: ZnodeLayout, *, shards: in
     return grown
 
 
+def request_drain(session: ZooKeeperSession, layout: ZnodeLayout, *, name: str, undo: bool) -> None:
+    """Ask the node of this name to hand its shards over, or no longer to. Idempotent."""
+    if not name or "/" in name or not name.isprintable():
+        raise ConfigurationError(f"not the name of a node: {name!r}")
+    read_config(session, layout)
+    if undo:
+        session.delete(layout.drain(name))
+    else:
+        session.create(layout.drain(name), b"")
+
+
 def read_config(session: ZooKeeperSession, layout: ZnodeLayout) -> ClusterConfig:
     """Returns a cluster's configuration. Raises ConfigurationError if there is none."""
     znode = session.read(layout.config)

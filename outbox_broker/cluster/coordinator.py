@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable, NotOwner, SessionEnded
 from outbox_broker.cluster.shard_decision import ClusterView, decide_assignment, decide_steps, why_waiting
-from outbox_broker.cluster.shard_host import Running, ShardHost, ShardState
+from outbox_broker.cluster.shard_host import ShardHost, ShardState
 from outbox_broker.cluster.shard_names import ShardMap
 from outbox_broker.cluster.znode_records import REASON_CHARS_MAX, NodeRecord
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
@@ -71,7 +71,7 @@ class Coordinator:
         self,
         *,
         registry: ZooKeeperRegistry,
-        host: ShardHost[Running],
+        host: ShardHost[Any],
         record: NodeRecord,
         clock: Clock,
         wakeup: Wakeup,
@@ -92,6 +92,7 @@ class Coordinator:
         self._view: ClusterView | None = None
         self._shards: ShardMap | None = None
         self._failure: str | None = None
+        self._is_draining = False
         self.beats = 0
 
     def start(self) -> None:
@@ -155,6 +156,7 @@ class Coordinator:
         view = self._assigned(view, shards)
         self._take_steps(view, shards)
         self._report(view)
+        self._note_drain()
 
     # -- one beat ----------------------------------------------------------------------------------------------------
 
@@ -191,8 +193,14 @@ class Coordinator:
             if not mine:
                 self._drained.set()
 
+    def _note_drain(self) -> None:
+        is_asked = self._registry.is_asked_to_drain()
+        if is_asked != self._is_draining:
+            self._is_draining = is_asked
+            self._wakeup.set()  # the next beat records it
+
     def _why_unable(self) -> str | None:
-        if self._stopping.is_set():
+        if self._stopping.is_set() or self._is_draining:
             return DRAINING
         now_ms = self._clock.monotonic_ms()
         if self._unable is not None and self._unable[1] > now_ms:

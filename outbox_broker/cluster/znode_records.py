@@ -5,6 +5,7 @@
 <root>/contacts/<id>    ephemeral, written at each beat of the node
 <root>/leader           LeaderRecord, ephemeral: the node that assigns
 <root>/assignment       AssignmentRecord, changed by compare-and-set
+<root>/drains/<name>    a node of this name is to hand its shards over and take no others
 <root>/owners/<shard>   OwnerRecord, ephemeral: its creation is the ownership, and its creation's zxid the epoch
 <root>/shards/<shard>   the manifest of the shard's segments, which belongs to the segment store
 """
@@ -99,6 +100,11 @@ class ZnodeLayout:
         return f"{self.root}/assignment"
 
     @property
+    def drains(self) -> str:
+        """The folder of the requests to drain."""
+        return f"{self.root}/drains"
+
+    @property
     def owners(self) -> str:
         """The folder of the owners."""
         return f"{self.root}/owners"
@@ -111,7 +117,7 @@ class ZnodeLayout:
     @property
     def folders(self) -> tuple[str, ...]:
         """The persistent znodes that init makes, apart from the configuration and the assignment."""
-        return self.nodes, self.contacts, self.owners, self.shards
+        return self.nodes, self.contacts, self.drains, self.owners, self.shards
 
     def node(self, node_id: str) -> str:
         """Returns the path of a node."""
@@ -120,6 +126,10 @@ class ZnodeLayout:
     def contact(self, node_id: str) -> str:
         """Returns the path of a node's contact."""
         return f"{self.contacts}/{node_id}"
+
+    def drain(self, name: str) -> str:
+        """Returns the path of the request that the node of a name drains."""
+        return f"{self.drains}/{name}"
 
     def owner(self, shard: str) -> str:
         """Returns the path of a shard's owner."""

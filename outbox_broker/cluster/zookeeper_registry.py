@@ -97,6 +97,10 @@ class ZooKeeperRegistry:
         self._cluster = config.cluster
         return config
 
+    def is_asked_to_drain(self) -> bool:
+        """Returns whether an operator asked this node to hand its shards over."""
+        return self._record.name in self._current().children(self._layout.drains)
+
     def take(self, names: Sequence[str]) -> Mapping[str, ShardPermit]:
         """Become the owner of shards that have none; returns the permits of those that this node owns then.
 

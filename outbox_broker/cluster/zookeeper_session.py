@@ -67,7 +67,7 @@ class ZooKeeperSession:
         self._cache = ReadCache()
         self._grants = _GrantedTimeouts()
         self._ended = threading.Event()
-        self._client = _client(address, options, self._grants.logger)
+        self._client = zookeeper_client(address, options, self._grants.logger)
         self._client.add_listener(self._listen)
         self.id = ""
         try:
@@ -245,7 +245,8 @@ class _GrantedTimeouts(logging.Handler):
             logger.debug("zookeeper_client", extra={"text": record.getMessage()})
 
 
-def _client(address: ZooKeeperAddress, options: SessionOptions, log: logging.Logger) -> Any:
+def zookeeper_client(address: ZooKeeperAddress, options: SessionOptions, log: logging.Logger) -> Any:
+    """Returns a client of kazoo that is not started, and that connects again for ever."""
     security = options.security
     acl: Iterable[ACL] | None = None
     sasl: dict[str, str] | None = None

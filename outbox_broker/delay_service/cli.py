@@ -6,9 +6,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 import typer
 
+from outbox_broker.delay_service import cluster_cli
 from outbox_core.messages.connect import connect_timing
 from outbox_core.runtime.logs import LogFormat
 from outbox_core.runtime.secret_files import read_secret
@@ -18,6 +20,10 @@ SLOT_TIMERS_MAX: Final = 1_000_000
 LARGE: Final = ": give the store more slots, under another name=, before a cluster moves it"
 
 app = typer.Typer(no_args_is_help=True, help="Run a delay service, or look at a timing store.")
+
+
+for _command in (cluster_cli.init, cluster_cli.drain):
+    app.command()(_command)
 
 
 @app.callback()
@@ -41,7 +47,10 @@ def serve(
     ready_file: Annotated[Path | None, typer.Option(help="Write the URL here once it can serve.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json, on a terminal text).")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with a table [broker].")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with tables [broker] and [cluster].")] = None,
+    store: Annotated[str | None, typer.Option(help="Be a node of the cluster at this address; without --data.")] = None,
+    name: Annotated[str | None, typer.Option(help="The node's name in the cluster (host and port).")] = None,
+    zone: Annotated[str | None, typer.Option(help="The zone in which the node runs.")] = None,
 ) -> None:
     """Publish messages to a target when they are due.
 
@@ -50,6 +59,8 @@ def serve(
     It listens as `outbox broker serve` does, with the same settings; consumers pull from the target itself.
 
     Example: outbox delay serve --data ./delay --target http://broker:7788 --port 7799
+
+    A node: outbox delay serve --store bookkeeper://zk1,zk2,zk3/outbox/delay --target http://broker:7788 --port 7799
     """
     from outbox_broker.config.broker_config import load
     from outbox_broker.delay_service.process import run
@@ -60,20 +71,38 @@ def serve(
         "log_format": log_format,
     }  # fmt: skip
     token = None if target_token_file is None else read_secret(target_token_file, what="token")
+    if store is not None:
+        from outbox_broker.delay_service.cluster_process import run_node
+
+        run_node(flags, cluster_flags={"store": store, "name": name, "zone": zone}, file=config, target=(target, token))
+        return
     run(load(flags, file=config), target_url=target, target_token=token)
 
 
 @app.command()
 def status(
-    store: Annotated[str, typer.Option(help="A timing store, e.g. redis+cluster://h1,h2/?name=shop.")],
+    store: Annotated[
+        str, typer.Option(help="A cluster's address, or a timing store: redis+cluster://h1,h2/?name=shop.")
+    ],
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table [cluster].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a timing store of an outbox holds. Exit status 1 where it lost timers and was not rebuilt yet.
+    """Show a cluster's nodes and shards, or the timers of an outbox's timing store. Exit status 1 where a shard waits, or
+    timers were lost and are not rebuilt yet.
 
-    A compensator with the same store (`outbox compensator run --timing URL`) fires its timers, and rebuilds it.
+    A compensator with the same timing store (`outbox compensator run --timing URL`) fires its timers, and rebuilds it.
 
-    Example: outbox delay status --store "redis://redis/?name=shop"
+    Examples:
+    outbox delay status --store bookkeeper://zk1,zk2,zk3/outbox/delay --json
+    outbox delay status --store "redis://redis/?name=shop"
     """
+    if urlsplit(store).scheme == "bookkeeper":
+        cluster_cli.show_cluster(store, config, as_json=as_json)
+    else:
+        _show_timing_store(store, as_json=as_json)
+
+
+def _show_timing_store(store: str, *, as_json: bool) -> None:
     timing = connect_timing(store)
     try:
         timing.prepare()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from outbox_broker.common.cancel_scope import scope_of
-from outbox_broker.delay_service.target_relay import pass_on, timed
+from outbox_broker.delay_service.target_relay import PublishTarget, pass_on, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, Publishable
 from outbox_broker.http.service_ports import Served
 from outbox_broker.log.disk_reserve import Reserve
@@ -22,7 +22,6 @@ from outbox_broker.schedule.service import DelayService
 from outbox_broker.state.topic_quota import TopicQuota
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.limits import DELAY_MAX_MS
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 from outbox_core.messages.topic_stats import topic_figures
@@ -37,7 +36,13 @@ class DelayFront:
     """
 
     def __init__(
-        self, schedule: DelayStore, target: Broker, *, clock: Clock, syncs: TimedStorage, reserve: Reserve | None = None
+        self,
+        schedule: DelayStore,
+        target: PublishTarget,
+        *,
+        clock: Clock,
+        syncs: TimedStorage,
+        reserve: Reserve | None = None,
     ) -> None:
         """`syncs`: the storage of the schedule's segments, which measures sync times. `reserve`: the disk space
         withheld for dispatch and cancels, if the schedule is on a disk.
@@ -151,6 +156,10 @@ class DelayFront:
     def topics(self) -> list[str]:
         """Returns the topics with scheduled messages."""
         return list(self._schedule.topics())
+
+    def topic_counts(self) -> Mapping[str, int]:
+        """Returns how many messages are scheduled, by topic."""
+        return self._schedule.topics()
 
     def topic_figures(self, topic: str) -> Mapping[str, int]:
         """Returns what is scheduled; nothing else is stored here."""

@@ -42,7 +42,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     try:
         with _Running(config, target) as front:
             server = HttpServer(front.served(), bound, settings=config.http_settings, access=access, tls=tls)
-            server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
+            server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
     finally:
         bound.close()
         target.close()
@@ -84,7 +84,7 @@ class _Running:
             self._config.ready_file.unlink(missing_ok=True)
 
 
-def _announce(url: str, ready_file: Path | None) -> None:
+def announce(url: str, ready_file: Path | None) -> None:
     """Report readiness: in the file for scripts, and on stderr for people."""
     if ready_file is not None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -18,10 +19,16 @@ from outbox_core.common.errors import (
     NotSupported,
     StorageFailed,
 )
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.message import DUE_HEADER, Message
+from outbox_core.messages.message import DUE_HEADER, Message, PublishResult
 
 logger = logging.getLogger(__name__)
+
+
+class PublishTarget(Protocol):
+    """Where due messages go: the part of a Broker that this needs."""
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """See Broker.publish."""
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):
@@ -48,7 +55,7 @@ def timed(message: Message, now_ms: int) -> Timed:
     return Timed(due_ms, message.id, message.topic, _encode(stored))
 
 
-def pass_on(target: Broker, batch: Sequence[Timed]) -> list[Timed]:
+def pass_on(target: PublishTarget, batch: Sequence[Timed]) -> list[Timed]:
     """Publish to the target; returns the rejected messages, splitting the batch until the topic, or the message, at
     fault is isolated.
 
@@ -70,7 +77,9 @@ def pass_on(target: Broker, batch: Sequence[Timed]) -> list[Timed]:
     return refused
 
 
-def _parted(target: Broker, parts: Sequence[Sequence[Timed]], error: BrokerRefused | InvalidMessage) -> list[Timed]:
+def _parted(
+    target: PublishTarget, parts: Sequence[Sequence[Timed]], error: BrokerRefused | InvalidMessage
+) -> list[Timed]:
     if len(parts) != 1:
         return [one for part in parts for one in pass_on(target, part)]
     _log_refused(parts[0], str(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -95,14 +95,14 @@ class Admitted:
 class Application:
     """Admission and execution of a server's requests."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, *, routes: Sequence[Route] = ROUTES) -> None:
         threads = services.threads
         self._services = services
         self._pools: dict[WorkClass, ThreadPoolExecutor | None] = {
             WorkClass.PUBLISH: threads.publish, WorkClass.SETTLE: threads.settle, WorkClass.PAGE: threads.page,
             WorkClass.OPERATE: threads.operate, WorkClass.PULL: None, WorkClass.READ: None,
         }  # fmt: skip
-        self._router: Router[Route | Operation] = Router((*ROUTES, *OPERATIONS))
+        self._router: Router[Route | Operation] = Router((*routes, *OPERATIONS))
 
     def admit(self, head: RequestHead, *, is_reserved: bool) -> Admitted | Response:
         """Admit a request, or return the refusal. `is_reserved`: admit only probes, metrics and operators."""

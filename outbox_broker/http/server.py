@@ -10,7 +10,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from outbox_broker.http.connection_table import ConnectionTable
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.listener import Listener, LoopErrors
 from outbox_broker.http.request_context import Services
+from outbox_broker.http.routes import ROUTES, Route
 from outbox_broker.http.service_ports import Served
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
@@ -73,7 +74,10 @@ class HttpServer:
         settings: HttpSettings,
         access: Access | None = None,
         tls: Tls | None = None,
+        routes: Sequence[Route] = ROUTES,
     ) -> None:
+        """`routes`: those of the protocol, unless the server is for other programs than clients."""
+        self._routes = routes
         self.services = Services.of(served, settings, access=access or Access(), clock=SystemClock())
         self._socket = bound
         self._tls = tls
@@ -117,7 +121,7 @@ class HttpServer:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop)
         context = ConnectionContext(
-            loop=loop, application=Application(self.services), budget=self.services.budget,
+            loop=loop, application=Application(self.services, routes=self._routes), budget=self.services.budget,
             table=_connection_table(settings), settings=settings,
         )  # fmt: skip
         self.services.metrics.watch(context.table, context.budget)

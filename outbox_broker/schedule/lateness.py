@@ -18,6 +18,17 @@ class Lateness:
         self.worst_ms = 0
         self.sum_ms = 0
 
+    @classmethod
+    def merged(cls, parts: Iterable[Lateness]) -> Lateness:
+        """Returns the sum of several histograms."""
+        total = cls()
+        for part in parts:
+            counts = [count for _, count in part.counts()]
+            total._counts = [a + b for a, b in zip(total._counts, counts, strict=True)]
+            total.worst_ms = max(total.worst_ms, part.worst_ms)
+            total.sum_ms += part.sum_ms
+        return total
+
     def add(self, late_ms: int, *, messages: int = 1) -> None:
         """Count a message, or several with the same lateness."""
         self._counts[bisect_left(BOUNDS_MS, late_ms)] += messages

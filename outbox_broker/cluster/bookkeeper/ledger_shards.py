@@ -1,0 +1,73 @@
+"""Opens the shards of a cluster on BookKeeper's ledgers, by one client of BookKeeper and one of ZooKeeper a process."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from kazoo import exceptions as kazoo_errors
+from kazoo.handlers.threading import KazooTimeoutError
+
+from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, JavaLedgers
+from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
+from outbox_broker.cluster.bookkeeper.zookeeper_manifests import ZooKeeperManifests
+from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable
+from outbox_broker.cluster.shard_host import OpenedShard
+from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
+from outbox_broker.cluster.zookeeper_session import SessionOptions, zookeeper_client
+from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
+from outbox_broker.schedule.stores.ledger_takeover import Shard
+from outbox_core.common.clock import SystemClock
+
+logger = logging.getLogger(__name__)
+
+
+class LedgerShards:
+    """close() after the last shard is closed, and before the process ends."""
+
+    def __init__(
+        self,
+        cluster: str,
+        address: ZooKeeperAddress,
+        *,
+        session: SessionOptions,
+        metadata_uri: str,
+        jars: Path,
+        options: BookKeeperOptions,
+    ) -> None:
+        """Connect. `cluster`: its identity, which manifests and ledgers carry. Raises ConfigurationError,
+        CoordinatorUnavailable.
+        """
+        self._cluster = cluster
+        self._clock = SystemClock()
+        # A session of its own: the node's ends for good with its ownerships, and a manifest is changed by its version.
+        self._zookeeper = zookeeper_client(address, session, logger)
+        try:
+            self._zookeeper.start(timeout=session.request_ms_max / 1000)
+        except (KazooTimeoutError, kazoo_errors.KazooException) as error:
+            self._zookeeper.close()
+            raise CoordinatorUnavailable(f"no ZooKeeper server of {address.hosts} answers: {error}") from error
+        self._manifests = ZooKeeperManifests(self._zookeeper, address.root, request_ms_max=session.request_ms_max)
+        try:
+            self._ledgers = JavaLedgers(JavaRuntime.start(jars=jars), metadata_uri, options=options)
+        except BaseException:
+            self._end_session()
+            raise
+
+    def open(self, shard: str) -> OpenedShard:
+        """Take a shard over, fencing all earlier writers. Raises StorageFailed, which is tried again."""
+        store = LedgerSegmentStore.open(
+            Shard(
+                cluster=self._cluster, name=shard, ledgers=self._ledgers, manifests=self._manifests, clock=self._clock
+            )
+        )
+        return OpenedShard(store=store, epoch=store.epoch, close=store.close)
+
+    def close(self) -> None:
+        """End both clients."""
+        self._ledgers.close()
+        self._end_session()
+
+    def _end_session(self) -> None:
+        self._zookeeper.stop()
+        self._zookeeper.close()

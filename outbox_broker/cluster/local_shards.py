@@ -1,0 +1,125 @@
+"""A node's operations on the shards that it owns. It never asks another node, so a request goes one hop at most."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from outbox_broker.cluster.ownership_lease import ShardPermit
+from outbox_broker.cluster.shard_host import RunningShard
+from outbox_core.messages.message import CancelStatus, Message, PublishResult
+
+
+class ShardService(Protocol):
+    """The schedule of one shard, as outbox_broker.http.service_ports.ForProducers describes its methods."""
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """Store a batch durably."""
+
+    def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
+        """Cancel messages durably."""
+
+    def scheduled(
+        self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
+    ) -> list[tuple[int, int]]:
+        """Returns (start of the bucket, number of messages due)."""
+
+    def scheduled_message(
+        self, message_id: str, *, topics: Sequence[str] | None = None
+    ) -> Mapping[str, object] | None:  # fmt: skip
+        """Returns id, topic and due time of a scheduled message."""
+
+    def due_within(self, spans_ms: Sequence[int]) -> list[int]:
+        """Returns how many messages are due within each span, and in all."""
+
+    def topic_counts(self) -> Mapping[str, int]:
+        """Returns how many messages are scheduled, by topic."""
+
+
+class ServedShard(RunningShard, Protocol):
+    """A running shard with its schedule."""
+
+    @property
+    def permit(self) -> ShardPermit:
+        """What its owner checks before it acts."""
+
+    @property
+    def service(self) -> ShardService:
+        """Its schedule."""
+
+
+Wanted = tuple[str, list[str] | None]
+"""An id, and the patterns of the topics to search for it; None: all."""
+
+
+class LocalShards:
+    """Thread-safe. Raises NotOwner, with nothing done, if one of the shards is not served by this node."""
+
+    def __init__(self, get: Callable[[str], ServedShard]) -> None:
+        """`get`: see ShardHost.get."""
+        self._get = get
+
+    def publish(self, batch: Sequence[tuple[str, Message]]) -> list[PublishResult]:
+        """Store messages in the shards named with them; returns one result each, in order."""
+        places = _by_shard(shard for shard, _ in batch)
+        services = self._services(places)
+        results: dict[int, PublishResult] = {}
+        for shard, indexes in places.items():
+            results |= zip(indexes, services[shard].publish([batch[index][1] for index in indexes]), strict=True)
+        return [results[index] for index in range(len(batch))]
+
+    def cancel(self, ids: Sequence[tuple[str, str]], *, topics: Sequence[str] | None) -> list[CancelStatus]:
+        """Cancel messages, each in the shard named with it; returns one status each, in order."""
+        places = _by_shard(shard for shard, _ in ids)
+        services = self._services(places)
+        statuses: dict[int, CancelStatus] = {}
+        for shard, indexes in places.items():
+            canceled = services[shard].cancel([ids[index][1] for index in indexes], topics=topics)
+            statuses |= zip(indexes, canceled, strict=True)
+        return [statuses[index] for index in range(len(ids))]
+
+    def find(self, wanted: Sequence[tuple[str, Wanted]]) -> list[Mapping[str, object] | None]:
+        """Returns the scheduled message under each id on the topics given with it, each in the shard named with it."""
+        services = self._services({shard for shard, _ in wanted})
+        return [services[shard].scheduled_message(one, topics=topics) for shard, (one, topics) in wanted]
+
+    def scheduled(
+        self, shards: Iterable[str], topic: str | None, *, from_ms: int | None, to_ms: int | None, bucket: str
+    ) -> list[tuple[int, int]]:
+        """Returns the histogram of these shards together."""
+        services = self._services(shards).values()
+        parts = [one.scheduled(topic, from_ms=from_ms, to_ms=to_ms, bucket=bucket) for one in services]
+        return sum_counts(parts)
+
+    def topic_counts(self, shards: Iterable[str]) -> dict[str, int]:
+        """Returns how many messages these shards have scheduled, by topic."""
+        return sum_topics(one.topic_counts() for one in self._services(shards).values())
+
+    def _services(self, shards: Iterable[str]) -> dict[str, ShardService]:
+        return {shard: self._get(shard).service for shard in shards}
+
+
+def sum_counts(parts: Iterable[Sequence[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """Returns the sum of histograms."""
+    total: defaultdict[int, int] = defaultdict(int)
+    for part in parts:
+        for at_ms, count in part:
+            total[at_ms] += count
+    return sorted(total.items())
+
+
+def sum_topics(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Returns the sum of counts by topic."""
+    total: defaultdict[str, int] = defaultdict(int)
+    for part in parts:
+        for topic, count in part.items():
+            total[topic] += count
+    return dict(total)
+
+
+def _by_shard(shards: Iterable[str]) -> dict[str, list[int]]:
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for index, shard in enumerate(shards):
+        places[shard].append(index)
+    return places

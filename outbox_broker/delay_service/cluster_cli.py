@@ -1,0 +1,124 @@
+"""Commands `outbox delay init`, `status` and `drain`: a cluster's znodes, its state, and the hand-over of a node."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from outbox_broker.cluster.cluster_admin import ClusterState
+    from outbox_broker.cluster.znode_records import ZnodeLayout
+    from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
+
+Store = Annotated[str, typer.Option(help="The cluster's address: bookkeeper://zk1,zk2,zk3/path.")]
+Config = Annotated[Path | None, typer.Option(help="TOML file with a table [cluster].")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def init(
+    store: Store,
+    shards: Annotated[int, typer.Option(help="Shards of the generation; cannot be changed later.")] = 64,
+    add_generation: Annotated[
+        bool, typer.Option("--add-generation", help="Add shards to a cluster: publishes go to them from then on.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Make a cluster's znodes. Idempotent.
+
+    Example: outbox delay init --store bookkeeper://zk1,zk2,zk3/outbox/delay --shards 64
+    """
+    from outbox_broker.cluster import cluster_admin
+
+    with _session(store, config) as (session, layout):
+        change = cluster_admin.add_generation if add_generation else cluster_admin.init_cluster
+        made = change(session, layout, shards=shards)
+    if as_json:
+        print(json.dumps({"cluster": made.cluster, "generations": made.generations}))
+    else:
+        print(f"cluster {made.cluster} at {layout.root}: shards by generation: {made.generations}")
+
+
+def show_cluster(store: str, config: Path | None, *, as_json: bool) -> None:
+    """Print nodes and shards, and why shards wait; exit status 1 if any waits."""
+    from outbox_broker.cluster.cluster_admin import read_state
+
+    with _session(store, config) as (session, layout):
+        state = read_state(session, layout)
+    if as_json:
+        print(json.dumps(_as_data(state)))
+    else:
+        _print(state)
+    if state.waiting:
+        raise typer.Exit(1)
+
+
+def drain(
+    store: Store,
+    node: Annotated[str, typer.Option(help="The node's name, as `status` shows it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let the node take shards again.")] = False,
+    config: Config = None,
+) -> None:
+    """Have a node hand its shards over to the others and take no more, until --undo. A node that is stopped does so by
+    itself.
+
+    Example: outbox delay drain --store bookkeeper://zk1,zk2,zk3/outbox/delay --node delay-3
+    """
+    from outbox_broker.cluster.cluster_admin import request_drain
+
+    with _session(store, config) as (session, layout):
+        request_drain(session, layout, name=node, undo=undo)
+    print(f"node {node} {'takes shards again' if undo else 'hands its shards over; `outbox delay status` shows when'}")
+
+
+@contextmanager
+def _session(store: str, config: Path | None) -> Iterator[tuple[ZooKeeperSession, ZnodeLayout]]:
+    from outbox_broker.cluster.znode_records import ZnodeLayout
+    from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
+    from outbox_broker.delay_service.cluster_settings import load_cluster_settings
+
+    settings = load_cluster_settings({"store": store}, file=config)
+    session = ZooKeeperSession(settings.address, options=settings.session)
+    try:
+        yield session, ZnodeLayout(settings.address.root)
+    finally:
+        session.close()
+
+
+def _as_data(state: ClusterState) -> dict[str, Any]:
+    view = state.view
+    leader = None if view.leader is None else view.nodes.get(view.leader)
+    owned = Counter(owner.node for owner in view.owners.values())
+    return {
+        "cluster": state.config.cluster,
+        "generations": state.config.generations,
+        "leader": None if leader is None else leader.name,
+        "nodes": [
+            {"name": record.name, "url": record.url, "zone": record.zone, "version": record.version,
+             "shards": owned[node], "unable": record.unable}
+            for node, record in sorted(view.nodes.items(), key=lambda one: one[1].name)
+        ],
+        "shards": {
+            shard: {"node": view.nodes[owner.node].name if owner.node in view.nodes else None, "state": owner.state,
+                    "epoch": state.epochs.get(shard)}
+            for shard, owner in sorted(view.owners.items())
+        },
+        "waiting": dict(state.waiting),
+    }  # fmt: skip
+
+
+def _print(state: ClusterState) -> None:
+    data = _as_data(state)
+    print(f"cluster {data['cluster']}, leader {data['leader']}, shards by generation {data['generations']}")
+    for node in data["nodes"]:
+        zone = f" in {node['zone']}" if node["zone"] else ""
+        unable = f", takes no shards: {node['unable']}" if node["unable"] else ""
+        print(f"node {node['name']}{zone} at {node['url']}: {node['shards']} shards{unable}")
+    for shard, reason in data["waiting"].items():
+        print(f"shard {shard} waits: {reason}")

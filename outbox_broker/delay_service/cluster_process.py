@@ -1,0 +1,116 @@
+"""Runs the process of a cluster's node: address, target, node, server, and shutdown in reverse, to exit code 0.
+
+It serves clients while it hands its shards over, forwarding their requests to the new owners.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outbox_broker.cluster.coordinator import CoordinatorOptions
+from outbox_broker.cluster.memory_budget import MemoryBudget
+from outbox_broker.config.broker_config import load
+from outbox_broker.delay_service.cluster_node import ClusterNode, NodeOptions
+from outbox_broker.delay_service.cluster_settings import ClusterSettings, load_cluster_settings
+from outbox_broker.delay_service.process import announce
+from outbox_broker.delay_service.shard_openers import shard_opener
+from outbox_broker.http.access_control import is_loopback
+from outbox_broker.http.server import HttpServer, bind
+from outbox_core import connect
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime import logs
+from outbox_core.runtime.build_info import build
+
+if TYPE_CHECKING:
+    import socket
+
+    from outbox_broker.config.broker_config import BrokerConfig
+
+logger = logging.getLogger(__name__)
+
+
+def run_node(
+    flags: Mapping[str, Any], *, cluster_flags: Mapping[str, Any], file: Path | None, target: tuple[str, str | None]
+) -> None:
+    """Serve until SIGTERM or SIGINT. `target`: its URL and token. Raises ConfigurationError or
+    CoordinatorUnavailable if it cannot start.
+    """
+    if flags.get("data") is not None:
+        raise ConfigurationError("--data is for one process, --store for a node of a cluster: give one of the two")
+    config = load({**flags, "data": Path()}, file=file)  # a node has no folder of its own
+    settings = load_cluster_settings(cluster_flags, file=file)
+    logs.configure(format=config.log_format or logs.fitting_format(sys.stderr), level=config.log_level)
+    if not is_loopback(settings.peer_host) and settings.peer_token_file is None:
+        raise ConfigurationError(
+            f"{settings.peer_host} can be reached by others: give all nodes one peer_token_file in the table [cluster]"
+        )
+    url, token = target
+    broker = connect(url, **({} if token is None else {"token": token}))
+    bound = bind(config.host, config.port)
+    try:
+        options = _node_options(config, settings, bound)
+        with shard_opener(settings) as open_shard:
+            node = ClusterNode(options, open_shard=open_shard, target=broker)
+            try:
+                node.start()
+                _serve(config, node, bound)
+            finally:
+                node.close()
+    finally:
+        bound.close()
+        broker.close()
+    logger.info("server_stopped")
+
+
+def _serve(config: BrokerConfig, node: ClusterNode, bound: socket.socket) -> None:
+    """Serve clients until a signal, and on while the node hands its shards over."""
+    server = HttpServer(
+        node.served(), bound, settings=config.http_settings, access=config.access(), tls=config.tls
+    )  # fmt: skip
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+
+    def serve() -> None:
+        try:
+            server.run(on_ready=lambda url: announce(url, config.ready_file))
+        finally:
+            stopping.set()
+
+    thread = threading.Thread(target=serve, name="server")
+    thread.start()
+    try:
+        while not stopping.wait(1):
+            pass  # a wait without a time-out would keep signals from being handled
+        node.close()
+    finally:
+        server.stop()
+        thread.join()
+
+
+def _node_options(config: BrokerConfig, settings: ClusterSettings, bound: socket.socket) -> NodeOptions:
+    port = bound.getsockname()[1]
+    scheme = "http" if config.tls is None else "https"
+    return NodeOptions(
+        address=settings.address,
+        name=settings.name or f"{config.host}:{port}",
+        url=settings.advertised_url or f"{scheme}://{config.host}:{port}",
+        version=build().version,
+        peer_host=settings.peer_host,
+        peer_port=settings.peer_port,
+        peer_token=settings.peer_token,
+        zone=settings.zone,
+        capacity=settings.capacity,
+        session=settings.session,
+        coordinator=CoordinatorOptions(beat_ms=settings.beat_ms, drain_ms_max=settings.drain_ms),
+        budget=MemoryBudget(bytes_max=settings.memory_bytes),
+        http=config.http_settings,
+        tls=config.tls,
+        ca_file=settings.peer_ca_file,
+    )

@@ -1,0 +1,123 @@
+"""The settings of a cluster's nodes and of its commands, declared; runtime/settings.py loads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from outbox_broker.cluster.memory_budget import MemoryBudget
+from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
+from outbox_broker.cluster.zookeeper_session import SessionOptions
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
+from outbox_core.runtime.secret_files import read_secret
+from outbox_core.runtime.settings import ServiceSettings, Table, load_settings
+
+
+class ClusterSettings(Table):
+    """A name here is an environment variable OUTBOX_CLUSTER__NAME and a key of `[cluster]` in the TOML file.
+
+    There, a `..._ms` may be written as "5s", a `..._bytes` as "128MiB".
+    """
+
+    store: str
+    """The cluster's address: bookkeeper://zk1:2181,zk2:2181,zk3:2181/outbox/delay."""
+    shared_folder: Path | None = None
+    """Segments in a folder that all nodes share, in place of BookKeeper."""
+    ledgers_uri: str | None = None
+    """BookKeeper's metadataServiceUri; by default `/ledgers` of the same ZooKeeper servers."""
+    ledgers_password_file: Path | None = None
+    """The digest password of the ledgers: the same for all nodes and for ever."""
+    ensemble: int = Field(default=3, ge=1)
+    write_quorum: int = Field(default=3, ge=1)
+    ack_quorum: int = Field(default=2, ge=1)
+    name: str | None = Field(default=None, min_length=1, max_length=255)
+    zone: str | None = None
+    capacity: int | None = Field(default=None, ge=0)
+    """The most shards that the node takes."""
+    advertised_url: str | None = None
+    """Where clients reach the node, if that is not where it listens."""
+    peer_host: str = "127.0.0.1"
+    """The address on which the node listens for other nodes, and under which they reach it."""
+    peer_port: int = Field(default=0, ge=0, le=65535)
+    peer_token_file: Path | None = None
+    """The token that nodes show each other: the same for all nodes."""
+    peer_ca_file: Path | None = None
+    memory_bytes: int = Field(default=MemoryBudget().bytes_max, ge=1)
+    """Messages in memory that are not in a bucket yet, of all shards of the node."""
+    session_ms: int = Field(default=SessionOptions().session_ms, ge=1_000, le=60_000)
+    drain_ms: int = Field(default=30_000, ge=0)
+    """How long a node that stops waits for others to take its shards over."""
+    zookeeper_user: str | None = None
+    zookeeper_password_file: Path | None = None
+    zookeeper_tls: bool = False
+    zookeeper_ca_file: Path | None = None
+    zookeeper_certificate: Path | None = None
+    zookeeper_key: Path | None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _written(cls, value: object, info: ValidationInfo) -> object:
+        """Durations and sizes as people write them; plain numbers as they are."""
+        name = info.field_name or ""
+        if not isinstance(value, str) or (value.isascii() and value.isdigit()):
+            return value
+        if name.endswith("_ms"):
+            return parse_duration_ms(value)
+        return parse_size_bytes(value) if name.endswith("_bytes") else value
+
+    @property
+    def address(self) -> ZooKeeperAddress:
+        """The cluster's place in ZooKeeper. Raises ConfigurationError."""
+        return ZooKeeperAddress.parse(self.store)
+
+    @property
+    def session(self) -> SessionOptions:
+        """How to connect to ZooKeeper. Raises ConfigurationError."""
+        security = ZooKeeperSecurity(
+            user=self.zookeeper_user, password=_secret(self.zookeeper_password_file, what="ZooKeeper password"),
+            tls=self.zookeeper_tls, ca_file=self.zookeeper_ca_file, certificate=self.zookeeper_certificate,
+            key=self.zookeeper_key,
+        )  # fmt: skip
+        return SessionOptions(session_ms=self.session_ms, request_ms_max=self.session_ms, security=security)
+
+    @property
+    def metadata_uri(self) -> str:
+        """Where BookKeeper's client finds the metadata of the ledgers."""
+        return self.ledgers_uri or f"zk+longhierarchical://{self.address.hosts.replace(',', ';')}/ledgers"
+
+    @property
+    def ledgers_password(self) -> bytes:
+        """The ledgers' digest password. Raises ConfigurationError."""
+        return (_secret(self.ledgers_password_file, what="ledgers password") or "").encode()
+
+    @property
+    def peer_token(self) -> str | None:
+        """The nodes' token. Raises ConfigurationError."""
+        return _secret(self.peer_token_file, what="peer token")
+
+    @property
+    def beat_ms(self) -> int:
+        """The interval of contacts: several fit into the lease."""
+        return self.session_ms * 4 // 25
+
+
+class _ClusterTables(ServiceSettings):
+    cluster: ClusterSettings
+
+
+def load_cluster_settings(flags: Mapping[str, Any], *, file: Path | None) -> ClusterSettings:
+    """Returns the settings; flags that are None were not given. Raises ConfigurationError, see load_settings."""
+    return load_settings(_ClusterTables, {"cluster": flags}, file=file).cluster
+
+
+def _secret(path: Path | None, *, what: str) -> str | None:
+    if path is None:
+        return None
+    text = read_secret(path, what=what)
+    if not text:
+        raise ConfigurationError(f"the {what} file {path} is empty")
+    return text

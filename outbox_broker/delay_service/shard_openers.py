@@ -1,0 +1,51 @@
+"""Opens the segment store of a shard, for the node that became its owner: on BookKeeper, or in a shared folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from outbox_broker.cluster.cluster_admin import read_config
+from outbox_broker.cluster.shard_host import OpenedShard, OpenShard
+from outbox_broker.cluster.znode_records import ZnodeLayout
+from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
+from outbox_broker.delay_service.cluster_settings import ClusterSettings
+from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_core.common.errors import ConfigurationError, StorageFailed
+
+
+@contextmanager
+def shard_opener(settings: ClusterSettings) -> Iterator[OpenShard]:
+    """Yields what opens shards where the settings say, and ends its clients. Raises ConfigurationError."""
+    if settings.shared_folder is not None:
+        yield _in_folder(settings.shared_folder)
+        return
+    from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions
+    from outbox_broker.cluster.bookkeeper.java_runtime import find_jars
+    from outbox_broker.cluster.bookkeeper.ledger_shards import LedgerShards
+
+    with closing(ZooKeeperSession(settings.address, options=settings.session)) as session:
+        cluster = read_config(session, ZnodeLayout(settings.address.root)).cluster
+    options = BookKeeperOptions(
+        ensemble=settings.ensemble, write_quorum=settings.write_quorum, ack_quorum=settings.ack_quorum,
+        password=settings.ledgers_password,
+    )  # fmt: skip
+    shards = LedgerShards(
+        cluster, settings.address, session=settings.session, metadata_uri=settings.metadata_uri,
+        jars=find_jars(os.environ), options=options,
+    )  # fmt: skip
+    with closing(shards):
+        yield shards.open
+
+
+def _in_folder(folder: Path) -> OpenShard:
+    def open_shard(shard: str) -> OpenedShard:
+        try:
+            store = LocalSegmentStore.open(folder / shard)
+        except ConfigurationError as error:  # its former owner has it open still
+            raise StorageFailed(str(error)) from error
+        return OpenedShard(store=store, epoch=store.epoch, close=store.close)
+
+    return open_shard

@@ -1,0 +1,71 @@
+"""A node as a process of its own: `outbox delay serve --store ...`, to be killed, paused and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+SECONDS_MAX = 120
+OURS = ("OUTBOX_CLUSTER__", "OUTBOX_BROKER__")
+GUARD = Path(__file__).parents[2] / "fixtures" / "guarded.py"
+
+
+class NodeProcess:
+    """One node."""
+
+    def __init__(
+        self, name: str, *, store: str, target: str, folder: Path, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """`settings`: of [cluster], as in the environment: where segments are, at least."""
+        self.name = name
+        self.url = ""
+        self._folder = folder
+        self._ready_file = folder / f"{name}.ready"
+        self._log = folder / f"{name}.log"
+        self._arguments = ["--store", store, "--target", target, "--name", name]
+        self._port = "0"
+        self._environment = {"session_ms": "3000", **(settings or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """What it has written."""
+        return self._log.read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start it; returns when it serves."""
+        self._ready_file.unlink(missing_ok=True)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        environment |= {f"OUTBOX_CLUSTER__{name.upper()}": value for name, value in self._environment.items()}
+        command = [sys.executable, str(GUARD), str(os.getpid()), sys.executable, "-m", "outbox", "delay", "serve"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._arguments, "--port", self._port, "--ready-file", str(self._ready_file)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+            )  # fmt: skip
+        deadline = time.monotonic() + SECONDS_MAX
+        while not self._ready_file.exists():
+            assert self._process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+        self.url = self._ready_file.read_text().strip()
+        self._port = self.url.rpartition(":")[2]  # the same after a restart
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal and wait for the end; returns the exit code."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(number)
+        code = self._process.wait(SECONDS_MAX)
+        self._process = None
+        return code

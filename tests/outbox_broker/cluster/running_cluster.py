@@ -1,0 +1,130 @@
+"""A delay cluster of nodes as processes, in front of a broker, and what its tests ask of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker_adapter.http import HttpBroker
+from outbox_broker.delay_service.cli import app
+from outbox_core import Message
+from outbox_core.common.errors import BrokerError
+from tests.broker_adapter.servers import served
+from tests.outbox_broker.cluster.conftest import eventually
+from tests.outbox_broker.cluster.node_process import NodeProcess
+
+SHARDS = 8
+DUE_MS = 3_000
+_numbers = itertools.count()
+
+
+class RunningCluster:
+    """A broker, and nodes in front of it."""
+
+    def __init__(
+        self, hosts: str, folder: Path, stack: ExitStack, *, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """`hosts`: ZooKeeper's. `settings`: of all nodes; without them their segments are in a folder."""
+        self.store = f"bookkeeper://{hosts}/nodes/{next(_numbers)}"
+        self._settings = settings or {"shared_folder": str(folder / "segments")}
+        self.folder = folder
+        self.target = stack.enter_context(served(folder / "broker")).url
+        self.nodes: list[NodeProcess] = []
+        assert self.command("init", "--shards", str(SHARDS)).exit_code == 0
+        stack.callback(self._kill)
+
+    def node(self, name: str, **settings: str) -> NodeProcess:
+        """Start a node."""
+        merged = {**self._settings, **settings}
+        node = NodeProcess(name, store=self.store, target=self.target, folder=self.folder, settings=merged)
+        self.nodes.append(node)
+        node.start()
+        return node
+
+    def command(self, name: str, *arguments: str) -> Any:
+        """Run a command of `outbox delay`."""
+        return CliRunner().invoke(app, [name, "--store", self.store, *arguments])
+
+    def status(self) -> dict[str, Any]:
+        """What `outbox delay status` shows."""
+        shown: dict[str, Any] = json.loads(self.command("status", "--json").stdout)
+        return shown
+
+    def wait_until_served(self, *nodes: NodeProcess) -> None:
+        """Wait until these nodes, and no others, serve every shard."""
+        names = {node.name for node in nodes}
+
+        def is_served() -> bool:
+            status = self.status()
+            owners = [one["node"] for one in status["shards"].values() if one["state"] == "serving"]
+            return len(owners) == SHARDS and set(owners) == names and not status["waiting"]
+
+        eventually(is_served, what=f"all shards served by {names}")
+
+    def remove_locks(self) -> None:
+        """Remove the locks of the shards' folders, as on a shared disk where they do not hold: the epoch fences."""
+        for lock in (self.folder / "segments").glob("*/lock"):
+            lock.unlink(missing_ok=True)
+
+    def consume(self, ids: set[str]) -> list[tuple[str, int]]:
+        """Consume until all of these ids came; returns (id, milliseconds after the due time) of all deliveries."""
+        broker, came = HttpBroker(self.target), []
+        deadline = time.monotonic() + 240
+        try:
+            while missing := ids - {one for one, _ in came}:
+                assert time.monotonic() < deadline, f"{len(missing)} of {len(ids)} messages are missing"
+                deliveries = broker.pull("t", "g", wait_ms=500)
+                now_ms = time.time_ns() // 1_000_000
+                came += [(one.id, now_ms - int(one.headers["outbox-deliver-at-ms"])) for one in deliveries]
+                broker.ack([one.receipt for one in deliveries])
+        finally:
+            broker.close()
+        return came
+
+    def _kill(self) -> None:
+        for node in self.nodes:
+            node.end(signal.SIGKILL)
+
+
+def messages(count: int, *, due_in_ms: int = DUE_MS, prefix: str = "m") -> list[Message]:
+    deliver_at_ms = time.time_ns() // 1_000_000 + due_in_ms
+    return [
+        Message(id=f"{prefix}{number}", topic="t", body=b"body", deliver_at_ms=deliver_at_ms + number)
+        for number in range(count)
+    ]
+
+
+def publish(url: str, batch: Sequence[Message]) -> None:
+    """Publish until it is answered, as the SDK does."""
+    broker = HttpBroker(url)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                assert all(result.status.is_success for result in broker.publish(batch))
+                return
+            except BrokerError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    finally:
+        broker.close()
+
+
+def refusal(url: str) -> str:
+    """Returns why a batch for all shards is refused; a shard that is being opened is a reason, too."""
+    broker = HttpBroker(url)
+    try:
+        with pytest.raises(BrokerError) as refused:
+            broker.publish(messages(50))
+    finally:
+        broker.close()
+    return str(refused.value)

@@ -1,0 +1,163 @@
+"""Nodes as processes in front of a real broker: killed, paused, drained and restarted; nothing lost, nothing early."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import requests
+
+from broker_adapter.http import HttpBroker
+from tests.outbox_broker.cluster.conftest import eventually
+from tests.outbox_broker.cluster.node_process import NodeProcess
+from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish, refusal
+from tests.outbox_broker.cluster.zookeeper_server import ZooKeeper
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture
+def running(running_zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[RunningCluster]:
+    """A cluster without nodes."""
+    with ExitStack() as stack:
+        yield RunningCluster(running_zookeeper.hosts, tmp_path, stack)
+
+
+def test_any_node_takes_any_request_and_every_message_comes_once_at_its_time(running: RunningCluster) -> None:
+    first, second = running.node("n1"), running.node("n2")
+    running.wait_until_served(first, second)
+    batch = messages(200)
+    publish(first.url, batch)
+    broker = HttpBroker(second.url)
+
+    again = broker.publish(batch[:50])
+    canceled = broker.cancel([message.id for message in batch[50:100]])
+    counts = requests.get(f"{first.url}/v1/scheduled?bucket=day&topic=t", timeout=60).json()["counts"]
+    one = requests.get(f"{first.url}/v1/scheduled/{batch[199].id}", timeout=60).json()
+    came = running.consume({message.id for message in [*batch[:50], *batch[100:]]})
+    broker.close()
+
+    assert {result.status for result in again} == {"duplicate"}
+    assert set(canceled) == {"canceled"}
+    assert sum(count["messages"] for count in counts) == 150
+    assert one["deliver_at_ms"] == batch[199].deliver_at_ms
+    assert len(came) == 150
+    assert min(late_ms for _, late_ms in came) >= 0
+
+
+def test_a_node_that_is_killed_loses_nothing(running: RunningCluster) -> None:
+    first, second = running.node("n1"), running.node("n2")
+    running.wait_until_served(first, second)
+    batch = messages(300)
+    publish(second.url, batch[:150])
+
+    first.end(signal.SIGKILL)
+    publish(second.url, batch[150:])
+    came = running.consume({message.id for message in batch})
+
+    running.wait_until_served(second)
+    assert len({one for one, _ in came}) == len(came) == 300
+
+
+def test_a_paused_owner_that_wakes_up_neither_accepts_nor_sends_for_its_former_shards(running: RunningCluster) -> None:
+    first, second = running.node("n1"), running.node("n2")
+    running.wait_until_served(first, second)
+    batch = messages(200, due_in_ms=8_000)
+    publish(second.url, batch)
+
+    first.send_signal(signal.SIGSTOP)
+    eventually(lambda: [one["name"] for one in running.status()["nodes"]] == ["n2"], what="the paused node is gone")
+    running.remove_locks()
+    running.wait_until_served(second)
+    came = running.consume({message.id for message in batch})
+    first.send_signal(signal.SIGCONT)
+    running.wait_until_served(first, second)
+    more = messages(100, prefix="later")
+    publish(first.url, more)
+    came += running.consume({message.id for message in more})
+
+    assert len({one for one, _ in came}) == len(came) == 300
+    assert min(late_ms for _, late_ms in came) >= 0
+
+
+def test_a_rolling_restart_under_load_loses_nothing_and_waits_for_nobody_for_long(running: RunningCluster) -> None:
+    nodes = running.node("n1"), running.node("n2"), running.node("n3")
+    running.wait_until_served(*nodes)
+    published: set[str] = set()
+    is_over = threading.Event()
+
+    def load() -> None:
+        for number in itertools.count():
+            if is_over.is_set():
+                return
+            batch = messages(20, prefix=f"b{number}-")
+            publish(nodes[number % 3].url, batch)
+            published.update(message.id for message in batch)
+
+    loader = threading.Thread(target=load)
+    loader.start()
+    try:
+        for node in nodes:
+            assert node.end(signal.SIGTERM) == 0
+            assert "Traceback" not in node.log
+            node.start()
+            running.wait_until_served(*nodes)
+    finally:
+        is_over.set()
+        loader.join()
+    came = running.consume(published)
+
+    assert len({one for one, _ in came}) == len(came) == len(published)
+
+
+def test_a_node_that_is_drained_gives_its_shards_away_until_the_drain_is_undone(running: RunningCluster) -> None:
+    first, second = running.node("n1"), running.node("n2")
+    running.wait_until_served(first, second)
+
+    assert running.command("drain", "--node", "n1").exit_code == 0
+    running.wait_until_served(second)
+    assert {one["name"]: one["unable"] for one in running.status()["nodes"]} == {"n1": "it is draining", "n2": None}
+    publish(first.url, messages(10, prefix="through-the-drained-node"))
+    assert running.command("drain", "--node", "n1", "--undo").exit_code == 0
+
+    running.wait_until_served(first, second)
+
+
+def test_nodes_with_different_tokens_refuse_each_other_and_say_so(running: RunningCluster) -> None:
+    tokens = [running.folder / "one", running.folder / "two"]
+    for number, token in enumerate(tokens):
+        token.write_text(f"token of node {number}")
+    first = running.node("n1", peer_token_file=str(tokens[0]))
+    second = running.node("n2", peer_token_file=str(tokens[1]))
+    running.wait_until_served(first, second)
+
+    eventually(lambda: "peer_token_file" in refusal(first.url), what="the refusal of the token")
+
+
+def test_a_cluster_without_nodes_shows_why_its_shards_wait(running: RunningCluster) -> None:
+    shown = running.command("status")
+
+    assert shown.exit_code == 1
+    assert "shard 0-0000 waits: no node is alive" in shown.stdout
+
+
+def test_a_node_without_a_cluster_ends_with_the_cure(running: RunningCluster) -> None:
+    settings = {"shared_folder": str(running.folder)}
+    node = NodeProcess(
+        "n1", store=running.store + "/other", target=running.target, folder=running.folder, settings=settings
+    )
+
+    with pytest.raises(AssertionError, match="outbox delay init"):
+        node.start()
+
+
+def test_a_node_refuses_what_it_cannot_forward(running: RunningCluster) -> None:
+    only = running.node("n1", capacity="4")
+    eventually(lambda: len(running.status()["shards"]) == 4, what="four shards served")
+
+    eventually(lambda: "no node has room" in refusal(only.url), what="the refusal for lack of room")
