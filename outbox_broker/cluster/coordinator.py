@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from outbox_broker.cluster.cluster_changes import changes_between, moves
 from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable, NotOwner, SessionEnded
 from outbox_broker.cluster.shard_decision import ClusterView, decide_assignment, decide_steps, why_waiting
 from outbox_broker.cluster.shard_host import ShardHost, ShardState
@@ -152,6 +153,8 @@ class Coordinator:
         self._registry.describe(msgspec.structs.replace(self._record, unable=self._why_unable()))
         view = self._registry.renew()
         shards = ShardMap(self._registry.config().generations)
+        for change in changes_between(self._view, view):
+            logger.info(change.event, extra={"node": view.me, **change.fields})
         self._shards, self._view = shards, view
         view = self._assigned(view, shards)
         self._take_steps(view, shards)
@@ -167,7 +170,10 @@ class Coordinator:
         assigned = decide_assignment(view, shards=shards.names())
         if assigned == view.assigned or not self._registry.assign(assigned):
             return view
-        logger.info("shards_assigned", extra={"node": view.me, "shards": len(assigned), "nodes": len(view.nodes)})
+        logger.info(
+            "shards_assigned",
+            extra={"node": view.me, "shards": len(assigned), "nodes": len(view.nodes), "moves": moves(view, assigned)},
+        )
         return replace(view, assigned=assigned)
 
     def _take_steps(self, view: ClusterView, shards: ShardMap) -> None:
@@ -178,7 +184,11 @@ class Coordinator:
             reason = "this node does not own it any more" if is_lost else "it is assigned to another node"
             self._host.close(shard, reason=reason, at_once=is_lost)
         self._registry.release(steps.release)
+        for shard in steps.release:
+            logger.info("shard_released", extra={"node": view.me, "shard": shard})
         for shard, permit in self._registry.take(sorted({*steps.take, *steps.open})).items():
+            if shard in steps.take:
+                logger.info("shard_taken", extra={"node": view.me, "shard": shard, "ownership": permit.epoch})
             self._host.open(shard, permit)
         self._host.forget_failures(but={shard for shard, node in view.assigned.items() if node == view.me})
 
