@@ -111,7 +111,7 @@ class ShardHost(Generic[Running]):
         changed: Callable[[], None],
         options: HostOptions | None = None,
     ) -> None:
-        """`run_shard` starts an opened shard, which it closes itself if it fails to."""
+        """`run_shard` starts an opened shard, which is closed if it fails to."""
         self._open_shard = open_shard
         self._run_shard = run_shard
         self._clock = clock
@@ -168,6 +168,7 @@ class ShardHost(Generic[Running]):
             if one.is_leaving:
                 return
             one.is_leaving = True
+        logger.info("shard_closing", extra={"shard": shard, "reason": reason})
         self._workers.submit(self._close, shard, one, reason)
 
     def check(self) -> None:
@@ -215,7 +216,7 @@ class ShardHost(Generic[Running]):
     def _open_now(self, shard: str, one: _Hosted[Running]) -> None:
         try:
             opened = self._open_shard(shard)
-            running = self._run_shard(opened, one.permit)
+            running = self._started(opened, one.permit)
         except OutboxError as error:
             self._fail(shard, one, error)
         except Exception as error:  # the thread boundary: the shard would stay "opening" for ever
@@ -227,6 +228,13 @@ class ShardHost(Generic[Running]):
                 one.running, one.state = running, ShardState.SERVING
             logger.info("shard_opened", extra={"shard": shard, "epoch": opened.epoch, "ownership": one.permit.epoch})
             self._divide_memory()
+
+    def _started(self, opened: OpenedShard, permit: ShardPermit) -> Running:
+        try:
+            return self._run_shard(opened, permit)
+        except BaseException:
+            opened.close()  # whoever opens it next, here or elsewhere, must not find it in use
+            raise
 
     def _close(self, shard: str, one: _Hosted[Running], reason: str) -> None:
         with one.turn:  # an opening in progress ends first

@@ -59,13 +59,9 @@ class ClusterShard:
             memory_bytes_max=memory.bytes_max, memory_messages_max=memory.messages_max,
             dedup_messages=budget.dedup_messages_of(shards), cancels_remembered_max=budget.cancels_of(shards),
         )  # fmt: skip
-        try:
-            schedule = DelayStore.open(opened.store, options=options)
-            front = DelayFront(schedule, PermittedTarget(target, permit), clock=clock, syncs=syncs)
-            front.start()
-        except BaseException:
-            opened.close()
-            raise
+        schedule = DelayStore.open(opened.store, options=options)
+        front = DelayFront(schedule, PermittedTarget(target, permit), clock=clock, syncs=syncs)
+        front.start()
         return cls(opened, schedule=schedule, front=front, permit=permit)
 
     def check(self) -> None:
