@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from typer.testing import CliRunner
 
 from broker_adapter.http import HttpBroker
 from outbox_broker.delay_service.cli import app
+from outbox_broker.engine.engine import Engine
+from outbox_broker.http.service_ports import Served
 from outbox_core import Message
 from outbox_core.common.errors import BrokerError
-from tests.broker_adapter.servers import served
+from tests.broker_adapter.servers import serving
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.node_process import NodeProcess
+from tests.outbox_broker.cluster.recorded_target import RecordedTarget
 
 SHARDS = 8
 DUE_MS = 3_000
@@ -35,17 +39,38 @@ class RunningCluster:
     ) -> None:
         """`hosts`: ZooKeeper's. `settings`: of all nodes; without them their segments are in a folder."""
         self.store = f"bookkeeper://{hosts}/nodes/{next(_numbers)}"
+        self._hosts = hosts
         self._settings = settings or {"shared_folder": str(folder / "segments")}
         self.folder = folder
-        self.target = stack.enter_context(served(folder / "broker")).url
+        self._engine = Engine.open(folder / "broker")
+        stack.callback(self._engine.close)
+        self._stack = stack
+        self.target = stack.enter_context(serving(self._engine)).url
         self.nodes: list[NodeProcess] = []
         assert self.command("init", "--shards", str(SHARDS)).exit_code == 0
         stack.callback(self._kill)
 
-    def node(self, name: str, **settings: str) -> NodeProcess:
-        """Start a node."""
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings as a process has them, for commands that need more than the cluster's address."""
+        return {f"OUTBOX_CLUSTER__{name.upper()}": value for name, value in self._settings.items()}
+
+    def recorded_target(self) -> tuple[RecordedTarget, str]:
+        """Returns another way to the same broker, and its URL."""
+        recorded = RecordedTarget(self._engine)
+        self._stack.callback(recorded.release)
+        ports = replace(Served.of(self._engine), producers=recorded)
+        server = self._stack.enter_context(serving(ports))
+        self._stack.callback(recorded.release)
+        return recorded, server.url
+
+    def node(
+        self, name: str, *, target: str | None = None, zookeeper: str | None = None, **settings: str
+    ) -> NodeProcess:
+        """Start a node. `zookeeper`: the way by which it reaches ZooKeeper."""
         merged = {**self._settings, **settings}
-        node = NodeProcess(name, store=self.store, target=self.target, folder=self.folder, settings=merged)
+        store = self.store if zookeeper is None else self.store.replace(self._hosts, zookeeper)
+        node = NodeProcess(name, store=store, target=target or self.target, folder=self.folder, settings=merged)
         self.nodes.append(node)
         node.start()
         return node
@@ -69,6 +94,40 @@ class RunningCluster:
             return len(owners) == SHARDS and set(owners) == names and not status["waiting"]
 
         eventually(is_served, what=f"all shards served by {names}")
+
+    def pause_while_sending(self) -> set[str]:
+        """Pause a node that has handed messages to its sender until another node has sent everything, and let it go on.
+
+        Returns the ids that the paused node had handed over. Fails unless that is all that it sends of these messages,
+        and unless its successor sends them again, since what the paused node does afterwards does not count.
+        """
+        (first_sent, first_url), (second_sent, second_url) = self.recorded_target(), self.recorded_target()
+        paused, successor = self.node("paused", target=first_url), self.node("successor", target=second_url)
+        self.wait_until_served(paused, successor)
+        first_sent.hold()
+        batch = messages(400, prefix="in-flight-")
+        publish(successor.url, batch)
+        eventually(lambda: first_sent.held == SHARDS // 2, what="a batch of each shard of the node, not answered")
+        paused.send_signal(signal.SIGSTOP)
+        eventually(lambda: [one["name"] for one in self.status()["nodes"]] == ["successor"], what="one node is left")
+        self.remove_locks()
+        self.wait_until_served(successor)
+        ids = {message.id for message in batch}
+        came = self.consume(ids)
+        handed = first_sent.sent
+        first_sent.release()
+        paused.send_signal(signal.SIGCONT)
+        self.wait_until_served(paused, successor)
+        later = messages(100, prefix="later-")
+        publish(paused.url, later)
+        came += self.consume({message.id for message in later})
+
+        beyond = (first_sent.sent & ids) - handed
+        assert not beyond, f"{len(beyond)} more than {len(handed)} messages: {sorted(beyond)[:9]}"
+        assert handed <= second_sent.sent
+        assert len({one for one, _ in came}) == len(came) == 500, "a repetition was not dropped by its id"
+        assert min(late_ms for _, late_ms in came) >= 0
+        return handed
 
     def remove_locks(self) -> None:
         """Remove the locks of the shards' folders, as on a shared disk where they do not hold: the epoch fences."""

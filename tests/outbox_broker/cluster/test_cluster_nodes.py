@@ -85,6 +85,14 @@ def test_a_paused_owner_that_wakes_up_neither_accepts_nor_sends_for_its_former_s
     assert min(late_ms for _, late_ms in came) >= 0
 
 
+def test_a_node_that_is_paused_while_it_sends_sends_what_it_had_handed_over_and_settles_nothing(
+    running: RunningCluster,
+) -> None:
+    handed = running.pause_while_sending()
+
+    assert 0 < len(handed) < 400
+
+
 def test_a_rolling_restart_under_load_loses_nothing_and_waits_for_nobody_for_long(running: RunningCluster) -> None:
     nodes = running.node("n1"), running.node("n2"), running.node("n3")
     running.wait_until_served(*nodes)
