@@ -22,7 +22,7 @@ LARGE: Final = ": give the store more slots, under another name=, before a clust
 app = typer.Typer(no_args_is_help=True, help="Run a delay service, or look at a timing store.")
 
 
-for _command in (cluster_cli.init, cluster_cli.drain):
+for _command in (cluster_cli.init, cluster_cli.drain, cluster_cli.sweep):
     app.command()(_command)
 
 

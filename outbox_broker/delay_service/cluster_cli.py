@@ -1,4 +1,6 @@
-"""Commands `outbox delay init`, `status` and `drain`: a cluster's znodes, its state, and the hand-over of a node."""
+"""Commands `outbox delay init`, `status`, `drain` and `sweep`: a cluster's znodes, its state, the hand-over of a node,
+and ledgers that nothing names any more.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +48,17 @@ def init(
 
 
 def show_cluster(store: str, config: Path | None, *, as_json: bool) -> None:
-    """Print nodes and shards, and why shards wait; exit status 1 if any waits."""
+    """Print nodes and shards, why shards wait, and whether a bookie can be spared. Exit status 1 if any shard waits."""
     from outbox_broker.cluster.cluster_admin import read_state
 
     with _session(store, config) as (session, layout):
         state = read_state(session, layout)
+    bookies, text = _bookies(store, config)
     if as_json:
-        print(json.dumps(_as_data(state)))
+        print(json.dumps(_as_data(state) | {"bookies": bookies}))
     else:
         _print(state)
+        print(text)
     if state.waiting:
         raise typer.Exit(1)
 
@@ -77,6 +81,39 @@ def drain(
     print(f"node {node} {'takes shards again' if undo else 'hands its shards over; `outbox delay status` shows when'}")
 
 
+def sweep(
+    store: Store,
+    retention: Annotated[
+        str, typer.Option(help="How long a ledger outlives its epoch: longer than any node can be paused.")
+    ] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Delete ledgers of this cluster that no manifest names, which processes leave that die between two steps.
+
+    Safe beside running nodes; once a day is enough.
+
+    Example: outbox delay sweep --store bookkeeper://zk1,zk2,zk3/outbox/delay --dry-run
+    """
+    from outbox_broker.delay_service.cluster_settings import load_cluster_settings
+    from outbox_broker.delay_service.shard_openers import ledger_shards
+    from outbox_core.runtime.durations_and_sizes import parse_duration_ms
+
+    retention_ms = parse_duration_ms(retention)
+    with ledger_shards(load_cluster_settings({"store": store}, file=config)) as shards:
+        report = shards.sweeper(retention_ms=retention_ms).sweep(dry_run=dry_run)
+    if as_json:
+        print(json.dumps({"ledgers": report.seen, "named": report.named, "young": report.young,
+                          "deleted": report.deleted, "dry_run": dry_run}))  # fmt: skip
+    else:
+        word = "would be deleted" if dry_run else "deleted"
+        print(
+            f"{report.seen} ledgers of this cluster: {report.named} named by a manifest, {report.young} not named and "
+            f"younger than {retention}, {len(report.deleted)} {word}"
+        )
+
+
 @contextmanager
 def _session(store: str, config: Path | None) -> Iterator[tuple[ZooKeeperSession, ZnodeLayout]]:
     from outbox_broker.cluster.znode_records import ZnodeLayout
@@ -89,6 +126,22 @@ def _session(store: str, config: Path | None) -> Iterator[tuple[ZooKeeperSession
         yield session, ZnodeLayout(settings.address.root)
     finally:
         session.close()
+
+
+def _bookies(store: str, config: Path | None) -> tuple[dict[str, Any] | None, str]:
+    """Returns what is known of the bookies, for JSON and for people. The nodes show even where that is nothing."""
+    from outbox_broker.cluster.bookie_list import read_bookies
+    from outbox_broker.delay_service.cluster_settings import load_cluster_settings
+    from outbox_core.common.errors import OutboxError
+
+    settings = load_cluster_settings({"store": store}, file=config)
+    if settings.shared_folder is not None:
+        return None, f"segments are in {settings.shared_folder}"
+    try:
+        bookies = read_bookies(settings.metadata_uri, options=settings.session, ensemble=settings.ensemble)
+    except OutboxError as error:
+        return {"error": str(error)}, f"bookies: not known: {error}"
+    return bookies.as_data(), bookies.as_text()
 
 
 def _as_data(state: ClusterState) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outbox_broker.cluster.cluster_admin import read_config
 from outbox_broker.cluster.shard_host import OpenedShard, OpenShard
@@ -15,6 +16,9 @@ from outbox_broker.delay_service.cluster_settings import ClusterSettings
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 
+if TYPE_CHECKING:
+    from outbox_broker.cluster.bookkeeper.ledger_shards import LedgerShards
+
 
 @contextmanager
 def shard_opener(settings: ClusterSettings) -> Iterator[OpenShard]:
@@ -22,6 +26,15 @@ def shard_opener(settings: ClusterSettings) -> Iterator[OpenShard]:
     if settings.shared_folder is not None:
         yield _in_folder(settings.shared_folder)
         return
+    with ledger_shards(settings) as shards:
+        yield shards.open
+
+
+@contextmanager
+def ledger_shards(settings: ClusterSettings) -> Iterator[LedgerShards]:
+    """Yields the cluster's shards on BookKeeper, and ends their clients. Raises ConfigurationError."""
+    if settings.shared_folder is not None:
+        raise ConfigurationError(f"this cluster has no ledgers: its segments are in {settings.shared_folder}")
     from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions
     from outbox_broker.cluster.bookkeeper.java_runtime import find_jars
     from outbox_broker.cluster.bookkeeper.ledger_shards import LedgerShards
@@ -37,7 +50,7 @@ def shard_opener(settings: ClusterSettings) -> Iterator[OpenShard]:
         jars=find_jars(os.environ), options=options,
     )  # fmt: skip
     with closing(shards):
-        yield shards.open
+        yield shards
 
 
 def _in_folder(folder: Path) -> OpenShard:

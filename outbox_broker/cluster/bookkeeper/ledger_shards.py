@@ -16,6 +16,7 @@ from outbox_broker.cluster.shard_host import OpenedShard
 from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
 from outbox_broker.cluster.zookeeper_session import SessionOptions, zookeeper_client
 from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
+from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
 from outbox_broker.schedule.stores.ledger_takeover import Shard
 from outbox_core.common.clock import SystemClock
 
@@ -62,6 +63,13 @@ class LedgerShards:
             )
         )
         return OpenedShard(store=store, epoch=store.epoch, close=store.close)
+
+    def sweeper(self, *, retention_ms: int) -> LedgerSweeper:
+        """Returns what deletes the ledgers of this cluster that no manifest names, so long after their epoch ended."""
+        return LedgerSweeper(
+            cluster=self._cluster, ledgers=self._ledgers, manifests=self._manifests, clock=self._clock,
+            retention_ms=retention_ms,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End both clients."""

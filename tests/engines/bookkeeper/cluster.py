@@ -92,6 +92,16 @@ class BookKeeperCluster:
         """End a bookie as a crash would."""
         self._bookies[bookie_id].server.kill9()
 
+    def send_signal(self, bookie_id: str, number: int) -> None:
+        """Send a signal to a bookie: SIGSTOP pauses it, SIGCONT lets it go on."""
+        self._bookies[bookie_id].server.send_signal(number)
+
+    def restart_zookeeper(self) -> None:
+        """End the only server of ZooKeeper as a crash would, and start it on what it has on its disk."""
+        self._zookeeper.kill9()
+        self._zookeeper.start()
+        self._zookeeper.wait_until(self._zookeeper_serves)
+
     def restore(self) -> None:
         """Start every bookie that does not run on the data it has; returns when they have registered again."""
         stopped = [bookie for bookie in self._bookies.values() if not bookie.server.is_started]

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.engines.java_server import java_home
+from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish
+
+if TYPE_CHECKING:
+    from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
 
 
 @pytest.fixture
@@ -48,6 +57,63 @@ def test_a_dead_node_and_a_dead_bookie_lose_nothing_and_another_node_goes_on(
     assert Counter(one for one, _ in came).keys() == {message.id for message in batch}
     assert min(late_ms for _, late_ms in came) >= 0
     assert not list(running.folder.glob("segments*"))
+
+
+def test_a_node_that_is_paused_while_it_sends_is_fenced_by_the_bookies(running: RunningCluster) -> None:
+    handed = running.pause_while_sending()
+
+    assert 0 < len(handed) < 400
+
+
+def test_a_sweep_deletes_a_ledger_that_a_dead_process_never_named_and_no_other(
+    running: RunningCluster, ledgers: JavaLedgers
+) -> None:
+    node = running.node("n1")
+    running.wait_until_served(node)
+    batch = messages(50, due_in_ms=5_000)
+    publish(node.url, batch)
+    metadata = {
+        "outbox-cluster": str(running.status()["cluster"]).encode(), "outbox-shard": b"0-0000", "outbox-epoch": b"0",
+        "outbox-created-ms": b"0", "outbox-segment": b"a",
+    }  # fmt: skip
+    orphan = ledgers.create(metadata).ledger_id
+    other = ledgers.create({**metadata, "outbox-cluster": b"of another cluster"}).ledger_id
+
+    would = sweep(running, "--dry-run")
+    done = sweep(running)
+    again = sweep(running)
+    came = running.consume({message.id for message in batch})
+
+    assert would["deleted"] == done["deleted"] == [orphan]
+    assert again["deleted"] == []
+    assert again["ledgers"] == again["named"] + again["young"] > 0
+    assert other in {ledger for ledger, _ in ledgers.find()}
+    assert len(came) == 50
+
+
+def sweep(running: RunningCluster, *arguments: str) -> dict[str, Any]:
+    """Run `outbox delay sweep` in a process of its own, since it starts a JVM; returns what it prints."""
+    environment = os.environ | running.environment
+    command = ["outbox", "delay", "sweep", "--store", running.store, "--json", "--retention", "0s", *arguments]
+    program = [sys.executable, "-m", *command]
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def test_status_counts_the_bookies_and_says_when_none_can_be_spared(
+    running: RunningCluster, cluster: BookKeeperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    assert running.status()["bookies"]["warning"] is None
+
+    cluster.kill9(cluster.bookie_ids[0])
+
+    eventually(lambda: len(running.status()["bookies"]["writable"]) == 2, what="two bookies are left")
+    assert "no bookie can be spared" in running.status()["bookies"]["warning"]
+    assert "WARNING: no bookie can be spared" in running.command("status").stdout
 
 
 def test_what_is_scheduled_outlives_all_nodes_and_all_bookies(

@@ -1,0 +1,68 @@
+"""Reads which bookies of a BookKeeper cluster accept entries, from their registrations in ZooKeeper. Without Java."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
+from outbox_broker.cluster.zookeeper_session import SessionOptions, ZooKeeperSession
+from outbox_core.common.errors import ConfigurationError
+
+_URI: Final = re.compile(r"zk(?:\+[a-z]+)?://(?P<hosts>[^/]+)(?P<root>(/[A-Za-z0-9._-]+)+)")
+_READ_ONLY: Final = "readonly"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieList:
+    """The bookies that are registered; `ensemble`: how many a new ledger needs."""
+
+    writable: tuple[str, ...]
+    read_only: tuple[str, ...]
+    ensemble: int
+
+    @property
+    def warning(self) -> str | None:
+        """Why ledgers cannot be made, or no bookie be lost; None if one can."""
+        if len(self.writable) < self.ensemble:
+            return f"no ledger can be made, and no shard opened: that needs {self.ensemble} writable bookies"
+        if len(self.writable) == self.ensemble:
+            return "no bookie can be spared: without one of them no shard can be opened; start another one"
+        return None
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the fields for JSON."""
+        return {
+            "writable": list(self.writable), "read_only": list(self.read_only), "ensemble": self.ensemble,
+            "warning": self.warning,
+        }  # fmt: skip
+
+    def as_text(self) -> str:
+        """Returns a line for people, and one more with the warning."""
+        full = f", {len(self.read_only)} read-only ({', '.join(self.read_only)})" if self.read_only else ""
+        line = f"bookies: {len(self.writable)} writable{full}; a ledger has {self.ensemble}"
+        return line if self.warning is None else f"{line}\nWARNING: {self.warning}"
+
+
+def read_bookies(metadata_uri: str, *, options: SessionOptions, ensemble: int) -> BookieList:
+    """Returns the bookies of the cluster at a metadataServiceUri, as `zk+longhierarchical://zk1:2181;zk2:2181/ledgers`.
+
+    Raises ConfigurationError if there is no BookKeeper cluster, CoordinatorUnavailable if no server answers.
+    """
+    parts = _URI.fullmatch(metadata_uri)
+    if parts is None:
+        raise ConfigurationError(f"ledgers_uri looks like zk+longhierarchical://zk1:2181/ledgers, not {metadata_uri!r}")
+    address = ZooKeeperAddress(hosts=parts["hosts"].replace(";", ","), root=parts["root"])
+    session = ZooKeeperSession(address, options=options)
+    try:
+        folder = f"{address.root}/available"
+        if session.read(folder) is None:
+            raise ConfigurationError(f"there is no BookKeeper cluster at {address.root}: mend ledgers_uri in [cluster]")
+        names = session.children(folder)
+        is_any_read_only = _READ_ONLY in names
+        read_only = session.children(f"{folder}/{_READ_ONLY}") if is_any_read_only else []
+    finally:
+        session.close()
+    writable = tuple(name for name in names if name != _READ_ONLY)
+    return BookieList(writable=writable, read_only=tuple(read_only), ensemble=ensemble)
