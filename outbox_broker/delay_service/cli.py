@@ -87,8 +87,9 @@ def status(
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [cluster].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a cluster's nodes and shards, or the timers of a timing store. Exit status 1 where a shard waits, or
-    timers were lost and are not rebuilt yet.
+    """Show a cluster's shards, or a timing store's timers.
+
+    Exit status 1 where a shard waits, or timers were lost and are not rebuilt yet.
 
     A compensator with the same timing store (`outbox compensator run --timing URL`) fires its timers, and rebuilds it.
 

@@ -69,8 +69,9 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Let the node take shards again.")] = False,
     config: Config = None,
 ) -> None:
-    """Have a node hand its shards over to the others and take no more, until --undo. A node that is stopped does so by
-    itself.
+    """Have a node hand its shards over and take no more.
+
+    Until --undo. A node that is stopped does so by itself.
 
     Example: outbox delay drain --store bookkeeper://zk1,zk2,zk3/outbox/delay --node delay-3
     """
@@ -90,9 +91,9 @@ def sweep(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Delete ledgers of this cluster that no manifest names, which processes leave that die between two steps.
+    """Delete ledgers that no manifest of the cluster names.
 
-    Safe beside running nodes; once a day is enough.
+    Processes leave them that die between two steps. Safe beside running nodes; once a day is enough.
 
     Example: outbox delay sweep --store bookkeeper://zk1,zk2,zk3/outbox/delay --dry-run
     """
