@@ -31,12 +31,16 @@ class CompensatorMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         self._topics: set[str] = set()
-        self._scans = self._counter("scans", "Turns of sources, by result.", "result")
-        self._rows = self._counter("rows", "Rows handled, by outcome.", "outcome")
-        self._resent = self._counter("resent", "Rows sent again, by topic, whatever the broker said.", "topic")
-        self._defects = self._counter("defects", "Deliveries that failed in a way that nobody foresaw.")
-        self._purged = self._counter("purged_rows", "Rows deleted by retention, by table.", "table")
-        self._chores = self._counter("chore_failures", "Beats, gauges and retention rounds that failed.", "chore")
+        self._scans = self._counter("compensator_scans", "Turns of sources, by result.", "result")
+        self._rows = self._counter("compensator_rows", "Rows handled, by outcome.", "outcome")
+        self._resent = self._counter(
+            "compensator_resent", "Rows sent again, by topic, whatever the broker said.", "topic"
+        )
+        self._defects = self._counter("compensator_defects", "Deliveries that failed in a way that nobody foresaw.")
+        self._purged = self._counter("compensator_purged_rows", "Rows deleted by retention, by table.", "table")
+        self._chores = self._counter(
+            "compensator_chore_failures", "Beats, gauges and retention rounds that failed.", "chore"
+        )
         self._duration = Histogram(
             "outbox_compensator_scan_duration_seconds", "How long a turn took.", registry=self.registry
         )
@@ -64,7 +68,7 @@ class CompensatorMetrics:
             buckets=LATENESS_BUCKETS,
             registry=self.registry,
         )
-        self._timer_failures = self._counter("timer_failures", "Turns of timers that failed.", "source")
+        self._timer_failures = self._counter("compensator_timer_failures", "Turns of timers that failed.", "source")
         self._timers_complete = self._gauge(
             "timing_store_complete", "1 where the timing store has all timers of this instance's slots.", "source"
         )
@@ -163,7 +167,7 @@ class CompensatorMetrics:
         return OTHER_TOPICS
 
     def _counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(f"outbox_compensator_{name}", says, labels, registry=self.registry)
+        return Counter(f"outbox_{name}", says, labels, registry=self.registry)
 
     def _gauge(self, name: str, says: str, *labels: str) -> Gauge:
         return Gauge(f"outbox_{name}", says, labels, registry=self.registry)

@@ -93,9 +93,8 @@ def status(
 
     A compensator with the same timing store (`outbox compensator run --timing URL`) fires its timers, and rebuilds it.
 
-    Examples:
-    outbox delay status --store bookkeeper://zk1,zk2,zk3/outbox/delay --json
-    outbox delay status --store "redis://redis/?name=shop"
+    Example: outbox delay status --store bookkeeper://zk1,zk2,zk3/outbox/delay --json
+    Example: outbox delay status --store "redis://redis/?name=shop"
     """
     if urlsplit(store).scheme == "bookkeeper":
         cluster_cli.show_cluster(store, config, as_json=as_json)
