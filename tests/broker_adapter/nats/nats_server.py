@@ -27,6 +27,7 @@ from nats.js.api import ConsumerConfig, StreamConfig
 
 from tests.broker_adapter.publishing.engine_under_test import PlainMessage
 from tests.engines.java_server import free_port
+from tests.fixtures.stopped_process import stop_process
 
 T = TypeVar("T")
 
@@ -101,7 +102,7 @@ class NatsServer:
 
     def pause(self) -> None:
         """Stop it, as a machine that hangs."""
-        os.kill(self.pid, signal.SIGSTOP)
+        stop_process(self.pid)
 
     def resume(self) -> None:
         """Let it go on."""
