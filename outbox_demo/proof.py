@@ -70,7 +70,7 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """How many payments there were, messages sent, and messages handled by a group; and all that is wrong."""
 
     payments: int
@@ -132,7 +132,7 @@ def count_marks(plan: DemoPlan) -> tuple[int, int]:
     return marks, sum(sent.get(topic, 0) for topic, _ in plan.topics.subscriptions)
 
 
-def compare(records: Records) -> Comparison:
+def compare(records: Records) -> RunComparison:
     """Compare a run's records, as FindingKind says."""
     messages = {(one.topic, one.id): one for one in records.archive}
     expected = {(group, *key): one for key, one in messages.items() for topic, group in GROUPS if topic == one.topic}
@@ -142,7 +142,7 @@ def compare(records: Records) -> Comparison:
         *_doubled(records, messages.values()),
         *_early(records, messages.values()),
     ]
-    return Comparison(
+    return RunComparison(
         payments=len(records.payments),
         messages=len(messages),
         delivered=len(expected.keys() & records.marks),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outbox_broker.cluster.memory_budget import MemoryBudget, ShardMemory
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard
-from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.delay_service.target_relay import PublishTarget
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
@@ -35,10 +35,10 @@ class PermittedTarget:
 class ClusterShard:
     """A RunningShard."""
 
-    def __init__(self, opened: OpenedShard, *, schedule: DelayStore, front: DelayFront, permit: ShardPermit) -> None:
+    def __init__(self, opened: OpenedShard, *, schedule: DelayStore, proxy: DelayProxy, permit: ShardPermit) -> None:
         self._opened = opened
         self._schedule = schedule
-        self.service = front
+        self.service = proxy
         self.permit = permit
 
     @classmethod
@@ -60,9 +60,9 @@ class ClusterShard:
             dedup_messages=budget.dedup_messages_of(shards), cancels_remembered_max=budget.cancels_of(shards),
         )  # fmt: skip
         schedule = DelayStore.open(opened.store, options=options)
-        front = DelayFront(schedule, PermittedTarget(target, permit), clock=clock, syncs=syncs)
-        front.start()
-        return cls(opened, schedule=schedule, front=front, permit=permit)
+        proxy = DelayProxy(schedule, PermittedTarget(target, permit), clock=clock, syncs=syncs)
+        proxy.start()
+        return cls(opened, schedule=schedule, proxy=proxy, permit=permit)
 
     def check(self) -> None:
         """See RunningShard.check."""

@@ -29,7 +29,7 @@ from outbox_core.messages.topic_stats import topic_figures
 _TOO_FAR: Final = "a delay may be at most 731 days"
 
 
-class DelayFront:
+class DelayProxy:
     """Publishes, probes and metrics over a schedule and its service; consumers and operators use the target.
 
     Thread-safe.

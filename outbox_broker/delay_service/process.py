@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.server import HttpServer, bind
 from outbox_broker.log.disk_reserve import FULL, Reserve
 from outbox_broker.log.folder_lock import refuse_nested
@@ -40,8 +40,8 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     target = connect(target_url, **({} if target_token is None else {"token": target_token}))
     bound = bind(config.host, config.port)
     try:
-        with _Running(config, target) as front:
-            server = HttpServer(front.served(), bound, settings=config.http_settings, access=access, tls=tls)
+        with _Running(config, target) as proxy:
+            server = HttpServer(proxy.served(), bound, settings=config.http_settings, access=access, tls=tls)
             server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
     finally:
         bound.close()
@@ -56,7 +56,7 @@ class _Running:
         self._config = config
         self._target = target
 
-    def __enter__(self) -> DelayFront:
+    def __enter__(self) -> DelayProxy:
         self._forget()
         syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
         refuse_nested(self._config.data)
@@ -65,17 +65,17 @@ class _Running:
         try:
             schedule = DelayStore.open(self._store, reserve=reserve)
             reserve.take()
-            self._front = DelayFront(schedule, self._target, clock=SystemClock(), syncs=syncs, reserve=reserve)
-            self._front.start()
+            self._proxy = DelayProxy(schedule, self._target, clock=SystemClock(), syncs=syncs, reserve=reserve)
+            self._proxy.start()
         except BaseException:
             self._store.close()
             raise
-        return self._front
+        return self._proxy
 
     def __exit__(self, *_: object) -> None:
         self._forget()
         try:
-            self._front.close()
+            self._proxy.close()
         finally:
             self._store.close()
 

@@ -31,7 +31,7 @@ from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
 from outbox_broker.engine.retention import LogRetention
 from outbox_broker.engine.settler import Settler
-from outbox_broker.engine.timer import Timer
+from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.topic_reader import TopicReader
 from outbox_broker.engine.waiting_puller import WaitingPuller
 from outbox_broker.engine.wakeups import Wakeups
@@ -70,7 +70,7 @@ class Engine:
         self._index_repair = index_repair = IndexRepair(context)
         self.dispatcher = dispatcher = Dispatcher(context, writer, wakeups)
         retention = LogRetention(context, writer, wakeups, groups, dispatcher)
-        self.timer = Timer(context, wakeups, dispatcher, keep_house=retention.check)
+        self.timer = EngineTimer(context, wakeups, dispatcher, keep_house=retention.check)
         self._publisher = publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer)
         puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
         waiting = WaitingPuller(context, wakeups, deleted, puller)

@@ -15,7 +15,7 @@ from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.published_batch import SortedBatch, arranged, dead_on_arrival, record_of, timed_of
-from outbox_broker.engine.timer import Timer
+from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.schedule.delay_store import Stopped
 from outbox_broker.schedule.schedule_log import Place
@@ -67,7 +67,7 @@ class Publisher:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        dispatcher: Dispatcher, timer: Timer,
+        dispatcher: Dispatcher, timer: EngineTimer,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock

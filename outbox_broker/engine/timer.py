@@ -21,7 +21,7 @@ TOLD_MS: Final = 50
 """Pulls waiting for visible messages that nobody fetched are woken again after this time."""
 
 
-class Timer:
+class EngineTimer:
     """The loops of both threads. Due times are wall-clock times; waits are monotonic and short."""
 
     def __init__(

@@ -16,7 +16,7 @@ from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
 from outbox import Outbox
 from outbox.testing import AdvancingClock
-from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
@@ -61,7 +61,7 @@ def _delay_service(folder: Path, clock: AdvancingClock, stack: ExitStack) -> Bro
     syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
     segments = LocalSegmentStore.open(folder / "delay", storage=syncs)
     stack.callback(segments.close)
-    front = DelayFront(DelayStore.open(segments), target, clock=clock, syncs=syncs)
+    front = DelayProxy(DelayStore.open(segments), target, clock=clock, syncs=syncs)
     front.start()
     stack.callback(front.close)
     server = stack.enter_context(serving(front))

@@ -9,7 +9,7 @@ import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
 from outbox_broker.common.engine_options import EngineOptions
-from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.engine.engine import Engine
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.storage import DiskStorage
@@ -128,7 +128,7 @@ class Delay:
         self._store = LocalSegmentStore.open(folder, storage=syncs, reserve=reserve)
         schedule = DelayStore.open(self._store, options=DelayOptions(memory_messages_max=500), reserve=reserve)
         reserve.take()
-        self.front = DelayFront(schedule, target, clock=clock, syncs=syncs, reserve=reserve)
+        self.front = DelayProxy(schedule, target, clock=clock, syncs=syncs, reserve=reserve)
 
     def turn(self) -> None:
         """Deliver all that is due, and keep house as its second thread does."""

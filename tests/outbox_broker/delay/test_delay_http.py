@@ -13,7 +13,7 @@ import requests
 
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
-from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.routes import GROUP, ROUTES, TOPIC
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
@@ -55,7 +55,7 @@ REFUSED: Final[dict[tuple[str, str], list[Any]]] = {
 class Delay:
     """A front that is served, not started: it delivers when told to."""
 
-    front: DelayFront
+    front: DelayProxy
     url: str
     target: EmbeddedBroker
 
@@ -86,7 +86,7 @@ def delay(tmp_path: Path, opened: Opened, clock: ManualClock) -> Iterator[Delay]
     """A delay service in front of a broker, and one message for later in it."""
     target = EmbeddedBroker(f"embedded:{tmp_path / 'target'}", clock=clock)
     syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
-    front = DelayFront(opened.open(storage=syncs), target, clock=clock, syncs=syncs)
+    front = DelayProxy(opened.open(storage=syncs), target, clock=clock, syncs=syncs)
     front.publish([Message(id="later", topic="orders", body=b"x", deliver_at_ms=NOW_MS + 1_500)])
     with serving(front.served()) as server:
         yield Delay(front, server.url, target)

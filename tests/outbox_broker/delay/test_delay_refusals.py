@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.http import HttpBroker
-from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.log.storage import DiskStorage
@@ -29,7 +29,7 @@ sha256 = "{digest}"
 roles = ["publish"]
 topics = ["a.*"]
 """
-Fronted = Callable[[str], DelayFront]
+Fronted = Callable[[str], DelayProxy]
 
 
 @pytest.fixture
@@ -53,24 +53,24 @@ def fronted(target: Engine, opened: Opened, clock: ManualClock, tmp_path: Path) 
     with ExitStack() as stack:
         url = stack.enter_context(serving(target, access=Access(tokens=load_tokens(tokens)))).url
 
-        def made(token: str) -> DelayFront:
+        def made(token: str) -> DelayProxy:
             broker = HttpBroker(url, token=token)
             stack.callback(broker.close)
             syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
-            front = DelayFront(opened.open(storage=syncs), broker, clock=clock, syncs=syncs)
+            front = DelayProxy(opened.open(storage=syncs), broker, clock=clock, syncs=syncs)
             stack.callback(front.close)
             return front
 
         yield made
 
 
-def publish(front: DelayFront, *places: str) -> None:
+def publish(front: DelayProxy, *places: str) -> None:
     """Messages for now, each `topic/id`."""
     parts = [place.split("/") for place in places]
     front.publish([Message(id=message_id, topic=topic, body=b"x") for topic, message_id in parts])
 
 
-def turned(front: DelayFront) -> None:
+def turned(front: DelayProxy) -> None:
     """Everything that can be done now."""
     while front.service.turn() == 0:
         pass

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from broker_adapter.embedded import EmbeddedBroker
-from outbox_broker.delay_service.delay_proxy import DelayFront
+from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, Timed
@@ -211,7 +211,7 @@ def message(message_id: str, *, ahead_ms: int | None = None) -> Message:
     )
 
 
-def turned(front: DelayFront) -> None:
+def turned(front: DelayProxy) -> None:
     """Everything that can be done now."""
     while front.service.turn() == 0:
         pass
@@ -220,7 +220,7 @@ def turned(front: DelayFront) -> None:
 def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
     schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
 ) -> None:
-    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
 
     results = front.publish([message("now"), message("later", ahead_ms=500), message("far", ahead_ms=732 * DAY_MS)])
     assert [result.status for result in results] == ["stored", "stored", "rejected"]
@@ -242,7 +242,7 @@ def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
 def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
     schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
 ) -> None:
-    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
     front.publish([message("a", ahead_ms=90_000), message("b", ahead_ms=90_000)])
 
     assert front.scheduled("orders", bucket="day") == [(NOW_MS // DAY_MS * DAY_MS, 2)]
@@ -280,7 +280,7 @@ def test_one_message_that_a_target_refuses_does_not_keep_the_others(
         return publish(batch)
 
     monkeypatch.setattr(broker, "publish", refusing)
-    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
 
     front.publish([message("a"), message("bad"), message("b")])
     turned(front)
@@ -293,7 +293,7 @@ def test_one_message_that_a_target_refuses_does_not_keep_the_others(
 def test_one_message_that_cannot_be_decoded_does_not_keep_the_others(
     schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
 ) -> None:
-    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
     put(schedule, NOW_MS, Timed(NOW_MS, "unreadable", "orders", b"\xc1"))
 
     front.publish([message("a"), message("b")])
@@ -307,7 +307,7 @@ def test_one_message_that_cannot_be_decoded_does_not_keep_the_others(
 def test_the_due_time_that_was_asked_for_goes_along_as_a_header(
     schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
 ) -> None:
-    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
     crowded = {f"h{number}": "v" for number in range(HEADERS_MAX)}
     older = msgspec.msgpack.encode([b"x", None, {"h": "v"}, NOW_MS])
     put(schedule, NOW_MS, Timed(NOW_MS + 500, "older", "orders", older))
@@ -339,7 +339,7 @@ def test_a_message_that_was_refused_at_first_tells_its_own_due_time_not_that_of_
     def refusing(_batch: Sequence[Message]) -> list[PublishResult]:
         raise BrokerRefused("not yet")
 
-    front = DelayFront(schedule, broker, clock=clock, syncs=syncs)
+    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
     front.publish([message("later", ahead_ms=500)])
     clock.advance(500)
     with monkeypatch.context() as patched:
