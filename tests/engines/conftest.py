@@ -5,11 +5,18 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pytest
 
 _ENGINES = Path(__file__).parent
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name of the test's own."""
+    return f"t.{uuid.uuid4().hex}"
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:

@@ -6,49 +6,22 @@ messages: where it dies, and so what it leaves, is the point's meaning. Points t
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.orm import Session
 
-from broker_adapter.embedded import EmbeddedBroker
 from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
-from outbox_core.messages.message import Message, PublishResult
+from tests.fixtures.dying_broker import DyingBroker, die, nothing
 from tests.fixtures.table_scan import Scan
 from tests.outbox.shop import Payment
 
 LEASE_MS = 3_600_000
-
-
-def die(*_: Any) -> None:
-    """As by `kill -9`: nothing is flushed, closed or told."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def nothing(*_: Any) -> None:
-    """Live on."""
-
-
-class DyingBroker(EmbeddedBroker):
-    """The embedded broker, with something to do before and after each publish."""
-
-    def __init__(self, url: str, *, before: Callable[[], None], after: Callable[[], None]) -> None:
-        super().__init__(url)
-        self._before, self._after = before, after
-
-    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
-        self._before()
-        results = super().publish(batch)
-        self._after()
-        return results
 
 
 def on_statement(event_name: str, begins: str, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +13,6 @@ from typing import Any
 
 from sqlalchemy import event
 
-from broker_adapter.embedded import EmbeddedBroker
 from compensator.admission.circuit_breaker import BreakerOptions
 from compensator.admission.gate import Gates
 from compensator.work.claim_and_relay import Batches, ClaimOptions
@@ -27,31 +24,8 @@ from outbox.store.message_table import MessageStore
 from outbox.store.schema import schema_for
 from outbox_core.common.clock import SystemClock
 from outbox_core.messages.connect import connect_timing
-from outbox_core.messages.message import Message, PublishResult
 from outbox_core.messages.timing_port import TakenTimers, TimedRow, TimingStore
-
-
-def die(*_: Any) -> None:
-    """As by `kill -9`: nothing is flushed, closed or told."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def nothing(*_: Any) -> None:
-    """Live on."""
-
-
-class DyingBroker(EmbeddedBroker):
-    """The embedded broker, with something to do before and after each publish."""
-
-    def __init__(self, url: str, *, before: Callable[[], None], after: Callable[[], None]) -> None:
-        super().__init__(url)
-        self._before, self._after = before, after
-
-    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
-        self._before()
-        results = super().publish(batch)
-        self._after()
-        return results
+from tests.fixtures.dying_broker import DyingBroker, die, nothing
 
 
 class DyingQueue:

@@ -113,7 +113,7 @@ def session_with_zookeeper_is_cut(stage: Stage, _load: DelayLoad) -> None:
     try:
         stage.wait_until_only_the_second_serves()
     finally:
-        stage.proxy.restore()
+        stage.proxy.heal()
 
 
 def zookeeper_is_killed_and_restarted(stage: Stage, load: DelayLoad) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -49,12 +48,6 @@ def node(running_node: KafkaCluster) -> KafkaCluster:
     """One node, alive."""
     running_node.start()
     return running_node
-
-
-@pytest.fixture
-def topic() -> str:
-    """A name of the test's own."""
-    return f"t.{uuid.uuid4().hex}"
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -26,9 +25,3 @@ def faulty(running_cluster: NatsCluster) -> NatsCluster:
     """The three servers, all alive."""
     running_cluster.restore()
     return running_cluster
-
-
-@pytest.fixture
-def topic() -> str:
-    """A name of the test's own."""
-    return f"t.{uuid.uuid4().hex}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,12 +53,6 @@ def server(running_server: PulsarServer) -> PulsarServer:
     """The server, alive: if an earlier test killed it, it is started again."""
     running_server.start()
     return running_server
-
-
-@pytest.fixture
-def topic() -> str:
-    """A name of the test's own."""
-    return f"t.{uuid.uuid4().hex}"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,12 +69,6 @@ def faulty(running_cluster: RabbitMqCluster) -> RabbitMqCluster:
     """The three nodes, all alive."""
     running_cluster.restore()
     return running_cluster
-
-
-@pytest.fixture
-def topic() -> str:
-    """A name of the test's own."""
-    return f"t.{uuid.uuid4().hex}"
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:

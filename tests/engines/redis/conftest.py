@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -22,9 +21,3 @@ def faulty(running_cluster: FaultyRedisCluster) -> FaultyRedisCluster:
     """The six servers, all alive and in step."""
     running_cluster.restore()
     return running_cluster
-
-
-@pytest.fixture
-def topic() -> str:
-    """A name of the test's own."""
-    return f"t.{uuid.uuid4().hex}"

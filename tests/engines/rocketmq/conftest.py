@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,9 +67,3 @@ def faulty(cluster: RocketMqCluster) -> Iterator[FaultyRocketMq]:
 def own_engine(engine: RocketMqEngine) -> RocketMqEngine:
     """The same, which the test may kill; the next test starts them again."""
     return engine
-
-
-@pytest.fixture
-def topic() -> str:
-    """A name of the test's own."""
-    return f"t.{uuid.uuid4().hex}"
