@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from outbox_broker.cluster.cluster_admin import ClusterState
     from outbox_broker.cluster.znode_records import ZnodeLayout
     from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
+    from outbox_broker.delay_service.cluster_settings import ClusterSettings
 
 Store = Annotated[str, typer.Option(help="The cluster's address: bookkeeper://zk1,zk2,zk3/path.")]
 Config = Annotated[Path | None, typer.Option(help="TOML file with a table [cluster].")]
@@ -38,7 +39,7 @@ def init(
     """
     from outbox_broker.cluster import cluster_admin
 
-    with _session(store, config) as (session, layout):
+    with _session(_settings(store, config)) as (session, layout):
         change = cluster_admin.add_generation if add_generation else cluster_admin.init_cluster
         made = change(session, layout, shards=shards)
     if as_json:
@@ -51,9 +52,10 @@ def show_cluster(store: str, config: Path | None, *, as_json: bool) -> None:
     """Print nodes and shards, why shards wait, and whether a bookie can be spared. Exit status 1 if any shard waits."""
     from outbox_broker.cluster.cluster_admin import read_state
 
-    with _session(store, config) as (session, layout):
+    settings = _settings(store, config)
+    with _session(settings) as (session, layout):
         state = read_state(session, layout)
-    bookies, text = _bookies(store, config)
+    bookies, text = _bookies(settings)
     if as_json:
         print(json.dumps(_as_data(state) | {"bookies": bookies}))
     else:
@@ -77,7 +79,7 @@ def drain(
     """
     from outbox_broker.cluster.cluster_admin import request_drain
 
-    with _session(store, config) as (session, layout):
+    with _session(_settings(store, config)) as (session, layout):
         request_drain(session, layout, name=node, undo=undo)
     print(f"node {node} {'takes shards again' if undo else 'hands its shards over; `outbox delay status` shows when'}")
 
@@ -97,12 +99,11 @@ def sweep(
 
     Example: outbox delay sweep --store bookkeeper://zk1,zk2,zk3/outbox/delay --dry-run
     """
-    from outbox_broker.delay_service.cluster_settings import load_cluster_settings
     from outbox_broker.delay_service.shard_openers import ledger_shards
     from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 
     retention_ms = parse_duration_ms(retention)
-    with ledger_shards(load_cluster_settings({"store": store}, file=config)) as shards:
+    with ledger_shards(_settings(store, config)) as shards:
         report = shards.sweeper(retention_ms=retention_ms).sweep(dry_run=dry_run)
     if as_json:
         print(json.dumps({"ledgers": report.seen, "named": report.named, "young": report.young,
@@ -115,13 +116,17 @@ def sweep(
         )
 
 
-@contextmanager
-def _session(store: str, config: Path | None) -> Iterator[tuple[ZooKeeperSession, ZnodeLayout]]:
-    from outbox_broker.cluster.znode_records import ZnodeLayout
-    from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
+def _settings(store: str, config: Path | None) -> ClusterSettings:
     from outbox_broker.delay_service.cluster_settings import load_cluster_settings
 
-    settings = load_cluster_settings({"store": store}, file=config)
+    return load_cluster_settings({"store": store}, file=config)
+
+
+@contextmanager
+def _session(settings: ClusterSettings) -> Iterator[tuple[ZooKeeperSession, ZnodeLayout]]:
+    from outbox_broker.cluster.znode_records import ZnodeLayout
+    from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
+
     session = ZooKeeperSession(settings.address, options=settings.session)
     try:
         yield session, ZnodeLayout(settings.address.root)
@@ -129,13 +134,11 @@ def _session(store: str, config: Path | None) -> Iterator[tuple[ZooKeeperSession
         session.close()
 
 
-def _bookies(store: str, config: Path | None) -> tuple[dict[str, Any] | None, str]:
+def _bookies(settings: ClusterSettings) -> tuple[dict[str, Any] | None, str]:
     """Returns what is known of the bookies, for JSON and for people. The nodes show even where that is nothing."""
     from outbox_broker.cluster.bookie_list import read_bookies
-    from outbox_broker.delay_service.cluster_settings import load_cluster_settings
     from outbox_core.common.errors import OutboxError
 
-    settings = load_cluster_settings({"store": store}, file=config)
     if settings.shared_folder is not None:
         return None, f"segments are in {settings.shared_folder}"
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections import defaultdict
@@ -28,8 +27,9 @@ from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, ConfigurationError, StorageFailed
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.timing_port import Rebuild, SlotFigures, TakenTimers, TimedRow, Timer
+from outbox_core.runtime.event_logger import EventLogger
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 TIMERS_A_CALL_MAX: Final = 500
 """In one call of a script, beside which nothing else runs on the server."""
