@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from compensator.admission.circuit_breaker import Permit
 from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.claim_and_relay import Claimed
+from compensator.work.permitted_batches import PermittedBatches
 from compensator.work.pipeline import run_pipeline
 from compensator.work.poison_rows import Sent
 from compensator.work.source import Source
@@ -68,9 +68,8 @@ def take_timer_turn(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What belongs to a claim: its permit, the timers, and those of them that are due later."""
+    """What belongs to a claim: the timers, and those of them that are due later."""
 
-    permit: Permit
     taken: Sequence[TakenTimers]
     later_ms: Mapping[TimedRow, int] = field(default_factory=dict)
 
@@ -92,7 +91,7 @@ class _TimerWork:
         self.next_ms: dict[int, int | None] = {}
         self.incomplete: set[int] = set()
         self.late_ms: list[int] = []
-        self.refused = False
+        self._permitted = PermittedBatches(source, rows=options.batch_rows)
         self._source = source
         self._queue = queue
         self._slots = slots
@@ -106,22 +105,13 @@ class _TimerWork:
 
     def claim(self) -> Claimed | None:
         while self.more() and not self.stopped():
-            permit = self._source.gate.permit(self._options.batch_rows)
-            self.refused = permit is None
-            if permit is None:
-                return None
-            claimed = self._claim(permit)
-            if claimed is not None:
+            claimed = self._permitted.claim(self._claim)
+            if claimed is not None or self._permitted.refused:
                 return claimed
         return None
 
     def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
-        answer = None
-        try:
-            sent = self._source.batches.send(claimed, accepted=accepted)
-            answer = sent.answer
-        finally:
-            self._source.gate.settle(self._batches[claimed.token].permit, answer)
+        sent = self._permitted.send(claimed, accepted=accepted)
         self.topics += claimed.topics
         return sent
 
@@ -134,10 +124,14 @@ class _TimerWork:
     def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
         """After an outage the compensator sends the rows when the broker is back; else they are due now."""
         batch = self._batches.pop(claimed.token)
-        self._source.gate.settle(batch.permit, None)
-        self._source.batches.release(claimed, error=error)
+        self._permitted.release(claimed, error=error)
         soon = {} if error is not None else {row: SOON_MS for one in batch.taken for row in one.rows}
         self._settle_timers(batch.taken, {**soon, **batch.later_ms})
+
+    @property
+    def refused(self) -> bool:
+        """Whether the broker may not be asked now."""
+        return self._permitted.refused
 
     def more(self) -> bool:
         return self._found and self._begun < self._options.batches_max
@@ -145,26 +139,21 @@ class _TimerWork:
     def stopped(self) -> bool:
         return not self._going_on()
 
-    def _claim(self, permit: Permit) -> Claimed | None:
+    def _claim(self, rows_max: int) -> Claimed | None:
         self._begun += 1
-        claimed = None
-        try:
-            taken = self._take(permit)
-            rows = [row for one in taken for row in one.rows]
-            if rows:
-                claimed, later = self._source.batches.claim_timed(rows)
-                if claimed.rows:
-                    self._batches[claimed.token] = _Batch(permit, taken, later)
-                    return claimed
-                self._settle_timers(taken, later)
-        except BaseException:
-            self._source.gate.settle(permit, None)
-            raise
-        self._source.gate.settle(permit, None)
-        return None
+        taken = self._take(rows_max)
+        rows = [row for one in taken for row in one.rows]
+        if not rows:
+            return None
+        claimed, later = self._source.batches.claim_timed(rows)
+        if claimed.rows:
+            self._batches[claimed.token] = _Batch(taken, later)
+        else:
+            self._settle_timers(taken, later)
+        return claimed
 
-    def _take(self, permit: Permit) -> Sequence[TakenTimers]:
-        limit = self._source.batches.room(permit.rows)
+    def _take(self, rows_max: int) -> Sequence[TakenTimers]:
+        limit = self._source.batches.room(rows_max)
         asked, self._unasked = self._unasked[:limit], self._unasked[limit:]
         taken = self._queue.take(asked or self._slots, limit=limit, lease_ms=self._options.lease_ms)
         self._found = bool(self._unasked) or any(one.rows for one in taken)

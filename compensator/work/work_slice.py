@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from compensator.admission.circuit_breaker import Permit
 from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.claim_and_relay import Claimed, TableScan
 from compensator.work.due_row_query import TableDue
+from compensator.work.permitted_batches import PermittedBatches
 from compensator.work.pipeline import run_pipeline
 from compensator.work.poison_rows import Sent
 from compensator.work.source import Source
@@ -97,13 +97,12 @@ class _TurnWork:
         self._going_on = going_on
         self._ends_ms = clock.monotonic_ms() + options.turn_ms_max
         self._begun = 0
-        self._shut = False
-        self._permits: dict[str, Permit] = {}
+        self._permitted = PermittedBatches(source, rows=options.batch_rows)
 
     def outcome(self, *, next_due_ms: int | None) -> Outcome:
         """The outcome, which decides when the source has its next turn."""
         report = self.total
-        if self._shut or report.outage is not None:
+        if self._permitted.refused or report.outage is not None:
             return HeldBack(max(1, self._source.gate.wait_ms(self._options.batch_rows)))
         if report.defects and not report.accepted:
             return Failed()  # an adapter that fails for every row must not cause a busy loop
@@ -115,22 +114,13 @@ class _TurnWork:
 
     def claim(self) -> Claimed | None:
         while self.more() and not self.stopped():
-            permit = self._source.gate.permit(self._options.batch_rows)
-            self._shut = permit is None
-            if permit is None:
-                return None
-            claimed = self._claim(permit)
-            if claimed.rows:
+            claimed = self._permitted.claim(self._claim)
+            if claimed is not None or self._permitted.refused:
                 return claimed  # else other claims took all of them: there may be more
         return None
 
     def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
-        answer = None
-        try:
-            sent = self._source.batches.send(claimed, accepted=accepted)
-            answer = sent.answer
-        finally:
-            self._source.gate.settle(self._permits.pop(claimed.token), answer)
+        sent = self._permitted.send(claimed, accepted=accepted)
         self.topics += claimed.topics
         return sent
 
@@ -138,8 +128,7 @@ class _TurnWork:
         self.total = add(self.total, self._source.batches.settle(sent))
 
     def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
-        self._source.gate.settle(self._permits.pop(claimed.token), None)
-        self._source.batches.release(claimed, error=error)
+        self._permitted.release(claimed, error=error)
 
     def more(self) -> bool:
         in_time = not self._begun or self._clock.monotonic_ms() < self._ends_ms
@@ -148,19 +137,11 @@ class _TurnWork:
     def stopped(self) -> bool:
         return not self._going_on()
 
-    def _claim(self, permit: Permit) -> Claimed:
+    def _claim(self, rows_max: int) -> Claimed:
         self._begun += 1
-        try:
-            claimed = self._source.batches.claim(self._scans, rows_max=permit.rows)
-        except BaseException:
-            self._source.gate.settle(permit, None)
-            raise
+        claimed = self._source.batches.claim(self._scans, rows_max=rows_max)
         self._scans, self.last_table = claimed.scans_left, claimed.last_table
         self.held += claimed.held
-        if claimed.rows:
-            self._permits[claimed.token] = permit
-        else:
-            self._source.gate.settle(permit, None)
         return claimed
 
 
