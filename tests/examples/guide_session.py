@@ -188,7 +188,8 @@ def terminal(folder: Path) -> Iterator[Terminal]:
     _command(commands / "python", sys.executable)
     if shutil.which("curl") is None:
         _command(commands / "curl", f'{sys.executable} -c "{_GET}"')
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+    # Without PYTHONUNBUFFERED, which writes a line in pieces, between which another job's line may come.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OUTBOX_", "PYTHON"))}
     paths = {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     place = folder / "reader"
     place.mkdir()

@@ -7,6 +7,7 @@ import threading
 from outbox_broker.cluster.read_cache import ReadCache, children_key
 from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
 from outbox_broker.cluster.zookeeper_session import SessionOptions, ZooKeeperSession
+from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.zookeeper_server import ZooKeeper
 
 OPTIONS = SessionOptions(session_ms=30_000, request_ms_max=60_000)
@@ -76,10 +77,14 @@ def test_a_znode_that_changes_all_the_time_is_never_read_as_missing(running_zook
         missing += reader.read_all(paths).count(None)
         reads += 1
     thread.join()
-    last = [znode.data for znode in reader.read_all(paths) if znode is not None]
+
+    def has_the_last_values() -> bool:
+        return [znode.data for znode in reader.read_all(paths) if znode is not None] == [b"299"] * 4
+
+    # A cached value is read until ZooKeeper has reported its change to this session.
+    eventually(has_the_last_values, what="the last values are read")
     reader.close()
     writer.close()
 
     assert missing == 0, f"of {reads} reads"
     assert reads > 10
-    assert last == [b"299"] * 4
