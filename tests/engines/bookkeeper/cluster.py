@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,9 +95,20 @@ class BookKeeperCluster:
         """End a bookie as a crash would."""
         self._bookies[bookie_id].server.kill9()
 
-    def send_signal(self, bookie_id: str, number: int) -> None:
-        """Send a signal to a bookie: SIGSTOP pauses it, SIGCONT lets it go on."""
-        self._bookies[bookie_id].server.send_signal(number)
+    @contextmanager
+    def paused(self, bookie_id: str) -> Iterator[None]:
+        """Pause a bookie until its session with ZooKeeper has expired, or longer; afterwards it has registered again.
+
+        Whoever is paused for about as long as a session lasts may lose its registration at any time after it goes on.
+        """
+        server = self._bookies[bookie_id].server
+        server.send_signal(signal.SIGSTOP)
+        try:
+            yield
+            server.wait_until(lambda: bookie_id not in self._registrations())
+        finally:
+            server.send_signal(signal.SIGCONT)
+        server.wait_until(lambda: bookie_id in self._registrations())
 
     def restart_zookeeper(self) -> None:
         """End the only server of ZooKeeper as a crash would, and start it on what it has on its disk."""

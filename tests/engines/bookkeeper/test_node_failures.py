@@ -100,12 +100,8 @@ def bookie_is_killed(stage: Stage, load: DelayLoad) -> None:
 
 
 def bookie_hangs(stage: Stage, load: DelayLoad) -> None:
-    bookie = stage.bookkeeper.bookie_ids[1]
-    stage.bookkeeper.send_signal(bookie, signal.SIGSTOP)
-    try:
+    with stage.bookkeeper.paused(stage.bookkeeper.bookie_ids[1]):
         load.go_on(MESSAGES)
-    finally:
-        stage.bookkeeper.send_signal(bookie, signal.SIGCONT)
 
 
 def session_with_zookeeper_is_cut(stage: Stage, _load: DelayLoad) -> None:
