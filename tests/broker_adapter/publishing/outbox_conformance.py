@@ -13,20 +13,19 @@ from tests.outbox.shop import Payment, Shop
 
 WAIT_SECONDS = 300
 PAYMENTS = 60
-TOPIC = "payment.completed"
 
 
 def test_what_was_committed_while_the_server_was_down_is_resent_and_read_by_the_plain_client(
-    sqlite_shop: Shop, own_engine: EngineUnderTest
+    sqlite_shop: Shop, own_engine: EngineUnderTest, topic: str
 ) -> None:
-    own_engine.make_topic(TOPIC)
+    own_engine.make_topic(topic)
     url = with_option(own_engine.url, "timeout_ms=1000")
     box = sqlite_shop.box(url)
 
     @box.transactional
     def pay(session: Session, number: int) -> None:
         session.add(Payment(id=number))
-        box.publish(TOPIC, {"payment": number}, key=f"k{number % 3}")
+        box.publish(topic, {"payment": number}, key=f"k{number % 3}")
 
     for number in range(PAYMENTS):
         if number == PAYMENTS // 3:
@@ -44,7 +43,7 @@ def test_what_was_committed_while_the_server_was_down_is_resent_and_read_by_the_
         sqlite_shop.end_leases()
         sqlite_shop.end_delays()
         scan.run()
-    read = own_engine.read(TOPIC, count=PAYMENTS)
+    read = own_engine.read(topic, count=PAYMENTS)
 
     assert waiting >= PAYMENTS // 3
     assert (sqlite_shop.payments(), sqlite_shop.archived()) == (list(range(PAYMENTS)), PAYMENTS)
