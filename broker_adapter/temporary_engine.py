@@ -27,7 +27,7 @@ RAM_DISK_BYTES_MIN: Final = 256 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
-class Opening:
+class EngineSession:
     """One engine from its opening to its end. `outage` is what ended it, where an outage did."""
 
     broker: EmbeddedBroker
@@ -45,11 +45,11 @@ class TemporaryEngine:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._folder: Path | None = None
-        self._opening: Opening | None = None
+        self._opening: EngineSession | None = None
         self._outage: BrokerError | None = None
         self._closed = False
 
-    def opening(self) -> Opening:
+    def opening(self) -> EngineSession:
         """The open engine, opened where it is not. Raises the outage, and ConfigurationError once closed."""
         with self._lock:
             if self._closed:
@@ -57,7 +57,7 @@ class TemporaryEngine:
             if self._outage is not None:
                 raise self._outage
             if self._opening is None:
-                self._opening = Opening(self._new_broker())
+                self._opening = EngineSession(self._new_broker())
             return self._opening
 
     def begin_outage(self, error: BrokerError) -> None:

@@ -86,7 +86,7 @@ class BookingWorker:
             file.write(f"{trip_id}\n")
 
 
-class PausesBeforeSending:
+class PausingBroker:
     """A Broker that from its N-th message on prints a line and sends nothing: it stops the worker between commit and
     send.
     """
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str]) -> None:
     plan = DemoPlan.read(Path(arguments[0]))
     broker: Broker = connect(plan.broker_url, timeout_ms=plan.lease_ms // 3)
     if len(arguments) == 3 and arguments[1] == "--pause-before-send-after":
-        broker = PausesBeforeSending(broker, after=int(arguments[2]))  # type: ignore[assignment]
+        broker = PausingBroker(broker, after=int(arguments[2]))  # type: ignore[assignment]
     worker = BookingWorker(plan, broker=broker)
     worker.run()
     worker.box.close()

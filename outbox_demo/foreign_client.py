@@ -19,7 +19,7 @@ WAIT_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class ReceivedMessage:
     """A message as the plain client has read it; `receipt` is what the client acknowledges it by."""
 
     id: str
@@ -35,10 +35,10 @@ class ForeignClient(Protocol):
     def make_topics(self) -> None:
         """Make the run's topics with their consumer groups."""
 
-    def deliveries(self, group: str) -> Iterator[Received]:
+    def deliveries(self, group: str) -> Iterator[ReceivedMessage]:
         """Read a group's messages for ever: new ones, and those that a dead consumer has not acknowledged."""
 
-    def acknowledge(self, message: Received) -> None:
+    def acknowledge(self, message: ReceivedMessage) -> None:
         """Settle a message: its group is not given it again."""
 
     def unsettled(self) -> int:

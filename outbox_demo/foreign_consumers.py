@@ -16,23 +16,23 @@ from sqlalchemy.orm import Session
 
 from outbox import Inbox, Outcome
 from outbox.store.database import open_engine
-from outbox_demo.foreign_client import Received, open_client
+from outbox_demo.foreign_client import ReceivedMessage, open_client
 from outbox_demo.plan import NOTIFICATION, TICKETING, DemoPlan
 from outbox_demo.tables import Notification, Ticket
 
 
-def issue_ticket(message: Received, topic: str, session: Session) -> None:
+def issue_ticket(message: ReceivedMessage, topic: str, session: Session) -> None:
     """One ticket for a payment."""
     del topic
     session.add(Ticket(order_id=_order_id(message), issued_at_us=time.time_ns() // 1000))
 
 
-def notify(message: Received, topic: str, session: Session) -> None:
+def notify(message: ReceivedMessage, topic: str, session: Session) -> None:
     """Tell the customer of the payment, or of the trip before it departs."""
     session.add(Notification(topic=topic, order_id=_order_id(message), notified_at_us=time.time_ns() // 1000))
 
 
-EFFECTS: dict[str, Callable[[Received, str, Session], None]] = {TICKETING: issue_ticket, NOTIFICATION: notify}
+EFFECTS: dict[str, Callable[[ReceivedMessage, str, Session], None]] = {TICKETING: issue_ticket, NOTIFICATION: notify}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
         client.acknowledge(message)
 
 
-def _order_id(message: Received) -> int:
+def _order_id(message: ReceivedMessage) -> int:
     return int(msgspec.json.decode(message.body)["order_id"])
 
 

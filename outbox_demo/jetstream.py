@@ -11,7 +11,7 @@ import nats
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType
 
 from broker_adapter.publishing.broker_url import BrokerUrl
-from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, Received
+from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class JetStream:
             )
             self._run(lambda config=config: self._stream.add_consumer(self._name, config))  # type: ignore[misc]
 
-    def deliveries(self, group: str) -> Iterator[Received]:
+    def deliveries(self, group: str) -> Iterator[ReceivedMessage]:
         """Fetch; the server delivers again what was not acknowledged in time."""
         subscription = self._run(lambda: self._stream.pull_subscribe_bind(consumer=group, stream=self._name))
         while True:
@@ -55,9 +55,9 @@ class JetStream:
                 continue
             for message in messages:
                 topic = message.subject.removeprefix(self._before)
-                yield Received(id=message.headers["outbox-id"], topic=topic, body=message.data, receipt=message)
+                yield ReceivedMessage(id=message.headers["outbox-id"], topic=topic, body=message.data, receipt=message)
 
-    def acknowledge(self, message: Received) -> None:
+    def acknowledge(self, message: ReceivedMessage) -> None:
         """Ack, and wait until the server has it."""
         self._run(message.receipt.ack_sync)
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from broker_adapter.kafka.client_settings import client_settings
 from broker_adapter.publishing.broker_url import BrokerUrl
-from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, Received
+from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 PARTITIONS: Final = 3
@@ -40,7 +40,7 @@ class KafkaTopics:
         new = [NewTopic(name, PARTITIONS, REPLICAS) for name in self._topics.names]
         _wait_for(self._admin.create_topics(new, operation_timeout=self._timeout_s))
 
-    def deliveries(self, group: str) -> Iterator[Received]:
+    def deliveries(self, group: str) -> Iterator[ReceivedMessage]:
         """Poll; a partition whose consumer has died goes to another, from the committed offset on."""
         consumer = Consumer(
             {
@@ -59,12 +59,12 @@ class KafkaTopics:
                 if (error := message.error()) is not None:
                     raise KafkaException(error)
                 headers: dict[str, Any] = dict(message.headers() or [])
-                yield Received(
+                yield ReceivedMessage(
                     id=headers["outbox-id"].decode(), topic=message.topic() or "", body=message.value() or b"",
                     receipt=(consumer, message),
                 )  # fmt: skip
 
-    def acknowledge(self, message: Received) -> None:
+    def acknowledge(self, message: ReceivedMessage) -> None:
         """Let the offset be committed, in a moment and with those of other messages."""
         consumer, read = message.receipt
         consumer.store_offsets(read)

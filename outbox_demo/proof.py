@@ -40,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Archived:
+class ArchivedMessage:
     """A message that left the outbox: its id, topic, order, and due time in ms, None where it was for now."""
 
     id: str
@@ -64,7 +64,7 @@ class Records:
     """What the databases say after a run."""
 
     payments: frozenset[int]
-    archive: Sequence[Archived]
+    archive: Sequence[ArchivedMessage]
     marks: frozenset[Mark]
     effects: Sequence[ObservedEffect]
 
@@ -109,7 +109,7 @@ def read_records(engine: Engine, schema: str | None, topics: RunTopics) -> Recor
     return Records(
         payments=payments,
         archive=[
-            Archived(id=message_id, topic=topics.plain(topic), order_id=int(key), deliver_at_ms=due_ms)
+            ArchivedMessage(id=message_id, topic=topics.plain(topic), order_id=int(key), deliver_at_ms=due_ms)
             for message_id, topic, key, due_ms in sent
         ],
         marks=frozenset((group, topics.plain(topic), message_id) for group, topic, message_id in marks),
@@ -150,7 +150,7 @@ def compare(records: Records) -> RunComparison:
     )
 
 
-def _lost(records: Records, expected: Mapping[Mark, Archived]) -> Iterator[Finding]:
+def _lost(records: Records, expected: Mapping[Mark, ArchivedMessage]) -> Iterator[Finding]:
     sent = {(one.topic, one.order_id) for one in records.archive}
     for topic, order in sorted({(topic, order) for topic in TOPICS for order in records.payments} - sent):
         yield Finding(FindingKind.LOST, f"no {topic} was sent for the payment of order {order}")
@@ -163,7 +163,7 @@ def _lost(records: Records, expected: Mapping[Mark, Archived]) -> Iterator[Findi
             yield Finding(FindingKind.LOST, f"{what} has a mark of {group} in the inbox, but no effect")
 
 
-def _phantoms(records: Records, expected: Mapping[Mark, Archived]) -> Iterator[Finding]:
+def _phantoms(records: Records, expected: Mapping[Mark, ArchivedMessage]) -> Iterator[Finding]:
     sent = {(one.topic, one.order_id) for one in records.archive}
     for topic, order in sorted(one for one in sent if one[1] not in records.payments):
         yield Finding(FindingKind.PHANTOM, f"a {topic} was sent for order {order}, which has no payment")
@@ -176,7 +176,7 @@ def _phantoms(records: Records, expected: Mapping[Mark, Archived]) -> Iterator[F
             )
 
 
-def _doubled(records: Records, messages: Iterable[Archived]) -> Iterator[Finding]:
+def _doubled(records: Records, messages: Iterable[ArchivedMessage]) -> Iterator[Finding]:
     sent = Counter((one.topic, one.order_id) for one in messages)
     for (topic, order), count in sent.items():
         for _ in range(count - 1):
@@ -187,7 +187,7 @@ def _doubled(records: Records, messages: Iterable[Archived]) -> Iterator[Finding
             yield Finding(FindingKind.DOUBLED, f"{group} has one more effect of {topic} for order {order}")
 
 
-def _early(records: Records, messages: Iterable[Archived]) -> Iterator[Finding]:
+def _early(records: Records, messages: Iterable[ArchivedMessage]) -> Iterator[Finding]:
     due_us = {(one.topic, one.order_id): one.deliver_at_ms * 1_000 for one in messages if one.deliver_at_ms is not None}
     for one in records.effects:
         before_us = due_us.get((one.topic, one.order_id), 0) - one.at_us

@@ -12,7 +12,7 @@ from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import ClientSettings
 from broker_adapter.pulsar.producer_connection import pulsar_client
 from outbox_core.common.errors import ConfigurationError
-from outbox_demo.foreign_client import WAIT_MS, Received
+from outbox_demo.foreign_client import WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 
@@ -35,7 +35,7 @@ class PulsarTopics:
         for topic, group in self._topics.subscriptions:
             self._ask("PUT", topic, f"/subscription/{group}")
 
-    def deliveries(self, group: str) -> Iterator[Received]:
+    def deliveries(self, group: str) -> Iterator[ReceivedMessage]:
         """Receive; the server delivers again what was not acknowledged when the connection ends."""
         topics = {self._settings.topic_url(topic): topic for topic in self._topics.read_by(group)}
         consumer = self._client.subscribe(list(topics), group, consumer_type=pulsar.ConsumerType.Shared)
@@ -44,12 +44,12 @@ class PulsarTopics:
                 message = consumer.receive(WAIT_MS)
             except pulsar.Timeout:
                 continue
-            yield Received(
+            yield ReceivedMessage(
                 id=message.properties()["outbox-id"], topic=topics[message.topic_name()], body=message.data(),
                 receipt=(consumer, message),
             )  # fmt: skip
 
-    def acknowledge(self, message: Received) -> None:
+    def acknowledge(self, message: ReceivedMessage) -> None:
         """Acknowledge this one, and none before it."""
         consumer, received = message.receipt
         consumer.acknowledge(received)

@@ -10,7 +10,7 @@ import pika
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.tls_context import tls_context
 from broker_adapter.rabbitmq.open_broker import GUEST, TLS_SCHEMES
-from outbox_demo.foreign_client import MESSAGES_MAX, WAIT_MS, Received
+from outbox_demo.foreign_client import MESSAGES_MAX, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 
@@ -30,16 +30,16 @@ class RabbitMqQueues:
         for topic, group in self._topics.subscriptions:
             self._channel.queue_bind(self._queue(group), self._exchange, routing_key=topic)
 
-    def deliveries(self, group: str) -> Iterator[Received]:
+    def deliveries(self, group: str) -> Iterator[ReceivedMessage]:
         """Consume; the server delivers again what was not acknowledged when the connection ends."""
         self._channel.basic_qos(prefetch_count=MESSAGES_MAX)
         for method, properties, body in self._channel.consume(self._queue(group), inactivity_timeout=WAIT_MS / 1_000):
             if method is not None:
-                yield Received(
+                yield ReceivedMessage(
                     id=properties.message_id, topic=method.routing_key, body=body, receipt=method.delivery_tag
                 )
 
-    def acknowledge(self, message: Received) -> None:
+    def acknowledge(self, message: ReceivedMessage) -> None:
         """Ack."""
         self._channel.basic_ack(message.receipt)
 

@@ -10,7 +10,7 @@ import redis
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.redis_options import RedisOptions
-from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, Received
+from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 
@@ -34,7 +34,7 @@ class RedisStreams:
         for topic, group in self._topics.subscriptions:
             self._client.xgroup_create(self._keys.stream_key(topic), group, id="0", mkstream=True)
 
-    def deliveries(self, group: str) -> Iterator[Received]:
+    def deliveries(self, group: str) -> Iterator[ReceivedMessage]:
         """XAUTOCLAIM for what was left behind, XREADGROUP for what is new."""
         topics = {self._keys.stream_key(topic).encode(): topic for topic in self._topics.read_by(group)}
         consumer = f"{group}-{os.getpid()}"
@@ -50,7 +50,7 @@ class RedisStreams:
             for stream, entries in new or []:
                 yield from (_received(topics[stream], group, entry) for entry in entries)
 
-    def acknowledge(self, message: Received) -> None:
+    def acknowledge(self, message: ReceivedMessage) -> None:
         """XACK."""
         self._client.xack(self._keys.stream_key(message.topic), *message.receipt)
 
@@ -72,6 +72,6 @@ class RedisStreams:
         self._client.close()
 
 
-def _received(topic: str, group: str, entry: tuple[bytes, dict[bytes, bytes]]) -> Received:
+def _received(topic: str, group: str, entry: tuple[bytes, dict[bytes, bytes]]) -> ReceivedMessage:
     place, fields = entry
-    return Received(id=fields[b"id"].decode(), topic=topic, body=fields[b"body"], receipt=(group, place))
+    return ReceivedMessage(id=fields[b"id"].decode(), topic=topic, body=fields[b"body"], receipt=(group, place))

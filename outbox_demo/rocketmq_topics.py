@@ -19,7 +19,7 @@ from broker_adapter.rocketmq.message_requests import TOPIC_HEADER, topic_name
 from broker_adapter.rocketmq.remoting import ask
 from broker_adapter.rocketmq.signature import Credentials
 from outbox_core.common.errors import ConfigurationError
-from outbox_demo.foreign_client import Received
+from outbox_demo.foreign_client import ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 MAKE_TOPIC: Final = 17
@@ -58,7 +58,7 @@ class RocketMqTopics:
         self._timeout_s = url.timeout_ms / 1_000
         self._login = None if url.user is None else Credentials(url.user, url.password or "")
         self._name_servers = [host_and_port(one, NAME_SERVER_PORT) for one in names.split(",") if one]
-        self._read: queue.Queue[Received | Exception] = queue.Queue(maxsize=MESSAGES_MAX)
+        self._read: queue.Queue[ReceivedMessage | Exception] = queue.Queue(maxsize=MESSAGES_MAX)
 
     def make_topics(self) -> None:
         """Topics and groups on each broker."""
@@ -74,7 +74,7 @@ class RocketMqTopics:
         for topic, group in self._topics.subscriptions:
             self._ask_brokers(MAKE_GROUP, {}, msgspec.json.encode({"groupName": _group(topic, group)}))
 
-    def deliveries(self, group: str) -> Iterator[Received]:
+    def deliveries(self, group: str) -> Iterator[ReceivedMessage]:
         """A thread for each topic receives, since one that waits for messages of a topic waits for no other."""
         for topic in self._topics.read_by(group):
             consumer = self._consumer(topic, group)
@@ -85,7 +85,7 @@ class RocketMqTopics:
                 raise read
             yield read
 
-    def acknowledge(self, message: Received) -> None:
+    def acknowledge(self, message: ReceivedMessage) -> None:
         """Acknowledge this delivery of it."""
         consumer, received = message.receipt
         consumer.ack(received)
@@ -135,7 +135,7 @@ class RocketMqTopics:
         while True:
             for message in _received(consumer):
                 self._read.put(
-                    Received(
+                    ReceivedMessage(
                         id=message.properties["outbox-id"], topic=message.properties[TOPIC_HEADER], body=message.body,
                         receipt=(consumer, message),
                     )

@@ -58,7 +58,7 @@ class _Line:
     closed: bool = False
 
 
-class Submitting:
+class BackgroundPublisher:
     """Of one client. Thread-safe and fork-safe; its thread starts with the first submit()."""
 
     def __init__(self, publish: Send, *, place: str, wait_s_max: float, limits: SubmitLimits | None = None) -> None:

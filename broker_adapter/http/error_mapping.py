@@ -35,7 +35,7 @@ class NoSuchRoute(BrokerUnavailable):
     """The URL is wrong, or the broker older than this client: not a wrong message, so an operator can mend it."""
 
 
-class Answered(Protocol):
+class ResponseHead(Protocol):
     """What is looked at of an answer. Names of headers are in lower case, or are found in any."""
 
     @property
@@ -122,7 +122,7 @@ _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
 """Every kind's class of error; a test keeps the table complete."""
 
 
-def of_answer(response: Answered, *, what: str) -> BrokerError:
+def of_answer(response: ResponseHead, *, what: str) -> BrokerError:
     """The error that an answer other than 200 stands for: by its problem type, and without one by its status."""
     try:
         problem = json_decoder(ProblemAnswer).decode(response.content)
@@ -147,7 +147,7 @@ def of_kind(kind: ProblemKind) -> type[BrokerError]:
     return _CLASSES[kind]
 
 
-def _of_status(response: Answered, text: str) -> BrokerError:
+def _of_status(response: ResponseHead, text: str) -> BrokerError:
     """Something in between answered, not the broker: only what cannot be meant otherwise is final."""
     status = response.status_code
     if status == HTTPStatus.UNAUTHORIZED:
@@ -159,7 +159,7 @@ def _of_status(response: Answered, text: str) -> BrokerError:
     return BrokerUnavailable(text)
 
 
-def _retry_after_ms(response: Answered) -> int:
+def _retry_after_ms(response: ResponseHead) -> int:
     value = response.headers.get("retry-after", "")
     return _bounded(int(value) * 1000 if value.isdigit() and len(value) < 10 else None)
 

@@ -10,10 +10,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from broker_adapter.http.background_publisher import Submitting
+from broker_adapter.http.background_publisher import BackgroundPublisher
 from broker_adapter.http.error_mapping import own
 from broker_adapter.http.http_admin import HttpAdmin
-from broker_adapter.http.publish_batching import Gathering, Outcome
+from broker_adapter.http.publish_batching import Outcome, PublishBatcher
 from broker_adapter.http.publish_requests import PublishRequests, requests_of
 from broker_adapter.http.request_sender import Options, RequestSender, WireCodec
 from broker_adapter.http.topic_reader import read_topic
@@ -91,8 +91,8 @@ class HttpBroker:
         self._admin = HttpAdmin(self._connection)
         publish = PublishRequests(self._connection).publish
         turns_s_max = TURN_TIMEOUTS_MAX * timeout_ms / 1000
-        self._submitting = Submitting(publish, place=self._connection.place, wait_s_max=turns_s_max)
-        self._gathering = Gathering(publish, place=self._connection.place, wait_s_max=turns_s_max)
+        self._submitting = BackgroundPublisher(publish, place=self._connection.place, wait_s_max=turns_s_max)
+        self._gathering = PublishBatcher(publish, place=self._connection.place, wait_s_max=turns_s_max)
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.

@@ -79,7 +79,7 @@ class _Lane:
     waiting: list[_Call] = field(default_factory=list)
 
 
-class Gathering:
+class PublishBatcher:
     """Publishes of one client."""
 
     def __init__(self, send: Send, *, place: str, wait_s_max: float, on_their_way_max: int = ON_THEIR_WAY_MAX) -> None:

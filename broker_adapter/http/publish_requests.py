@@ -21,7 +21,7 @@ REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 _MESSAGE_OVERHEAD_BYTES: Final = 256
 
 
-class _Published(msgspec.Struct, frozen=True):
+class _ReadAnswer(msgspec.Struct, frozen=True):
     """wire.PublishAnswer, read into what callers get."""
 
     results: list[PublishResult]
@@ -67,7 +67,7 @@ class PublishRequests:
     def _post(self, messages: Sequence[Message], *, is_of_many: bool) -> list[PublishResult]:
         path = "/v1/publish" if is_of_many else f"/v1/topics/{messages[0].topic}/messages"
         body = self._request(messages, is_of_many=is_of_many)
-        results = self._connection.send("POST", path, _Published, body=body, repeatable=True).results
+        results = self._connection.send("POST", path, _ReadAnswer, body=body, repeatable=True).results
         if [one.id for one in results] != [one.id for one in messages]:
             raise BrokerUnavailable(
                 f"POST {path} at {self._connection.place}: the answer is about other messages than those published"

@@ -31,7 +31,7 @@ _LENGTH_DIGITS_MAX: Final = 15
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
-class Readable(Protocol):
+class ReadableSocket(Protocol):
     """A socket, plain or TLS, whose reads time out."""
 
     def recv(self, size: int, /) -> bytes:
@@ -49,7 +49,7 @@ class HttpResponse:
     """Whether the connection may carry another request."""
 
 
-def read_answer(readable: Readable, *, timeout_s: float) -> HttpResponse:
+def read_answer(readable: ReadableSocket, *, timeout_s: float) -> HttpResponse:
     """One answer, its body within `timeout_s` and a second a MiB.
 
     Raises exceptions of requests: ReadTimeout, ConnectionError of a ProtocolError where it breaks off or is no HTTP,
@@ -70,7 +70,7 @@ def read_answer(readable: Readable, *, timeout_s: float) -> HttpResponse:
 class _Reader:
     """Bytes of one answer, those that are read and not used yet in `_data`."""
 
-    def __init__(self, readable: Readable, *, timeout_s: float) -> None:
+    def __init__(self, readable: ReadableSocket, *, timeout_s: float) -> None:
         self._recv = readable.recv
         self._timeout_s = timeout_s
         self._deadline_s: float | None = None

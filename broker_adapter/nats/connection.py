@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from broker_adapter.nats.event_loop import ClientLoop
-from broker_adapter.nats.outstanding_publishes import Exchange, NatsFrame, Unanswered
+from broker_adapter.nats.outstanding_publishes import Exchange, NatsFrame, NoAnswerReason
 from outbox_core.common.errors import NotAuthorized
 
 T = TypeVar("T")
@@ -101,7 +101,9 @@ class NatsConnection:
         version = self._client.connected_server_version
         return f"{version.major}.{version.minor}.{version.patch}"
 
-    async def exchange(self, frames: Sequence[NatsFrame], shape: type[T], *, deadline: float) -> list[T | Unanswered]:
+    async def exchange(
+        self, frames: Sequence[NatsFrame], shape: type[T], *, deadline: float
+    ) -> list[T | NoAnswerReason]:
         """Send in this order, as many at a time as the window has room for; an answer each.
 
         Ends early where the server is silent; what is outstanding then may have arrived, or arrive yet. Raises

@@ -9,7 +9,7 @@ import msgspec
 
 from broker_adapter.nats.connection import NatsConnection
 from broker_adapter.nats.errors import ApiError
-from broker_adapter.nats.outstanding_publishes import NatsFrame, Unanswered
+from broker_adapter.nats.outstanding_publishes import NatsFrame, NoAnswerReason
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 from outbox_core.messages.inspection import Weakness
 
@@ -107,11 +107,11 @@ class StreamApi:
         body = b"" if request is None else msgspec.json.encode(request)
         frame = NatsFrame(subject=f"{_API}.{what}", body=body)
         [answer] = await self._connection.exchange([frame], shape, deadline=self._deadline)
-        if answer is Unanswered.FORBIDDEN:
+        if answer is NoAnswerReason.FORBIDDEN:
             raise NotAuthorized(
                 f"this user may not publish to {frame.subject}: allow {_API}.STREAM.> and {_API}.CONSUMER.>"
             )
-        if isinstance(answer, Unanswered):
+        if isinstance(answer, NoAnswerReason):
             raise BrokerUnavailable(f"the JetStream API: {answer.value}; is `jetstream` in the server's configuration?")
         if answer.error is not None and answer.error.err_code != _STREAM_NOT_FOUND:
             raise BrokerUnavailable(f"the JetStream API: {answer.error.description}")

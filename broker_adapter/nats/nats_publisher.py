@@ -16,7 +16,7 @@ from broker_adapter.nats.connector import Connector, NatsServers
 from broker_adapter.nats.event_loop import LoopThread
 from broker_adapter.nats.inspection import StreamApi, unseen, weaknesses_of
 from broker_adapter.nats.message_frames import subject_of
-from broker_adapter.nats.outstanding_publishes import Unanswered
+from broker_adapter.nats.outstanding_publishes import NoAnswerReason
 from broker_adapter.nats.publish_batch import NatsPublishBatch, PubAck
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 from outbox_core.messages.capabilities import Capability
@@ -108,7 +108,7 @@ class NatsPublisher:
             batch.reject_larger(connection.max_payload)
             answers = await connection.exchange(list(batch.frames.values()), PubAck, deadline=deadline)
             unanswered = batch.settle_answered(answers)
-            if Unanswered.SILENT in unanswered.values() and not await connection.is_alive(deadline=deadline):
+            if NoAnswerReason.SILENT in unanswered.values() and not await connection.is_alive(deadline=deadline):
                 await connector.drop(connection)
             else:
                 await _defer_homeless(batch, unanswered, StreamApi(connection, deadline=deadline))
@@ -146,7 +146,7 @@ class NatsPublisher:
         await asyncio.sleep(pause_s)
 
 
-async def _defer_homeless(batch: NatsPublishBatch, unanswered: Mapping[str, Unanswered], api: StreamApi) -> None:
+async def _defer_homeless(batch: NatsPublishBatch, unanswered: Mapping[str, NoAnswerReason], api: StreamApi) -> None:
     """Defer the messages of subjects that no stream confirms; others have one whose leader is being elected."""
     for subject, answer in unanswered.items():
         deferral = await _deferral(subject, answer, api)
@@ -154,11 +154,11 @@ async def _defer_homeless(batch: NatsPublishBatch, unanswered: Mapping[str, Unan
             batch.defer(subject, deferral)
 
 
-async def _deferral(subject: str, answer: Unanswered, api: StreamApi) -> str | None:
+async def _deferral(subject: str, answer: NoAnswerReason, api: StreamApi) -> str | None:
     """Why an operator must help this subject; None where trying again may do."""
-    if answer is Unanswered.FORBIDDEN:
+    if answer is NoAnswerReason.FORBIDDEN:
         return f"this user may not publish to {subject}: extend its permissions"
-    if answer is Unanswered.LOST:
+    if answer is NoAnswerReason.LOST:
         return None
     try:
         stream = await api.stream_of(subject)

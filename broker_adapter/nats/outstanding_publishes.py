@@ -13,7 +13,7 @@ import msgspec
 T = TypeVar("T")
 
 
-class Unanswered(StrEnum):
+class NoAnswerReason(StrEnum):
     """Why a message has no answer."""
 
     NO_RESPONDERS = "no stream takes it"
@@ -35,7 +35,7 @@ class Exchange(Generic[T]):
     """Of one event loop. An answer that is not of the shape is somebody else's, and ignored."""
 
     def __init__(self, frames: Sequence[NatsFrame], shape: type[T]) -> None:
-        self.answers: list[T | Unanswered] = [Unanswered.LOST] * len(frames)
+        self.answers: list[T | NoAnswerReason] = [NoAnswerReason.LOST] * len(frames)
         self._frames = frames
         self._decode = msgspec.json.Decoder(shape).decode
         self._outstanding: set[int] = set()
@@ -43,7 +43,7 @@ class Exchange(Generic[T]):
 
     def sent(self, number: int) -> None:
         """A message is about to be written to the connection."""
-        self.answers[number] = Unanswered.SILENT
+        self.answers[number] = NoAnswerReason.SILENT
         self._outstanding.add(number)
 
     def answered(self, number: int, data: bytes) -> None:
@@ -58,17 +58,17 @@ class Exchange(Generic[T]):
     def refused(self, number: int) -> None:
         """The server knows nobody who takes the message."""
         if number in self._outstanding:
-            self._settle(number, Unanswered.NO_RESPONDERS)
+            self._settle(number, NoAnswerReason.NO_RESPONDERS)
 
     def forbid(self, subject: str) -> None:
         """The server lets this user not publish to a subject, given in lower case, as the client gives it."""
         for number in [one for one in self._outstanding if self._frames[one].subject.lower() == subject]:
-            self._settle(number, Unanswered.FORBIDDEN)
+            self._settle(number, NoAnswerReason.FORBIDDEN)
 
     def lose(self) -> None:
         """The connection has ended."""
         for number in list(self._outstanding):
-            self._settle(number, Unanswered.LOST)
+            self._settle(number, NoAnswerReason.LOST)
 
     async def room(self, outstanding_max: int, *, quiet_s: float) -> None:
         """Wait until no more than so many are outstanding. Raises TimeoutError after `quiet_s` without an answer."""
@@ -77,7 +77,7 @@ class Exchange(Generic[T]):
             async with asyncio.timeout(quiet_s):
                 await self._progress.wait()
 
-    def _settle(self, number: int, answer: T | Unanswered) -> None:
+    def _settle(self, number: int, answer: T | NoAnswerReason) -> None:
         self.answers[number] = answer
         self._outstanding.discard(number)
         self._progress.set()

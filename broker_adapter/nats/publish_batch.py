@@ -9,7 +9,7 @@ import msgspec
 
 from broker_adapter.nats.errors import CURES, ApiError, NatsErrorClass, verdict_of
 from broker_adapter.nats.message_frames import frame_of, refusal_of, wire_bytes
-from broker_adapter.nats.outstanding_publishes import NatsFrame, Unanswered
+from broker_adapter.nats.outstanding_publishes import NatsFrame, NoAnswerReason
 from outbox_core.common.errors import StorageFailed
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
@@ -52,12 +52,12 @@ class NatsPublishBatch:
                 text = f"headers and body are too large: {size:,} bytes of max_payload {max_payload:,}"
                 self._settle(number, PublishStatus.REJECTED, f"{text}; {CURES[NatsErrorClass.REJECTED]}")
 
-    def settle_answered(self, answers: Sequence[PubAck | Unanswered]) -> dict[str, Unanswered]:
+    def settle_answered(self, answers: Sequence[PubAck | NoAnswerReason]) -> dict[str, NoAnswerReason]:
         """Take an answer for each frame, in order; returns why subjects have none.
 
         Raises StorageFailed where the server can store nothing.
         """
-        unanswered: dict[str, Unanswered] = {}
+        unanswered: dict[str, NoAnswerReason] = {}
         for number, answer in zip(list(self.frames), answers, strict=True):
             if isinstance(answer, PubAck):
                 self._settle_answered(number, answer)

@@ -44,7 +44,7 @@ class RocketMqPublisher:
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         with self._pool.client() as connection:
             routes = self._routes(connection, [one.topic for one in batch], deadline_ms)
-            sending = _Sending(connection, batch, routes, deadline_ms=deadline_ms)
+            sending = _PendingBatch(connection, batch, routes, deadline_ms=deadline_ms)
             sending.run()
             if None not in sending.refusals:
                 self._check_outage(connection, sending.refusals, deadline_ms)
@@ -83,7 +83,7 @@ class RocketMqPublisher:
                 return
 
 
-class _Sending:
+class _PendingBatch:
     """One batch on its way: messages by their numbers, and for each why it was refused; None where it is durable."""
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.source import Source
-from compensator.work.source_schedule import HeldBack, More
+from compensator.work.source_schedule import HeldBack, MoreRowsDue
 from compensator.work.work_slice import TurnOptions, Turns
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
@@ -54,7 +54,7 @@ def _turns(turns: Turns) -> Iterator[BatchTotals]:
         match turn.outcome:
             case HeldBack(wait_ms=wait_ms) if turn.report.outage is None:
                 never.wait(wait_ms / 1_000)
-            case More():
+            case MoreRowsDue():
                 pass
             case _:
                 return

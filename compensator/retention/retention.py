@@ -44,7 +44,7 @@ class RetentionOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Purged:
+class PurgeResult:
     """How many rows a round deleted; `more`: it ended at its limit, and there is more to delete."""
 
     archive_rows: int = 0
@@ -81,7 +81,7 @@ class Retention:
         self._heads_after: str | None = ""
         self._swept_at_ms = self._clock.monotonic_ms()
 
-    def run(self, *, stopping: threading.Event | None = None) -> Purged:
+    def run(self, *, stopping: threading.Event | None = None) -> PurgeResult:
         """Run one round. `stopping` ends it after the current batch. Raises DatabaseUnavailable, SchemaMissing."""
         archive_us = self._age_us(self._options.archive_days, Purgeable.ARCHIVE)
         inbox_us = self._age_us(self._options.inbox_days, Purgeable.INBOX)
@@ -89,7 +89,7 @@ class Retention:
         inbox_rows, inbox_more = self._purge(self._inbox.purge, inbox_us, stopping)
         heads, heads_more = self._sweep_heads(stopping)
         more = archive_more or inbox_more or heads_more
-        return Purged(archive_rows=archive_rows, inbox_rows=inbox_rows, order_heads=heads, more=more)
+        return PurgeResult(archive_rows=archive_rows, inbox_rows=inbox_rows, order_heads=heads, more=more)
 
     def _age_us(self, days: float | None, evidence: Purgeable) -> int | None:
         """The age from which evidence is deleted; None: never."""

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from compensator.admission.circuit_breaker import BreakerState
 from compensator.core.batch_totals import OUTCOMES
-from compensator.retention.retention import Purged
+from compensator.retention.retention import PurgeResult
 from compensator.work.source import SourceCounts
 from compensator.work.source_schedule import HeldBack
 from compensator.work.work_slice import TurnReport
@@ -120,7 +120,7 @@ class CompensatorMetrics:
         """Record the progress of a rebuild."""
         self._rebuilt.labels(source).set(rows)
 
-    def record_purge(self, purged: Purged) -> None:
+    def record_purge(self, purged: PurgeResult) -> None:
         """Record a round of retention."""
         self._purged.labels("archive").inc(purged.archive_rows)
         self._purged.labels("inbox").inc(purged.inbox_rows)

@@ -21,7 +21,7 @@ from compensator.service.periodic_work import Chores
 from compensator.service.source_upkeep import Upkeep, UpkeepOptions
 from compensator.service.timer_worker import TimerWorker
 from compensator.work.source import Source
-from compensator.work.source_schedule import Failed, Outcome, PacingOptions, TurnQueue
+from compensator.work.source_schedule import DatabaseFailure, Outcome, PacingOptions, TurnQueue
 from compensator.work.work_slice import TurnOptions, TurnReport, Turns
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import OutboxError
@@ -187,11 +187,11 @@ class CompensatorService:
         except OutboxError as error:
             self._metrics.record_failed_turn(name)
             logger.warning("turn_failed", extra={"source": name, "error": str(error)})
-            return Failed()
+            return DatabaseFailure()
         except Exception:  # the thread boundary: the next turn must come, whatever this one raised
             self._metrics.record_failed_turn(name)
             logger.exception("turn_failed", extra={"source": name})
-            return Failed()
+            return DatabaseFailure()
         self._last_success_ms = self._clock.monotonic_ms()
         seconds = (self._last_success_ms - began_ms) / 1_000
         self._metrics.record_turn(name, turn, seconds=seconds, now_seconds=self._clock.now_ms() / 1_000)

@@ -15,7 +15,7 @@ from typing import Final
 
 from compensator.service.metrics import CompensatorMetrics
 from compensator.work.source import Source
-from compensator.work.source_schedule import Quiet
+from compensator.work.source_schedule import NoRowsDue
 from compensator.work.timer_rebuild import RebuildOptions, rebuild_timers
 from compensator.work.timer_turn import TimerTurnOptions, TimerTurnReport, take_timer_turn
 from compensator.work.work_slice import TurnReport
@@ -173,7 +173,7 @@ class TimerWorker:
     def _record(self, done: TimerTurnReport, *, seconds: float) -> None:
         self._metrics.record_timers(self.source, late_ms=done.late_ms, complete=not done.incomplete)
         if done.report.claimed:
-            turn = TurnReport(outcome=Quiet(found=True), report=done.report, topics=done.topics)
+            turn = TurnReport(outcome=NoRowsDue(found=True), report=done.report, topics=done.topics)
             self._metrics.record_turn(self.source, turn, seconds=seconds, now_seconds=self._clock.now_ms() / _SECOND_MS)
 
     # -- rebuilds ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine
 
 from compensator.core.batch_totals import BatchTotals
 from compensator.work.batch_size import BatchBytes
-from compensator.work.poison_rows import IsolatingRelay, Sent
+from compensator.work.poison_rows import IsolatingRelay, SentBatch
 from compensator.work.timer_decision import later_ms, unclaimed
 from outbox.delivery.key_waves import PARKED_DELAY_MS, runs
 from outbox.delivery.relay import Relay, RelayPolicy
@@ -57,7 +57,7 @@ class TableScan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class ClaimedBatch:
     """Rows leased by this token; the table that was claimed from last, and where there may be more. `held` rows were
     due and not claimed: they wait for an older message of their key.
     """
@@ -112,7 +112,7 @@ class Batches:
         )
         self._relay = IsolatingRelay(relay, engine=engine, store=store, policy=policy, random=random)
 
-    def claim(self, scans: Sequence[TableScan], *, rows_max: int) -> Claimed:
+    def claim(self, scans: Sequence[TableScan], *, rows_max: int) -> ClaimedBatch:
         """Claim up to `rows_max` due rows of these tables, the first table's first; fewer if bodies are large.
 
         Raises DatabaseUnavailable, SchemaMissing. Rows claimed by then become due again when their lease ends.
@@ -135,13 +135,13 @@ class Batches:
         self._bytes.learn(rows)
         if ids := _ids_by_key(rows):
             self._in_hand[token] = ids
-        return Claimed(rows=rows, token=token, last_table=table, scans_left=tuple(left), held=held)
+        return ClaimedBatch(rows=rows, token=token, last_table=table, scans_left=tuple(left), held=held)
 
     def room(self, rows_max: int) -> int:
         """How many rows to claim by their ids, so that their bodies stay within the limit of a batch."""
         return self._bytes.rows((), rows_max=rows_max)
 
-    def claim_timed(self, timed: Sequence[TimedRow]) -> tuple[Claimed, Mapping[TimedRow, int]]:
+    def claim_timed(self, timed: Sequence[TimedRow]) -> tuple[ClaimedBatch, Mapping[TimedRow, int]]:
         """Claim those of these rows that are due; returns them, and in how many milliseconds others are due.
 
         Raises DatabaseUnavailable, SchemaMissing.
@@ -159,9 +159,9 @@ class Batches:
                 rows += found
                 later |= rest
         self._bytes.learn(rows)
-        return Claimed(rows=rows, token=token, last_table="", scans_left=()), later
+        return ClaimedBatch(rows=rows, token=token, last_table="", scans_left=()), later
 
-    def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
+    def send(self, claimed: ClaimedBatch, *, accepted: Mapping[str, Collection[str]]) -> SentBatch:
         """Send claimed rows; `accepted` as in Relay.send. Writes no results yet, except for rows that failed with an
         unforeseen error. Raises DatabaseUnavailable.
         """
@@ -171,14 +171,14 @@ class Batches:
             self._in_hand.pop(claimed.token, None)
             raise
 
-    def settle(self, sent: Sent) -> BatchTotals:
+    def settle(self, sent: SentBatch) -> BatchTotals:
         """Write the results of rows. Raises DatabaseUnavailable: then they are sent again when the lease ends."""
         try:
             return self._relay.settle(sent)
         finally:
             self._in_hand.pop(sent.token, None)
 
-    def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
+    def release(self, claimed: ClaimedBatch, *, error: BrokerError | None) -> None:
         """Release rows that will not be sent now, without using up an attempt. Raises DatabaseUnavailable."""
         self._in_hand.pop(claimed.token, None)
         if claimed.rows:

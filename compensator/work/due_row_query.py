@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 
 from outbox.store.database import now_us
-from outbox.store.prepared_statements import Hinted, prepare
+from outbox.store.prepared_statements import HintedStatement, prepare
 from outbox.store.schema import RowState, along_due_index
 
 MYSQL_TABLES_A_STATEMENT: Final = 2_048
@@ -129,7 +129,7 @@ class DueTables:
             for parts in self._parts(build, tables_max)
         ]
 
-    def _poll_statements(self) -> list[Hinted]:
+    def _poll_statements(self) -> list[HintedStatement]:
         """Like _statements(), with a parameter for each table; one more SELECT returns the database's time."""
         now = now_us(self._dialect)
         clock: Any = select(literal_column(str(_NO_TABLE)).label("n"), now.label("due"), literal_column("0").label("t"))
@@ -140,7 +140,7 @@ class DueTables:
             ]
             for build in (self._first_due_hinted, _first_due)
         )
-        return [Hinted(one, other) for one, other in zip(hinted, plain, strict=True)]
+        return [HintedStatement(one, other) for one, other in zip(hinted, plain, strict=True)]
 
     def _first_due_hinted(self, number: int, message: FromClause, *, now: Any) -> Select[Any]:
         first = _first_due(number, message, now=now)

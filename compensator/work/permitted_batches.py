@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from compensator.admission.circuit_breaker import Permit
-from compensator.work.claim_and_relay import Claimed
-from compensator.work.poison_rows import Sent
+from compensator.work.claim_and_relay import ClaimedBatch
+from compensator.work.poison_rows import SentBatch
 from compensator.work.source import Source
 from outbox_core.common.errors import BrokerError
 
@@ -24,7 +24,7 @@ class PermittedBatches:
         self._rows = rows
         self._permits: dict[str, Permit] = {}
 
-    def claim(self, claim: Callable[[int], Claimed | None]) -> Claimed | None:
+    def claim(self, claim: Callable[[int], ClaimedBatch | None]) -> ClaimedBatch | None:
         """Call `claim` with the rows of a permit; returns what it claimed, None for nothing or without a permit."""
         permit = self._source.gate.permit(self._rows)
         self.refused = permit is None
@@ -41,7 +41,7 @@ class PermittedBatches:
         self._permits[claimed.token] = permit
         return claimed
 
-    def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
+    def send(self, claimed: ClaimedBatch, *, accepted: Mapping[str, Collection[str]]) -> SentBatch:
         """Send a claim, and tell the gate how the broker answered."""
         answer = None
         try:
@@ -51,7 +51,7 @@ class PermittedBatches:
             self._source.gate.settle(self._permits.pop(claimed.token), answer)
         return sent
 
-    def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
+    def release(self, claimed: ClaimedBatch, *, error: BrokerError | None) -> None:
         """Give a claim back that was not sent."""
         self._source.gate.settle(self._permits.pop(claimed.token), None)
         self._source.batches.release(claimed, error=error)

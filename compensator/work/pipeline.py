@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Protocol
 
-from compensator.work.claim_and_relay import Claimed
-from compensator.work.poison_rows import Sent
+from compensator.work.claim_and_relay import ClaimedBatch
+from compensator.work.poison_rows import SentBatch
 from outbox_core.common.errors import BrokerError
 
 _NONE: Mapping[str, Collection[str]] = {}
@@ -22,16 +22,16 @@ _NONE: Mapping[str, Collection[str]] = {}
 class PipelineSteps(Protocol):
     """Claims, sends and settles. Each step is called by one thread at a time, different steps concurrently."""
 
-    def claim(self) -> Claimed | None:
+    def claim(self) -> ClaimedBatch | None:
         """Claim the next batch; None: there is none, or none may be claimed now."""
 
-    def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
+    def send(self, claimed: ClaimedBatch, *, accepted: Mapping[str, Collection[str]]) -> SentBatch:
         """Send a batch; `accepted`: what the broker accepted of the batch before, whose rows may not be settled yet."""
 
-    def settle(self, sent: Sent) -> None:
+    def settle(self, sent: SentBatch) -> None:
         """Write the results of a batch."""
 
-    def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
+    def release(self, claimed: ClaimedBatch, *, error: BrokerError | None) -> None:
         """Release a batch unsent."""
 
     def more(self) -> bool:
@@ -65,7 +65,7 @@ class _Stages:
     def __init__(self, work: PipelineSteps, pool: ThreadPoolExecutor) -> None:
         self._work = work
         self._pool = pool
-        self._claiming: Future[Claimed | None] | None = pool.submit(work.claim)
+        self._claiming: Future[ClaimedBatch | None] | None = pool.submit(work.claim)
         self._settling: Future[None] | None = None
         self._accepted: Mapping[str, Collection[str]] = _NONE
         self._outage: BrokerError | None = None
@@ -93,7 +93,7 @@ class _Stages:
         if claimed is not None:
             self._work.release(claimed, error=self._outage)
 
-    def _next(self) -> Claimed | None:
+    def _next(self) -> ClaimedBatch | None:
         claiming, self._claiming = self._claiming, None
         claimed = claiming.result() if claiming is not None else None
         if claimed is not None:

@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from compensator.core.batch_totals import OUTCOMES, BatchTotals, add
 from outbox.delivery.relay import ORDERED_OUTAGE_DELAY_MS, Relay, RelayPolicy
-from outbox.delivery.send_decision import Accepted, Decision, Hold, Park, Retry, RowSettlement
+from outbox.delivery.send_decision import Acceptance, Decision, Hold, Park, Retry, RowSettlement
 from outbox.store.database import database_errors
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
@@ -34,7 +34,7 @@ UNFORESEEN: Final = "an error that nobody foresaw; the compensator's log has it 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentBatch:
     """A batch that the broker has answered. `settlements` are not written yet; `settled` are those already written,
     if the batch had to be split.
     """
@@ -50,7 +50,7 @@ class Sent:
         """By order key, the ids that the broker accepted."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         for settlement in self.settlements:
-            if settlement.number is not None and isinstance(settlement.decision, Accepted):
+            if settlement.number is not None and isinstance(settlement.decision, Acceptance):
                 found[settlement.number[0]].add(settlement.row_id)
         return found
 
@@ -77,16 +77,16 @@ class IsolatingRelay:
 
     def send(
         self, rows: Sequence[OutboxRow], *, token: str, accepted: Mapping[str, Collection[str]] | None = None
-    ) -> Sent:
+    ) -> SentBatch:
         """Send rows that `token` owns. Raises only the documented errors of Relay.send."""
         answer = self._try(rows, partial(self._relay.send, rows, accepted=accepted), first=True)
         if answer is not None:
             settlements, outage = answer
-            return Sent(rows=rows, token=token, settlements=settlements, outage=outage)
+            return SentBatch(rows=rows, token=token, settlements=settlements, outage=outage)
         settled = self._apart(rows, token=token)
-        return Sent(rows=rows, token=token, outage=settled.outage, settled=settled)
+        return SentBatch(rows=rows, token=token, outage=settled.outage, settled=settled)
 
-    def settle(self, sent: Sent) -> BatchTotals:
+    def settle(self, sent: SentBatch) -> BatchTotals:
         """Write the results of rows. Raises only the documented errors of Relay.settle."""
         if sent.settled is not None:
             return sent.settled
@@ -172,7 +172,7 @@ def _parted(rows: Sequence[OutboxRow]) -> list[Sequence[OutboxRow]]:
 
 def _word(decision: Decision) -> str:
     match decision:
-        case Accepted():
+        case Acceptance():
             return "accepted"
         case Retry():
             return "retried"

@@ -24,12 +24,12 @@ _STALE_FACTOR: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class More:
+class MoreRowsDue:
     """The turn ended, and more rows are due."""
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class NoRowsDue:
     """No more rows are due. `found`: rows were claimed; `next_due_ms`: until the next pending row falls due, if any."""
 
     found: bool
@@ -44,11 +44,11 @@ class HeldBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class DatabaseFailure:
     """The source's database failed."""
 
 
-Outcome = More | Quiet | HeldBack | Failed
+Outcome = MoreRowsDue | NoRowsDue | HeldBack | DatabaseFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +78,9 @@ class SourcePace:
 def decide(pace: SourcePace, outcome: Outcome, *, options: PacingOptions, random: Random) -> tuple[SourcePace, int]:
     """Returns the source's new pace, and the time to its next turn in milliseconds."""
     match outcome:
-        case More():
+        case MoreRowsDue():
             return SourcePace(), 0
-        case Quiet(found=found, next_due_ms=next_due_ms):
+        case NoRowsDue(found=found, next_due_ms=next_due_ms):
             idle_turns = 0 if found else pace.idle_turns + 1
             delay_ms = _idle_ms(idle_turns, options, random)
             if next_due_ms is not None:
@@ -88,7 +88,7 @@ def decide(pace: SourcePace, outcome: Outcome, *, options: PacingOptions, random
             return SourcePace(idle_turns=idle_turns), delay_ms
         case HeldBack(wait_ms=wait_ms):
             return replace(pace, failures=0), max(1, wait_ms)
-        case Failed():
+        case DatabaseFailure():
             failures = pace.failures + 1
             return SourcePace(failures=failures), options.failure.delay_ms(failures, random)
         case _:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from compensator.core.batch_totals import BatchTotals, add
-from compensator.work.claim_and_relay import Claimed
+from compensator.work.claim_and_relay import ClaimedBatch
 from compensator.work.permitted_batches import PermittedBatches
 from compensator.work.pipeline import run_pipeline
-from compensator.work.poison_rows import Sent
+from compensator.work.poison_rows import SentBatch
 from compensator.work.source import Source
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.timing_port import TakenTimers, TimedRow, TimerQueue
@@ -103,25 +103,25 @@ class _TimerWork:
         """Each slot is asked at least once a turn, also where there are more of them than rows of a batch."""
         self._batches: dict[str, _Batch] = {}
 
-    def claim(self) -> Claimed | None:
+    def claim(self) -> ClaimedBatch | None:
         while self.more() and not self.stopped():
             claimed = self._permitted.claim(self._claim)
             if claimed is not None or self._permitted.refused:
                 return claimed
         return None
 
-    def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
+    def send(self, claimed: ClaimedBatch, *, accepted: Mapping[str, Collection[str]]) -> SentBatch:
         sent = self._permitted.send(claimed, accepted=accepted)
         self.topics += claimed.topics
         return sent
 
-    def settle(self, sent: Sent) -> None:
+    def settle(self, sent: SentBatch) -> None:
         """The row first: a timer that is left is handed out again, and finds no row."""
         self.total = add(self.total, self._source.batches.settle(sent))
         batch = self._batches.pop(sent.token)
         self._settle_timers(batch.taken, batch.later_ms)
 
-    def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
+    def release(self, claimed: ClaimedBatch, *, error: BrokerError | None) -> None:
         """After an outage the compensator sends the rows when the broker is back; else they are due now."""
         batch = self._batches.pop(claimed.token)
         self._permitted.release(claimed, error=error)
@@ -139,7 +139,7 @@ class _TimerWork:
     def stopped(self) -> bool:
         return not self._going_on()
 
-    def _claim(self, rows_max: int) -> Claimed | None:
+    def _claim(self, rows_max: int) -> ClaimedBatch | None:
         self._begun += 1
         taken = self._take(rows_max)
         rows = [row for one in taken for row in one.rows]

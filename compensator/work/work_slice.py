@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from compensator.core.batch_totals import BatchTotals, add
-from compensator.work.claim_and_relay import Claimed, TableScan
+from compensator.work.claim_and_relay import ClaimedBatch, TableScan
 from compensator.work.due_row_query import TableDue
 from compensator.work.permitted_batches import PermittedBatches
 from compensator.work.pipeline import run_pipeline
-from compensator.work.poison_rows import Sent
+from compensator.work.poison_rows import SentBatch
 from compensator.work.source import Source
-from compensator.work.source_schedule import Failed, HeldBack, More, Outcome, Quiet
+from compensator.work.source_schedule import DatabaseFailure, HeldBack, MoreRowsDue, NoRowsDue, Outcome
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError
 
@@ -105,29 +105,29 @@ class _TurnWork:
         if self._permitted.refused or report.outage is not None:
             return HeldBack(max(1, self._source.gate.wait_ms(self._options.batch_rows)))
         if report.defects and not report.accepted:
-            return Failed()  # an adapter that fails for every row must not cause a busy loop
+            return DatabaseFailure()  # an adapter that fails for every row must not cause a busy loop
         if self._scans:
-            return More()
-        return Quiet(found=report.claimed > 0, next_due_ms=next_due_ms)
+            return MoreRowsDue()
+        return NoRowsDue(found=report.claimed > 0, next_due_ms=next_due_ms)
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
-    def claim(self) -> Claimed | None:
+    def claim(self) -> ClaimedBatch | None:
         while self.more() and not self.stopped():
             claimed = self._permitted.claim(self._claim)
             if claimed is not None or self._permitted.refused:
                 return claimed  # else other claims took all of them: there may be more
         return None
 
-    def send(self, claimed: Claimed, *, accepted: Mapping[str, Collection[str]]) -> Sent:
+    def send(self, claimed: ClaimedBatch, *, accepted: Mapping[str, Collection[str]]) -> SentBatch:
         sent = self._permitted.send(claimed, accepted=accepted)
         self.topics += claimed.topics
         return sent
 
-    def settle(self, sent: Sent) -> None:
+    def settle(self, sent: SentBatch) -> None:
         self.total = add(self.total, self._source.batches.settle(sent))
 
-    def release(self, claimed: Claimed, *, error: BrokerError | None) -> None:
+    def release(self, claimed: ClaimedBatch, *, error: BrokerError | None) -> None:
         self._permitted.release(claimed, error=error)
 
     def more(self) -> bool:
@@ -137,7 +137,7 @@ class _TurnWork:
     def stopped(self) -> bool:
         return not self._going_on()
 
-    def _claim(self, rows_max: int) -> Claimed:
+    def _claim(self, rows_max: int) -> ClaimedBatch:
         self._begun += 1
         claimed = self._source.batches.claim(self._scans, rows_max=rows_max)
         self._scans, self.last_table = claimed.scans_left, claimed.last_table

@@ -14,7 +14,7 @@ from typing import Final, assert_never
 from sqlalchemy import Connection, Engine
 
 from outbox.delivery.key_waves import runs, waves
-from outbox.delivery.send_decision import Accepted, Decision, Hold, Park, Retry, RowSettlement, SendBatch
+from outbox.delivery.send_decision import Acceptance, Decision, Hold, Park, Retry, RowSettlement, SendBatch
 from outbox.store.async_background import AsyncBackground, transact
 from outbox.store.database import CONFLICT_RETRIES_MAX, database_errors, retry_conflicts
 from outbox.store.message_table import MessageStore
@@ -119,7 +119,7 @@ class Relay:
         changed = self.settle(settlements, token=token)
         kinds = [type(settlement.decision) for settlement in settlements]
         return DeliveryReport(
-            accepted=kinds.count(Accepted),
+            accepted=kinds.count(Acceptance),
             retried=kinds.count(Retry),
             held=kinds.count(Hold),
             parked=kinds.count(Park),
@@ -227,7 +227,7 @@ class Relay:
     def _after_publish(self, row: OutboxRow, result: PublishResult, batch: SendBatch) -> Decision:
         match result.status:
             case PublishStatus.STORED | PublishStatus.DUPLICATE:
-                return Accepted(result.status)
+                return Acceptance(result.status)
             case PublishStatus.REJECTED:
                 return Park(f"rejected by the broker: {result.error or 'no reason given'}")
             case PublishStatus.DEFERRED:
@@ -280,7 +280,7 @@ class Relay:
             self._postpone([row.id for row in rows], error, batch)
             return error
         for row, status in zip(rows, statuses, strict=True):
-            batch.decide(row.id, Accepted(status))
+            batch.decide(row.id, Acceptance(status))
             if status is not CancelStatus.CANCELED:
                 logger.warning("cancel_without_effect", extra={"message_id": row.cancels, "status": str(status)})
         return None
@@ -332,7 +332,7 @@ class Relay:
 
         def settle(connection: Connection) -> int:
             match decision:
-                case Accepted(outcome):
+                case Acceptance(outcome):
                     archived = None
                     if self._policy.keep_archive:
                         archived = store.archive(connection, ids, token=token, outcome=outcome)

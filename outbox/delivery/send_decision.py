@@ -12,7 +12,7 @@ from outbox.store.table_placement import MessageTable
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Acceptance:
     """The broker has the message (or had it already): the row can be removed. `outcome` is the broker's status."""
 
     outcome: str
@@ -44,7 +44,7 @@ class Park:
     error: str
 
 
-Decision = Accepted | Retry | Hold | Park
+Decision = Acceptance | Retry | Hold | Park
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Stop:
 class SendBatch:
     """Rows that are being sent, and the decision on each.
 
-    After any decision but Accepted on a message of an ordered key, the younger ones of its key are held.
+    After any decision but Acceptance on a message of an ordered key, the younger ones of its key are held.
     """
 
     def __init__(self, rows: Sequence[OutboxRow], barriers: Mapping[str, Barrier], *, jitter: float) -> None:
@@ -84,7 +84,7 @@ class SendBatch:
         """Record the decision on a row."""
         self._decisions[row_id] = decision
         row = self._rows[row_id]
-        if row.order_key is None or row.order_seq is None or isinstance(decision, Accepted):
+        if row.order_key is None or row.order_seq is None or isinstance(decision, Acceptance):
             return
         stop = self._stops.get(row.order_key)
         if stop is None or row.order_seq < stop.seq:

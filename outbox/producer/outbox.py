@@ -21,7 +21,7 @@ from outbox.producer.message_composer import Composer, delay_ms
 from outbox.producer.sender import Sender, SenderLimits
 from outbox.producer.session_scope import AnySession, SessionFactory, SessionScope
 from outbox.producer.timer_adder import TimerAdder
-from outbox.producer.transactional import P, Propagation, R, Transactional, transactional
+from outbox.producer.transactional import P, Propagation, R, TransactionalFunction, transactional
 from outbox.producer.unit_writer import UnitWriter
 from outbox.store.async_background import AsyncBackground
 from outbox.store.database import (
@@ -156,11 +156,11 @@ class Outbox:
         self._add(row, session)
 
     @overload
-    def transactional(self, function: Callable[Concatenate[S, P], R], /) -> Transactional[P, R]: ...
+    def transactional(self, function: Callable[Concatenate[S, P], R], /) -> TransactionalFunction[P, R]: ...
     @overload
     def transactional(
         self, /, *, propagation: Propagation | str = ...
-    ) -> Callable[[Callable[Concatenate[S, P], R]], Transactional[P, R]]: ...
+    ) -> Callable[[Callable[Concatenate[S, P], R]], TransactionalFunction[P, R]]: ...
     def transactional(
         self,
         function: Callable[Concatenate[S, P], R] | None = None,

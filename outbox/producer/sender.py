@@ -20,7 +20,7 @@ from typing import Any, Final
 from weakref import WeakSet, ref
 
 from outbox.delivery.relay import Relay
-from outbox.delivery.send_decision import Accepted, Hold, RowSettlement
+from outbox.delivery.send_decision import Acceptance, Hold, RowSettlement
 from outbox.producer.timer_adder import TimerAdder
 from outbox.store.fork_gate import fork_gate
 from outbox.store.row import OutboxRow
@@ -268,7 +268,7 @@ class Sender:
         """Returns, by order key, the ids that the broker has accepted and that are not settled in the table yet."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         for one in self._unsettled:
-            if one.number is not None and isinstance(one.decision, Accepted):
+            if one.number is not None and isinstance(one.decision, Acceptance):
                 found[one.number[0]].add(one.row_id)
         return found
 

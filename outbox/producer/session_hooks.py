@@ -115,7 +115,7 @@ def open_savepoints(session: Session) -> tuple[SessionTransaction, ...]:
 
 def _refuse_if_over(session: Session) -> None:
     """Raise NoTransaction if the Session's transaction was ended below it, by its Connection."""
-    joined: Sequence[_Joined] = session.info.get(_JOINED_KEY, ())
+    joined: Sequence[_JoinedConnection] = session.info.get(_JOINED_KEY, ())
     for one in joined:
         if one.root is not None and not one.root.is_active:
             raise NoTransaction(
@@ -125,7 +125,7 @@ def _refuse_if_over(session: Session) -> None:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class _Joined:
+class _JoinedConnection:
     """A Connection that a Session uses, as a participant of the driver's transaction."""
 
     session: Session
@@ -178,7 +178,7 @@ def _connection_for(session: Session, box: CommitSink) -> Connection:
     Raises ConfigurationError if it wrote on several: each has its own transaction, and may fail alone (unless they are
     committed in two phases).
     """
-    joined: list[_Joined] = session.info.get(_JOINED_KEY, [])
+    joined: list[_JoinedConnection] = session.info.get(_JOINED_KEY, [])
     if not joined:
         return session.connection(bind_arguments=_message_bind(session, box))
     sharing = [one for one in joined if box.shares_database(one.connection)]
@@ -198,7 +198,7 @@ def _connection_for(session: Session, box: CommitSink) -> Connection:
     return session.connection(bind_arguments=_message_bind(session, box))
 
 
-def _refuse_several(writing: Sequence[_Joined], sharing: Sequence[_Joined]) -> None:
+def _refuse_several(writing: Sequence[_JoinedConnection], sharing: Sequence[_JoinedConnection]) -> None:
     """Raise ConfigurationError unless all writes of the Session are in one transaction on the outbox's server."""
     if any(one not in sharing for one in writing):
         raise ConfigurationError(
@@ -232,7 +232,7 @@ def _binds(session: Session) -> Collection[Engine | Connection]:
     return binds.values()
 
 
-def _shown(joined: Sequence[_Joined]) -> str:
+def _shown(joined: Sequence[_JoinedConnection]) -> str:
     urls = [one.connection.engine.url.set(query={}) for one in joined]
     return ", ".join(url.render_as_string(hide_password=True) for url in urls)
 
@@ -240,11 +240,11 @@ def _shown(joined: Sequence[_Joined]) -> str:
 def _after_begin(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
     """Record the connections of this root transaction, each once."""
     watch_dialect(connection.dialect)
-    joined: list[_Joined] = session.info.setdefault(_JOINED_KEY, [])
+    joined: list[_JoinedConnection] = session.info.setdefault(_JOINED_KEY, [])
     if not any(one.connection is connection for one in joined):
         if _WRITE_FIRST_KEY in session.info:
             take_write_lock(connection)
-        one = _Joined(session, connection, connection.get_transaction(), driver_transaction(connection))
+        one = _JoinedConnection(session, connection, connection.get_transaction(), driver_transaction(connection))
         joined.append(one)
         one.transaction.join(one)
 
@@ -275,7 +275,7 @@ def _send_when_committed(session: Session, box: CommitSink, unit: UnitOfWork) ->
     if unit.transaction is None or not unit.transaction.is_active:
         act()
         return
-    joined: list[_Joined] = session.info.get(_JOINED_KEY, [])
+    joined: list[_JoinedConnection] = session.info.get(_JOINED_KEY, [])
     for one in joined:
         if one.root is unit.transaction:
             one.transaction.when_committed(act)

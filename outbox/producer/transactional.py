@@ -35,7 +35,7 @@ class Propagation(StrEnum):
     NESTED = "nested"
 
 
-class Transactional(Generic[P, R]):
+class TransactionalFunction(Generic[P, R]):
     """A business function that is called without a session and gets one as its first argument (after `self`).
 
     A plain function gets a Session. Its signature is without the session, so that web frameworks read it right;
@@ -62,7 +62,7 @@ class Transactional(Generic[P, R]):
         return self._function.__qualname__
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Transactional[P, R]: ...
+    def __get__(self, instance: None, owner: type) -> TransactionalFunction[P, R]: ...
     @overload
     def __get__(self, instance: object, owner: type) -> Callable[..., R]: ...
     def __get__(self, instance: object | None, owner: type) -> object:
@@ -85,7 +85,7 @@ class Transactional(Generic[P, R]):
             return self._function(*before, session, *args, **kwargs)  # type: ignore[arg-type]
 
 
-class AsyncTransactional(Transactional[P, R]):
+class AsyncTransactional(TransactionalFunction[P, R]):
     """The same for an `async def`: it gets an AsyncSession and is awaited. A separate class, since frameworks check
     whether `__call__` is a coroutine function.
     """
@@ -110,9 +110,9 @@ class AsyncTransactional(Transactional[P, R]):
 
 def transactional(
     box: SessionScope, function: Callable[Concatenate[Any, P], R], propagation: Propagation
-) -> Transactional[P, R]:
+) -> TransactionalFunction[P, R]:
     """Decorate a plain function or an `async def`."""
-    kind = AsyncTransactional if iscoroutinefunction(function) else Transactional
+    kind = AsyncTransactional if iscoroutinefunction(function) else TransactionalFunction
     return kind(box, function, propagation)
 
 

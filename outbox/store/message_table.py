@@ -34,7 +34,7 @@ from sqlalchemy.sql import ClauseElement
 
 from outbox.store.database import Write, by_primary_key, now_us
 from outbox.store.order_table import Barrier, KeyRun, OrderStore
-from outbox.store.prepared_statements import Hinted, PreparedByIds, prepare
+from outbox.store.prepared_statements import HintedStatement, PreparedByIds, prepare
 from outbox.store.row import OutboxRow
 from outbox.store.row_insert import RowInsert
 from outbox.store.schema import (
@@ -216,7 +216,7 @@ class MessageStore:
     def _deliver_in_us(self) -> ColumnElement[int]:
         return self._message.c.deliver_at_ms * literal_column("1000", BigInteger()) - self._now_us
 
-    def _prepared_due(self, *columns: str, also: Sequence[ColumnElement[Any]] = ()) -> Hinted:
+    def _prepared_due(self, *columns: str, also: Sequence[ColumnElement[Any]] = ()) -> HintedStatement:
         """Prepares a scan of the index (state, due_at_us, id) from a due time to now, which LIMIT ends early.
 
         A hint makes MySQL and MariaDB use the index: otherwise they sort a small table as a whole, or scan the index
@@ -231,7 +231,7 @@ class MessageStore:
             .limit(limit)
         )
         hinted = along_due_index(plain, message, table=self.table.name, dialect=self._dialect)
-        return Hinted(prepare(self._dialect, hinted), prepare(self._dialect, plain))
+        return HintedStatement(prepare(self._dialect, hinted), prepare(self._dialect, plain))
 
     def _claim_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         message = self._message

@@ -22,7 +22,7 @@ _SIZES: Final = (1, 10, 50, 200, 1_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedStatement:
     """A compiled statement, and the names of its parameters in order.
 
     `constants` are parameters that the compiler has added.
@@ -38,23 +38,23 @@ class Prepared:
         return connection.exec_driver_sql(self.sql, tuple(given[name] for name in self.names))
 
 
-def prepare(dialect: Dialect, statement: ClauseElement) -> Prepared:
+def prepare(dialect: Dialect, statement: ClauseElement) -> PreparedStatement:
     """Compile a statement whose parameters are all named by bindparam()."""
     # exec_driver_sql takes a tuple of parameters, which all our drivers accept in their positional style.
     positional = cast("Any", type(dialect))(paramstyle="qmark" if dialect.name == "sqlite" else "format")
     compiled = cast("Any", statement.compile(dialect=positional))
     constants = {name: value for name, value in compiled.params.items() if value is not None}
-    return Prepared(str(compiled), tuple(compiled.positiontup or ()), constants)
+    return PreparedStatement(str(compiled), tuple(compiled.positiontup or ()), constants)
 
 
 @dataclass(frozen=True, slots=True)
-class Hinted:
+class HintedStatement:
     """A statement with an index hint, and the same without it: an index that was created by hand may have another name,
     and then the server chooses.
     """
 
-    hinted: Prepared
-    plain: Prepared
+    hinted: PreparedStatement
+    plain: PreparedStatement
 
     def run(self, connection: Connection, values: Mapping[str, object]) -> CursorResult[Any]:
         """Run it on the connection; results are as the driver gives them."""
@@ -75,7 +75,7 @@ class PreparedByIds:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._prepared: dict[tuple[object, int], Prepared] = {}
+        self._prepared: dict[tuple[object, int], PreparedStatement] = {}
 
     def rows(self, connection: Connection, build: Build, ids: Sequence[str], **values: object) -> list[tuple[Any, ...]]:
         """Returns the rows of a SELECT, as the driver gives them."""

@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, func, insert, literal_
 from sqlalchemy.engine import Dialect
 
 from outbox.store.database import MYSQL_DIALECTS, now_us
-from outbox.store.prepared_statements import Prepared, prepare
+from outbox.store.prepared_statements import PreparedStatement, prepare
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState, message_table
 from outbox.store.server_limits import STATEMENT_BYTES_MAX, row_bytes
@@ -38,7 +38,7 @@ class RowInsert:
         self._dialect = dialect
         self._message = message_table(table.schema, table.name)
         self._mysql = dialect.name in MYSQL_DIALECTS
-        self._prepared: dict[tuple[int, bool], Prepared] = {}
+        self._prepared: dict[tuple[int, bool], PreparedStatement] = {}
 
     def __call__(
         self,
@@ -77,7 +77,7 @@ class RowInsert:
         """Encodes a text as hexadecimal digits of its UTF-8, independent of the connection's character set."""
         return text.encode().hex() if text is not None and self._mysql else text
 
-    def _statement(self, rows: int, *, has_timed: bool) -> Prepared:
+    def _statement(self, rows: int, *, has_timed: bool) -> PreparedStatement:
         """Returns the INSERT for this number of rows, compiled once: SQLAlchemy compiles multi-row VALUES each time."""
         if (rows, has_timed) not in self._prepared:
             values = [self._values(number, has_timed=has_timed) for number in range(rows)]

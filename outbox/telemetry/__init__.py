@@ -5,17 +5,26 @@ that. This package does not import the two implementations, since they import op
 outbox.telemetry.tracing (extra `otel`) and outbox.telemetry.metrics (extra `metrics`).
 """
 
-from outbox.telemetry.ports import NO_METRICS, NO_TRACING, Handling, Metrics, Sending, SendPath, Settlement, Tracing
+from outbox.telemetry.ports import (
+    NO_METRICS,
+    NO_TRACING,
+    HandlingAttempt,
+    Metrics,
+    SendAttempt,
+    SendPath,
+    Settlement,
+    Tracing,
+)
 from outbox.telemetry.telemetry import NO_TELEMETRY, Telemetry, default_telemetry, trace_context
 
 __all__ = [
     "NO_METRICS",
     "NO_TELEMETRY",
     "NO_TRACING",
-    "Handling",
+    "HandlingAttempt",
     "Metrics",
+    "SendAttempt",
     "SendPath",
-    "Sending",
     "Settlement",
     "Telemetry",
     "Tracing",

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind
-from outbox.telemetry.ports import Handling, Sending, SendPath
+from outbox.telemetry.ports import HandlingAttempt, SendAttempt, SendPath
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import (
     BrokerRefused,
@@ -89,7 +89,7 @@ class OutboxMetrics:
         """Add the length of a sender's queue to the gauge."""
         self._queues.append(length)
 
-    def sent(self, messages: Sequence[Message], sending: Sending, *, path: SendPath, seconds: float) -> None:
+    def sent(self, messages: Sequence[Message], sending: SendAttempt, *, path: SendPath, seconds: float) -> None:
         """Count a batch's attempts, and its failures or acknowledgements."""
         per_topic = Tally(self._topics(message.topic) for message in messages)
         for topic, count in per_topic.items():
@@ -117,7 +117,7 @@ class OutboxMetrics:
         """Count the deliveries of a pull."""
         self._received.labels(self._topics(topic), self._groups(group)).inc(deliveries)
 
-    def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None:
+    def handled(self, delivery: Delivery, handling: HandlingAttempt, *, group: str, seconds: float) -> None:
         """Count one delivery by its outcome."""
         topic, group = self._topics(delivery.topic), self._groups(group)
         self._handled.labels(topic, group, handling.outcome).inc()

@@ -30,7 +30,7 @@ class Settlement(StrEnum):
 
 
 @dataclass(slots=True)
-class Sending:
+class SendAttempt:
     """A batch that is sent to the broker by `path`. The relay sets `results`; `error` is what publish() raised."""
 
     path: SendPath
@@ -39,7 +39,7 @@ class Sending:
 
 
 @dataclass(slots=True)
-class Handling:
+class HandlingAttempt:
     """A delivery that a handler processes. The consumer sets `outcome`, one of a small set."""
 
     outcome: str = ""
@@ -58,13 +58,13 @@ class Metrics(Protocol):
     def watch_queue(self, length: Callable[[], int]) -> None:
         """`length` returns the current number of rows in a sender's queue."""
 
-    def sent(self, messages: Sequence[Message], sending: Sending, *, path: SendPath, seconds: float) -> None:
+    def sent(self, messages: Sequence[Message], sending: SendAttempt, *, path: SendPath, seconds: float) -> None:
         """A request with a batch has ended, with or without a response of the broker."""
 
     def received(self, topic: str, group: str, *, deliveries: int) -> None:
         """A pull has returned this many deliveries."""
 
-    def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None:
+    def handled(self, delivery: Delivery, handling: HandlingAttempt, *, group: str, seconds: float) -> None:
         """A handler has finished a delivery, successfully or not."""
 
     def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None:
@@ -77,13 +77,13 @@ class Tracing(Protocol):
     def stamp(self, headers: dict[str, str], *, topic: str, message_id: str) -> None:
         """A message is made in the caller's trace: add the headers that propagate the trace."""
 
-    def sending(self, messages: Sequence[Message], sending: Sending) -> AbstractContextManager[None]:
+    def sending(self, messages: Sequence[Message], sending: SendAttempt) -> AbstractContextManager[None]:
         """Wraps the send of a batch to the broker."""
 
     def received(self, topic: str, group: str, *, deliveries: Sequence[Delivery], started_at_ns: int) -> None:
         """A pull that began at this wall time has returned deliveries."""
 
-    def handling(self, delivery: Delivery, handling: Handling, *, group: str) -> AbstractContextManager[None]:
+    def handling(self, delivery: Delivery, handling: HandlingAttempt, *, group: str) -> AbstractContextManager[None]:
         """Wraps a handler, inside which the span is the current one."""
 
     def settling(
@@ -98,9 +98,9 @@ class _NoMetrics:
     def committed(self, rows: Sequence[OutboxRow]) -> None: ...
     def dropped(self, rows: int) -> None: ...
     def watch_queue(self, length: Callable[[], int]) -> None: ...
-    def sent(self, messages: Sequence[Message], sending: Sending, *, path: SendPath, seconds: float) -> None: ...
+    def sent(self, messages: Sequence[Message], sending: SendAttempt, *, path: SendPath, seconds: float) -> None: ...
     def received(self, topic: str, group: str, *, deliveries: int) -> None: ...
-    def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None: ...
+    def handled(self, delivery: Delivery, handling: HandlingAttempt, *, group: str, seconds: float) -> None: ...
     def counted(self, event: str, topic: str, group: str, *, by: int = 1) -> None: ...
 
 

@@ -13,7 +13,16 @@ from types import TracebackType
 from typing import ParamSpec
 
 from outbox.store.row import OutboxRow
-from outbox.telemetry.ports import NO_METRICS, NO_TRACING, Handling, Metrics, Sending, SendPath, Settlement, Tracing
+from outbox.telemetry.ports import (
+    NO_METRICS,
+    NO_TRACING,
+    HandlingAttempt,
+    Metrics,
+    SendAttempt,
+    SendPath,
+    Settlement,
+    Tracing,
+)
 from outbox_core.messages.message import Delivery, Message
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -60,14 +69,14 @@ class Telemetry:
         """As Metrics.counted; errors are only logged."""
         self._counted(event, topic, group, by=by)
 
-    def handled(self, delivery: Delivery, handling: Handling, *, group: str, seconds: float) -> None:
+    def handled(self, delivery: Delivery, handling: HandlingAttempt, *, group: str, seconds: float) -> None:
         """As Metrics.handled; errors are only logged."""
         self._handled(delivery, handling, group=group, seconds=seconds)
 
     @contextmanager
-    def sending(self, messages: Sequence[Message], *, path: SendPath) -> Iterator[Sending]:
+    def sending(self, messages: Sequence[Message], *, path: SendPath) -> Iterator[SendAttempt]:
         """Wraps broker.publish(messages); the caller sets `results` of the yielded value to what it returned."""
-        sending = Sending(path=path)
+        sending = SendAttempt(path=path)
         started = time.perf_counter()
         try:
             with self.tracing.sending(messages, sending):
@@ -84,7 +93,7 @@ class Telemetry:
         self._received(topic, group, deliveries=len(deliveries))
         self.tracing.received(topic, group, deliveries=deliveries, started_at_ns=started_at_ns)
 
-    def handling(self, delivery: Delivery, *, group: str) -> AbstractContextManager[Handling]:
+    def handling(self, delivery: Delivery, *, group: str) -> AbstractContextManager[HandlingAttempt]:
         """Wraps a handler; the caller sets `outcome` and `error` of the yielded value."""
         return _AroundHandler(self, delivery, group)
 
@@ -121,11 +130,11 @@ class _AroundHandler:
         self._telemetry = telemetry
         self._delivery = delivery
         self._group = group
-        self._handling = Handling()
+        self._handling = HandlingAttempt()
         self._started = 0.0
         self._span = telemetry.tracing.handling(delivery, self._handling, group=group)
 
-    def __enter__(self) -> Handling:
+    def __enter__(self) -> HandlingAttempt:
         self._started = time.perf_counter()
         self._span.__enter__()
         return self._handling

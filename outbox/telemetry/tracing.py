@@ -37,7 +37,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from outbox.telemetry.failure_log import hide_values
-from outbox.telemetry.ports import Handling, Sending, Settlement
+from outbox.telemetry.ports import HandlingAttempt, SendAttempt, Settlement
 from outbox_core.messages.limits import HEADERS_BYTES_MAX, HEADERS_MAX
 from outbox_core.messages.message import Delivery, Message
 
@@ -98,13 +98,13 @@ class OpenTelemetryTracing:
         if _may_carry(headers):
             _propagator.inject(headers, set_span_in_context(span, _EMPTY))
 
-    def sending(self, messages: Sequence[Message], sending: Sending) -> AbstractContextManager[None]:
+    def sending(self, messages: Sequence[Message], sending: SendAttempt) -> AbstractContextManager[None]:
         """Makes the span `send TOPIC`, or `send` for a batch of several topics. It is current in the adapter, so that
         spans of its HTTP client are its children.
         """
         return self._sending(messages, sending) if self._is_live() else _NOTHING
 
-    def handling(self, delivery: Delivery, handling: Handling, *, group: str) -> AbstractContextManager[None]:
+    def handling(self, delivery: Delivery, handling: HandlingAttempt, *, group: str) -> AbstractContextManager[None]:
         """Makes the span `process TOPIC`; current in the handler, also in an `async def` one."""
         return self._handling(delivery, handling, group) if self._is_live() else _NOTHING
 
@@ -115,7 +115,7 @@ class OpenTelemetryTracing:
         return self._settling(settlement, deliveries, group) if self._is_live() else _NOTHING
 
     @contextmanager
-    def _sending(self, messages: Sequence[Message], sending: Sending) -> Iterator[None]:
+    def _sending(self, messages: Sequence[Message], sending: SendAttempt) -> Iterator[None]:
         topics = {message.topic for message in messages}
         attributes = _of("send", topic=messages[0].topic if len(topics) == 1 else None, messages=messages)
         attributes["messaging.outbox.path"] = str(sending.path)
@@ -143,7 +143,7 @@ class OpenTelemetryTracing:
         ).end()
 
     @contextmanager
-    def _handling(self, delivery: Delivery, handling: Handling, group: str) -> Iterator[None]:
+    def _handling(self, delivery: Delivery, handling: HandlingAttempt, group: str) -> Iterator[None]:
         attributes = _of("process", topic=delivery.topic, group=group, messages=[delivery])
         attributes["messaging.outbox.delivery_attempt"] = delivery.attempt
         linked = self._process is Relation.LINK

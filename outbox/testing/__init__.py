@@ -4,14 +4,14 @@ from outbox.testing.advancing_clock import AdvancingClock
 from outbox.testing.capture import capture_published
 from outbox.testing.consumer_driver import ConsumerRun, RunReport
 from outbox.testing.memory_broker import MemoryBroker
-from outbox.testing.published import Published, PublishedMessage
+from outbox.testing.published import PublishedMessage, PublishedMessages
 
 __all__ = [
     "AdvancingClock",
     "ConsumerRun",
     "MemoryBroker",
-    "Published",
     "PublishedMessage",
+    "PublishedMessages",
     "RunReport",
     "capture_published",
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from outbox.producer.session_hooks import observed_commits
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind
-from outbox.testing.published import MESSAGES_MAX, Published
+from outbox.testing.published import MESSAGES_MAX, PublishedMessages
 from outbox_core.common.errors import InvalidMessage, OutboxError
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -21,7 +21,7 @@ logger: EventLogger = EventLogger(__name__)
 class Capture:
     """The captured messages: `published` for the test's assertions, `undelivered` for its consumers."""
 
-    published: Published = field(default_factory=Published)
+    published: PublishedMessages = field(default_factory=PublishedMessages)
     undelivered: deque[OutboxRow] = field(default_factory=lambda: deque(maxlen=MESSAGES_MAX))
     deliver: Callable[[], None] | None = None
     """Called after each commit, if set; it may raise only OutboxErrors."""
@@ -56,7 +56,7 @@ def capturing() -> Iterator[Capture]:
 
 
 @contextmanager
-def capture_published() -> Iterator[Published]:
+def capture_published() -> Iterator[PublishedMessages]:
     """Yields the messages that are published inside the block; for tests without pytest.
 
     A message is captured when its session commits, also if that session has joined a transaction that the test will

@@ -17,7 +17,7 @@ from outbox.testing.advancing_clock import AdvancingClock
 from outbox.testing.capture import Capture, capturing
 from outbox.testing.consumer_driver import ConsumerRun
 from outbox.testing.memory_broker import MemoryBroker, OutageControl, open_memory_broker
-from outbox.testing.published import Published
+from outbox.testing.published import PublishedMessages
 from outbox_core.messages.broker_port import Broker
 
 _SENDS = "outbox_sends"
@@ -62,7 +62,7 @@ def outbox_broker(outbox_clock: AdvancingClock) -> Iterator[MemoryBroker]:
 
 
 @pytest.fixture
-def published(outbox_capture: Capture) -> Published:
+def published(outbox_capture: Capture) -> PublishedMessages:
     """The messages that this test's transactions have committed, by any Outbox, session, thread or task."""
     return outbox_capture.published
 

@@ -95,7 +95,7 @@ class PublishedMessage:
         return bool(mine == (encoded if content_type is None else msgspec.json.decode(encoded)))
 
 
-class Published(Sequence[PublishedMessage]):
+class PublishedMessages(Sequence[PublishedMessage]):
     """The messages committed so far, in the order of their commits; it grows while the test runs.
 
     Compare it with a list: `assert published == [("payment.completed", {"order_id": 7})]`.
@@ -109,9 +109,9 @@ class Published(Sequence[PublishedMessage]):
         self._overflowed = False
         self._changed = threading.Condition()
 
-    def on(self, topic: str) -> Published:
+    def on(self, topic: str) -> PublishedMessages:
         """Returns the current messages of a topic."""
-        return Published(one for one in self._seen() if one.topic == topic)
+        return PublishedMessages(one for one in self._seen() if one.topic == topic)
 
     def one(self, topic: str | None = None, *, key: str | None = None) -> PublishedMessage:
         """Returns the only message (of this topic and key, if given). AssertionError if there is none, or more."""

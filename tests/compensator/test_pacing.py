@@ -11,12 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from compensator.work.source_schedule import (
     SOON_JITTER_MS,
-    Failed,
+    DatabaseFailure,
     HeldBack,
-    More,
+    MoreRowsDue,
+    NoRowsDue,
     Outcome,
     PacingOptions,
-    Quiet,
     SourcePace,
     TurnQueue,
     decide,
@@ -26,10 +26,10 @@ from outbox_core.common.clock import ManualClock
 
 EXACT = PacingOptions(jitter=0, failure=Backoff(initial_ms=1_000, max_ms=60_000, jitter=0))
 OUTCOMES = st.one_of(
-    st.just(More()),
-    st.builds(Quiet, st.booleans(), st.one_of(st.none(), st.integers(-5_000, 100_000))),
+    st.just(MoreRowsDue()),
+    st.builds(NoRowsDue, st.booleans(), st.one_of(st.none(), st.integers(-5_000, 100_000))),
     st.builds(HeldBack, st.integers(-5, 100_000)),
-    st.just(Failed()),
+    st.just(DatabaseFailure()),
 )
 
 
@@ -43,32 +43,32 @@ def delays(outcomes: list[Outcome], options: PacingOptions = EXACT, *, seed: int
 
 
 def test_more_goes_on_at_once() -> None:
-    assert delays([More(), More()]) == [0, 0]
+    assert delays([MoreRowsDue(), MoreRowsDue()]) == [0, 0]
 
 
 def test_an_idle_source_is_looked_at_ever_more_seldom_up_to_the_bound() -> None:
-    assert delays([Quiet(found=False)] * 6) == [1_500, 2_250, 3_375, 5_000, 5_000, 5_000]
+    assert delays([NoRowsDue(found=False)] * 6) == [1_500, 2_250, 3_375, 5_000, 5_000, 5_000]
 
 
 def test_anything_found_brings_back_the_interval() -> None:
-    quiet = [Quiet(found=False)] * 5
+    quiet = [NoRowsDue(found=False)] * 5
 
-    assert delays([*quiet, Quiet(found=True), Quiet(found=False)])[-2:] == [1_000, 1_500]
-    assert delays([*quiet, More(), Quiet(found=False)])[-1] == 1_500
+    assert delays([*quiet, NoRowsDue(found=True), NoRowsDue(found=False)])[-2:] == [1_000, 1_500]
+    assert delays([*quiet, MoreRowsDue(), NoRowsDue(found=False)])[-1] == 1_500
 
 
 @given(next_due_ms=st.integers(-10_000, 4_900), seed=st.integers(0, 100))
 def test_the_next_turn_is_not_later_than_the_next_row_falls_due(next_due_ms: int, seed: int) -> None:
-    idle = [Quiet(found=False)] * 10
+    idle = [NoRowsDue(found=False)] * 10
 
-    last = delays([*idle, Quiet(found=False, next_due_ms=next_due_ms)], seed=seed)[-1]
+    last = delays([*idle, NoRowsDue(found=False, next_due_ms=next_due_ms)], seed=seed)[-1]
 
     assert max(0, next_due_ms) < last <= max(0, next_due_ms) + 1 + SOON_JITTER_MS
 
 
 @given(seed=st.integers(0, 2**32))
 def test_an_idle_source_costs_at_most_a_turn_in_five_seconds_with_jitter_too(seed: int) -> None:
-    waits = delays([Quiet(found=False)] * 50, PacingOptions(), seed=seed)[5:]
+    waits = delays([NoRowsDue(found=False)] * 50, PacingOptions(), seed=seed)[5:]
 
     assert min(waits) >= 5_000
     assert max(waits) <= 6_250
@@ -76,10 +76,10 @@ def test_an_idle_source_costs_at_most_a_turn_in_five_seconds_with_jitter_too(see
 
 
 def test_a_failing_source_is_tried_ever_more_seldom_and_forgiven_at_its_first_success() -> None:
-    failed: list[Outcome] = [Failed()] * 8
+    failed: list[Outcome] = [DatabaseFailure()] * 8
 
     assert delays(failed) == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
-    assert delays([*failed, Quiet(found=False), Failed()])[-2:] == [1_500, 1_000]
+    assert delays([*failed, NoRowsDue(found=False), DatabaseFailure()])[-2:] == [1_500, 1_000]
 
 
 def test_who_is_held_comes_back_when_told() -> None:
@@ -129,7 +129,7 @@ def test_sources_with_a_backlog_take_turns() -> None:
         source = it.take()
         assert source is not None
         order.append(source)
-        it.done(source, More())
+        it.done(source, MoreRowsDue())
 
     assert order == ["a", "b", "c"] * 3
 
@@ -143,7 +143,7 @@ def test_a_source_has_one_worker_at_a_time() -> None:
 def test_an_idle_source_wakes_among_busy_ones_when_its_time_comes() -> None:
     it = Turns("idle", "busy")
     assert it.take() == "idle"
-    it.done("idle", Quiet(found=False))
+    it.done("idle", NoRowsDue(found=False))
     seen: Counter[str] = Counter()
 
     for _ in range(100):
@@ -151,7 +151,7 @@ def test_an_idle_source_wakes_among_busy_ones_when_its_time_comes() -> None:
         assert source is not None
         seen[source] += 1
         it.clock.advance(100)
-        it.done(source, More() if source == "busy" else Quiet(found=False))
+        it.done(source, MoreRowsDue() if source == "busy" else NoRowsDue(found=False))
 
     assert seen["idle"] == 3
     assert seen["busy"] == 97
@@ -162,15 +162,15 @@ def test_sources_that_fail_hold_no_more_workers_than_their_share() -> None:
     for source in ("dead-1", "dead-2", "well"):
         assert it.take() == source
     for source in ("dead-1", "dead-2"):
-        it.done(source, Failed())
-    it.done("well", More())
+        it.done(source, DatabaseFailure())
+    it.done("well", MoreRowsDue())
     it.clock.advance(1_000)
 
     well, dead, nobody = it.take(), it.take(), it.take()
 
     assert (well, dead, nobody) == ("well", "dead-1", None)
     assert it.wait_ms() is None, "dead-2 waits for dead-1, and not for a time"
-    it.done("dead-1", Failed())
+    it.done("dead-1", DatabaseFailure())
     assert it.take() == "dead-2"
 
 
@@ -179,7 +179,7 @@ def test_a_lost_source_has_no_more_turns_and_comes_back_when_it_is_ours_again() 
     assert it.take() == "a"
 
     it.keep("b")
-    it.done("a", More())
+    it.done("a", MoreRowsDue())
     without = [it.take(), it.take()]
     it.keep("a", "b")
 
@@ -194,7 +194,7 @@ def test_a_source_that_was_lost_and_found_during_its_turn_has_one_place() -> Non
     it.keep()
     it.keep("a")
     during = it.take()
-    it.done("a", More())
+    it.done("a", MoreRowsDue())
 
     assert during is None
     assert (it.take(), it.take()) == ("a", None)

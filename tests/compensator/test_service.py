@@ -16,7 +16,7 @@ from compensator.entry.status_server import StatusServer
 from compensator.service.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMetrics
 from compensator.service.service import CompensatorService
 from compensator.service.source_upkeep import UpkeepOptions
-from compensator.work.source_schedule import More, PacingOptions
+from compensator.work.source_schedule import MoreRowsDue, PacingOptions
 from compensator.work.work_slice import TurnReport
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
@@ -241,7 +241,7 @@ def test_the_age_of_the_oldest_due_row_is_the_databases_own_figure(
 def test_topics_beyond_the_bound_share_a_series(metrics: WatchedMetrics) -> None:
     topics = [f"topic-{number}" for number in range(TOPICS_MAX + 10)]
     for topic in [*topics, "topic-3"]:
-        turn = TurnReport(outcome=More(), topics=Counter({topic: 1}))
+        turn = TurnReport(outcome=MoreRowsDue(), topics=Counter({topic: 1}))
         metrics.record_turn("source", turn, seconds=0.1, now_seconds=1.0)
 
     resent = {

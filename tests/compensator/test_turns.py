@@ -12,7 +12,7 @@ from compensator.admission.rate_limiter import RateOptions
 from compensator.service.source_upkeep import Upkeep, UpkeepOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import TABLES_ASKED_EVERY_MS, Source
-from compensator.work.source_schedule import Failed, HeldBack, More, PacingOptions, Quiet
+from compensator.work.source_schedule import DatabaseFailure, HeldBack, MoreRowsDue, NoRowsDue, PacingOptions
 from compensator.work.work_slice import TurnOptions, Turns
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import SchemaMissing
@@ -41,8 +41,8 @@ def test_a_full_batch_goes_on_at_once(
 
     outcomes = [simulation.step().outcome for _ in range(9)]
 
-    assert outcomes[:8] == [More()] * 8
-    assert isinstance(outcomes[8], Quiet)
+    assert outcomes[:8] == [MoreRowsDue()] * 8
+    assert isinstance(outcomes[8], NoRowsDue)
     assert clock.monotonic_ms() == 0, "time passed while there was work"
     assert len(broker.stored) == 250
 
@@ -119,7 +119,7 @@ def test_a_row_is_sent_as_soon_as_its_lease_ends_though_the_source_was_idle(
 
     seen_at_ms = clock.monotonic_ms()
     seen = simulation.step()
-    assert isinstance(seen.outcome, Quiet)
+    assert isinstance(seen.outcome, NoRowsDue)
     assert seen.outcome.next_due_ms is not None
     assert 0 < seen.outcome.next_due_ms <= 3_000
     looked_ms = simulation.turns[-1][0]
@@ -248,7 +248,7 @@ def test_an_adapter_that_fails_for_everything_is_asked_a_bounded_number_of_times
 
     first, second = simulation.step(), simulation.step()
 
-    assert (first.outcome, second.outcome) == (Failed(), Failed())
+    assert (first.outcome, second.outcome) == (DatabaseFailure(), DatabaseFailure())
     assert len(broker.batches) <= 2 * 32 + 2 * 200
     assert clock.monotonic_ms() > 0
     with sqlite_shop.engine.connect() as connection:

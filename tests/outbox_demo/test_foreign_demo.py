@@ -15,7 +15,7 @@ import pytest
 
 from outbox_demo.foreign_broker import Progress
 from outbox_demo.plan import NOTIFICATION, PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER
-from outbox_demo.proof import Archived, ObservedEffect, Records, compare
+from outbox_demo.proof import ArchivedMessage, ObservedEffect, Records, compare
 from tests.broker_adapter.http.test_tls import certificate
 from tests.broker_adapter.nats.nats_server import NatsServer, run_plain
 from tests.broker_adapter.rabbitmq.rabbitmq_engine import RabbitMqEngine
@@ -38,8 +38,8 @@ def effect(mark: tuple[str, str, str], *, order_id: int = 1, at_us: int = DUE_MS
 RIGHT = Records(
     payments=frozenset({1}),
     archive=[
-        Archived(id="a", topic=PAYMENT_COMPLETED, order_id=1, deliver_at_ms=None),
-        Archived(id="b", topic=TRIP_REMINDER, order_id=1, deliver_at_ms=DUE_MS),
+        ArchivedMessage(id="a", topic=PAYMENT_COMPLETED, order_id=1, deliver_at_ms=None),
+        ArchivedMessage(id="b", topic=TRIP_REMINDER, order_id=1, deliver_at_ms=DUE_MS),
     ],
     marks=frozenset({A_TICKET, A_NOTICE, A_REMINDER}),
     effects=[effect(A_TICKET), effect(A_NOTICE), effect(A_REMINDER)],

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox import Outbox, connect
-from outbox.testing import Published, capture_published
+from outbox.testing import PublishedMessages, capture_published
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def box(sqlite_shop: Shop) -> Outbox:
     return sqlite_shop.box(NOBODY_THERE, sender=NO_SENDER)
 
 
-def test_a_commit_is_heard_of_at_once_and_a_rollback_never(shop: Shop, published: Published) -> None:
+def test_a_commit_is_heard_of_at_once_and_a_rollback_never(shop: Shop, published: PublishedMessages) -> None:
     box = shop.box(NOBODY_THERE, sender=NO_SENDER)
 
     @box.transactional
@@ -54,7 +54,7 @@ def test_a_commit_is_heard_of_at_once_and_a_rollback_never(shop: Shop, published
     assert published.bodies("payment.completed") == [{"order_id": 1}, {"order_id": 3}]
 
 
-def test_nothing_is_heard_of_before_the_commit(box: Outbox, published: Published) -> None:
+def test_nothing_is_heard_of_before_the_commit(box: Outbox, published: PublishedMessages) -> None:
     with Session(box.engine) as session, session.begin():
         box.publish("t", "1", session=session)
         with session.begin_nested():
@@ -65,7 +65,7 @@ def test_nothing_is_heard_of_before_the_commit(box: Outbox, published: Published
     assert published.bodies() == [b"1", b"2"]
 
 
-def test_a_savepoint_rolled_back_takes_its_messages(box: Outbox, published: Published) -> None:
+def test_a_savepoint_rolled_back_takes_its_messages(box: Outbox, published: PublishedMessages) -> None:
     with Session(box.engine) as session, session.begin():
         box.publish("kept", "", session=session)
         savepoint = session.begin_nested()
@@ -75,7 +75,7 @@ def test_a_savepoint_rolled_back_takes_its_messages(box: Outbox, published: Publ
     assert published.topics == ["kept"]
 
 
-def test_a_commit_with_a_savepoint_still_open_is_heard_of_once(shop: Shop, published: Published) -> None:
+def test_a_commit_with_a_savepoint_still_open_is_heard_of_once(shop: Shop, published: PublishedMessages) -> None:
     box = shop.box(NOBODY_THERE, sender=NO_SENDER)
 
     with Session(shop.engine) as session:
@@ -90,7 +90,7 @@ def test_a_commit_with_a_savepoint_still_open_is_heard_of_once(shop: Shop, publi
 
 @pytest.mark.parametrize("mode", ["create_savepoint", "conditional_savepoint", "rollback_only"])
 def test_a_session_joined_into_a_transaction_that_is_rolled_back_in_the_end_is_heard_of_at_its_own_commit(
-    shop: Shop, published: Published, mode: str
+    shop: Shop, published: PublishedMessages, mode: str
 ) -> None:
     box = shop.box(NOBODY_THERE)
 
@@ -112,7 +112,7 @@ def test_a_session_joined_into_a_transaction_that_is_rolled_back_in_the_end_is_h
     assert shop.rows() == []
 
 
-def test_every_way_of_working_is_heard_of(shop: Shop, published: Published) -> None:
+def test_every_way_of_working_is_heard_of(shop: Shop, published: PublishedMessages) -> None:
     box = shop.box(NOBODY_THERE, sender=NO_SENDER)
     scoped = scoped_session(sessionmaker(shop.engine))
 
@@ -132,7 +132,7 @@ def test_every_way_of_working_is_heard_of(shop: Shop, published: Published) -> N
     assert published.topics == ["sessionmaker", "scoped", "connection", "thread"]
 
 
-def test_async_functions_are_heard_of(sqlite_shop: Shop, published: Published) -> None:
+def test_async_functions_are_heard_of(sqlite_shop: Shop, published: PublishedMessages) -> None:
     async def job() -> None:
         engine = create_async_engine(sqlite_shop.database.url.replace("sqlite://", "sqlite+aiosqlite://"))
         with Outbox(engine, broker=NOBODY_THERE, sender=NO_SENDER) as box:
@@ -165,7 +165,7 @@ def test_an_outbox_made_before_and_two_outboxes_are_heard_of(sqlite_shop: Shop) 
     assert published.topics == ["one", "two"]
 
 
-def test_captures_inside_one_another_hear_each_their_own(box: Outbox, published: Published) -> None:
+def test_captures_inside_one_another_hear_each_their_own(box: Outbox, published: PublishedMessages) -> None:
     @box.transactional
     def publish(session: Session, topic: str) -> None:
         box.publish(topic, "")
@@ -179,7 +179,7 @@ def test_captures_inside_one_another_hear_each_their_own(box: Outbox, published:
 
 
 def test_a_hook_of_the_users_that_raises_behind_the_commit_hides_nothing(
-    sqlite_shop: Shop, box: Outbox, published: Published
+    sqlite_shop: Shop, box: Outbox, published: PublishedMessages
 ) -> None:
     def raises(_session: Session) -> None:
         raise Declined
@@ -194,7 +194,7 @@ def test_a_hook_of_the_users_that_raises_behind_the_commit_hides_nothing(
     assert published == [("t", "1")]
 
 
-def test_a_cancel_is_heard_of(box: Outbox, published: Published) -> None:
+def test_a_cancel_is_heard_of(box: Outbox, published: PublishedMessages) -> None:
     @box.transactional
     def plan(session: Session) -> None:
         message = box.publish("reminder", {}, delay=timedelta(hours=2))
@@ -205,7 +205,7 @@ def test_a_cancel_is_heard_of(box: Outbox, published: Published) -> None:
     assert published.canceled == [published.one("reminder").id]
 
 
-def test_the_real_sender_goes_on_as_ever(shop: Shop, published: Published) -> None:
+def test_the_real_sender_goes_on_as_ever(shop: Shop, published: PublishedMessages) -> None:
     broker = connect("memory:")
     box = shop.box(broker)
     box.transactional(lambda session: box.publish("t", "sent"))()
@@ -228,7 +228,7 @@ class Order:
     at: datetime
 
 
-def test_a_body_is_compared_as_it_was_published(box: Outbox, published: Published) -> None:
+def test_a_body_is_compared_as_it_was_published(box: Outbox, published: PublishedMessages) -> None:
     order = Order(7, datetime(2027, 1, 1, tzinfo=UTC))
 
     @box.transactional
@@ -259,7 +259,7 @@ def test_a_body_is_compared_as_it_was_published(box: Outbox, published: Publishe
     ],
 )  # fmt: skip
 def test_a_body_is_decoded_where_its_content_type_says_json(
-    box: Outbox, published: Published, content_type: str, seen: object
+    box: Outbox, published: PublishedMessages, content_type: str, seen: object
 ) -> None:
     box.transactional(lambda session: box.publish("t", b'{"n": 1}', headers={"Content-Type": content_type}))()
     box.transactional(lambda session: box.publish("t", b"{no", headers={"Content-Type": content_type}))()
@@ -267,7 +267,7 @@ def test_a_body_is_decoded_where_its_content_type_says_json(
     assert published.bodies() == [seen, b"{no"]
 
 
-def test_one_finds_the_only_message_and_else_says_what_there_is(box: Outbox, published: Published) -> None:
+def test_one_finds_the_only_message_and_else_says_what_there_is(box: Outbox, published: PublishedMessages) -> None:
     @box.transactional
     def publish(session: Session) -> None:
         box.publish("a", {"n": 1}, key="x")
@@ -285,7 +285,7 @@ def test_one_finds_the_only_message_and_else_says_what_there_is(box: Outbox, pub
         published.one("b", key="z")
 
 
-def test_it_is_a_sequence_that_can_be_cleared(box: Outbox, published: Published) -> None:
+def test_it_is_a_sequence_that_can_be_cleared(box: Outbox, published: PublishedMessages) -> None:
     publish = box.transactional(lambda session, topic: box.publish(topic, topic))
     publish("set-up")
     published.clear()
@@ -303,7 +303,7 @@ def test_it_is_a_sequence_that_can_be_cleared(box: Outbox, published: Published)
     assert len(set(published)) == 3
 
 
-def test_what_a_thread_publishes_that_nobody_joins_can_be_waited_for(box: Outbox, published: Published) -> None:
+def test_what_a_thread_publishes_that_nobody_joins_can_be_waited_for(box: Outbox, published: PublishedMessages) -> None:
     publish = box.transactional(lambda session, number: box.publish("t", str(number)))
     go_on = threading.Event()
 

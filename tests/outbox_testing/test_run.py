@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import Delivery, Outbox, RetryLater, consumer
-from outbox.testing import AdvancingClock, ConsumerRun, MemoryBroker, Published
+from outbox.testing import AdvancingClock, ConsumerRun, MemoryBroker, PublishedMessages
 from outbox.testing.capture import Capture
 from outbox_core.common.errors import ConfigurationError
 from tests.outbox.shop import NO_SENDER, Payment, Shop
@@ -38,7 +38,7 @@ def publish(box: Outbox) -> Publish:
 
 
 def test_consumers_get_what_was_committed_and_what_consumers_publish_until_nothing_is_left(
-    shop: Shop, published: Published, outbox_run: ConsumerRun
+    shop: Shop, published: PublishedMessages, outbox_run: ConsumerRun
 ) -> None:
     box = shop.box(NOBODY_THERE, sender=NO_SENDER)
     threads: set[int] = set()
@@ -154,7 +154,7 @@ def test_what_the_sender_has_sent_as_well_is_delivered_once(
 
 
 def test_handlers_work_inside_the_transaction_that_the_test_rolls_back(
-    shop: Shop, outbox_run: ConsumerRun, published: Published
+    shop: Shop, outbox_run: ConsumerRun, published: PublishedMessages
 ) -> None:
     box = shop.box(NOBODY_THERE)
     seen: list[int] = []

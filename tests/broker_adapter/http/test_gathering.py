@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.http.publish_batching import CALL_MESSAGES_MAX, Gathering, Outcome, _Call, _Lane, _leave
+from broker_adapter.http.publish_batching import CALL_MESSAGES_MAX, Outcome, PublishBatcher, _Call, _Lane, _leave
 from outbox_core import Message
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, OutboxError
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
@@ -46,7 +46,7 @@ def wire() -> Wire:
 def publish(wire: Wire) -> Any:
     """Publish ids in a thread of its own; gives the future of the ids of the results."""
     pool = ThreadPoolExecutor(64)
-    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S, on_their_way_max=1)
+    gathering = PublishBatcher(wire.send, place="host:1", wait_s_max=DEADLINE_S, on_their_way_max=1)
 
     def start(*ids: str, topic: str = "t") -> Future[list[str]]:
         before = gathering.waiting
@@ -96,7 +96,7 @@ def test_those_who_come_while_a_request_is_on_its_way_share_the_next_one(wire: W
 
 
 def test_two_requests_are_on_their_way_and_the_next_goes_when_either_ends(wire: Wire) -> None:
-    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S)
+    gathering = PublishBatcher(wire.send, place="host:1", wait_s_max=DEADLINE_S)
     with ThreadPoolExecutor(5) as pool:
 
         def publish(name: str) -> Future[list[str]]:
@@ -162,7 +162,7 @@ def test_an_error_of_the_first_hands_over_to_those_who_wait(wire: Wire, publish:
 
 
 def test_a_call_that_has_waited_for_too_long_is_never_sent(wire: Wire) -> None:
-    gathering = Gathering(wire.send, place="host:1", wait_s_max=0.05, on_their_way_max=1)
+    gathering = PublishBatcher(wire.send, place="host:1", wait_s_max=0.05, on_their_way_max=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(gathering.publish, [Message(id="a", topic="t", body=b"")])
         assert wire.arrived.acquire(timeout=DEADLINE_S)
@@ -201,7 +201,7 @@ def test_no_request_carries_more_than_a_request_may(wire: Wire, publish: Any) ->
 
 
 def test_a_large_publish_waits_for_nobody(wire: Wire, publish: Any) -> None:
-    gathering = Gathering(wire.send, place="host:1", wait_s_max=DEADLINE_S)
+    gathering = PublishBatcher(wire.send, place="host:1", wait_s_max=DEADLINE_S)
     large = [Message(id=f"m{number}", topic="t", body=b"") for number in range(CALL_MESSAGES_MAX + 1)]
     with ThreadPoolExecutor(2) as pool:
         pool.submit(gathering.publish, large[:1])

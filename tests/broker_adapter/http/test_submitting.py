@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import pytest
 
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.background_publisher import SubmitLimits, Submitting
+from broker_adapter.http.background_publisher import BackgroundPublisher, SubmitLimits
 from broker_adapter.http.publish_batching import Outcome
 from outbox_core import Message
 from outbox_core.common.errors import (
@@ -57,12 +57,12 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-def open_line(wire: Wire) -> Iterator[Callable[..., Submitting]]:
+def open_line(wire: Wire) -> Iterator[Callable[..., BackgroundPublisher]]:
     """Makes lines with limits of the test's; they are closed at its end."""
-    lines: list[Submitting] = []
+    lines: list[BackgroundPublisher] = []
 
-    def open_one(**limits: float) -> Submitting:
-        made = Submitting(wire.publish, place="host:1", wait_s_max=DEADLINE_S, limits=SubmitLimits(**limits))  # type: ignore[arg-type]
+    def open_one(**limits: float) -> BackgroundPublisher:
+        made = BackgroundPublisher(wire.publish, place="host:1", wait_s_max=DEADLINE_S, limits=SubmitLimits(**limits))  # type: ignore[arg-type]
         lines.append(made)
         return made
 
@@ -73,7 +73,7 @@ def open_line(wire: Wire) -> Iterator[Callable[..., Submitting]]:
 
 
 @pytest.fixture
-def line(open_line: Callable[..., Submitting]) -> Submitting:
+def line(open_line: Callable[..., BackgroundPublisher]) -> BackgroundPublisher:
     return open_line()
 
 
@@ -96,7 +96,7 @@ def message(message_id: str, *, topic: str = "t", size: int = 1) -> Message:
     return Message(id=message_id, topic=topic, body=b"b" * size)
 
 
-def submit_behind_a_request(line: Submitting, wire: Wire, *messages: Message) -> list[Future[PublishResult]]:
+def submit_behind_a_request(line: BackgroundPublisher, wire: Wire, *messages: Message) -> list[Future[PublishResult]]:
     """Submit the first, and the others while its request is on its way."""
     first = line.submit(messages[0])
     assert wire.arrived.acquire(timeout=DEADLINE_S)
@@ -108,7 +108,7 @@ def ids(futures: Sequence[Future[PublishResult]]) -> list[str]:
 
 
 def test_what_is_submitted_while_a_request_is_on_its_way_shares_the_next_one_in_order(
-    line: Submitting, wire: Wire
+    line: BackgroundPublisher, wire: Wire
 ) -> None:
     futures = submit_behind_a_request(line, wire, *(message(one) for one in "abcd"))
 
@@ -119,7 +119,7 @@ def test_what_is_submitted_while_a_request_is_on_its_way_shares_the_next_one_in_
 
 
 def test_messages_of_many_topics_share_a_request_and_a_refusal_is_that_of_its_topic(
-    line: Submitting, wire: Wire
+    line: BackgroundPublisher, wire: Wire
 ) -> None:
     wire.errors["bad"] = NotAuthorized("not yours")
     futures = submit_behind_a_request(
@@ -136,7 +136,7 @@ def test_messages_of_many_topics_share_a_request_and_a_refusal_is_that_of_its_to
 
 
 def test_an_error_of_a_request_meets_all_who_share_it_and_each_gets_one_of_its_own(
-    line: Submitting, wire: Wire
+    line: BackgroundPublisher, wire: Wire
 ) -> None:
     wire.errors["bad"] = BrokerThrottled("later", retry_after_ms=7)
     futures = submit_behind_a_request(line, wire, message("a"), message("b"), message("c", topic="bad"))
@@ -148,7 +148,7 @@ def test_an_error_of_a_request_meets_all_who_share_it_and_each_gets_one_of_its_o
     assert errors[0] is not errors[1]
 
 
-def test_a_defect_is_told_to_who_waits_and_the_next_are_sent(line: Submitting, wire: Wire) -> None:
+def test_a_defect_is_told_to_who_waits_and_the_next_are_sent(line: BackgroundPublisher, wire: Wire) -> None:
     wire.errors["bad"] = RuntimeError("a defect")
     wire.go_on.release(2)
 
@@ -158,7 +158,7 @@ def test_a_defect_is_told_to_who_waits_and_the_next_are_sent(line: Submitting, w
     assert ids([line.submit(message("b"))]) == ["b"]
 
 
-def test_a_callback_that_ends_its_thread_ends_nobody_elses_message(line: Submitting, wire: Wire) -> None:
+def test_a_callback_that_ends_its_thread_ends_nobody_elses_message(line: BackgroundPublisher, wire: Wire) -> None:
     def leave(_: Future[PublishResult]) -> None:
         raise SystemExit(1)
 
@@ -173,7 +173,7 @@ def test_a_callback_that_ends_its_thread_ends_nobody_elses_message(line: Submitt
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_waits_is_told_when_the_thread_that_sends_is_ended_and_another_goes_on(
-    line: Submitting, wire: Wire
+    line: BackgroundPublisher, wire: Wire
 ) -> None:
     wire.errors["bad"] = SystemExit(1)
     futures = submit_behind_a_request(line, wire, message("a", topic="bad"), message("b"), message("c"))
@@ -189,7 +189,7 @@ def test_what_waits_is_told_when_the_thread_that_sends_is_ended_and_another_goes
 
 
 def test_a_thread_that_cannot_be_started_takes_no_message_and_the_next_submit_tries_again(
-    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    line: BackgroundPublisher, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -204,7 +204,7 @@ def test_a_thread_that_cannot_be_started_takes_no_message_and_the_next_submit_tr
     assert wire.requests == [["b"]]
 
 
-def test_no_request_carries_more_than_a_request_may(open_line: Callable[..., Submitting], wire: Wire) -> None:
+def test_no_request_carries_more_than_a_request_may(open_line: Callable[..., BackgroundPublisher], wire: Wire) -> None:
     line = open_line(request_messages_max=2, request_bytes_max=10)
     sizes = {"a": 1, "b": 1, "c": 1, "d": 6, "e": 6, "f": 30}
     futures = submit_behind_a_request(line, wire, *(message(one, size=size) for one, size in sizes.items()))
@@ -216,7 +216,7 @@ def test_no_request_carries_more_than_a_request_may(open_line: Callable[..., Sub
 
 
 def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(wire: Wire) -> None:
-    line = Submitting(wire.publish, place="host:1", wait_s_max=0.05, limits=SubmitLimits(submitted_max=2))
+    line = BackgroundPublisher(wire.publish, place="host:1", wait_s_max=0.05, limits=SubmitLimits(submitted_max=2))
     futures = submit_behind_a_request(line, wire, message("a"), message("b"))
 
     with pytest.raises(BrokerUnavailable, match="2 messages wait for host:1"):
@@ -229,7 +229,7 @@ def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(wire: Wi
 
 
 def test_what_tells_of_one_may_submit_the_next_even_where_there_is_no_room(
-    open_line: Callable[..., Submitting], wire: Wire
+    open_line: Callable[..., BackgroundPublisher], wire: Wire
 ) -> None:
     line = open_line(submitted_max=1)
     wire.go_on.release(100)
@@ -249,7 +249,7 @@ def test_what_tells_of_one_may_submit_the_next_even_where_there_is_no_room(
     assert told == [f"m{number}" for number in range(50)]
 
 
-def test_what_is_taken_back_before_it_is_sent_is_not_sent(line: Submitting, wire: Wire) -> None:
+def test_what_is_taken_back_before_it_is_sent_is_not_sent(line: BackgroundPublisher, wire: Wire) -> None:
     futures = submit_behind_a_request(line, wire, *(message(one) for one in "abc"))
 
     assert futures[1].cancel()
@@ -260,7 +260,7 @@ def test_what_is_taken_back_before_it_is_sent_is_not_sent(line: Submitting, wire
     assert wire.requests == [["a"], ["c"]]
 
 
-def test_the_end_sends_what_is_left_and_takes_nothing_more(line: Submitting, wire: Wire) -> None:
+def test_the_end_sends_what_is_left_and_takes_nothing_more(line: BackgroundPublisher, wire: Wire) -> None:
     futures = submit_behind_a_request(line, wire, *(message(one) for one in "abc"))
     wire.go_on.release(2)
 
@@ -272,7 +272,9 @@ def test_the_end_sends_what_is_left_and_takes_nothing_more(line: Submitting, wir
         line.submit(message("d"))
 
 
-def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(open_line: Callable[..., Submitting], wire: Wire) -> None:
+def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(
+    open_line: Callable[..., BackgroundPublisher], wire: Wire
+) -> None:
     line = open_line(idle_s_max=0.01)
     futures = submit_behind_a_request(line, wire, message("a"))
     thread = SendingThread(futures[0])
@@ -285,7 +287,7 @@ def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(open_line: Callabl
 
 
 def test_a_child_of_a_fork_leaves_what_was_submitted_to_its_parent(
-    line: Submitting, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    line: BackgroundPublisher, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     futures = submit_behind_a_request(line, wire, message("a"), message("b"))
 

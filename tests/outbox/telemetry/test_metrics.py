@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from outbox.store.row import OutboxRow, cancel_row, publish_row
-from outbox.telemetry import NO_TRACING, Sending, SendPath, Telemetry
+from outbox.telemetry import NO_TRACING, SendAttempt, SendPath, Telemetry
 from outbox.telemetry.metrics import COMMITS_KEPT_MAX, OutboxMetrics, reason_of
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import (
@@ -41,7 +41,7 @@ def value(metrics: OutboxMetrics, name: str, **labels: str) -> float | None:
 def sent(metrics: OutboxMetrics, *messages: Message, path: SendPath = SendPath.INLINE, **options: Any) -> None:
     statuses = options.get("statuses", [PublishStatus.STORED] * len(messages))
     results = [PublishResult(one.id, status) for one, status in zip(messages, statuses, strict=True)]
-    metrics.sent(messages, Sending(path=path, results=results, error=options.get("error")), path=path, seconds=0.5)
+    metrics.sent(messages, SendAttempt(path=path, results=results, error=options.get("error")), path=path, seconds=0.5)
 
 
 def test_messages_are_counted_as_enqueued_when_they_are_committed_and_cancels_are_not() -> None:

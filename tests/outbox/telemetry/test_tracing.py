@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy.exc import StatementError
 
-from outbox.telemetry import Handling, Sending, SendPath, Settlement, Telemetry
+from outbox.telemetry import HandlingAttempt, SendAttempt, SendPath, Settlement, Telemetry
 from outbox.telemetry.tracing import ASK_SECONDS, LINKS_MAX, SCHEMA_URL, OpenTelemetryTracing, Relation
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.limits import HEADERS_MAX
@@ -129,7 +129,7 @@ def test_a_provider_that_is_set_later_is_found_and_looked_for_once_a_second(
     tracing = OpenTelemetryTracing()
 
     def spans_after_a_send() -> int:
-        with tracing.sending([message()], Sending(path=SendPath.INLINE)):
+        with tracing.sending([message()], SendAttempt(path=SendPath.INLINE)):
             pass
         return len(spans.all("send"))
 
@@ -173,7 +173,7 @@ def test_a_send_is_a_trace_of_its_own_linked_to_each_creation(spans: Spans) -> N
 def test_a_batch_of_many_topics_names_none(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
 
-    with tracing.sending([message(1), message(2, topic="bills")], Sending(path=SendPath.COMPENSATOR)):
+    with tracing.sending([message(1), message(2, topic="bills")], SendAttempt(path=SendPath.COMPENSATOR)):
         pass
 
     assert spans.one("send").name == "send"
@@ -184,7 +184,7 @@ def test_a_batch_of_many_topics_names_none(spans: Spans) -> None:
 def test_links_are_bounded_and_the_count_is_not(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
 
-    with tracing.sending([message(number) for number in range(500)], Sending(path=SendPath.COMPENSATOR)):
+    with tracing.sending([message(number) for number in range(500)], SendAttempt(path=SendPath.COMPENSATOR)):
         pass
 
     assert len(spans.one("send").links) == LINKS_MAX
@@ -205,7 +205,7 @@ def test_a_send_that_fails_says_how_and_nothing_of_what_the_error_says(spans: Sp
 
 def test_a_send_of_which_a_part_was_rejected_is_an_error(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
-    sending = Sending(path=SendPath.INLINE)
+    sending = SendAttempt(path=SendPath.INLINE)
 
     with tracing.sending([message(1), message(2)], sending):
         sending.results = [PublishResult("m-1", PublishStatus.STORED), PublishResult("m-2", PublishStatus.REJECTED)]
@@ -216,7 +216,7 @@ def test_a_send_of_which_a_part_was_rejected_is_an_error(spans: Spans) -> None:
 
 def test_a_delivery_is_processed_in_a_trace_of_its_own_linked_to_the_creation(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
-    handling = Handling()
+    handling = HandlingAttempt()
 
     with (
         spans.tracer.start_as_current_span("ambient"),
@@ -244,7 +244,7 @@ def test_a_delivery_is_processed_in_a_trace_of_its_own_linked_to_the_creation(sp
 def test_a_delivery_is_the_creations_child_where_that_was_asked_for(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider, process=Relation.PARENT)
 
-    with tracing.handling(delivery(), Handling(), group="g"):
+    with tracing.handling(delivery(), HandlingAttempt(), group="g"):
         pass
 
     processed = spans.one("process")
@@ -255,7 +255,7 @@ def test_a_delivery_is_the_creations_child_where_that_was_asked_for(spans: Spans
 
 def test_a_handler_that_fails_is_an_error_with_its_exception_as_an_event(spans: Spans) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
-    handling, value = Handling(), "47" + "11" * 8
+    handling, value = HandlingAttempt(), "47" + "11" * 8
 
     with tracing.handling(delivery(), handling, group="g"):
         with pytest.raises(StatementError) as caught:
@@ -298,7 +298,7 @@ def test_receive_and_settle_are_clients_linked_to_the_creation(spans: Spans) -> 
 def test_a_traceparent_that_is_none_links_to_nothing(spans: Spans, traceparent: str) -> None:
     tracing = OpenTelemetryTracing(provider=spans.provider)
 
-    with tracing.handling(delivery({"traceparent": traceparent}), Handling(), group="g"):
+    with tracing.handling(delivery({"traceparent": traceparent}), HandlingAttempt(), group="g"):
         pass
 
     assert spans.one("process").links == ()
@@ -311,7 +311,7 @@ def test_a_coroutine_sees_the_span_that_is_around_it(spans: Spans) -> None:
         await asyncio.sleep(0)
         return trace.get_current_span().get_span_context().span_id
 
-    with tracing.handling(delivery(), Handling(), group="g"):
+    with tracing.handling(delivery(), HandlingAttempt(), group="g"):
         seen = asyncio.run(handler())
 
     assert seen == ids(spans.one("process"))[1]
