@@ -15,7 +15,7 @@ from typing import Final
 
 from broker_adapter.embedded import EmbeddedBroker
 from outbox_broker.common.engine_options import Durability, EngineOptions
-from outbox_broker.log.storage import DiskStorage, Unsynced
+from outbox_broker.log.storage import DiskStorage, UnsyncedStorage
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, ConfigurationError
 
@@ -92,7 +92,7 @@ class TemporaryEngine:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="outbox-memory-", dir=self._parent or _ram_disk()))
         return EmbeddedBroker(
-            f"embedded:{self._folder}", clock=self.clock, options=self._options, storage=Unsynced(DiskStorage())
+            f"embedded:{self._folder}", clock=self.clock, options=self._options, storage=UnsyncedStorage(DiskStorage())
         )
 
     def _end(self, *, outage: BrokerError | None = None) -> None:

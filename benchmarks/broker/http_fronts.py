@@ -53,14 +53,14 @@ def serve(front: str, folder: Path, port: int) -> None:
     engine = Engine.open(folder)
     if front == "connection":
         from outbox_broker.http.server import HttpServer, bind
-        from outbox_broker.http.service_ports import Served
+        from outbox_broker.http.service_ports import ServicePorts
 
-        server = HttpServer(Served.of(engine), bind("127.0.0.1", port), settings=HttpSettings())
+        server = HttpServer(ServicePorts.of(engine), bind("127.0.0.1", port), settings=HttpSettings())
         server.run(on_ready=lambda _url: _ready())
         return
     from outbox_broker.http.application import Application
 
-    services = Services.of(Served.of(engine), HttpSettings(), access=Access(), clock=SystemClock())
+    services = Services.of(ServicePorts.of(engine), HttpSettings(), access=Access(), clock=SystemClock())
     application = Application(services)
     {"plain_asgi": _uvicorn, "starlette": _starlette, "granian": _granian}[front](application, port)
 

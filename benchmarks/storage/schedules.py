@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from benchmarks.storage.logs import MAP_BYTES, durable_sqlite
-from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, Timed
+from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMessage
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 
 BATCH_MESSAGES: Final = 1_000
@@ -56,7 +56,7 @@ class OurSchedule:
         self._schedule = DelayStore.open(self._segments, options=DelayOptions(batch_messages_max=BATCH_MESSAGES))
 
     def insert(self, batch: Sequence[Due], *, now_ms: int) -> None:
-        messages = [Timed(one.due_ms, one.id, "topic", one.body) for one in batch]
+        messages = [TimedMessage(one.due_ms, one.id, "topic", one.body) for one in batch]
         if set(self._schedule.schedule(messages, now_ms=now_ms)) != {"stored"}:
             raise RuntimeError("not all of them were stored")
 

@@ -73,7 +73,7 @@ class ShardReport:
 
 
 @dataclass(slots=True, eq=False)
-class _Hosted(Generic[Running]):
+class _HostedShard(Generic[Running]):
     permit: ShardPermit
     state: ShardState = ShardState.OPENING
     running: Running | None = None
@@ -118,7 +118,7 @@ class ShardHost(Generic[Running]):
         self._changed = changed
         self._options = options or HostOptions()
         self._lock = threading.Lock()
-        self._hosted: dict[str, _Hosted[Running]] = {}
+        self._hosted: dict[str, _HostedShard[Running]] = {}
         self._failures: dict[str, _Failure] = {}
         self._workers = ThreadPoolExecutor(self._options.workers_max, thread_name_prefix="shard-host")
 
@@ -154,7 +154,7 @@ class ShardHost(Generic[Running]):
             failure = self._failures.get(shard)
             if shard in self._hosted or (failure is not None and failure.retry_at_ms > self._clock.monotonic_ms()):
                 return
-            one = self._hosted[shard] = _Hosted(permit)
+            one = self._hosted[shard] = _HostedShard(permit)
         self._workers.submit(self._open, shard, one)
 
     def close(self, shard: str, *, reason: str, at_once: bool = False) -> None:
@@ -205,7 +205,7 @@ class ShardHost(Generic[Running]):
 
     # -- in worker threads -------------------------------------------------------------------------------------------
 
-    def _open(self, shard: str, one: _Hosted[Running]) -> None:
+    def _open(self, shard: str, one: _HostedShard[Running]) -> None:
         with one.turn:
             if one.permit.why_ended() is not None:  # closed before its turn came
                 self._remove(shard, one)
@@ -213,7 +213,7 @@ class ShardHost(Generic[Running]):
                 self._open_now(shard, one)
         self._changed()
 
-    def _open_now(self, shard: str, one: _Hosted[Running]) -> None:
+    def _open_now(self, shard: str, one: _HostedShard[Running]) -> None:
         try:
             opened = self._open_shard(shard)
             running = self._started(opened, one.permit)
@@ -236,7 +236,7 @@ class ShardHost(Generic[Running]):
             opened.close()  # whoever opens it next, here or elsewhere, must not find it in use
             raise
 
-    def _close(self, shard: str, one: _Hosted[Running], reason: str) -> None:
+    def _close(self, shard: str, one: _HostedShard[Running], reason: str) -> None:
         with one.turn:  # an opening in progress ends first
             with self._lock:
                 running, one.running = one.running, None
@@ -254,12 +254,12 @@ class ShardHost(Generic[Running]):
         self._divide_memory()
         self._changed()
 
-    def _remove(self, shard: str, one: _Hosted[Running]) -> None:
+    def _remove(self, shard: str, one: _HostedShard[Running]) -> None:
         with self._lock:
             if self._hosted.get(shard) is one:
                 del self._hosted[shard]
 
-    def _fail(self, shard: str, one: _Hosted[Running], error: Exception) -> None:
+    def _fail(self, shard: str, one: _HostedShard[Running], error: Exception) -> None:
         with self._lock:
             earlier = self._failures.get(shard)
             count = 1 if earlier is None else earlier.count + 1

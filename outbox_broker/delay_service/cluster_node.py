@@ -27,7 +27,7 @@ from outbox_broker.delay_service.target_relay import PublishTarget
 from outbox_broker.http.access_control import Access, Principal, Role
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer, Tls, bind
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
@@ -104,10 +104,10 @@ class ClusterNode:
         self._bound.close()
         self._router.close()
 
-    def served(self) -> Served:
+    def served(self) -> ServicePorts:
         """Returns the ports for the server that clients use."""
         measures = NodeMeasures(self._host, self.coordinator, self._syncs)
-        return Served(
+        return ServicePorts(
             producers=self._router, catalog=self._router, measured=measures,
             refusal="a delay service only publishes: consume from its target broker, and operate on it",
         )  # fmt: skip

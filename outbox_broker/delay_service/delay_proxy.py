@@ -13,10 +13,10 @@ from typing import Final
 from outbox_broker.common.cancel_scope import scope_of
 from outbox_broker.delay_service.target_relay import PublishTarget, pass_on, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, Publishable
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.sync_times import TimedStorage
-from outbox_broker.schedule.delay_store import DelayStore, Timed
+from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.schedule.service import DelayService
 from outbox_broker.state.topic_quota import TopicQuota
@@ -55,9 +55,9 @@ class DelayProxy:
         self._counters: Counter[tuple[str, str, str]] = Counter()
         self.service = DelayService(schedule, deliver=self._deliver, clock=clock)
 
-    def served(self) -> Served:
+    def served(self) -> ServicePorts:
         """Returns the ports for an HTTP server."""
-        return Served(
+        return ServicePorts(
             producers=self, catalog=self, measured=self,
             refusal="a delay service only publishes: consume from its target broker, and operate on it",
         )  # fmt: skip
@@ -171,7 +171,7 @@ class DelayProxy:
 
     # -- delivering --------------------------------------------------------------------------------------------------
 
-    def _deliver(self, batch: Sequence[Timed]) -> list[Timed]:
+    def _deliver(self, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
         """Publish to the target; returns the rejected messages, and raises if the whole batch may be retried."""
         refused = pass_on(self._target, batch)
         fired = Counter(one.topic for one in batch)

@@ -40,7 +40,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     target = connect(target_url, **({} if target_token is None else {"token": target_token}))
     bound = bind(config.host, config.port)
     try:
-        with _Running(config, target) as proxy:
+        with _RunningService(config, target) as proxy:
             server = HttpServer(proxy.served(), bound, settings=config.http_settings, access=access, tls=tls)
             server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
     finally:
@@ -49,7 +49,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     logger.info("server_stopped")
 
 
-class _Running:
+class _RunningService:
     """A proxy over an open folder, delivering; closed in reverse order."""
 
     def __init__(self, config: BrokerConfig, target: Broker) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from outbox_broker.schedule.delay_store import Timed
+from outbox_broker.schedule.delay_store import TimedMessage
 from outbox_core.common.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -31,7 +31,7 @@ class PublishTarget(Protocol):
         """See Broker.publish."""
 
 
-class _Stored(msgspec.Struct, array_like=True, frozen=True):
+class _StoredMessage(msgspec.Struct, array_like=True, frozen=True):
     """The schedule's payload: a message without its id, topic and due time."""
 
     body: bytes
@@ -43,19 +43,19 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Stored).decode
+_decode = msgspec.msgpack.Decoder(_StoredMessage).decode
 
 
-def timed(message: Message, now_ms: int) -> Timed:
+def timed(message: Message, now_ms: int) -> TimedMessage:
     """Returns a message in the schedule's form; without a due time it is due now."""
-    stored = _Stored(
+    stored = _StoredMessage(
         message.body, message.key, dict(message.headers), message.created_at_ms or now_ms, message.deliver_at_ms
     )
     due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    return Timed(due_ms, message.id, message.topic, _encode(stored))
+    return TimedMessage(due_ms, message.id, message.topic, _encode(stored))
 
 
-def pass_on(target: PublishTarget, batch: Sequence[Timed]) -> list[Timed]:
+def pass_on(target: PublishTarget, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
     """Publish to the target; returns the rejected messages, splitting the batch until the topic, or the message, at
     fault is isolated.
 
@@ -69,7 +69,7 @@ def pass_on(target: PublishTarget, batch: Sequence[Timed]) -> list[Timed]:
         return _parted(target, _by_topic(batch), error)
     except (BrokerRefused, InvalidMessage) as error:
         return _parted(target, [[one] for one in batch], error)
-    refused: list[Timed] = []
+    refused: list[TimedMessage] = []
     for one, result in zip(batch, results, strict=True):
         if not result.status.is_success:
             refused.append(one)
@@ -78,28 +78,28 @@ def pass_on(target: PublishTarget, batch: Sequence[Timed]) -> list[Timed]:
 
 
 def _parted(
-    target: PublishTarget, parts: Sequence[Sequence[Timed]], error: BrokerRefused | InvalidMessage
-) -> list[Timed]:
+    target: PublishTarget, parts: Sequence[Sequence[TimedMessage]], error: BrokerRefused | InvalidMessage
+) -> list[TimedMessage]:
     if len(parts) != 1:
         return [one for part in parts for one in pass_on(target, part)]
     _log_refused(parts[0], str(error))
     return list(parts[0])
 
 
-def _by_topic(batch: Sequence[Timed]) -> list[list[Timed]]:
-    parts: defaultdict[str, list[Timed]] = defaultdict(list)
+def _by_topic(batch: Sequence[TimedMessage]) -> list[list[TimedMessage]]:
+    parts: defaultdict[str, list[TimedMessage]] = defaultdict(list)
     for one in batch:
         parts[one.topic].append(one)
     return list(parts.values())
 
 
-def _log_refused(refused: Sequence[Timed], error: str) -> None:
+def _log_refused(refused: Sequence[TimedMessage], error: str) -> None:
     first = refused[0]
     fields = {"topic": first.topic, "first_message_id": first.id, "messages": len(refused), "error": error}
     logger.warning("delivery_refused", extra=fields)
 
 
-def _message(one: Timed) -> Message:
+def _message(one: TimedMessage) -> Message:
     """Returns the message for the target: due now, under its original id.
 
     The requested due time is added as a header, unless that exceeds the limit of headers.
@@ -116,7 +116,7 @@ def _message(one: Timed) -> Message:
         return _for_now(one, stored, stored.headers)
 
 
-def _for_now(one: Timed, stored: _Stored, headers: Mapping[str, str]) -> Message:
+def _for_now(one: TimedMessage, stored: _StoredMessage, headers: Mapping[str, str]) -> Message:
     return Message(
         id=one.id, topic=one.topic, body=stored.body, key=stored.key, headers=headers,
         created_at_ms=stored.created_at_ms,

@@ -40,7 +40,7 @@ _ROUND_MS_MAX: Final = 60_000
 
 
 @dataclass(slots=True)
-class Placed:
+class PlacedBatch:
     """A batch in the message log from `begin` up to `end`: (sequence, id) by topic; `untold` are the topics not yet
     recorded in the action log.
     """
@@ -83,7 +83,7 @@ class Dispatcher:
         self._batches: deque[DueBatch] = deque()  # claimed, and not appended
         self._ahead: Future[DueBatch | None] | None = None  # the next batch, while it is being claimed
         self._taking = ThreadPoolExecutor(1, "broker-taking")
-        self.placed: deque[Placed] = deque()  # not settled
+        self.placed: deque[PlacedBatch] = deque()  # not settled
         self._ended: Future[None] | None = None  # the commit of the last appended batch, if that runs concurrently
         self._ending = ThreadPoolExecutor(1, "broker-ending")
         self._health = DispatchHealth()
@@ -224,7 +224,7 @@ class Dispatcher:
         data, sizes = journal.frames(records)
         return Copies(batch, now_ms, firsts, data, sizes)
 
-    def _place_due(self, batch: DueBatch, copies: Copies) -> Placed:
+    def _place_due(self, batch: DueBatch, copies: Copies) -> PlacedBatch:
         """Append due messages to the message log with their sequences, grouped by topic."""
         entries: dict[str, list[tuple[int, str]]] = {}
         fresh = self._not_void(self._not_placed_yet(batch, entries))
@@ -248,7 +248,7 @@ class Dispatcher:
         if self._state.dispatched_before:
             for one in zip(batch.topics, batch.ids, strict=True):
                 self._state.dispatched_before.pop(one, None)
-        return Placed(batch, entries, begin, self._messages.end, deque(entries))
+        return PlacedBatch(batch, entries, begin, self._messages.end, deque(entries))
 
     def _not_placed_yet(self, batch: DueBatch, entries: dict[str, list[tuple[int, str]]]) -> DueBatch:
         """Returns the batch without messages that are in the message log since before a restart, or twice in the batch.
@@ -333,7 +333,7 @@ class Dispatcher:
             return self._state.dispatched_from
         return self.placed[0].begin if self.placed else None
 
-    def _tell_fired(self, placed: Placed) -> None:
+    def _tell_fired(self, placed: PlacedBatch) -> None:
         """Record dispatched messages in the action log, once per topic, then wake pulls, and update statistics."""
         now_ms = self._clock.now_ms()
         with self._lock:

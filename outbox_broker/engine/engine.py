@@ -36,7 +36,7 @@ from outbox_broker.engine.topic_reader import TopicReader
 from outbox_broker.engine.waiting_puller import WaitingPuller
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.log.folder_lock import FolderLock, refuse_nested
-from outbox_broker.log.storage import DiskStorage, Storage, Unsynced
+from outbox_broker.log.storage import DiskStorage, Storage, UnsyncedStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.recovery.startup_recovery import recover
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
@@ -236,7 +236,7 @@ class Engine:
     def _open_schedule(self) -> Sequence[DueBatch]:
         """Open the schedule; returns the batches that it dispatched and does not know to be appended."""
         context, options = self.context, self.context.options
-        storage = context.storage if options.durability is Durability.FSYNC else Unsynced(context.storage)
+        storage = context.storage if options.durability is Durability.FSYNC else UnsyncedStorage(context.storage)
         self._segments = LocalSegmentStore.open(context.folder / "schedule", storage=storage)
         delay_options = DelayOptions(
             batch_messages_max=options.fire_batch_max,

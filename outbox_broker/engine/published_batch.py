@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from outbox_broker.schedule.delay_store import Timed
+from outbox_broker.schedule.delay_store import TimedMessage
 from outbox_broker.state.scheduled_copy import encode_scheduled
 from outbox_core.journal import journal
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
@@ -69,7 +69,7 @@ def dead_on_arrival(message: Message, *, now_ms: int) -> bytes:
     return journal.encode_record(record_of(message, now_ms=now_ms, sequence=None, copy=journal.DEAD_ON_ARRIVAL))
 
 
-def timed_of(message: Message, *, now_ms: int) -> Timed:
+def timed_of(message: Message, *, now_ms: int) -> TimedMessage:
     """Returns a message in the schedule's form; without a due time it is due now."""
     due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    return Timed(due_ms, message.id, message.topic, encode_scheduled(message, now_ms=now_ms))
+    return TimedMessage(due_ms, message.id, message.topic, encode_scheduled(message, now_ms=now_ms))

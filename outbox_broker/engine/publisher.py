@@ -17,7 +17,7 @@ from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.published_batch import SortedBatch, arranged, dead_on_arrival, record_of, timed_of
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.wakeups import Wakeups
-from outbox_broker.schedule.delay_store import Stopped
+from outbox_broker.schedule.delay_store import CancelResult
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.state.scheduled_copy import encode_marker
 from outbox_broker.state.topic_quota import TopicQuota
@@ -315,7 +315,7 @@ class Publisher:
             # A refused topic does not exist: names that clients can invent are not counted one by one.
             self._state.counters[what, name if name in self._state.topics else OTHERS, ""] += count
 
-    def _stop(self, message_ids: Sequence[str], scope: Scope) -> Stopped:
+    def _stop(self, message_ids: Sequence[str], scope: Scope) -> CancelResult:
         """Decide cancels. Recent ids of the message log were delivered, unless canceled before they arrived."""
         recent = self._state.recent
         late = {one for one in message_ids if any(covers(scope, topic) for topic in recent.topics(one))}
@@ -337,7 +337,7 @@ class Publisher:
         self._actions.commit(end)
 
 
-def _gone(message_ids: Sequence[str], stopped: Stopped) -> list[tuple[str, str]]:
+def _gone(message_ids: Sequence[str], stopped: CancelResult) -> list[tuple[str, str]]:
     """Returns (id, topic) of everything that a cancel stops: any topic if no message with the id has arrived yet."""
     return [
         (one, topic)

@@ -18,7 +18,7 @@ from typing import Final
 from outbox_broker.filter import Predicate
 from outbox_broker.group.dead_letters import DeadLetters, DeadRun, MemoryUse
 from outbox_broker.group.failure_reasons import ReasonBudget, Reasons
-from outbox_broker.group.in_flight import InFlightCount, InFlightRun, Unsettled
+from outbox_broker.group.in_flight import InFlightCount, InFlightRun, UnsettledRuns
 from outbox_broker.group.key_order import KeyOrder
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.rate_limit import RateLimit
@@ -94,7 +94,7 @@ class Group:
         self.generation = generation
         self.seek_generation = generation
         self.reasons = Reasons(reason_budget)  # of unsettled messages: dead letters have their own
-        self.unsettled = Unsettled(total, self.reasons)
+        self.unsettled = UnsettledRuns(total, self.reasons)
         self.dead = DeadLetters(dead_letter_memory)
         self.redrive_pace = RateLimit()
         self.order: KeyOrder | None = None

@@ -55,7 +55,7 @@ class InFlightCount:
     count: int = 0
 
 
-class Unsettled:
+class UnsettledRuns:
     """The unsettled runs of one group, by sequence and by time."""
 
     def __init__(self, total: InFlightCount | None = None, reasons: Reasons | None = None) -> None:

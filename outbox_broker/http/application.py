@@ -43,7 +43,7 @@ _QUERY_FIELDS_MAX: Final = 64
 
 
 @dataclass(slots=True, kw_only=True)
-class Admitted:
+class AdmittedRequest:
     """An admitted request. Its owner responds to it, or discards it."""
 
     target: Route | Operation
@@ -104,7 +104,7 @@ class Application:
         }  # fmt: skip
         self._router: Router[Route | Operation] = Router((*routes, *OPERATIONS))
 
-    def admit(self, head: RequestHead, *, is_reserved: bool) -> Admitted | Response:
+    def admit(self, head: RequestHead, *, is_reserved: bool) -> AdmittedRequest | Response:
         """Admit a request, or return the refusal. `is_reserved`: admit only probes, metrics and operators."""
         try:
             target, names = self._router.find(head.method, head.path)
@@ -123,14 +123,14 @@ class Application:
         self._services.metrics.count_request(target.method, target.path, status=response.status, seconds=None)
         return response
 
-    def pool_of(self, admitted: Admitted, *, body_bytes: int) -> ThreadPoolExecutor | None:
+    def pool_of(self, admitted: AdmittedRequest, *, body_bytes: int) -> ThreadPoolExecutor | None:
         """Returns the pool that executes work() for a request; None for one that waits for messages: see wait_for()."""
         work = admitted.target.work
         if work is WorkClass.PUBLISH and body_bytes > content_negotiation.LONG_BYTES:
             return self._services.threads.long_publish
         return self._pools[work]
 
-    def work(self, admitted: Admitted, body: bytes | bytearray) -> Response:
+    def work(self, admitted: AdmittedRequest, body: bytes | bytearray) -> Response:
         """Execute a request, in a thread that may block on a disk or a lock. Every error becomes a response."""
         target = admitted.target
         try:
@@ -143,7 +143,9 @@ class Application:
         except Exception as error:  # noqa: BLE001  (the boundary of a request, which logs and counts it)
             return self._failed(target.path, error)
 
-    async def wait_for(self, admitted: Admitted, body: bytes | bytearray, gone: asyncio.Future[None]) -> Response:
+    async def wait_for(
+        self, admitted: AdmittedRequest, body: bytes | bytearray, gone: asyncio.Future[None]
+    ) -> Response:
         """Execute a pull or a read, waiting for messages until `gone` is done: the client is gone, or sends no more.
         Every error becomes a response.
         """
@@ -155,7 +157,7 @@ class Application:
         except Exception as error:  # noqa: BLE001  (the boundary of a request, which logs and counts it)
             return self._failed(target.path, error)
 
-    def finish(self, admitted: Admitted, response: Response) -> None:
+    def finish(self, admitted: AdmittedRequest, response: Response) -> None:
         """End a request: release its place, count it, and lease the bytes of its response."""
         admitted.leave_gate()
         admitted.lease.settle(len(response.body))
@@ -163,17 +165,19 @@ class Application:
         seconds = None if target.work.waits else perf_counter() - admitted.started
         self._services.metrics.count_request(target.method, target.path, status=response.status, seconds=seconds)
 
-    def _admit_operation(self, operation: Operation, head: RequestHead) -> Admitted:
+    def _admit_operation(self, operation: Operation, head: RequestHead) -> AdmittedRequest:
         if operation.check is not None:
             self._services.access.check_origin(head.method, head.headers)
             operation.check(self._services, head.headers)
         _check_length(head, bytes_max=UNREAD_BYTES_MAX)
         lease = self._services.budget.lease()
-        return Admitted(
+        return AdmittedRequest(
             target=operation, head=head, lease=lease, gate=None, principal=ANYONE, body_bytes_max=UNREAD_BYTES_MAX
         )  # fmt: skip
 
-    def _admit_route(self, route: Route, head: RequestHead, names: Mapping[str, str], *, is_reserved: bool) -> Admitted:
+    def _admit_route(
+        self, route: Route, head: RequestHead, names: Mapping[str, str], *, is_reserved: bool
+    ) -> AdmittedRequest:
         services, headers = self._services, head.headers
         services.access.check_origin(route.method, headers)
         principal = services.access.principal(headers)
@@ -193,13 +197,13 @@ class Application:
         gate = services.gate_of(route.work)
         services.budget.check(BODY_COPIES * head.content_length)  # they are leased as they arrive
         gate.check()
-        return Admitted(
+        return AdmittedRequest(
             target=route, head=head, lease=services.budget.lease(), gate=gate, principal=principal,
             body_bytes_max=body_bytes_max, topic=topic, group=group, item=unquote(names.get("id", "")),
             body_codec=body_codec, answer_codec=answer_codec,
         )  # fmt: skip
 
-    def _call(self, admitted: Admitted, body: bytes | bytearray) -> Call:
+    def _call(self, admitted: AdmittedRequest, body: bytes | bytearray) -> Call:
         return Call(
             services=self._services, principal=admitted.principal, topic=admitted.topic, group=admitted.group,
             item=admitted.item, query=_query(admitted.head.query), body=body, body_codec=admitted.body_codec,

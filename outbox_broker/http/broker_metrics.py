@@ -17,7 +17,7 @@ from outbox_broker.engine.publisher import OTHERS
 from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.http.byte_budget import ByteBudget
 from outbox_broker.http.connection_table import ConnectionTable
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.errors import StorageFailed
@@ -53,7 +53,7 @@ _FIGURES: Final = {
 class BrokerMetrics:
     """The metrics served by `/metrics`."""
 
-    def __init__(self, served: Served, *, series_max: int, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, served: ServicePorts, *, series_max: int, registry: CollectorRegistry | None = None) -> None:
         """`registry`: where they are registered, by default in one of their own."""
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(EngineCollector(served, series_max=series_max))
@@ -169,7 +169,7 @@ class ConnectionCollector(Collector):
 class EngineCollector(Collector):
     """Reads the engine on each scrape. A family with more than `series_max` series sums up the others as `~others`."""
 
-    def __init__(self, served: Served, *, series_max: int) -> None:
+    def __init__(self, served: ServicePorts, *, series_max: int) -> None:
         self._served = served
         self._series_max = series_max
 

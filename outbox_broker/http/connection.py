@@ -17,7 +17,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Final, cast
 
-from outbox_broker.http.application import Admitted
+from outbox_broker.http.application import AdmittedRequest
 from outbox_broker.http.byte_budget import BudgetLease
 from outbox_broker.http.connection_context import ConnectionContext
 from outbox_broker.http.connection_table import ConnectionSlot
@@ -62,7 +62,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._phase = Phase.HEAD
         self._reader = RequestReader(context.budget, head_bytes_max=context.settings.request_head_bytes_max)
-        self._admitted: Admitted | None = None
+        self._admitted: AdmittedRequest | None = None
         self._gone: asyncio.Future[None] | None = None
         self._unsent = memoryview(b"")
         self._response_lease: BudgetLease | None = None
@@ -92,7 +92,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - how much is available does not matter
         """Returns the buffer for the next bytes."""
         if self._phase is Phase.BODY:
-            missing = self._reader.missing_bytes(cast("Admitted", self._admitted).head)
+            missing = self._reader.missing_bytes(cast("AdmittedRequest", self._admitted).head)
             return self._context.scratch[: (missing or 0) + AHEAD_BYTES_MAX]
         return self._context.scratch[:AHEAD_BYTES_MAX]
 
@@ -207,7 +207,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                     self._admit(head)
                 return head is not None
             if self._phase is Phase.BODY:
-                return self._read_body(cast("Admitted", self._admitted))
+                return self._read_body(cast("AdmittedRequest", self._admitted))
         except Problem as problem:
             self._refuse(problem)
         return False
@@ -228,7 +228,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._phase is Phase.BODY:
             self._set_deadline(self._context.settings.request_read_ms_max)
 
-    def _read_body(self, admitted: Admitted) -> bool:
+    def _read_body(self, admitted: AdmittedRequest) -> bool:
         """Read what has arrived of the body; start the work if it is complete. Returns whether there may be more to
         read. Raises Problem.
         """
@@ -246,7 +246,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # -- working -----------------------------------------------------------------------------------------------------
 
-    def _begin_work(self, admitted: Admitted, body: bytearray) -> None:
+    def _begin_work(self, admitted: AdmittedRequest, body: bytearray) -> None:
         self._phase, self.deadline = Phase.WORK, _NEVER
         pool = self._context.application.pool_of(admitted, body_bytes=len(body))
         if pool is not None:
@@ -259,7 +259,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._context.tasks.add(task)
         task.add_done_callback(self._context.tasks.discard)
 
-    def _work(self, admitted: Admitted, body: bytearray) -> None:
+    def _work(self, admitted: AdmittedRequest, body: bytearray) -> None:
         """Runs in a worker thread."""
         response = self._context.application.work(admitted, body)
         try:
@@ -267,10 +267,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         except RuntimeError:  # the loop has ended, and with it all connections
             return
 
-    async def _wait_for(self, admitted: Admitted, body: bytearray, gone: asyncio.Future[None]) -> None:
+    async def _wait_for(self, admitted: AdmittedRequest, body: bytearray, gone: asyncio.Future[None]) -> None:
         self._end_work(admitted, await self._context.application.wait_for(admitted, body, gone))
 
-    def _end_work(self, admitted: Admitted, response: Response) -> None:
+    def _end_work(self, admitted: AdmittedRequest, response: Response) -> None:
         self._context.application.finish(admitted, response)
         self._gone = self._admitted = None
         if self._phase is Phase.CLOSED:

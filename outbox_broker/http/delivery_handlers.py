@@ -40,7 +40,7 @@ LEASED_BYTES_MIN: Final = ANSWER_COPIES * AT_HAND_BYTES_MAX
 Status = TypeVar("Status", AckStatus, NackStatus, ExtendStatus)
 
 
-class _Pulled(msgspec.Struct, gc=False, tag_field="encoding", tag="binary"):
+class _PulledMessage(msgspec.Struct, gc=False, tag_field="encoding", tag="binary"):
     """wire.PackedPulledMessage, built in half the time: by position, in the order in which clients read it."""
 
     receipt: str
@@ -57,7 +57,7 @@ class _Pulled(msgspec.Struct, gc=False, tag_field="encoding", tag="binary"):
 class _PulledAnswer(msgspec.Struct):
     """wire.PackedPullAnswer."""
 
-    deliveries: list[_Pulled]
+    deliveries: list[_PulledMessage]
 
 
 def take(call: Call, request: PullRequest, since: int) -> PolledMessages | None:
@@ -186,16 +186,18 @@ def _answer(
 
 def _packed(
     topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, int]]
-) -> Iterator[_Pulled | PulledMessage]:
+) -> Iterator[_PulledMessage | PulledMessage]:
     return (
-        _Pulled(receipt, one.id, topic, one.body, one.key, one.headers, attempt, one.created_at_ms, one.deliver_at_ms)
+        _PulledMessage(
+            receipt, one.id, topic, one.body, one.key, one.headers, attempt, one.created_at_ms, one.deliver_at_ms
+        )
         for receipt, (one, attempt) in zip(receipts, records, strict=False)
     )
 
 
 def _text(
     topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, int]]
-) -> Iterator[_Pulled | PulledMessage]:
+) -> Iterator[_PulledMessage | PulledMessage]:
     for receipt, (one, attempt) in zip(receipts, records, strict=False):
         body, encoding = text_body(one.body)
         yield PulledMessage(

@@ -19,7 +19,7 @@ from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.long_poll import LongPolls
 from outbox_broker.http.problems import CLOSE, Problem, of_query
-from outbox_broker.http.service_ports import ForConsumers, ForOperators, ForReaders, GroupCatalog, Served
+from outbox_broker.http.service_ports import ForConsumers, ForOperators, ForReaders, GroupCatalog, ServicePorts
 from outbox_broker.http.work_classes import WorkClass
 from outbox_broker.http.worker_threads import WorkerThreads
 from outbox_core.common.clock import Clock
@@ -34,7 +34,7 @@ Entry = TypeVar("Entry", bound=msgspec.Struct)
 class Services:
     """The parts of one server. Blocking calls to the engine run in these pools, of bounded size."""
 
-    served: Served
+    served: ServicePorts
     settings: HttpSettings
     clock: Clock
     access: Access
@@ -48,7 +48,7 @@ class Services:
     stopping: bool = field(default=False)
 
     @classmethod
-    def of(cls, served: Served, settings: HttpSettings, *, access: Access, clock: Clock) -> Services:
+    def of(cls, served: ServicePorts, settings: HttpSettings, *, access: Access, clock: Clock) -> Services:
         """Create the parts of a server."""
 
         def gate(name: str, requests_max: int) -> ConcurrencyLimit:
@@ -114,7 +114,7 @@ class Call:
     lease: BudgetLease
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServicePorts:
         """The served ports."""
         return self.services.served
 

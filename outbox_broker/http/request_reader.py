@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from outbox_broker.http.application import Admitted
+from outbox_broker.http.application import AdmittedRequest
 from outbox_broker.http.byte_budget import BudgetLease, ByteBudget
 from outbox_broker.http.chunked_body import ChunkedBody
 from outbox_broker.http.problems import CLOSE, Problem
@@ -70,7 +70,7 @@ class RequestReader:
         """Returns how many bytes of the body are missing; None if its length is unknown."""
         return None if head.is_chunked else head.content_length - len(self._body)
 
-    def read_body(self, admitted: Admitted) -> bytearray | None:
+    def read_body(self, admitted: AdmittedRequest) -> bytearray | None:
         """Read what has arrived of a body; returns all of it once it is complete, else None. Raises Problem."""
         if self._chunked is not None:
             is_whole = self._chunked.read(self._received)

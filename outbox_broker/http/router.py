@@ -11,7 +11,7 @@ from outbox_broker.http.problems import Problem
 from outbox_core.protocol.problem import ProblemKind
 
 
-class Routed(Protocol):
+class RoutePattern(Protocol):
     """A route by method and path; `{name}` stands for one part of a path."""
 
     @property
@@ -23,7 +23,7 @@ class Routed(Protocol):
         """The path, from its first slash on."""
 
 
-Found = TypeVar("Found", bound=Routed)
+Found = TypeVar("Found", bound=RoutePattern)
 _PATH_CHARS_MAX: Final = 2_048
 _ALL_METHODS: Final = "DELETE, GET, HEAD, POST, PUT"
 

@@ -24,7 +24,7 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.listener import Listener, LoopErrors
 from outbox_broker.http.request_context import Services
 from outbox_broker.http.routes import ROUTES, Route
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 
@@ -68,7 +68,7 @@ class HttpServer:
 
     def __init__(
         self,
-        served: Served,
+        served: ServicePorts,
         bound: socket.socket,
         *,
         settings: HttpSettings,

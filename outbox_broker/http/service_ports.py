@@ -151,7 +151,7 @@ class GroupCatalog(Protocol):
         """Returns a group's settings."""
 
 
-class Measured(Protocol):
+class MetricsSource(Protocol):
     """Data for probes and metrics. Every method must be supported: a scrape is all or nothing."""
 
     @property
@@ -176,12 +176,12 @@ class Measured(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServicePorts:
     """The ports that one server serves. A missing one (None) is refused with NotSupported and the text `refusal`."""
 
     producers: ForProducers
     catalog: Catalog
-    measured: Measured
+    measured: MetricsSource
     consumers: ForConsumers | None = None
     readers: ForReaders | None = None
     operators: ForOperators | None = None
@@ -189,7 +189,7 @@ class Served:
     refusal: str = ""
 
     @classmethod
-    def of(cls, engine: Engine) -> Served:
+    def of(cls, engine: Engine) -> ServicePorts:
         """Returns all ports of an engine."""
         return cls(
             producers=engine, catalog=engine, measured=engine, consumers=engine, readers=engine, operators=engine,

@@ -23,7 +23,7 @@ from outbox_broker.log.disk_reserve import cure_for
 from outbox_broker.log.segment_file import begin_segment
 from outbox_broker.log.segment_scan import Gap, Segment, frames_in, header_of, scan
 from outbox_broker.log.storage import Storage
-from outbox_broker.log.sync_proof import Proven, note_proven, proven_copy, read_proven
+from outbox_broker.log.sync_proof import SyncProof, note_proven, proven_copy, read_proven
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import (
     FRAME_BYTES,
@@ -152,7 +152,7 @@ class SegmentedLog:
 
     def _note_proven(self) -> None:
         if self._is_proven and self._durability is Durability.FSYNC:
-            note_proven(self.folder, Proven(self.segments[-1].path.name, self.durable_end), self._storage)
+            note_proven(self.folder, SyncProof(self.segments[-1].path.name, self.durable_end), self._storage)
 
     def _cut_torn_tail(self, segment: Segment) -> None:
         excess = missing_segments.content_bytes(segment.path) - (self.end - segment.first_offset)

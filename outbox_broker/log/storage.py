@@ -59,7 +59,7 @@ class DiskStorage:
         path.unlink(missing_ok=True)
 
 
-class Unsynced:
+class UnsyncedStorage:
     """Skips syncs, leaving them to the operating system: durability `os`."""
 
     def __init__(self, storage: Storage) -> None:

@@ -28,7 +28,7 @@ _CURE: Final = "free as much as the segment has, and restart; then it is proven,
 
 
 @dataclass(frozen=True, slots=True)
-class Proven:
+class SyncProof:
     """The offset up to which the newest segment was synced by a process without failed syncs. May lag, never lead."""
 
     segment: str
@@ -39,19 +39,19 @@ class Proven:
         return path.name == self.segment and end <= self.end
 
 
-NOTHING: Final = Proven("", 0)
+NOTHING: Final = SyncProof("", 0)
 
 
-def read_proven(folder: Path) -> Proven:
+def read_proven(folder: Path) -> SyncProof:
     """Returns the log's proof note; NOTHING if it is missing or unreadable."""
     try:
         segment, end = (folder / NOTE).read_text(encoding="ascii").split()
-        return Proven(segment, int(end))
+        return SyncProof(segment, int(end))
     except (OSError, ValueError):
         return NOTHING
 
 
-def note_proven(folder: Path, proven: Proven, storage: Storage) -> None:
+def note_proven(folder: Path, proven: SyncProof, storage: Storage) -> None:
     """Write the proof note. It need not be durable: an older note claims less, and a power failure leaves only what is
     on the disk. If it cannot be written, the next process makes one unnecessary copy.
     """

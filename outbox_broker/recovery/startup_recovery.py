@@ -20,7 +20,7 @@ from outbox_broker.log.segment_scan import Gap, Segment
 from outbox_broker.log.segmented_log import SegmentedLog
 from outbox_broker.recovery.damaged_log_replay import LostActions
 from outbox_broker.state import checkpoint
-from outbox_broker.state.checkpoint import Restored
+from outbox_broker.state.checkpoint import CheckpointView
 from outbox_broker.state.engine_state import BrokerState
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
@@ -35,7 +35,7 @@ _NIL: Final = 0xC0
 def recover(
     state: BrokerState, messages: SegmentedLog, actions: SegmentedLog, *, options: EngineOptions,
     out: Collection[tuple[str, str]] = (),
-) -> Restored:  # fmt: skip
+) -> CheckpointView:  # fmt: skip
     """Open both logs and replay them into an empty state; returns where replay began. `out`: topics and ids of messages
     that the schedule will dispatch again.
 
@@ -64,7 +64,7 @@ def recover(
 class MessageRecovery:
     """Recovery of the message log: locations, recent ids, and messages whose dispatch the schedule has not recorded."""
 
-    def __init__(self, state: BrokerState, log: SegmentedLog, *, restored: Restored, ids_max: int) -> None:
+    def __init__(self, state: BrokerState, log: SegmentedLog, *, restored: CheckpointView, ids_max: int) -> None:
         self._state = state
         self._log = log
         self._restored = restored
@@ -161,7 +161,7 @@ def _refuse_if_a_log_is_missing(messages: SegmentedLog, actions: SegmentedLog) -
         )
 
 
-def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[Restored, list[Segment]]:
+def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[CheckpointView, list[Segment]]:
     """Restore the newest whole checkpoint; returns it, and the segments to replay."""
     newest = len(actions.segments) - 1
     for number, segment in reversed(list(enumerate(actions.segments))):
@@ -170,14 +170,14 @@ def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[Rest
             data, segment.grown_from = found
             return checkpoint.restore(state, data, is_newest=number == newest), actions.segments[number:]
         if segment.first_offset == 0:
-            return Restored(is_newest=number == newest), actions.segments
+            return CheckpointView(is_newest=number == newest), actions.segments
         logger.warning("checkpoint_unusable", extra={"segment": segment.path.name})
     if actions.segments:
         raise StorageFailed(
             f"no checkpoint in {actions.folder} is whole, and its first segments were dropped: restore the folder from "
             "a copy"
         )
-    return Restored(), actions.segments
+    return CheckpointView(), actions.segments
 
 
 def is_marker(payload: bytes) -> bool:

@@ -84,18 +84,18 @@ class BucketExpansion:
         above = 0 if bucket.state is BucketState.EXPANDING else self.context.options.expand_above_messages
         return bucket.state is not BucketState.DONE and left > above
 
-    def _next_to_leave(self, bucket: Bucket) -> list[_Leaving]:
+    def _next_to_leave(self, bucket: Bucket) -> list[_RefiledRun]:
         """Returns the runs of a bucket that one step moves; at least one."""
         messages_max = self.context.options.expand_messages_max
-        leaving: list[_Leaving] = []
+        leaving: list[_RefiledRun] = []
         count = size = 0
         for run in bucket.runs.values():
             if run.taken < run.count and count < messages_max and size < _STEP_BYTES_MAX:
-                leaving.append(_Leaving(run, run.taken, None if run.gone is None else bytes(run.gone)))
+                leaving.append(_RefiledRun(run, run.taken, None if run.gone is None else bytes(run.gone)))
                 count, size = count + run.count - run.taken, size + run.messages_bytes
         return leaving
 
-    def _left_in(self, bucket: Bucket, leaving: Sequence[_Leaving]) -> Iterator[Entry]:
+    def _left_in(self, bucket: Bucket, leaving: Sequence[_RefiledRun]) -> Iterator[Entry]:
         """Yields the remaining messages of runs, bypassing the caches, which belong to the holder of the lock."""
         reader = self.context.reader
         for one in leaving:
@@ -105,7 +105,7 @@ class BucketExpansion:
             left.add_piece(columns, stored, gone=one.gone, start=one.start, stop=one.run.count)
             yield from left.entries()
 
-    def _move(self, bucket: Bucket, leaving: Sequence[_Leaving], filed: FiledRuns) -> None:
+    def _move(self, bucket: Bucket, leaving: Sequence[_RefiledRun], filed: FiledRuns) -> None:
         """Apply the move of re-filed messages. Messages canceled meanwhile are marked in their new runs."""
         gone = {seq for one in leaving for seq in self._gone_since(bucket, one)}
         marks = filed.marks(gone) if gone else []
@@ -115,7 +115,7 @@ class BucketExpansion:
         if bucket.is_empty():
             self.garbage.finish(bucket)
 
-    def _gone_since(self, bucket: Bucket, leaving: _Leaving) -> list[int]:
+    def _gone_since(self, bucket: Bucket, leaving: _RefiledRun) -> list[int]:
         """Returns the arrival numbers of messages that were canceled since a run was read."""
         run = leaving.run
         if run.gone is None or bytes(run.gone) == leaving.gone:
@@ -129,7 +129,7 @@ class BucketExpansion:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaving:
+class _RefiledRun:
     """A run to be re-filed: from which index on, and which messages were canceled when it was read."""
 
     run: SortedRun

@@ -10,13 +10,13 @@ from outbox_broker.schedule.recent_cancels import CANCEL_RENEWED_MS
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import ScheduleCanceled
-from outbox_broker.schedule.schedule_search import Covered, ScheduleSearch
+from outbox_broker.schedule.schedule_search import CoveredTopics, ScheduleSearch
 from outbox_broker.schedule.sorted_run import topic_hash
 from outbox_core.messages.message import CancelStatus
 
 
 @dataclass(slots=True)
-class Stopped:
+class CancelResult:
     """Result of cancels: the status of each, the topics on which each id is canceled, and the position in the log."""
 
     statuses: list[CancelStatus]
@@ -33,15 +33,15 @@ class Cancellation:
 
     def stop(
         self, ids: Sequence[str], *, now_ms: int, scope: Scope = None, late: Container[str] = ()
-    ) -> Stopped:  # fmt: skip
+    ) -> CancelResult:  # fmt: skip
         """Cancel without waiting for the disk: durable once the log is committed up to the returned place. For ids in
         `late` the caller knows of a delivered message within the scope. Raises StorageFailed.
         """
         with self._context.lock:
             self._context.refuse_if_closed()
             record = ScheduleCanceled(now_ms, [], [], [], {}, [], scope)
-            covered = Covered(scope, self._context.state.topics)
-            stopped = Stopped([], {}, self._context.log.place)
+            covered = CoveredTopics(scope, self._context.state.topics)
+            stopped = CancelResult([], {}, self._context.log.place)
             decided: dict[str, CancelStatus] = {}
             for one in dict.fromkeys(ids):
                 decided[one], stopped.topics[one] = self._decide_cancel(
@@ -53,7 +53,7 @@ class Cancellation:
             return stopped
 
     def _decide_cancel(
-        self, message_id: str, record: ScheduleCanceled, *, covered: Covered, is_late: bool
+        self, message_id: str, record: ScheduleCanceled, *, covered: CoveredTopics, is_late: bool
     ) -> tuple[CancelStatus, set[str]]:
         """Decide one cancel: this id may be waiting, canceled, delivered, or unknown. Also returns the topics on which
         it is canceled.

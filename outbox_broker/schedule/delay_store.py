@@ -19,28 +19,28 @@ from outbox_broker.common.cancel_scope import Scope
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.schedule.bucket_expansion import BucketExpansion
 from outbox_broker.schedule.bucket_filing import BucketFiling
-from outbox_broker.schedule.cancellation import Cancellation, Stopped
+from outbox_broker.schedule.cancellation import Cancellation, CancelResult
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_dispatch import DueDispatch
 from outbox_broker.schedule.due_horizon import DueHorizon
-from outbox_broker.schedule.flushed_ids import FlushedIds, Identified
 from outbox_broker.schedule.id_index import IndexMerge
 from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
 from outbox_broker.schedule.memory_flush import MemoryFlush
 from outbox_broker.schedule.message_intake import MessageIntake
+from outbox_broker.schedule.recent_message_ids import MessageIdentity, RecentMessageIds
 from outbox_broker.schedule.run_quarantine import RunQuarantine
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_housekeeping import Housekeeping
 from outbox_broker.schedule.schedule_log import PREFIX, Place
-from outbox_broker.schedule.schedule_search import Listed, ScheduleSearch
+from outbox_broker.schedule.schedule_search import ScheduledListing, ScheduleSearch
 from outbox_broker.schedule.schedule_statistics import ScheduleStatistics
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
 from outbox_broker.schedule.segment_store import SegmentStore
-from outbox_broker.schedule.sorted_run import Timed
+from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_core.messages.message import CancelStatus, PublishStatus
 
-__all__ = ["DelayOptions", "DelayStore", "DueBatch", "Stopped", "Timed"]
+__all__ = ["CancelResult", "DelayOptions", "DelayStore", "DueBatch", "TimedMessage"]
 
 
 class DelayStore:
@@ -53,7 +53,7 @@ class DelayStore:
         """Recover the schedule from the context's store, which must have no other user. Raises as open() does."""
         self._context = context
         self._horizon = DueHorizon(context, RunQuarantine(context))
-        self._recent = FlushedIds(context)
+        self._recent = RecentMessageIds(context)
         merge = IndexMerge()
         garbage = SegmentGarbage(context, self._horizon, merge)
         index = IndexHousekeeping(
@@ -89,7 +89,7 @@ class DelayStore:
         """
         return cls(ScheduleContext(store, options=options, reserve=reserve))
 
-    def schedule(self, batch: Sequence[Timed], *, now_ms: int) -> list[PublishStatus]:
+    def schedule(self, batch: Sequence[TimedMessage], *, now_ms: int) -> list[PublishStatus]:
         """Schedule messages; returns one status each, in order, once they are durable. Rejected: more than 731 days
         ahead.
 
@@ -109,7 +109,7 @@ class DelayStore:
         self.commit(stopped.place)
         return stopped.statuses
 
-    def put(self, batch: Sequence[Timed], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
+    def put(self, batch: Sequence[TimedMessage], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
         """Like schedule(), without waiting for the disk: durable, and to be answered, once commit() of the place
         returns.
 
@@ -119,7 +119,7 @@ class DelayStore:
 
     def stop(
         self, ids: Sequence[str], *, now_ms: int, scope: Scope = None, late: Container[str] = ()
-    ) -> Stopped:  # fmt: skip
+    ) -> CancelResult:  # fmt: skip
         """Like cancel(), without waiting for the disk, as put() is to schedule(). For ids in `late` the caller knows of
         a delivered message within the scope.
         """
@@ -149,7 +149,7 @@ class DelayStore:
         """Returns a time before which nothing is due, as far as is known without a lock."""
         return self._horizon.soonest_ms
 
-    def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
+    def fired(self, number: int, *, again: Sequence[TimedMessage] = ()) -> None:
         """Settle a batch as delivered, except for messages to be dispatched `again` at the due times given with them.
 
         Durable with the next durable write. A batch that is not unsettled is ignored.
@@ -185,11 +185,11 @@ class DelayStore:
         """Returns whether this message is waiting, was dispatched recently, or was canceled. Takes no lock."""
         return self._recent.knows(topic, message_id)
 
-    def canceled_among(self, messages: Sequence[Identified]) -> list[int]:
+    def canceled_among(self, messages: Sequence[MessageIdentity]) -> list[int]:
         """Returns the indexes of messages that were canceled, as far as remembered. Takes no lock."""
         return self._recent.canceled_among(messages)
 
-    def find(self, message_id: str, scope: Scope = None) -> Listed | None:
+    def find(self, message_id: str, scope: Scope = None) -> ScheduledListing | None:
         """Returns the scheduled message with this id on the topics of a scope, the first to be due if there are
         several; None if there is none, or it was dispatched or canceled.
         """

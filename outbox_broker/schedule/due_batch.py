@@ -8,7 +8,7 @@ from itertools import compress
 from operator import itemgetter
 from typing import TypeVar
 
-from outbox_broker.schedule.sorted_run import Columns, Entry, StoredRun, Timed, is_marked
+from outbox_broker.schedule.sorted_run import Columns, Entry, StoredRun, TimedMessage, is_marked
 
 Value = TypeVar("Value")
 
@@ -28,9 +28,9 @@ class DueBatch:
         return len(self.ids)
 
     @property
-    def messages(self) -> list[Timed]:
+    def messages(self) -> list[TimedMessage]:
         """The messages as objects, created on each access."""
-        return list(map(Timed, self.dues, self.ids, self.topics, self.payloads))
+        return list(map(TimedMessage, self.dues, self.ids, self.topics, self.payloads))
 
     def entries(self) -> Iterator[Entry]:
         """Yields the messages as in-memory entries."""

@@ -19,7 +19,7 @@ from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import FROM_MEMORY, BatchFired, BatchHanded, Part
 from outbox_broker.schedule.schedule_state import ScheduleHandOut
-from outbox_broker.schedule.sorted_run import Entry, Timed, new_entries
+from outbox_broker.schedule.sorted_run import Entry, TimedMessage, new_entries
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
 
 _NO_BATCH: Final = 0
@@ -74,7 +74,7 @@ class DueDispatch:
                 batches.append(batch)
         return batches
 
-    def fired(self, number: int, *, again: Sequence[Timed] = ()) -> None:
+    def fired(self, number: int, *, again: Sequence[TimedMessage] = ()) -> None:
         """Settle a batch as delivered, except for messages to be dispatched `again` at the due times given with them.
 
         Durable with the next durable write. A batch that is not unsettled is ignored.

@@ -47,7 +47,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Fences).decode
 
 
-class Found(NamedTuple):
+class IdLocation(NamedTuple):
     """Where a message may be; `topic` is its topic's hash."""
 
     due_ms: int
@@ -64,10 +64,10 @@ def index_entries(
     return sorted(map(_pack, hashes, dues, seqs, map(topic_hashes.__getitem__, names)))
 
 
-def unpacked(entry: bytes) -> tuple[int, Found]:
+def unpacked(entry: bytes) -> tuple[int, IdLocation]:
     """Returns the hash of an entry, and its content."""
     hash_, *found = _ENTRY.unpack(entry)
-    return hash_, Found(*found)
+    return hash_, IdLocation(*found)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +123,7 @@ class IdIndex:
         self._damaged -= gone
         return [one.stored for one in self._pieces]
 
-    def find(self, hash_: int) -> list[Found]:
+    def find(self, hash_: int) -> list[IdLocation]:
         """Returns every message whose id has this hash, newest piece first, each once.
 
         Raises StorageFailed while a piece is damaged: it may contain more matches.
@@ -200,7 +200,7 @@ class IdIndex:
         stop = len(entries) if high == _KEYS else bisect_left(entries, high.to_bytes(8, "big"))
         return entries[start:stop]
 
-    def _look_up(self, piece: IndexPiece, hash_: int) -> Iterator[Found]:
+    def _look_up(self, piece: IndexPiece, hash_: int) -> Iterator[IdLocation]:
         if piece.stored.segment in self._damaged:
             raise SegmentDamaged(f"{piece.stored.segment} is damaged")
         first = max(0, bisect_left(piece.hashes, hash_) - 1)
@@ -289,7 +289,7 @@ class _Writer:
             self._hashes += [int.from_bytes(block[:8], "big") for block in some]
 
 
-def _found_in(data: bytes, key: bytes) -> Iterator[Found]:
+def _found_in(data: bytes, key: bytes) -> Iterator[IdLocation]:
     at = data.find(key)
     while at >= 0:
         if at % ENTRY_BYTES == 0:

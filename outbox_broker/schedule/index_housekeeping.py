@@ -8,8 +8,8 @@ from itertools import compress
 from typing import Final
 
 from outbox_broker.schedule.due_horizon import DueHorizon
-from outbox_broker.schedule.flushed_ids import FlushedIds
 from outbox_broker.schedule.id_index import IndexMerge, IndexPiece, index_entries, unpacked
+from outbox_broker.schedule.recent_message_ids import RecentMessageIds
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_records import Passed, StoredIndex
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
@@ -32,7 +32,7 @@ class IndexHousekeeping:
         context: ScheduleContext,
         *,
         horizon: DueHorizon,
-        recent: FlushedIds,
+        recent: RecentMessageIds,
         garbage: SegmentGarbage,
         merge: IndexMerge,
     ) -> None:

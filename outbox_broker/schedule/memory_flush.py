@@ -7,9 +7,9 @@ from typing import Final
 
 from outbox_broker.schedule.bucket_filing import BucketFiling, FiledRuns
 from outbox_broker.schedule.due_horizon import DueHorizon
-from outbox_broker.schedule.flushed_ids import FlushedIds
 from outbox_broker.schedule.id_index import IndexPiece
 from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
+from outbox_broker.schedule.recent_message_ids import RecentMessageIds
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_records import Flushed, Passed
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
@@ -29,7 +29,7 @@ class MemoryFlush:
 
     context: ScheduleContext
     horizon: DueHorizon
-    recent: FlushedIds
+    recent: RecentMessageIds
     filing: BucketFiling
     garbage: SegmentGarbage
     index: IndexHousekeeping

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox_broker.schedule.due_horizon import DueHorizon
-from outbox_broker.schedule.flushed_ids import FlushedIds
+from outbox_broker.schedule.recent_message_ids import RecentMessageIds
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import Scheduled
-from outbox_broker.schedule.sorted_run import DUE, ID, TOPIC, Entry, Timed, new_entries
+from outbox_broker.schedule.sorted_run import DUE, ID, TOPIC, Entry, TimedMessage, new_entries
 from outbox_core.messages.limits import DELAY_MAX_MS
 from outbox_core.messages.message import PublishStatus
 
@@ -17,12 +17,12 @@ from outbox_core.messages.message import PublishStatus
 class MessageIntake:
     """Decides on arriving messages, and writes them to the log."""
 
-    def __init__(self, context: ScheduleContext, *, horizon: DueHorizon, recent: FlushedIds) -> None:
+    def __init__(self, context: ScheduleContext, *, horizon: DueHorizon, recent: RecentMessageIds) -> None:
         self._context = context
         self._horizon = horizon
         self._recent = recent
 
-    def put(self, batch: Sequence[Timed], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
+    def put(self, batch: Sequence[TimedMessage], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
         """Store messages without waiting for the disk; returns one status each, in order, and the log position that
         must be committed before they are acknowledged. Raises StorageFailed with nothing stored.
         """
@@ -35,10 +35,10 @@ class MessageIntake:
                 self._horizon.add(record.entries)
             return statuses, place
 
-    def _decide(self, batch: Sequence[Timed], *, now_ms: int) -> tuple[list[PublishStatus], Scheduled]:
+    def _decide(self, batch: Sequence[TimedMessage], *, now_ms: int) -> tuple[list[PublishStatus], Scheduled]:
         state = self._context.state
         entries: list[Entry] = []
-        dead: list[Timed] = []
+        dead: list[TimedMessage] = []
         statuses: list[PublishStatus] = []
         canceled, seq = state.canceled, state.next_seq
         seen: set[tuple[str, str]] = set()

@@ -21,7 +21,7 @@ _PAGE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ScheduledListing:
     """A scheduled message, without its payload."""
 
     id: str
@@ -30,7 +30,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BucketLocation:
     """The current or former location of a message in a bucket."""
 
     run: SortedRun
@@ -44,7 +44,7 @@ class Standing:
         return self.run.has_fired(self.index)
 
 
-class Covered:
+class CoveredTopics:
     """The topics of a schedule that a scope covers."""
 
     def __init__(self, scope: Scope, topics: Mapping[str, int]) -> None:
@@ -77,12 +77,12 @@ class ScheduleSearch:
         self._context = context
         self._horizon = horizon
 
-    def find(self, message_id: str, scope: Scope = None) -> Listed | None:
+    def find(self, message_id: str, scope: Scope = None) -> ScheduledListing | None:
         """Returns the scheduled message with this id on the topics of a scope, the first to be due if there are
         several; None if there is none, or it was dispatched or canceled.
         """
         with self._context.lock:
-            state, covered = self._context.state, Covered(scope, self._context.state.topics)
+            state, covered = self._context.state, CoveredTopics(scope, self._context.state.topics)
             near = [one for one in state.known.of_id(message_id) if one.seq in state.pending]
             found = [(one.due_ms, one.topic) for one in near if covers(scope, one.topic)]
             if not found or covered.may_wait([one.topic for one in near]):
@@ -92,7 +92,7 @@ class ScheduleSearch:
                     if covers(scope, one.topic) and not one.run.is_gone(one.index)
                 )
         due_ms, topic = min(found, default=(0, ""))
-        return Listed(message_id, topic, due_ms) if found else None
+        return ScheduledListing(message_id, topic, due_ms) if found else None
 
     def ids_of(self, topic: str, *, before_seq: int) -> Iterator[list[str]]:
         """Yields the ids of a topic's scheduled messages with arrival numbers below `before_seq`, in pages.
@@ -138,14 +138,14 @@ class ScheduleSearch:
             return [ids[index] for index in found]
 
     def places(
-        self, message_id: str, covered: Covered, *, canceled: set[str]
-    ) -> tuple[dict[str, list[Standing | None]], set[int]]:
+        self, message_id: str, covered: CoveredTopics, *, canceled: set[str]
+    ) -> tuple[dict[str, list[BucketLocation | None]], set[int]]:
         """Returns the current or former locations of messages of this id on topics of a scope, by topic (None: in
         memory); and the topic hashes of dispatched ones, perhaps outside the scope. `canceled`: topics on which the
         cancel is known.
         """
         state, scope = self._context.state, covered.scope
-        places: dict[str, list[Standing | None]] = {}
+        places: dict[str, list[BucketLocation | None]] = {}
         fired: set[int] = set()
         for near in state.known.of_id(message_id):
             if not covers(scope, near.topic):
@@ -163,13 +163,13 @@ class ScheduleSearch:
                 places.setdefault(one.topic, []).append(one)
         return places, fired | fired_long_ago
 
-    def _standing(self, message_id: str) -> tuple[list[Standing], set[int]]:
+    def _standing(self, message_id: str) -> tuple[list[BucketLocation], set[int]]:
         """Returns the locations of messages of this id in buckets; and the topic hashes of dispatched ones.
 
         The index maps a hash to due times; only the message itself proves a match. A damaged message is in neither
         result: nobody can tell what it was.
         """
-        found: list[Standing] = []
+        found: list[BucketLocation] = []
         fired: set[int] = set()
         for due_ms, seq, topic in self._context.index.find(id_hashes([message_id])[0]):
             try:
@@ -183,7 +183,7 @@ class ScheduleSearch:
                 found.append(standing)
         return found, fired
 
-    def _look_up(self, message_id: str, key: tuple[int, int]) -> Standing | None:
+    def _look_up(self, message_id: str, key: tuple[int, int]) -> BucketLocation | None:
         """Returns the message of this (due, seq); None if it was dispatched. Searches the coarsest bucket first."""
         is_lost = False
         for bucket_id in candidates(key[0]):
@@ -197,7 +197,7 @@ class ScheduleSearch:
                 if columns is not None and index is not None and index >= run.taken and not run.is_lost(index):
                     topic = columns.topics[columns.topic[index]]
                     is_it = self._context.reader.messages(run).ids[index] == message_id
-                    return Standing(run, index, topic, key[0]) if is_it else _NOT_IT
+                    return BucketLocation(run, index, topic, key[0]) if is_it else _NOT_IT
         return _NOT_IT if is_lost else None
 
     def _columns_of(self, run: SortedRun) -> Columns | None:
@@ -210,7 +210,7 @@ class ScheduleSearch:
             return None
 
 
-_NOT_IT: Final = Standing(
+_NOT_IT: Final = BucketLocation(
     SortedRun(
         id=0, position=0, columns_bytes=0, messages_position=0, messages_bytes=0, count=0, first_due_ms=0,
         first_seq=0, last_due_ms=0, last_seq=0,

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_broker.schedule.delay_store import DelayStore, DueBatch, Timed
+from outbox_broker.schedule.delay_store import DelayStore, DueBatch, TimedMessage
 from outbox_broker.schedule.dispatch_health import DispatchHealth
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.backoff import Backoff
@@ -26,7 +26,7 @@ from outbox_core.common.errors import BrokerThrottled, OutboxError
 
 logger = logging.getLogger(__name__)
 
-Deliver = Callable[[Sequence[Timed]], Sequence[Timed]]
+Deliver = Callable[[Sequence[TimedMessage]], Sequence[TimedMessage]]
 """Delivers a batch; returns the rejected messages. Raises OutboxError if the whole batch may be retried."""
 SLICE_MS: Final = 1_000
 REFUSED_AGAIN_MS: Final = 3_600_000
@@ -40,7 +40,7 @@ class _InFlight:
     """
 
     batch: DueBatch
-    refused: Sequence[Timed] | None = None
+    refused: Sequence[TimedMessage] | None = None
     delivered_at_ms: int = 0
     failures: int = 0
     retry_at_ms: int = 0  # monotonic
@@ -174,7 +174,7 @@ class DelayService:
                     self._clock.wait(self._changed, wait_ms)
 
 
-def _dues(batch: DueBatch, *, but: Sequence[Timed]) -> list[int]:
+def _dues(batch: DueBatch, *, but: Sequence[TimedMessage]) -> list[int]:
     """Returns the due times of a batch's messages, except for some."""
     if not but:
         return batch.dues

@@ -27,7 +27,7 @@ RUN_BYTES_MAX: Final = 256 * 1024
 """A run ends after the message that reaches this size, so one message may exceed it."""
 
 
-class Timed(msgspec.Struct, frozen=True, gc=False):
+class TimedMessage(msgspec.Struct, frozen=True, gc=False):
     """A message as scheduled by a caller. `payload` is opaque, and returned unchanged."""
 
     due_ms: int
@@ -232,7 +232,7 @@ def decode_columns(data: bytes) -> Columns:
     )
 
 
-def new_entries(batch: Sequence[Timed], *, first_seq: int) -> list[Entry]:
+def new_entries(batch: Sequence[TimedMessage], *, first_seq: int) -> list[Entry]:
     """Returns arriving messages as entries, numbered in order of arrival. A due time before 1970 becomes 1970."""
     return [
         Entry(max(0, one.due_ms), seq, one.id, one.topic, one.payload)

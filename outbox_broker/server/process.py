@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.server import HttpServer, bind
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.disk_reserve import FULL
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
@@ -34,7 +34,7 @@ def run(config: BrokerConfig) -> None:
         engine = Engine.open(config.data, options=config.engine_options)
         try:
             _forget(config.ready_file)  # left behind by a killed server
-            server = HttpServer(Served.of(engine), bound, settings=config.http_settings, access=access, tls=tls)
+            server = HttpServer(ServicePorts.of(engine), bound, settings=config.http_settings, access=access, tls=tls)
             _leave_alone_what_stays()
             server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
         finally:

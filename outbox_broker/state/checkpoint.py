@@ -18,7 +18,7 @@ import msgspec
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.dead_letters import DeadState
 from outbox_broker.group.failure_reasons import ReasonTexts
-from outbox_broker.group.in_flight import InFlightRun, Unsettled
+from outbox_broker.group.in_flight import InFlightRun, UnsettledRuns
 from outbox_broker.group.key_order import KeyOrder, OrderState
 from outbox_broker.log.segment_scan import Gap, Segment, scan
 from outbox_broker.state.engine_state import BrokerState, Tombstone, config_of, settings_of
@@ -127,7 +127,7 @@ def second_newest(segments: Sequence[Segment]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class CheckpointView:
     """A checkpoint's view of the message log: the offset from which records add to the schedule, the end of each topic,
     and the deleted topics. `is_newest`: whether replay begins with the newest segment.
     """
@@ -138,14 +138,14 @@ class Restored:
     deleted: dict[str, Tombstone] = field(default_factory=dict)
 
 
-def restore(state: BrokerState, data: bytes, *, is_newest: bool = True) -> Restored:
+def restore(state: BrokerState, data: bytes, *, is_newest: bool = True) -> CheckpointView:
     """Load a checkpoint into an empty state; what it says of the messages must be checked against the message log."""
     found = _decode(data)
     state.epoch = found.epoch
     for one in found.groups:
         _restore_group(state.declare(one.topic, one.name, config_of(one.settings), position=one.position), one)
     state.generation = found.generation
-    return Restored(found.messages_end, found.topics, is_newest, found.deleted)
+    return CheckpointView(found.messages_end, found.topics, is_newest, found.deleted)
 
 
 def _capture(state: BrokerState, messages_end: int) -> _Checkpoint:
@@ -170,7 +170,7 @@ def _group(topic: str, group: Group) -> _Group:
     )  # fmt: skip
 
 
-def _encode_held(unsettled: Unsettled) -> msgspec.Raw:
+def _encode_held(unsettled: UnsettledRuns) -> msgspec.Raw:
     """Encode a list of runs, each on its own: there may be a hundred thousand, and no call may block others."""
     runs = [
         _encode(

@@ -17,7 +17,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer, Tls, bind
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.storage import Storage
 from outbox_core import Broker
 from tests.fixtures.fork_server import Program, fork_server
@@ -45,7 +45,7 @@ def served(
 
 @contextmanager
 def serving(
-    engine: Engine | Served,
+    engine: Engine | ServicePorts,
     settings: HttpSettings | None = None,
     *,
     access: Access | None = None,
@@ -53,7 +53,7 @@ def serving(
 ) -> Iterator[HttpServer]:
     """A server of what is open already, in a thread of this process, ready; stopped in the end."""
     bound = bind("127.0.0.1", 0)
-    served = engine if isinstance(engine, Served) else Served.of(engine)
+    served = engine if isinstance(engine, ServicePorts) else ServicePorts.of(engine)
     server = HttpServer(served, bound, settings=settings or HttpSettings(), access=access, tls=tls)
     ready = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"on_ready": lambda _url: ready.set()})

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from compensator.service.metrics import CompensatorMetrics
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.broker_metrics import BrokerMetrics
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from tests.deploy.manifests import of_kind
 
 OTHERS = {"kube_cronjob_status_last_successful_time": {"cronjob"}}
@@ -59,7 +59,7 @@ def known(tmp_path: Path) -> Iterator[Mapping[str, set[str]]]:
     engine = Engine.open(tmp_path / "data")
     compensators, brokers = RecordingRegistry(), RecordingRegistry()
     CompensatorMetrics(compensators)
-    BrokerMetrics(Served.of(engine), series_max=10, registry=brokers)
+    BrokerMetrics(ServicePorts.of(engine), series_max=10, registry=brokers)
     yield dict([*exported(compensators), *exported(brokers)]) | OTHERS
     engine.close()
 

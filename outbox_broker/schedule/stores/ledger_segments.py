@@ -33,8 +33,8 @@ from outbox_broker.schedule.stores.ledger_manifest import (
 )
 from outbox_broker.schedule.stores.ledger_records import entry_count, joined, records_of
 from outbox_broker.schedule.stores.ledger_takeover import (
+    OwnedShard,
     Shard,
-    Taken,
     begin_manifest,
     name_manifest,
     read_entries,
@@ -68,7 +68,7 @@ class LedgerStoreOptions:
 class LedgerSegmentStore:
     """A SegmentStore on the ledgers of one shard. close() releases what this process holds, and waits for nothing."""
 
-    def __init__(self, shard: Shard, taken: Taken, *, options: LedgerStoreOptions) -> None:
+    def __init__(self, shard: Shard, taken: OwnedShard, *, options: LedgerStoreOptions) -> None:
         """Called by open() only."""
         self.epoch = taken.node.node.epoch
         self.bytes_written = 0

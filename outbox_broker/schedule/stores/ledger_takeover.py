@@ -58,7 +58,7 @@ class NodeValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class OwnedShard:
     """A shard that this process owns: what it holds, its node, and the writer of its manifest."""
 
     segments: SegmentMap
@@ -105,7 +105,7 @@ def read_node(shard: Shard) -> NodeValue | None:
     return NodeValue(node, found.version)
 
 
-def take_over(shard: Shard, *, retention_ms: int) -> Taken:
+def take_over(shard: Shard, *, retention_ms: int) -> OwnedShard:
     """Become the shard's writer, with an epoch above all earlier ones.
 
     Raises WriterFenced if another process took the shard at the same time, LedgerFailed if too few bookies answer,
@@ -125,7 +125,7 @@ def take_over(shard: Shard, *, retention_ms: int) -> Taken:
     )  # fmt: skip
     version = name_manifest(shard, node, manifest, version=None if before is None else before.version)
     logger.info("shard_taken_over", extra={"shard": shard.name, "epoch": epoch, "segments": len(segments.segments)})
-    return Taken(segments, NodeValue(node, version), manifest)
+    return OwnedShard(segments, NodeValue(node, version), manifest)
 
 
 def begin_manifest(shard: Shard, segments: SegmentMap, *, epoch: int) -> ManifestWriter:

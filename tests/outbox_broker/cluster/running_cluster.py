@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from broker_adapter.http import HttpBroker
 from outbox_broker.delay_service.cli import app
 from outbox_broker.engine.engine import Engine
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_core import Message
 from outbox_core.common.errors import BrokerError
 from tests.broker_adapter.servers import serving
@@ -59,7 +59,7 @@ class RunningCluster:
         """Returns another way to the same broker, and its URL."""
         recorded = RecordedTarget(self._engine)
         self._stack.callback(recorded.release)
-        ports = replace(Served.of(self._engine), producers=recorded)
+        ports = replace(ServicePorts.of(self._engine), producers=recorded)
         server = self._stack.enter_context(serving(ports))
         self._stack.callback(recorded.release)
         return recorded, server.url

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox_broker.log.storage import Storage
-from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, Timed
+from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMessage
 from outbox_broker.schedule.schedule_log import ScheduleLog
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import id_hashes
@@ -19,9 +19,9 @@ NOW_MS = 1_800_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 
 
-def timed(message_id: str, due_ms: int, *, topic: str = "t") -> Timed:
+def timed(message_id: str, due_ms: int, *, topic: str = "t") -> TimedMessage:
     """A message whose payload proves whose it is."""
-    return Timed(due_ms, message_id, topic, f"payload of {message_id}".encode() * 3)
+    return TimedMessage(due_ms, message_id, topic, f"payload of {message_id}".encode() * 3)
 
 
 class Opened:
@@ -65,7 +65,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     one.drop()
 
 
-def put(schedule: DelayStore, now_ms: int, *messages: Timed) -> None:
+def put(schedule: DelayStore, now_ms: int, *messages: TimedMessage) -> None:
     """Schedule, all of it anew."""
     assert set(schedule.schedule(messages, now_ms=now_ms)) == {"stored"}
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from outbox_broker.log.storage import DiskStorage
-from outbox_broker.schedule.delay_store import DueBatch, Timed
+from outbox_broker.schedule.delay_store import DueBatch, TimedMessage
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
-from outbox_broker.schedule.schedule_search import Listed
+from outbox_broker.schedule.schedule_search import ScheduledListing
 from outbox_core.messages.limits import DELAY_MAX_MS
 from tests.outbox_broker.delay.conftest import (
     DAY_MS,
@@ -106,7 +106,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         if place not in self.waiting and place not in self.canceled and place not in self.delivered:
             self._schedule_all([timed(place[1], self.now_ms + ahead, topic=topic)])
 
-    def _schedule_all(self, batch: list[Timed]) -> None:
+    def _schedule_all(self, batch: list[TimedMessage]) -> None:
         for one in batch:
             self.arrived += 1
             early = (cancel.scope for cancel in self.remembered if (cancel.id, cancel.topic) == (one.id, None))
@@ -213,7 +213,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         within = [sum(due_ms <= self.now_ms + span_ms for due_ms, _ in self.waiting.values()) for span_ms in SPANS_MS]
         assert self._schedule.due_within(SPANS_MS, now_ms=self.now_ms) == [*within, len(self.waiting)]
         for (topic, message_id), (due_ms, _) in list(self.waiting.items())[-3:]:
-            assert self._schedule.find(message_id, (topic,)) == Listed(message_id, topic, max(0, due_ms))
+            assert self._schedule.find(message_id, (topic,)) == ScheduledListing(message_id, topic, max(0, due_ms))
             first = self._schedule.find(message_id)
             assert first is not None
             assert first.due_ms <= max(0, due_ms)

@@ -15,7 +15,7 @@ from broker_adapter.embedded import EmbeddedBroker
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
-from outbox_broker.schedule.delay_store import DelayStore, Timed
+from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.schedule.service import REFUSED_AGAIN_MS, SLICE_MS, DelayService
 from outbox_core import Message
@@ -43,7 +43,7 @@ class Target:
         self.refuses: set[str] = set()
         self.took = threading.Event()
 
-    def __call__(self, batch: Sequence[Timed]) -> list[Timed]:
+    def __call__(self, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
         if self.errors:
             raise self.errors.pop(0)
         self.batches.append([one.id for one in batch])
@@ -294,7 +294,7 @@ def test_one_message_that_cannot_be_decoded_does_not_keep_the_others(
     schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
 ) -> None:
     front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
-    put(schedule, NOW_MS, Timed(NOW_MS, "unreadable", "orders", b"\xc1"))
+    put(schedule, NOW_MS, TimedMessage(NOW_MS, "unreadable", "orders", b"\xc1"))
 
     front.publish([message("a"), message("b")])
     turned(front)
@@ -310,7 +310,7 @@ def test_the_due_time_that_was_asked_for_goes_along_as_a_header(
     front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
     crowded = {f"h{number}": "v" for number in range(HEADERS_MAX)}
     older = msgspec.msgpack.encode([b"x", None, {"h": "v"}, NOW_MS])
-    put(schedule, NOW_MS, Timed(NOW_MS + 500, "older", "orders", older))
+    put(schedule, NOW_MS, TimedMessage(NOW_MS + 500, "older", "orders", older))
 
     front.publish([message("now"), message("later", ahead_ms=500), message("past", ahead_ms=-5)])
     front.publish(

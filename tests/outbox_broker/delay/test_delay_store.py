@@ -9,7 +9,7 @@ import pytest
 
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.levels import BUCKETS_MAX
-from outbox_broker.schedule.sorted_run import Timed
+from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.schedule.stores.local_segments import HEADER_BYTES
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
@@ -686,7 +686,7 @@ def test_a_closed_schedule_refuses(opened: Opened) -> None:
 def test_a_minute_of_many_messages_is_handed_out_without_holding_them_all(opened: Opened) -> None:
     schedule = opened.open(memory_messages_max=2_000)
     for start in range(0, 20_000, 500):
-        many = [Timed(NOW_MS + 5, f"m{start + number}", "t", bytes(500)) for number in range(500)]
+        many = [TimedMessage(NOW_MS + 5, f"m{start + number}", "t", bytes(500)) for number in range(500)]
         schedule.schedule(many, now_ms=NOW_MS)
     flush(schedule, NOW_MS)
 

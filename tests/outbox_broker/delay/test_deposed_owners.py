@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, Timed
+from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMessage
 from outbox_broker.schedule.segment_store import WriterFenced
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, SECOND_MS, Opened, timed
@@ -74,7 +74,7 @@ class Owners:
             self.open()
 
     def schedule(self, owner: DelayStore) -> None:
-        batch: list[Timed] = []
+        batch: list[TimedMessage] = []
         for _ in range(self.random.randint(1, 4)):
             self.made += 1
             batch.append(timed(f"m{self.made}", self.now_ms + self.random.choice(AHEAD_MS)))

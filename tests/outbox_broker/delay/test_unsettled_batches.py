@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_broker.schedule.delay_store import Timed
+from outbox_broker.schedule.delay_store import TimedMessage
 from outbox_broker.schedule.service import REFUSED_AGAIN_MS, DelayService
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.clock import ManualClock
@@ -48,7 +48,7 @@ class Target:
         self.outcomes: list[str] = []
         self._disk = disk
 
-    def __call__(self, batch: Sequence[Timed]) -> list[Timed]:
+    def __call__(self, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
         outcome = self.outcomes.pop(0) if self.outcomes else "delivered"
         if outcome == "out":
             raise BrokerUnavailable("out")

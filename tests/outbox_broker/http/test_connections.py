@@ -19,7 +19,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer, bind
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_core.protocol.problem import ProblemKind
 from tests.outbox_broker.http.raw_exchange import DEADLINE_S, Answer, RawConnection, ask
 from tests.outbox_broker.http.raw_requests.raw_request import GOOD, HOST, JSON, LENGTH, livez, publish, request
@@ -249,7 +249,7 @@ def test_bodies_that_are_announced_and_do_not_come_do_not_hold_the_bytes_of_othe
 def test_a_server_stops_though_it_has_closed_on_many_strangers(tmp_path: Path, settings: HttpSettings) -> None:
     engine = Engine.open(tmp_path / "data")
     server = HttpServer(
-        Served.of(engine), bind("127.0.0.1", 0), settings=replace(settings, shutdown_timeout_ms=LONG_MS)
+        ServicePorts.of(engine), bind("127.0.0.1", 0), settings=replace(settings, shutdown_timeout_ms=LONG_MS)
     )
     ready = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"on_ready": lambda _url: ready.set()}, daemon=True)

@@ -12,7 +12,7 @@ import requests
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.broker_metrics import BrokerMetrics
-from outbox_broker.http.service_ports import Served
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_core.common.clock import ManualClock
@@ -28,7 +28,7 @@ BOUNDS = ("0.001", "0.002", "0.05", "0.1", "+Inf")
 
 def shown(engine: Engine, *, series_max: int = 100) -> dict[str, float]:
     """Samples by name and labels, as they are in the text."""
-    text, _ = BrokerMetrics(Served.of(engine), series_max=series_max).exposition("")
+    text, _ = BrokerMetrics(ServicePorts.of(engine), series_max=series_max).exposition("")
     lines = [line.rpartition(" ") for line in text.decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 

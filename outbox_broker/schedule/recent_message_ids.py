@@ -10,7 +10,7 @@ from outbox_broker.schedule.sorted_run import id_hashes, topic_hash
 from outbox_broker.state.message_identities import Identities
 
 
-class Identified(Protocol):
+class MessageIdentity(Protocol):
     """A message identity: topic and id."""
 
     @property
@@ -22,7 +22,7 @@ class Identified(Protocol):
         """The message id."""
 
 
-class FlushedIds:
+class RecentMessageIds:
     """The ids of the last flushes, in addition to those in the state. Readers take no lock.
 
     Collections are replaced and never changed in place, since other threads read concurrently.
@@ -55,7 +55,7 @@ class FlushedIds:
             or self.has(topic, message_id)
         )
 
-    def canceled_among(self, messages: Sequence[Identified]) -> list[int]:
+    def canceled_among(self, messages: Sequence[MessageIdentity]) -> list[int]:
         """Returns the indexes of messages that were canceled, before or after they arrived, as far as remembered."""
         canceled = self._context.state.canceled
         if not len(canceled):
