@@ -6,13 +6,13 @@ PySpark is imported only when run() is called.
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import (
     BusinessRule,
+    CompletenessBound,
     Condition,
     Grace,
     InboxSource,
     Operator,
     OutboxSource,
     Settings,
-    Until,
 )
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.rules.verdict import Scope, Severity, State
@@ -21,6 +21,7 @@ from spark_reconcile.runs.incremental_run import run_windows
 
 __all__ = [
     "BusinessRule",
+    "CompletenessBound",
     "Condition",
     "Grace",
     "InboxSource",
@@ -32,7 +33,6 @@ __all__ = [
     "Severity",
     "State",
     "Summary",
-    "Until",
     "run",
     "run_windows",
 ]

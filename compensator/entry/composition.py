@@ -40,7 +40,7 @@ from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.url_parts import shown_url
-from outbox_core.runtime.secret_files import read_secret
+from outbox_core.runtime.config_files import read_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

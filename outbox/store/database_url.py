@@ -9,7 +9,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.secret_files import read_secret
+from outbox_core.runtime.config_files import read_secret
 
 _ASYNC_DRIVERS: Final = frozenset({"asyncmy", "aiomysql"})
 

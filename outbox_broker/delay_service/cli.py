@@ -12,8 +12,8 @@ import typer
 
 from outbox_broker.delay_service import cluster_cli
 from outbox_core.messages.connect import connect_timing
+from outbox_core.runtime.config_files import read_secret
 from outbox_core.runtime.logs import LogFormat
-from outbox_core.runtime.secret_files import read_secret
 
 SLOT_TIMERS_MAX: Final = 1_000_000
 """A sorted set of so many timers takes some 100 MB, which a cluster moves to another node in one step."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
-from outbox_core.runtime.secret_files import read_secret
+from outbox_core.runtime.config_files import read_secret
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"

@@ -23,7 +23,7 @@ from pydantic_settings import (
 )
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.secret_files import read_toml
+from outbox_core.runtime.config_files import read_toml
 
 ENVIRONMENT_PREFIX: Final = "OUTBOX_"
 _DELIMITER: Final = "__"

@@ -54,7 +54,7 @@ class _Index(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CachedDigests:
     """Cached digests of files, SUMS_SCHEMA; and by leg the files without one, which must be scanned."""
 
     sums: DataFrame | None
@@ -74,7 +74,7 @@ class DigestCache:
         self._checkpoint = checkpoint
         self._index = self._read()
 
-    def known(self, session: SparkSession, legs: Sequence[Files]) -> Known:
+    def known(self, session: SparkSession, legs: Sequence[Files]) -> CachedDigests:
         """Scan new and changed files, store their digests, drop those of deleted files."""
         found = {name: (leg, leg.identity(name, rest_ms=self._rest_ms)) for leg in legs for name in leg.names}
         kept = {
@@ -86,7 +86,7 @@ class DigestCache:
         if fresh or len(kept) < len(self._index.pieces):
             kept |= self._keep(session, fresh, {name: str(found[name][1]) for name in fresh}, kept)
         numbers = {piece.number: name for name, piece in kept.items()}
-        return Known(
+        return CachedDigests(
             sums=self._rows(session, kept) if kept else None,
             names=numbers,
             hours={name: piece.hours for name, piece in kept.items()},

@@ -65,7 +65,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Until:
+class CompletenessBound:
     """Until when a database is complete, by the settings: a time, or a lag; the earlier of both.
 
     For a replica, or a copy that does not change. Without settings, the database is queried, see load.completeness.
@@ -111,7 +111,7 @@ class BusinessRule:
     body: Mapping[str, str] = field(default_factory=dict)
     urls: Sequence[str] = field(default=(), repr=False)
     complete_since_ms: int | None = None
-    until: Until = field(default_factory=Until)
+    until: CompletenessBound = field(default_factory=CompletenessBound)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -130,7 +130,7 @@ class OutboxSource:
 
     url: str = field(repr=False)
     schema: str = "outbox"
-    until: Until = field(default_factory=Until)
+    until: CompletenessBound = field(default_factory=CompletenessBound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class InboxSource:
     schema: str | None = None
     topics: Sequence[str] = ()
     complete_since_ms: int | None = None
-    until: Until = field(default_factory=Until)
+    until: CompletenessBound = field(default_factory=CompletenessBound)
 
     def __post_init__(self) -> None:
         check_group(self.group)
@@ -202,7 +202,7 @@ class Settings:
     complete_since_ms: int | None = None
     archive_days: float | None = None
     inbox_days: float | None = None
-    until: Until = field(default_factory=Until)
+    until: CompletenessBound = field(default_factory=CompletenessBound)
     rules: Sequence[BusinessRule] = ()
     inboxes: Sequence[InboxSource] = ()
     grace: Grace = field(default_factory=Grace)

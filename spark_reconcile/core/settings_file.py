@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
-from outbox_core.runtime.secret_files import read_secret, read_toml
+from outbox_core.runtime.config_files import read_secret, read_toml
 from spark_reconcile.core.local_folders import is_url
 from spark_reconcile.core.settings import (
     BusinessRule,
+    CompletenessBound,
     Condition,
     Grace,
     InboxSource,
     Operator,
     OutboxSource,
     Settings,
-    Until,
 )
 from spark_reconcile.core.url_passwords import with_password
 
@@ -223,8 +223,8 @@ def _number(table: Mapping[str, Any], key: str, place: str) -> float | None:
     return float(found)
 
 
-def _until(table: Mapping[str, Any], place: str) -> Until:
-    return Until(
+def _until(table: Mapping[str, Any], place: str) -> CompletenessBound:
+    return CompletenessBound(
         complete_until_ms=_time_ms(table, place, "complete_until"), lag_seconds=_number(table, "lag_seconds", place)
     )
 

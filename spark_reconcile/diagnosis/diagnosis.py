@@ -12,7 +12,7 @@ from spark_reconcile.diagnosis.clock_offsets import ComparedTimes, Differences, 
 from spark_reconcile.diagnosis.rows_of_other_hours import UNASKED
 from spark_reconcile.diagnosis.uncovered_findings import extents_of, findings_outside
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.cause_rules import (
     OFFSET_ROWS_MIN,
     Cause,
@@ -53,7 +53,7 @@ _EXPLAINED: Final[Mapping[ComparedTimes, frozenset[str]]] = {
 
 
 def diagnose(
-    tables: Tables, *, evidence: Evidence, settings: Settings, books: Sequence[Book], inputs: Sequence[Input],
+    tables: Tables, *, evidence: Evidence, settings: Settings, books: Sequence[Book], inputs: Sequence[InputExtent],
     displaced: Callable[[DataFrame], Evidence] | None = None,
 ) -> list[Cause]:  # fmt: skip
     """Returns the causes of a run's verdicts, those that explain most first.
@@ -63,12 +63,12 @@ def diagnose(
     """
     extents = extents_of(books, inputs, settings.rules)
     found = extent_causes(findings_outside(*tables(), extents)) if extents else []
-    found += _offset_causes(_Measured(tables, evidence, displaced), settings, books)
+    found += _offset_causes(_TimedEvidence(tables, evidence, displaced), settings, books)
     return sorted(found, key=lambda cause: (-cause.count, cause.sentence))
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _TimedEvidence:
     """The evidence whose times are compared."""
 
     tables: Tables
@@ -86,7 +86,7 @@ class _Measured:
         return [*measured_differences(self.evidence, others), *found] if others else found
 
 
-def _offset_causes(measured: _Measured, settings: Settings, books: Sequence[Book]) -> list[Cause]:
+def _offset_causes(measured: _TimedEvidence, settings: Settings, books: Sequence[Book]) -> list[Cause]:
     """Measure only if there are enough verdicts that wrong times may have caused."""
     wanted = [compared for compared in ComparedTimes if _may_explain(books, _EXPLAINED[compared])]
     if not wanted:

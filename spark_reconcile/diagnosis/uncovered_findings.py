@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.core.dataframes import grouped, listed, union
 from spark_reconcile.core.settings import BusinessRule
-from spark_reconcile.load.inputs import Input
-from spark_reconcile.results.cause_rules import DEPENDS_ON, FINDINGS_MIN, Outside, RuleExtent, SourceKind
+from spark_reconcile.load.input_extent import InputExtent
+from spark_reconcile.results.cause_rules import DEPENDS_ON, FINDINGS_MIN, OutOfRangeFindings, RuleExtent, SourceKind
 from spark_reconcile.results.summary import Book
 from spark_reconcile.rules.verdict import FINDING, Scope, Severity
 
@@ -19,7 +19,7 @@ _BROKER: Final = {SourceKind.MESSAGE_LOG: "message log", SourceKind.ACTION_LOG: 
 _SCHEMA: Final = "number bigint, scope string, rule string, of string, first_ms bigint, last_ms bigint"
 
 
-def extents_of(books: Sequence[Book], inputs: Sequence[Input], rules: Sequence[BusinessRule]) -> list[RuleExtent]:
+def extents_of(books: Sequence[Book], inputs: Sequence[InputExtent], rules: Sequence[BusinessRule]) -> list[RuleExtent]:
     """Returns the extents of sources on which a rule with FINDINGS_MIN findings or more depends."""
     counts: dict[tuple[Scope, str], int] = {}
     for book in books:
@@ -35,7 +35,7 @@ def extents_of(books: Sequence[Book], inputs: Sequence[Input], rules: Sequence[B
     ]  # fmt: skip
 
 
-def findings_outside(table: DataFrame, business: DataFrame, extents: Sequence[RuleExtent]) -> list[Outside]:
+def findings_outside(table: DataFrame, business: DataFrame, extents: Sequence[RuleExtent]) -> list[OutOfRangeFindings]:
     """Count the findings before and after these extents. Findings without a time count as neither."""
     numbered = [(number, one.scope, one.rule, one.of, one.first_ms, one.last_ms) for number, one in enumerate(extents)]
     known = listed(table.sparkSession, numbered, _SCHEMA).hint("broadcast")
@@ -46,7 +46,9 @@ def findings_outside(table: DataFrame, business: DataFrame, extents: Sequence[Ru
         after="sum(if(time_ms > last_ms, n, 0L))",
     )  # fmt: skip
     return [
-        Outside(extent=extents[row["number"]], findings=row["findings"], before=row["before"], after=row["after"])
+        OutOfRangeFindings(
+            extent=extents[row["number"]], findings=row["findings"], before=row["before"], after=row["after"]
+        )
         for row in sorted(counted.collect())
     ]
 
@@ -64,7 +66,9 @@ def _findings(table: DataFrame, business: DataFrame) -> DataFrame:
     return union(given, rows)
 
 
-def _sources(kind: SourceKind, inputs: Sequence[Input], rules: Sequence[BusinessRule]) -> Iterator[tuple[str, Input]]:
+def _sources(
+    kind: SourceKind, inputs: Sequence[InputExtent], rules: Sequence[BusinessRule]
+) -> Iterator[tuple[str, InputExtent]]:
     """Returns the sources of a kind, each with its topic or group; empty: all."""
     topics = {rule.name: rule.topic for rule in rules}
     for one in inputs:

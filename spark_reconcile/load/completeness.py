@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.core.settings import Settings, Until
+from spark_reconcile.core.settings import CompletenessBound, Settings
 from spark_reconcile.core.time_range import EVER_MS
 from spark_reconcile.sources.database import Place, Reader, reading
 
@@ -50,7 +50,7 @@ def reach_of(settings: Settings, *, now_ms: int) -> Reach:
     """
     behind: dict[str, int] = {}
 
-    def until(told: Until, urls: Iterable[str]) -> int:
+    def until(told: CompletenessBound, urls: Iterable[str]) -> int:
         known = told if told.told else settings.until
         if known.told:
             return known.at(now_ms)

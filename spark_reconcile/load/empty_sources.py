@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 
 if TYPE_CHECKING:
     from spark_reconcile.core.source_counts import LegCount
 
 
-def with_empty_notes(inputs: Sequence[Input], counts: Sequence[LegCount], *, topics: Sequence[str]) -> list[Input]:
+def with_empty_notes(
+    inputs: Sequence[InputExtent], counts: Sequence[LegCount], *, topics: Sequence[str]
+) -> list[InputExtent]:
     """Returns the inputs, with notes on inboxes and archives without rows.
 
     `topics`: those to which this outbox publishes, by rules and rows; empty if its archive has files, too.
@@ -20,7 +22,7 @@ def with_empty_notes(inputs: Sequence[Input], counts: Sequence[LegCount], *, top
     return [replace(one, note="; ".join(filter(None, (one.note, _note(one, counts, topics))))) for one in inputs]
 
 
-def _note(one: Input, counts: Sequence[LegCount], topics: Sequence[str]) -> str:
+def _note(one: InputExtent, counts: Sequence[LegCount], topics: Sequence[str]) -> str:
     if one.rows:
         return ""
     # A run by the hour reads a time range: only a source without any row at all has no such time.

@@ -37,7 +37,7 @@ _MESSAGE: Final = ["topic", "id"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rechecked:
+class RecheckResult:
     """Verdicts with the column `confirmed`: whether the recheck resulted in a finding, too; and the number of suspects
     that it cleared, by window.
     """
@@ -46,7 +46,9 @@ class Rechecked:
     cleared: Mapping[int, int]
 
 
-def recheck(job: RunContext, evidence: Evidence, first: ClassifiedEvidence, placement: WindowPlacement) -> Rechecked:
+def recheck(
+    job: RunContext, evidence: Evidence, first: ClassifiedEvidence, placement: WindowPlacement
+) -> RecheckResult:
     """Returns the verdicts after a recheck of the findings in `first`; too many suspects are not rechecked.
 
     The frames of `first` must stay cached as long as the result is used.
@@ -56,7 +58,7 @@ def recheck(job: RunContext, evidence: Evidence, first: ClassifiedEvidence, plac
     if suspects is None:
         job.say("too many suspects to look at each of them again: none is confirmed")
     if not suspects:
-        return Rechecked(judged=first.map(lambda frame: frame.selectExpr("*", "false as confirmed")), cleared={})
+        return RecheckResult(judged=first.map(lambda frame: frame.selectExpr("*", "false as confirmed")), cleared={})
     job.pause(job.settings.grace.confirm_after_seconds)
     near = _near(job, evidence, suspects)
     known = sum(len(part.messages) + len(part.keys) for part in suspects)
@@ -77,7 +79,7 @@ def recheck(job: RunContext, evidence: Evidence, first: ClassifiedEvidence, plac
             )),
         )  # fmt: skip
     cleared = {start: count - after.get(start, 0) for start, count in before.items() if count > after.get(start, 0)}
-    return Rechecked(judged=_replaced(first, parts, messages=messages, keys=keys), cleared=cleared)
+    return RecheckResult(judged=_replaced(first, parts, messages=messages, keys=keys), cleared=cleared)
 
 
 @dataclass(frozen=True, slots=True)

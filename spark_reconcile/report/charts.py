@@ -10,7 +10,7 @@ from typing import Final
 from markupsafe import Markup, escape
 
 from spark_reconcile.core.time_axis import Axis
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.summary import Book, Latency, Summary
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.rules.verdict import Severity, State
@@ -146,7 +146,7 @@ def _stretch(summary: Summary) -> tuple[int, int]:
     return first_ms, summary.judged_at_ms
 
 
-def _reach(one: Input, judged_at_ms: int) -> str:
+def _reach(one: InputExtent, judged_at_ms: int) -> str:
     since = moment(one.complete_since_ms) if one.complete_since_ms else "its beginning"
     return f"complete since {since}, until {moment(one.complete_until_ms or judged_at_ms)}"
 

@@ -73,7 +73,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class RuleExplanation:
     """A rule that gave verdicts in this run, and their number."""
 
     scope: Scope
@@ -190,15 +190,17 @@ def _examples(summary: Summary) -> list[tuple[Example, Rule | None]]:
     return found
 
 
-def _explained(summary: Summary) -> list[Explained]:
+def _explained(summary: Summary) -> list[RuleExplanation]:
     counts: dict[tuple[Scope, str], int] = {}
     for book in summary.books:
         counts[book.scope, book.rule] = counts.get((book.scope, book.rule), 0) + book.count
-    found = [Explained(scope, rule, count) for (scope, name), count in counts.items() if (rule := _rule(scope, name))]
+    found = [
+        RuleExplanation(scope, rule, count) for (scope, name), count in counts.items() if (rule := _rule(scope, name))
+    ]
     return sorted(found, key=_loudness)
 
 
-def _loudness(one: Explained) -> tuple[int, int, str]:
+def _loudness(one: RuleExplanation) -> tuple[int, int, str]:
     return _LOUDEST.index(one.rule.severity), list(State).index(one.rule.state), one.scope
 
 

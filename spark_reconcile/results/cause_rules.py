@@ -75,7 +75,7 @@ class RuleExtent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class OutOfRangeFindings:
     """The number of a rule's `findings` that are `before` the first time of a source, and `after` its last."""
 
     extent: RuleExtent
@@ -84,9 +84,9 @@ class Outside:
     after: int
 
 
-def extent_causes(found: Iterable[Outside]) -> list[Cause]:
+def extent_causes(found: Iterable[OutOfRangeFindings]) -> list[Cause]:
     """Returns a cause for each source and side with nearly all findings of a rule; rules of one source are summed."""
-    sides: dict[tuple[str, str, str], list[tuple[Outside, int]]] = {}
+    sides: dict[tuple[str, str, str], list[tuple[OutOfRangeFindings, int]]] = {}
     for (source, what), outside in _by_rule(found).items():
         for one in outside:
             for side, count in _sides(one):
@@ -173,9 +173,9 @@ def _zone(size_ms: int, *, skew_ms: int) -> str | None:
     return f"UTC{'+' if quarters > 0 else '-'}{hours:02d}:{rest * 15:02d}"
 
 
-def _by_rule(found: Iterable[Outside]) -> dict[tuple[str, str], list[Outside]]:
+def _by_rule(found: Iterable[OutOfRangeFindings]) -> dict[tuple[str, str], list[OutOfRangeFindings]]:
     """Groups by source; the findings of a rule on several topics are summed."""
-    sums: dict[tuple[str, str, Scope, str], Outside] = {}
+    sums: dict[tuple[str, str, Scope, str], OutOfRangeFindings] = {}
     for one in found:
         extent = one.extent
         place = (extent.source, extent.what, extent.scope, extent.rule)
@@ -183,23 +183,23 @@ def _by_rule(found: Iterable[Outside]) -> dict[tuple[str, str], list[Outside]]:
         if known is None:
             sums[place] = one
         else:
-            sums[place] = Outside(
+            sums[place] = OutOfRangeFindings(
                 extent=extent, findings=known.findings + one.findings, before=known.before + one.before,
                 after=known.after + one.after,
             )  # fmt: skip
-    sources: dict[tuple[str, str], list[Outside]] = {}
+    sources: dict[tuple[str, str], list[OutOfRangeFindings]] = {}
     for (source, what, *_), one in sums.items():
         sources.setdefault((source, what), []).append(one)
     return sources
 
 
-def _sides(one: Outside) -> list[tuple[str, int]]:
+def _sides(one: OutOfRangeFindings) -> list[tuple[str, int]]:
     if not one.extent.rows:
         return [("empty", one.findings)]
     return [("after", one.after), ("before", one.before)]
 
 
-def _of_extent(side: str, some: Sequence[tuple[Outside, int]]) -> str:
+def _of_extent(side: str, some: Sequence[tuple[OutOfRangeFindings, int]]) -> str:
     extent = some[0][0].extent
     count, total = sum(count for _, count in some), sum(one.findings for one, _ in some)
     rules = ", ".join(f"{count:,} {one.extent.rule}" for one, count in some)

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from spark_reconcile.core.time_buckets import HOUR_MS
-from spark_reconcile.load.inputs import Input
-from spark_reconcile.results.summary import Unjudged
+from spark_reconcile.load.input_extent import InputExtent
+from spark_reconcile.results.summary import UnjudgedHours
 from spark_reconcile.results.window_selection import WINDOWS_MAX
 from spark_reconcile.results.window_store import Window
 
@@ -21,7 +21,7 @@ _CURES: Final[Mapping[str, str]] = {
 """The sources that are purged, and the settings of their retention."""
 
 
-def reaches(inputs: Iterable[Input]) -> dict[str, int]:
+def reaches(inputs: Iterable[InputExtent]) -> dict[str, int]:
     """Returns since when each purged source is complete, by its name; without empty sources."""
     return {
         _name(one): one.complete_since_ms
@@ -45,8 +45,8 @@ def first_looked_at_late(
 
 
 def unjudged(
-    windows: Sequence[int], shown: Mapping[int, Window], begun: Mapping[str, int], *, inputs: Sequence[Input]
-) -> list[Unjudged]:
+    windows: Sequence[int], shown: Mapping[int, Window], begun: Mapping[str, int], *, inputs: Sequence[InputExtent]
+) -> list[UnjudgedHours]:
     """Returns a line for each purged source, on hours since the first one evaluated here.
 
     `windows`: those of the run, which are in `shown`; others were evaluated in time, or never, or were still open at
@@ -63,7 +63,7 @@ def unjudged(
         still = [start for start in gone if start in shown and shown[start].open]
         hours = sorted({*never, *still})
         found.append(
-            Unjudged(
+            UnjudgedHours(
                 source=one.source, what=one.what, hours=len(set(never)), open_hours=len(still),
                 since_ms=hours[0] if hours else 0, until_ms=hours[-1] + HOUR_MS if hours else 0,
             )
@@ -71,26 +71,28 @@ def unjudged(
     return found
 
 
-def judged_late(shown: Mapping[int, Window]) -> list[Unjudged]:
+def judged_late(shown: Mapping[int, Window]) -> list[UnjudgedHours]:
     """Returns, by source, the hours that it no longer had at their first evaluation."""
     hours: dict[str, list[int]] = {}
     for start, window in sorted(shown.items()):
         for name in window.late:
             hours.setdefault(name, []).append(start)
     return [
-        Unjudged(source=source, what=what, hours=len(late), open_hours=0, since_ms=late[0], until_ms=late[-1] + HOUR_MS)
+        UnjudgedHours(
+            source=source, what=what, hours=len(late), open_hours=0, since_ms=late[0], until_ms=late[-1] + HOUR_MS
+        )
         for name, late in sorted(hours.items())
         for source, _, what in (name.partition(" "),)
     ]
 
 
-def with_notes(inputs: Sequence[Input], found: Iterable[Unjudged]) -> list[Input]:
+def with_notes(inputs: Sequence[InputExtent], found: Iterable[UnjudgedHours]) -> list[InputExtent]:
     """Returns the inputs, each with a note on its retention gaps."""
     told = {(one.source, one.what): _sentence(one) for one in found}
     return [replace(one, note="; ".join(filter(None, (one.note, told.get((one.source, one.what)))))) for one in inputs]
 
 
-def _sentence(one: Unjudged) -> str:
+def _sentence(one: UnjudgedHours) -> str:
     if not (one.hours or one.open_hours):
         return ""
     said = [f"{one.hours:,} hours went before they were judged"] if one.hours else []
@@ -112,7 +114,7 @@ def _gone(shown: Mapping[int, Window], begun_ms: int, reach_ms: int) -> range:
     return range(first, reach_ms // HOUR_MS * HOUR_MS, HOUR_MS)[:WINDOWS_MAX]
 
 
-def _name(one: Input) -> str:
+def _name(one: InputExtent) -> str:
     """Returns the name that judged_late() splits again: no source contains a space."""
     return f"{one.source} {one.what}"
 

@@ -12,14 +12,14 @@ import msgspec
 
 from outbox_core.runtime.evidence_watermark import JUDGED_FILE, EvidenceWatermark, Purgeable
 from spark_reconcile.core.time_buckets import HOUR_MS
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.output_folder import write_whole
 
 _PURGED: Final = frozenset(Purgeable)
 
 
 def write_needed(
-    output: Path, shown: Collection[int], inputs: Iterable[Input], *, slack_ms: int, now_ms: int
+    output: Path, shown: Collection[int], inputs: Iterable[InputExtent], *, slack_ms: int, now_ms: int
 ) -> EvidenceWatermark:  # fmt: skip
     """Write the watermark to the output folder; `shown`: all hours ever evaluated. Raises OSError."""
     found = EvidenceWatermark(written_at_ms=now_ms, needed_since_ms=needed_since(shown, inputs, slack_ms=slack_ms))
@@ -27,7 +27,7 @@ def write_needed(
     return found
 
 
-def needed_since(shown: Collection[int], inputs: Iterable[Input], *, slack_ms: int) -> dict[str, int]:
+def needed_since(shown: Collection[int], inputs: Iterable[InputExtent], *, slack_ms: int) -> dict[str, int]:
     """Returns the watermark by kind of evidence, the minimum over its sources. Hours that a source no longer has do not
     need it, nor do hours before the first one evaluated here.
     """

@@ -15,7 +15,7 @@ from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.core.time_range import EVER_MS
 from spark_reconcile.load.empty_sources import with_empty_notes
 from spark_reconcile.load.evidence import NEVER_MS, Evidence
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.load.rule_topics import note_on_topic
 from spark_reconcile.results.summary import Book, Example
 from spark_reconcile.rules.plausible_times import note_on
@@ -86,7 +86,7 @@ def loudest_first(one: Example) -> tuple[bool, int, str, int, str, str]:
     return one.severity is not Severity.FINDING, list(State).index(one.state), one.rule, one.at_ms, one.id, one.of
 
 
-def inputs(evidence: Evidence, settings: Settings) -> list[Input]:
+def inputs(evidence: Evidence, settings: Settings) -> list[InputExtent]:
     """Returns the inputs, from consumers to the business, and the time range for which each is complete."""
     found: dict[tuple[str, str], list[int]] = {}
     reach: dict[tuple[str, str], tuple[int, int]] = {}
@@ -99,7 +99,7 @@ def inputs(evidence: Evidence, settings: Settings) -> list[Input]:
         reach[place] = reaches
         counts.setdefault(place, []).append(one)
     given = [
-        Input(
+        InputExtent(
             source=source, what=what, rows=rows, first_ms=first_ms if first_ms < NEVER_MS else 0, last_ms=last_ms,
             complete_since_ms=None if reach[source, what][0] >= NEVER_MS else reach[source, what][0],
             complete_until_ms=None if reach[source, what][1] >= EVER_MS else reach[source, what][1],

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spark_reconcile.core.settings import Grace
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.cause_rules import Cause
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.rules.verdict import Scope, Severity, State
@@ -57,7 +57,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unjudged:
+class UnjudgedHours:
     """Hours that a source no longer has, between `since_ms` and `until_ms`: `hours` were purged before their first
     evaluation, `open_hours` were still open at their last one.
     """
@@ -122,11 +122,11 @@ class Summary:
     books: Sequence[Book] = ()
     latencies: Sequence[Latency] = ()
     examples: Sequence[Example] = ()
-    inputs: Sequence[Input] = ()
+    inputs: Sequence[InputExtent] = ()
     folder: str = ""
     windows: WindowCounts | None = None
     clocks: Mapping[str, int] = field(default_factory=dict)
-    unjudged: Sequence[Unjudged] = ()
+    unjudged: Sequence[UnjudgedHours] = ()
     took_seconds: Mapping[str, float] = field(default_factory=dict)
     grace: Grace | None = None
     """The time limits of the verdicts; None for runs of older versions, which did not store them."""

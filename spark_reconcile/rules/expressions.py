@@ -19,7 +19,7 @@ class _Comparable:
         return Compare(self._term(), "=", _term_of(other))
 
     def is_not(self, other: Operand) -> Predicate:
-        return No(self.is_(other))
+        return Negation(self.is_(other))
 
     def __ge__(self, other: Operand) -> Predicate:
         return Compare(self._term(), ">=", _term_of(other))
@@ -51,16 +51,16 @@ class _Combinable:
     __slots__ = ()
 
     def __and__(self, other: Predicate) -> Predicate:
-        return Both(self._predicate(), other)
+        return Conjunction(self._predicate(), other)
 
     def __or__(self, other: Predicate) -> Predicate:
-        return Either(self._predicate(), other)
+        return Disjunction(self._predicate(), other)
 
     def __invert__(self) -> Predicate:
-        return No(self._predicate())
+        return Negation(self._predicate())
 
     def _predicate(self) -> Predicate:
-        if isinstance(self, Compare | Both | Either | No | Always):
+        if isinstance(self, Compare | Conjunction | Disjunction | Negation | AlwaysTrue):
             return self
         raise TypeError(f"not a predicate: {type(self).__name__}")
 
@@ -98,7 +98,7 @@ class Compare(_Combinable):
 
 
 @dataclass(frozen=True, slots=True)
-class Both(_Combinable):
+class Conjunction(_Combinable):
     """True if both are true."""
 
     left: Predicate
@@ -106,7 +106,7 @@ class Both(_Combinable):
 
 
 @dataclass(frozen=True, slots=True)
-class Either(_Combinable):
+class Disjunction(_Combinable):
     """True if at least one is true."""
 
     left: Predicate
@@ -114,19 +114,19 @@ class Either(_Combinable):
 
 
 @dataclass(frozen=True, slots=True)
-class No(_Combinable):
+class Negation(_Combinable):
     """True if the predicate is false."""
 
     inner: Predicate
 
 
 @dataclass(frozen=True, slots=True)
-class Always(_Combinable):
+class AlwaysTrue(_Combinable):
     """True for every row."""
 
 
 Term = Fact | Number | Sum
-Predicate = Compare | Both | Either | No | Always
+Predicate = Compare | Conjunction | Disjunction | Negation | AlwaysTrue
 Operand = Term | int
 
 
@@ -135,13 +135,13 @@ def holds(predicate: Predicate, facts: Mapping[str, int]) -> bool:
     match predicate:
         case Compare(left, operator, right):
             return _compare(_value(left, facts), operator, _value(right, facts))
-        case Both(left, right):
+        case Conjunction(left, right):
             return holds(left, facts) and holds(right, facts)
-        case Either(left, right):
+        case Disjunction(left, right):
             return holds(left, facts) or holds(right, facts)
-        case No(inner):
+        case Negation(inner):
             return not holds(inner, facts)
-        case Always():
+        case AlwaysTrue():
             return True
         case _:
             assert_never(predicate)
@@ -152,13 +152,13 @@ def sql(predicate: Predicate, bounds: Mapping[str, int]) -> str:
     match predicate:
         case Compare(left, operator, right):
             return f"({_sql_term(left, bounds)} {operator} {_sql_term(right, bounds)})"
-        case Both(left, right):
+        case Conjunction(left, right):
             return f"({sql(left, bounds)} and {sql(right, bounds)})"
-        case Either(left, right):
+        case Disjunction(left, right):
             return f"({sql(left, bounds)} or {sql(right, bounds)})"
-        case No(inner):
+        case Negation(inner):
             return f"(not {sql(inner, bounds)})"
-        case Always():
+        case AlwaysTrue():
             return "true"
         case _:
             assert_never(predicate)
@@ -169,11 +169,11 @@ def facts_in(predicate: Predicate) -> set[str]:
     match predicate:
         case Compare(left, _, right):
             return {*_names(left), *_names(right)}
-        case Both(left, right) | Either(left, right):
+        case Conjunction(left, right) | Disjunction(left, right):
             return facts_in(left) | facts_in(right)
-        case No(inner):
+        case Negation(inner):
             return facts_in(inner)
-        case Always():
+        case AlwaysTrue():
             return set()
         case _:
             assert_never(predicate)

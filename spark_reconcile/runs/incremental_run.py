@@ -37,7 +37,7 @@ from spark_reconcile.results.window_totals import books_of, counts_of, published
 from spark_reconcile.runs.full_run import Say, StepTimer, only_run, open_session, wait, worker_errors
 from spark_reconcile.runs.missing_evidence import check_evidence, keep_totals
 from spark_reconcile.runs.overdue_rows import overdue_outside
-from spark_reconcile.runs.window_run import Compared, compare, judge_windows
+from spark_reconcile.runs.window_run import DigestComparison, compare, judge_windows
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
     return summary
 
 
-def _flow(compared: Compared, windows: Sequence[int], shown: dict[int, Window]) -> Flow:
+def _flow(compared: DigestComparison, windows: Sequence[int], shown: dict[int, Window]) -> Flow:
     """Returns the time series from the digests: by the times in ids, so that all sources have the same axis."""
     axis = Axis.over(windows[0], windows[-1] + HOUR_MS - 1)
     names = {"messages": "stored", "delivered": "handed out", "acked": "acknowledged"}

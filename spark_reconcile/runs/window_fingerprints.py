@@ -17,7 +17,7 @@ import msgspec
 
 from spark_reconcile.compare.id_digests import CANCELED, Legs, sums, windows_of_slot
 from spark_reconcile.core.dataframes import grouped, union
-from spark_reconcile.core.settings import Settings, Until
+from spark_reconcile.core.settings import CompletenessBound, Settings
 from spark_reconcile.core.time_buckets import NO_SLOT, slot, window_of_message
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.recheck.run_context import RunContext
@@ -118,7 +118,9 @@ def _records(
 
 def _of_settings(settings: Settings, evidence: Evidence) -> str:
     # Completeness times always change: verdicts pending because of them keep a window open, so it is evaluated again.
-    rules, inboxes = ([replace(one, until=Until()) for one in some] for some in (settings.rules, settings.inboxes))
+    rules, inboxes = (
+        [replace(one, until=CompletenessBound()) for one in some] for some in (settings.rules, settings.inboxes)
+    )
     asked = [
         rules, inboxes, settings.grace, settings.complete_since_ms, settings.archive_days,
         settings.inbox_days,

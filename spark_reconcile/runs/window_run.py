@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.window_placement import among_windows
-from spark_reconcile.compare.digest_cache import DigestCache, Known
+from spark_reconcile.compare.digest_cache import CachedDigests, DigestCache
 from spark_reconcile.compare.drill_down import Mismatches, drilled, windows_beside
 from spark_reconcile.compare.id_digests import Legs, Tolerance, buckets, clean_buckets
 from spark_reconcile.compare.key_digests import MESSAGES, clean_parts, digest, parts, sums_of
@@ -50,7 +50,7 @@ KEPT_SHARE_MAX: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class DigestComparison:
     """The compared digests by key and by id: which parts and buckets are clean.
 
     `buckets` and `clean_buckets` are None if there are no records by id alone. All are checkpoints: nested plans that
@@ -62,10 +62,12 @@ class Compared:
     """The sums of `clean_parts` by window."""
     buckets: DataFrame | None
     clean_buckets: DataFrame | None
-    known: Known
+    known: CachedDigests
 
 
-def judge_windows(job: RunContext, windows: Sequence[int], compared: Compared, *, store: WindowStore) -> list[int]:
+def judge_windows(
+    job: RunContext, windows: Sequence[int], compared: DigestComparison, *, store: WindowStore
+) -> list[int]:
     """Evaluate those of the windows that need it, and publish their results; returns these windows.
 
     A key's verdict belongs to the hour of its latest row: if a key is classified, its other hours are evaluated, too.
@@ -88,7 +90,7 @@ def judge_windows(job: RunContext, windows: Sequence[int], compared: Compared, *
     return sorted(judged)
 
 
-def compare(job: RunContext, kept: DigestCache) -> Compared:
+def compare(job: RunContext, kept: DigestCache) -> DigestComparison:
     """Compute and compare the digests of all legs; files with cached digests are not read."""
     evidence = job.evidence
     legs = legs_of(evidence)
@@ -97,17 +99,17 @@ def compare(job: RunContext, kept: DigestCache) -> Compared:
     summed = clean_parts(_summed(job, known), covered=job.covered)
     if not by_id:
         clean = summed.localCheckpoint()
-        return Compared(clean_parts=clean, sums=sums_of(clean), buckets=None, clean_buckets=None, known=known)
+        return DigestComparison(clean_parts=clean, sums=sums_of(clean), buckets=None, clean_buckets=None, known=known)
     tolerance = Tolerance(late_after_ms=int(job.settings.grace.late_after_seconds * 1000), slack_ms=job.slack_ms)
     clean, slotted = in_parallel(summed.localCheckpoint, buckets(legs, tolerance=tolerance).localCheckpoint)
     sums, agreed = in_parallel(
         lambda: sums_of(clean),
         clean_buckets(job.session, slotted, evidence.groups, late_ms=tolerance.late_after_ms).localCheckpoint,
     )
-    return Compared(clean_parts=clean, sums=sums, buckets=slotted, clean_buckets=agreed, known=known)
+    return DigestComparison(clean_parts=clean, sums=sums, buckets=slotted, clean_buckets=agreed, known=known)
 
 
-def _summed(job: RunContext, known: Known) -> DataFrame:
+def _summed(job: RunContext, known: CachedDigests) -> DataFrame:
     """Returns the digests of all legs, cached or computed now."""
     evidence = job.evidence
     rows, messages = evidence.loose or (evidence.rows, evidence.messages)
@@ -122,7 +124,7 @@ def _summed(job: RunContext, known: Known) -> DataFrame:
     return parts(job.session, found, topics=topics)
 
 
-def _not_known(evidence: Evidence, known: Known) -> list[tuple[Files, list[str]]]:
+def _not_known(evidence: Evidence, known: CachedDigests) -> list[tuple[Files, list[str]]]:
     """Returns, for each leg, the files without a cached digest."""
     named = set(known.names.values())
     left = [(files, [name for name in files.names if name not in named]) for files in evidence.files]
@@ -145,7 +147,7 @@ class _Chosen:
     few: bool
 
 
-def _chosen(job: RunContext, batch: Sequence[int], compared: Compared) -> _Chosen:
+def _chosen(job: RunContext, batch: Sequence[int], compared: DigestComparison) -> _Chosen:
     """Selects the rows of the batch to classify."""
     whole = legs_of(job.evidence)
     # Without an archive no key matches.
@@ -170,7 +172,7 @@ def _for(job: RunContext, *, few: bool) -> AbstractContextManager[None]:
     return few_rows(job.session) if few else nullcontext()
 
 
-def _near(job: RunContext, compared: Compared, batch: Sequence[int]) -> Legs | None:
+def _near(job: RunContext, compared: DigestComparison, batch: Sequence[int]) -> Legs | None:
     """Returns all rows without files known to have none of these windows; None: there are no such files."""
     evidence, hours = job.evidence, compared.known.hours
     whole = legs_of(evidence)
@@ -199,7 +201,7 @@ def _reopened(job: RunContext, legs: Legs, batch: Sequence[int], closed: set[int
 
 
 def _judge_batch(
-    job: RunContext, batch: Sequence[int], compared: Compared, prints: Mapping[int, str], chosen: _Chosen, *,
+    job: RunContext, batch: Sequence[int], compared: DigestComparison, prints: Mapping[int, str], chosen: _Chosen, *,
     store: WindowStore,
 ) -> None:  # fmt: skip
     job.say("giving verdicts")
@@ -210,7 +212,7 @@ def _judge_batch(
     store.publish({start: _window(tallies[start], prints.get(start, ""), job, start) for start in batch})
 
 
-def _unclean(job: RunContext, compared: Compared, batch: Sequence[int]) -> tuple[Mismatches, int]:
+def _unclean(job: RunContext, compared: DigestComparison, batch: Sequence[int]) -> tuple[Mismatches, int]:
     """Returns mismatches of the batch or that may concern it, and the number of messages of the batch.
 
     Outside of the time range only the broker's log is read: no part could match there.
@@ -234,7 +236,7 @@ def _unclean(job: RunContext, compared: Compared, batch: Sequence[int]) -> tuple
 
 
 def _tallies(
-    job: RunContext, batch: Sequence[int], compared: Compared, found: WindowVerdicts, changes: DataFrame | None
+    job: RunContext, batch: Sequence[int], compared: DigestComparison, found: WindowVerdicts, changes: DataFrame | None
 ) -> dict[int, Tally]:
     """Returns the numbers of each window. `changes`: corrections of what was settled in bulk; None: nothing was."""
     tallies = {start: Tally() for start in batch}

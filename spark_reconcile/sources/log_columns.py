@@ -1,7 +1,8 @@
 """Decodes batches of message records to Arrow columns: MessagePack read by numpy, field by field over all records.
 
 A record is ten consecutive fields, so a cursor for each record steps from field to field. Only the broker's encoding
-(see outbox_core.journal) is supported: any other record raises Unusual, and the caller decodes records one by one.
+(see outbox_core.journal) is supported: any other record raises UnusualEncoding, and the caller decodes records one by
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MAP: Final = 0x80
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
-class Unusual(Exception):
+class UnusualEncoding(Exception):
     """A record has another encoding than the broker's."""
 
 
@@ -50,7 +51,7 @@ _BINARY: Final = _table(range(0), {0xC4: 1, 0xC5: 2, 0xC6: 4})
 
 
 def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[str]) -> pa.RecordBatch:
-    """Decodes the columns `wanted` of HEADER_SCHEMA from the records between `starts` and `ends`. Raises Unusual.
+    """Decodes the columns `wanted` of HEADER_SCHEMA from the records from `starts` to `ends`. Raises UnusualEncoding.
 
     The copy of a scheduled message that fell due has no `stored_ms`. `data` has WIDEST_BYTES more bytes after the last
     record.
@@ -64,13 +65,13 @@ def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[
     numbers |= {name: fields.integers() for name in ("created_ms", "stored_ms", "deliver_at_ms")}
     copies, _ = fields.integers()
     if copies.max(initial=0) > journal.SCHEDULED or any(texts[name][2].any() for name in ("id", "topic")):
-        raise Unusual
+        raise UnusualEncoding
     if not fields.end_at(ends):
-        raise Unusual
+        raise UnusualEncoding
     notes, (stored_ms, unknown) = copies == journal.SCHEDULED, numbers["stored_ms"]
     numbers["stored_ms"] = stored_ms, unknown | (copies == journal.FIRED_COPY)
     if (body[1][notes] != SHA256_BYTES).any():
-        raise Unusual
+        raise UnusualEncoding
     arrays = []
     for name in wanted:
         if name in texts:
@@ -95,7 +96,7 @@ class _Fields:
         self.data: Bytes = np.frombuffer(data, np.uint8)
         self._wide = np.lib.stride_tricks.sliding_window_view(self.data, WIDEST_BYTES)
         if (self.data[starts] != _ARRAY + FIELDS).any():
-            raise Unusual
+            raise UnusualEncoding
         self._at = starts + 1
 
     def end_at(self, ends: Places) -> bool:
@@ -115,7 +116,7 @@ class _Fields:
         length, none, begin = self._numbers(table, low)
         self._at = begin + length
         if self._at.max(initial=0) > len(self.data):
-            raise Unusual
+            raise UnusualEncoding
         return begin, length, none
 
     def headers(self) -> tuple[Places, Places]:
@@ -124,7 +125,7 @@ class _Fields:
         tags = self.data[self._at]
         count = tags.astype(np.int64) - _MAP
         if ((count < 0) | (count > 15)).any():
-            raise Unusual
+            raise UnusualEncoding
         self._at = self._at + 1
         every = self._at
         for number in range(2 * int(count.max(initial=0))):
@@ -140,14 +141,14 @@ class _Fields:
         tags = self.data[self._at]
         widths = table[tags].astype(np.int64) - 1
         if widths.min(initial=0) < 0 or self._at.max(initial=0) + 1 + WIDEST_BYTES > len(self.data):
-            raise Unusual
+            raise UnusualEncoding
         none = tags == _NIL
         value = tags.astype(np.int64) - low
         behind = np.flatnonzero(widths > 0)
         if len(behind):
             whole = self._wide[self._at[behind] + 1].view(">i8").ravel().astype(np.int64)
             if (whole[widths[behind] == WIDEST_BYTES] < 0).any():
-                raise Unusual
+                raise UnusualEncoding
             unused = 8 * (WIDEST_BYTES - widths[behind])
             value[behind] = (whole.view(np.uint64) >> unused.view(np.uint64)).view(np.int64)
         value[none] = 0

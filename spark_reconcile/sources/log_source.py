@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 
 from outbox_core.journal import journal
 from outbox_core.journal.frame_scan import payload_bounds
-from spark_reconcile.sources.log_columns import WIDEST_BYTES, Unusual, message_columns
+from spark_reconcile.sources.log_columns import WIDEST_BYTES, UnusualEncoding, message_columns
 from spark_reconcile.sources.log_records import (
     HEADER_SCHEMA,
     MESSAGE_SCHEMA,
@@ -160,7 +160,7 @@ class LogReader(DataSourceReader):
         some = data[start:behind] + bytes(WIDEST_BYTES)
         try:
             yield message_columns(some, starts - start, ends - start, self._columns)
-        except Unusual:
+        except UnusualEncoding:
             payloads = [data[begin:end] for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)]
             frames = [journal.Frame(0, payload) for payload in payloads]  # rows of messages have no offset
             yield self._arrow([row for frame in frames for row in self._rows_of(frame)])

@@ -50,7 +50,7 @@ class Part(InputPartition):
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushedFilter:
     """A filter of the query that the database evaluates."""
 
     column: str
@@ -96,7 +96,7 @@ class SqlReader(DataSourceReader):
         self._place = place
         self._statements = statements
         self._snapshot = snapshot
-        self._pushed: list[Pushed] = []
+        self._pushed: list[PushedFilter] = []
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition for the snapshot, or ranges of each statement."""
@@ -175,16 +175,16 @@ class PushingSqlReader(SqlReader):
                 yield one  # the database's collation may treat more values as equal than Spark
 
 
-def _pushed(one: Filter) -> Pushed | None:
+def _pushed(one: Filter) -> PushedFilter | None:
     sign = _SIGNS.get(type(one))
     if sign is None:
         return None
     path, value = one.attribute, one.value  # type: ignore[attr-defined]
     text = len(path) == 1 and path[0] in COLUMNS and path[0] not in NUMBERS
     if text and sign == "=" and isinstance(value, str):
-        return Pushed(path[0], sign, value)
+        return PushedFilter(path[0], sign, value)
     if len(path) == 1 and path[0] in NUMBERS and isinstance(value, int):
-        return Pushed(path[0], sign, value)
+        return PushedFilter(path[0], sign, value)
     return None
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from spark_reconcile import Settings, Summary, run, run_windows
 from spark_reconcile.diagnosis.uncovered_findings import extents_of
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.cause_rules import (
     Cause,
     Offset,
-    Outside,
+    OutOfRangeFindings,
     RuleExtent,
     extent_causes,
     offset_causes,
@@ -142,10 +142,10 @@ def test_findings_outside_of_a_source_are_a_cause_where_nearly_all_lie_on_one_si
     empty = replace(_extent("acknowledged_not_handled", source="inbox", what="g", scope=Scope.DELIVERY), rows=0)
 
     found = extent_causes([
-        Outside(extent=replace(log, of="a"), findings=600, before=0, after=600),
-        Outside(extent=replace(log, of="b"), findings=400, before=0, after=380),
-        Outside(extent=foreign, findings=100, before=0, after=95),
-        Outside(extent=empty, findings=200, before=0, after=0),
+        OutOfRangeFindings(extent=replace(log, of="a"), findings=600, before=0, after=600),
+        OutOfRangeFindings(extent=replace(log, of="b"), findings=400, before=0, after=380),
+        OutOfRangeFindings(extent=foreign, findings=100, before=0, after=95),
+        OutOfRangeFindings(extent=empty, findings=200, before=0, after=0),
     ])  # fmt: skip
 
     assert found == [
@@ -156,13 +156,14 @@ def test_findings_outside_of_a_source_are_a_cause_where_nearly_all_lie_on_one_si
         ),
         Cause(sentence="The inbox (g) gave no row: 200 acknowledged_not_handled.", source="inbox", what="g", count=200),
     ]  # fmt: skip
-    (before,) = extent_causes([Outside(extent=log, findings=100, before=100, after=0)])
+    (before,) = extent_causes([OutOfRangeFindings(extent=log, findings=100, before=100, after=0)])
     assert before.sentence == (
         "All 100 findings are before 1970-01-01 08:00:00 UTC, where the broker (message log) begins: 100 not_in_broker."
     )
     for few in (
-        Outside(extent=log, findings=99, before=0, after=99), Outside(extent=log, findings=100, before=0, after=94),
-        Outside(extent=log, findings=100, before=50, after=50),
+        OutOfRangeFindings(extent=log, findings=99, before=0, after=99),
+        OutOfRangeFindings(extent=log, findings=100, before=0, after=94),
+        OutOfRangeFindings(extent=log, findings=100, before=50, after=50),
     ):  # fmt: skip
         assert extent_causes([few]) == []
 
@@ -170,8 +171,8 @@ def test_findings_outside_of_a_source_are_a_cause_where_nearly_all_lie_on_one_si
 def test_only_rules_with_many_findings_are_held_against_the_sources_that_they_depend_on() -> None:
     books = [_book("not_in_broker", 99), _book("unrecorded", 100), _book("body_differs", 5_000)]
     inputs = [
-        Input(source="broker", what="message log", rows=1, first_ms=1, last_ms=2, complete_since_ms=0),
-        Input(source="archive", what="sent messages", rows=1, first_ms=3, last_ms=4, complete_since_ms=0),
+        InputExtent(source="broker", what="message log", rows=1, first_ms=1, last_ms=2, complete_since_ms=0),
+        InputExtent(source="archive", what="sent messages", rows=1, first_ms=3, last_ms=4, complete_since_ms=0),
     ]
 
     (extent,) = extents_of(books, inputs, [])

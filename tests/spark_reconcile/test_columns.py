@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outbox_core.journal import journal
 from outbox_core.journal.frame_scan import payload_bounds
-from spark_reconcile.sources.log_columns import WIDEST_BYTES, Unusual, message_columns
+from spark_reconcile.sources.log_columns import WIDEST_BYTES, UnusualEncoding, message_columns
 from spark_reconcile.sources.log_records import HEADER_SCHEMA, MESSAGE_SCHEMA, header_rows, message_rows
 from spark_reconcile.sources.log_segments import survey
 from spark_reconcile.sources.log_source import LogReader, PushingLogReader
@@ -87,7 +87,7 @@ def test_a_record_of_another_shape_is_read_by_itself(written: list[Any], tmp_pat
     )
     write_log(tmp_path / "messages", journal.SegmentKind.MESSAGES, [plain, written, plain], 10)
 
-    with pytest.raises(Unusual):
+    with pytest.raises(UnusualEncoding):
         _columns(journal.frame(msgspec.msgpack.encode(written)))
     assert [row["id"] for row in _read(tmp_path)] == ["plain", "id", "plain"]
 

@@ -8,7 +8,7 @@ import msgspec
 
 from outbox_core.runtime.evidence_watermark import EvidenceWatermark
 from spark_reconcile.core.time_buckets import HOUR_MS
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.retention_watermark import needed_since, write_needed
 
 
@@ -44,5 +44,5 @@ def test_what_is_written_is_what_those_who_purge_read(tmp_path: Path) -> None:
     assert read == written == EvidenceWatermark(written_at_ms=7, needed_since_ms={"broker": HOUR_MS - 5})
 
 
-def _input(source: str, reach_ms: int | None) -> Input:
-    return Input(source=source, what="rows", rows=0, first_ms=0, last_ms=0, complete_since_ms=reach_ms)
+def _input(source: str, reach_ms: int | None) -> InputExtent:
+    return InputExtent(source=source, what="rows", rows=0, first_ms=0, last_ms=0, complete_since_ms=reach_ms)

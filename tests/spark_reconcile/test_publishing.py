@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from spark_reconcile import Settings
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.writer import publish, write_aggregates
 from spark_reconcile.results.output_folder import staging
 from spark_reconcile.results.summary import Book, Summary, WindowCounts
@@ -92,7 +92,7 @@ def _published(settings: Settings, *, hours: bool) -> Path:
         summary = Summary(
             run_id=stage.run_id, judged_at_ms=0, business_rows=0, messages=2, message_groups=0, stored=0, delivered=0,
             redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0, books=[lost],
-            inputs=[Input(source="broker", what="log", rows=1, first_ms=1, last_ms=5, complete_since_ms=None,
+            inputs=[InputExtent(source="broker", what="log", rows=1, first_ms=1, last_ms=5, complete_since_ms=None,
                           complete_until_ms=4)],
             windows=counts if hours else None, took_seconds={"read": 1.5, "judge": 3.0},
         )  # fmt: skip

@@ -13,7 +13,7 @@ from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.completeness import Reach
 from spark_reconcile.load.evidence import NEVER_MS, Evidence
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.run_totals import inputs
 from spark_reconcile.results.summary import WindowCounts
@@ -105,7 +105,7 @@ def _evidence(reach: Reach) -> Evidence:
     )  # fmt: skip
 
 
-def _summary(*sources: Input) -> Summary:
+def _summary(*sources: InputExtent) -> Summary:
     return Summary(
         run_id="r", judged_at_ms=NOW_MS, business_rows=0, messages=0, message_groups=0, stored=0, delivered=0,
         redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0, inputs=sources,
@@ -114,8 +114,8 @@ def _summary(*sources: Input) -> Summary:
     )  # fmt: skip
 
 
-def _input(source: str, what: str, *, since_ms: int | None, until_ms: int | None = None) -> Input:
-    return Input(
+def _input(source: str, what: str, *, since_ms: int | None, until_ms: int | None = None) -> InputExtent:
+    return InputExtent(
         source=source, what=what, rows=1, first_ms=NOW_MS - 8 * HOUR_MS, last_ms=NOW_MS - 9, complete_since_ms=since_ms,
         complete_until_ms=until_ms,
     )  # fmt: skip

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile import InboxSource, NotComparable, OutboxSource, Settings, Summary, Until, run, run_windows
+from spark_reconcile import (
+    CompletenessBound,
+    InboxSource,
+    NotComparable,
+    OutboxSource,
+    Settings,
+    Summary,
+    run,
+    run_windows,
+)
 from spark_reconcile.load.completeness import lag_ms, reach_of
 from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 
     from spark_reconcile.load.completeness import Reach
 
-HOUR_AGO = Until(complete_until_ms=NOW_MS - HOUR_MS)
+HOUR_AGO = CompletenessBound(complete_until_ms=NOW_MS - HOUR_MS)
 WELL = {"stored", "done", "announced"}
 RUNNING = {"Slave_IO_Running": "Yes", "Slave_SQL_Running": "Yes", "Seconds_Behind_Master": 7}
 
@@ -45,7 +54,8 @@ def test_a_lag_is_the_time_until_which_a_source_was_complete(sqlite: Database, t
     settings = _standing_still().write(sqlite, tmp_path)
 
     told, by_lag = (
-        reach_of(replace(settings, until=until), now_ms=NOW_MS) for until in (HOUR_AGO, Until(lag_seconds=3600))
+        reach_of(replace(settings, until=until), now_ms=NOW_MS)
+        for until in (HOUR_AGO, CompletenessBound(lag_seconds=3600))
     )
 
     assert told == by_lag
@@ -75,7 +85,7 @@ def test_each_source_has_a_reach_of_its_own(spark: SparkSession, sqlite: Databas
     key = str(world.orders[0]["id"])
     world.store("weather-1", key=key, topic="weather", age_ms=20 * MINUTE_MS)
     settings = world.write(sqlite, tmp_path)
-    fresh = Until(lag_seconds=0)
+    fresh = CompletenessBound(lag_seconds=0)
     settings = replace(
         settings, until=HOUR_AGO, rules=[replace(rule, until=fresh) for rule in settings.rules],
         inboxes=[replace(inbox, until=fresh) for inbox in settings.inboxes],
@@ -105,7 +115,7 @@ def test_a_second_message_under_a_key_waits_for_the_row_that_the_replica_has_not
         world.orders.pop()
     settings = world.write(sqlite, tmp_path)
     behind, current = (replace(rule, key_column="status", deliver_at_column=None) for rule in settings.rules)
-    settings = replace(settings, rules=[replace(behind, until=HOUR_AGO), replace(current, until=Until())])
+    settings = replace(settings, rules=[replace(behind, until=HOUR_AGO), replace(current, until=CompletenessBound())])
 
     summary = run(settings, session=spark, now_ms=NOW_MS)
 
@@ -125,7 +135,7 @@ def test_an_hour_that_a_source_does_not_reach_stays_open_until_it_does(
         with_timed_ids(one)
     for rows in (behind.orders, behind.archive, behind.inbox):
         del rows[20:]
-    two_hours_ago = Until(complete_until_ms=NOW_MS - 2 * HOUR_MS)
+    two_hours_ago = CompletenessBound(complete_until_ms=NOW_MS - 2 * HOUR_MS)
     settings = behind.write(sqlite, tmp_path)
     rules = [replace(rule, until=two_hours_ago) for rule in settings.rules]
 
@@ -146,7 +156,7 @@ def test_an_hour_that_a_source_does_not_reach_stays_open_until_it_does(
 def test_a_span_that_a_source_does_not_reach_is_not_comparable(
     sqlite: Database, tmp_path: Path, lag_minutes: int, hours: int
 ) -> None:
-    settings = replace(_world(2).write(sqlite, tmp_path), until=Until(lag_seconds=lag_minutes * 60))
+    settings = replace(_world(2).write(sqlite, tmp_path), until=CompletenessBound(lag_seconds=lag_minutes * 60))
 
     with pytest.raises(NotComparable, match="let the replica come after"):
         run_windows(settings, since_ms=NOW_MS - hours * HOUR_MS, now_ms=NOW_MS)
@@ -157,11 +167,14 @@ def test_what_is_told_of_a_source_comes_before_what_is_told_of_all_and_the_least
 ) -> None:
     settings = _world(1).write(sqlite, tmp_path)
     first, second = settings.rules
-    other = OutboxSource(url=f"sqlite:///{tmp_path / 'never asked.db'}", until=Until(lag_seconds=30))
+    other = OutboxSource(url=f"sqlite:///{tmp_path / 'never asked.db'}", until=CompletenessBound(lag_seconds=30))
     settings = replace(
-        settings, until=Until(lag_seconds=10), outboxes=[other],
-        rules=[first, replace(second, topic=PAID, until=Until(lag_seconds=20, complete_until_ms=NOW_MS - 5_000))],
-        inboxes=[InboxSource(group=MAIL, topics=(PAID,), until=Until(complete_until_ms=NOW_MS + HOUR_MS))],
+        settings, until=CompletenessBound(lag_seconds=10), outboxes=[other],
+        rules=[
+            first,
+            replace(second, topic=PAID, until=CompletenessBound(lag_seconds=20, complete_until_ms=NOW_MS - 5_000)),
+        ],
+        inboxes=[InboxSource(group=MAIL, topics=(PAID,), until=CompletenessBound(complete_until_ms=NOW_MS + HOUR_MS))],
     )  # fmt: skip
 
     reach = reach_of(settings, now_ms=NOW_MS)

@@ -10,7 +10,7 @@ import pytest
 from spark_reconcile import Summary
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.run_totals import book
-from spark_reconcile.results.summary import Unjudged, WindowCounts
+from spark_reconcile.results.summary import UnjudgedHours, WindowCounts
 from spark_reconcile.rules.verdict import Scope
 
 NOW_MS = 1_800_000_000_000
@@ -49,7 +49,7 @@ def test_findings_of_earlier_hours_and_unjudged_hours_have_tiles(earlier: int) -
         since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS, windows=1, judged=1, open=0, not_closed=0, looked_at=0, resolved=0,
         earlier_findings=earlier,
     )  # fmt: skip
-    gone = Unjudged(source="archive", what="sent messages", hours=3, open_hours=0, since_ms=1, until_ms=9)
+    gone = UnjudgedHours(source="archive", what="sent messages", hours=3, open_hours=0, since_ms=1, until_ms=9)
     summary = replace(_summary((Scope.MESSAGE, "stored", 5)), windows=counts, unjudged=[gone])
 
     tiles, styles = _tiles(summary)

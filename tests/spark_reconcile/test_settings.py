@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile import Condition, Operator, Settings, Until
+from spark_reconcile import CompletenessBound, Condition, Operator, Settings
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.load.spark_session import spark_session
 from spark_reconcile.sources.database import Place
@@ -95,9 +95,12 @@ def test_a_full_file_is_read_to_the_last_key(tmp_path: Path) -> None:
     assert (second.time_unit, second.urls) == ("ms", ("sqlite:///other.db",))
     assert (settings.inboxes[0].topics, settings.inboxes[0].complete_since_ms) == (("order.paid",), 5)
     assert [one.until.lag_seconds for one in settings.all_outboxes] == [2.5, None]
-    assert settings.outboxes[0].until == Until(complete_until_ms=1_793_491_200_000)
-    assert first.until == Until(complete_until_ms=1_793_487_600_000 + 24 * HOUR_MS)
-    assert (second.until, settings.inboxes[0].until) == (Until(), Until(complete_until_ms=7, lag_seconds=1))
+    assert settings.outboxes[0].until == CompletenessBound(complete_until_ms=1_793_491_200_000)
+    assert first.until == CompletenessBound(complete_until_ms=1_793_487_600_000 + 24 * HOUR_MS)
+    assert (second.until, settings.inboxes[0].until) == (
+        CompletenessBound(),
+        CompletenessBound(complete_until_ms=7, lag_seconds=1),
+    )
     assert settings.grace.late_after_seconds == 7.5
     assert "secret" not in repr(settings)
 

@@ -14,12 +14,12 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Grace, Settings, Summary
 from spark_reconcile.cli.run_command import app
 from spark_reconcile.core.time_axis import Axis
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.writer import publish
 from spark_reconcile.results.cause_rules import Cause
 from spark_reconcile.results.latencies import Hop, Hour, keep_hours
 from spark_reconcile.results.output_folder import staging
-from spark_reconcile.results.summary import Book, Example, Latency, Unjudged, WindowCounts
+from spark_reconcile.results.summary import Book, Example, Latency, UnjudgedHours, WindowCounts
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import Tally
@@ -169,12 +169,15 @@ def _published(output: Path, *, lost: int = 2) -> Summary:
                                longest_ms=90)],
             examples=[_example()],
             inputs=[
-                Input(source="broker", what="message log", rows=10, first_ms=NOW_MS - HOUR_MS, last_ms=NOW_MS - 9,
-                      complete_since_ms=0, note="torn"),
-                Input(source="archive", what="sent messages", rows=12, first_ms=NOW_MS - HOUR_MS, last_ms=NOW_MS - 9,
-                      complete_since_ms=NOW_MS - 9 * HOUR_MS, complete_until_ms=NOW_MS - 90_000),
+                InputExtent(source="broker", what="message log", rows=10, first_ms=NOW_MS - HOUR_MS,
+                            last_ms=NOW_MS - 9, complete_since_ms=0, note="torn"),
+                InputExtent(source="archive", what="sent messages", rows=12, first_ms=NOW_MS - HOUR_MS,
+                            last_ms=NOW_MS - 9, complete_since_ms=NOW_MS - 9 * HOUR_MS,
+                            complete_until_ms=NOW_MS - 90_000),
             ],
-            unjudged=[Unjudged(source="archive", what="sent messages", hours=2, open_hours=1, since_ms=1, until_ms=9)],
+            unjudged=[
+                UnjudgedHours(source="archive", what="sent messages", hours=2, open_hours=1, since_ms=1, until_ms=9),
+            ],
             folder=str(stage.final), clocks={"db": 3_000}, took_seconds={"read": 1.5}, grace=settings.grace,
             windows=WindowCounts(since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS, windows=1, judged=1, open=0, not_closed=0,
                                  looked_at=2, resolved=3),

@@ -11,10 +11,10 @@ import pytest
 
 from spark_reconcile import Settings, Summary, run_windows
 from spark_reconcile.core.time_buckets import HOUR_MS
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.prometheus import metrics_text
 from spark_reconcile.results.retention_gaps import first_looked_at_late, reaches, unjudged, with_notes
-from spark_reconcile.results.summary import Unjudged
+from spark_reconcile.results.summary import UnjudgedHours
 from spark_reconcile.results.window_store import Window
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import MINUTE_MS, NOW_MS, World, no_wait
@@ -47,7 +47,7 @@ def test_hours_that_the_archive_was_purged_of_before_any_run_judged_them_are_tol
     assert (judged["written_at_ms"], judged["needed_since_ms"]["archive"]) == (later_ms + MINUTE_MS, needed_ms)
     for summary in (second, third, again):
         assert [one for one in summary.unjudged if one.hours] == [
-            Unjudged(
+            UnjudgedHours(
                 source="archive", what="sent messages", hours=4, open_hours=0, since_ms=LATEST + HOUR_MS,
                 until_ms=LATEST + 5 * HOUR_MS,
             )
@@ -81,7 +81,7 @@ def test_an_hour_in_which_something_still_moved_is_told_apart() -> None:
     found = unjudged([2 * HOUR_MS], shown, {ARCHIVE: 0}, inputs=inputs)
 
     assert found == [
-        Unjudged(
+        UnjudgedHours(
             source="archive", what="sent messages", hours=0, open_hours=1, since_ms=HOUR_MS, until_ms=2 * HOUR_MS
         )
     ]  # fmt: skip
@@ -105,9 +105,9 @@ def _run(settings: Settings, spark: SparkSession, *, since_ms: int, now_ms: int)
     return run_windows(settings, since_ms=since_ms, now_ms=now_ms, session=spark, pause=no_wait)
 
 
-def _input(source: str, reach_ms: int | None) -> Input:
+def _input(source: str, reach_ms: int | None) -> InputExtent:
     what: Any = {"archive": "sent messages"}.get(source, "rows")
-    return Input(source=source, what=what, rows=0, first_ms=0, last_ms=0, complete_since_ms=reach_ms)
+    return InputExtent(source=source, what=what, rows=0, first_ms=0, last_ms=0, complete_since_ms=reach_ms)
 
 
 def _window(*, is_open: bool = False, late: list[str] | None = None) -> Window:

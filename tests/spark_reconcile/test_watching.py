@@ -12,7 +12,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.cli.schedule import RETRY_MS, Schedule, ScheduledRuns
 from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.core.time_arguments import length_ms, moment_ms
-from spark_reconcile.load.inputs import Input
+from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.prometheus import metrics_text, write_metrics
 from spark_reconcile.results.summary import Book, Summary, WindowCounts
 from spark_reconcile.rules.verdict import Scope, Severity, State
@@ -111,7 +111,7 @@ def _summary() -> Summary:
         run_id="r", judged_at_ms=1_800_000_000_000, business_rows=0, messages=2, message_groups=0, stored=0,
         delivered=0, redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0,
         resolved=3, books=[lost], inputs=[
-            Input(source="business", what='a "rule"', rows=1, first_ms=1, last_ms=5000, complete_since_ms=0)
+            InputExtent(source="business", what='a "rule"', rows=1, first_ms=1, last_ms=5000, complete_since_ms=0)
         ],
         windows=WindowCounts(
             since_ms=0, until_ms=1_799_996_400_000, windows=1, judged=1, open=0, not_closed=0, looked_at=2, resolved=3,

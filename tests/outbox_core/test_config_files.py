@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.secret_files import SECRET_BYTES_MAX, read_secret, read_toml
+from outbox_core.runtime.config_files import SECRET_BYTES_MAX, read_secret, read_toml
 
 
 def test_a_secret_is_the_files_text_without_the_white_space_around_it(tmp_path: Path) -> None:

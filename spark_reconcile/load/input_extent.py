@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class InputExtent:
     """One source: rows, their time range, since when it is complete (0: the beginning, None: never), and until when.
 
     `complete_until_ms` None: until the time it was read.
