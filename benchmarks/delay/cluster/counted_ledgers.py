@@ -1,0 +1,77 @@
+"""Ledgers that count what is written to them, by what it is for: log, manifest, or buckets and the id index."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from outbox_broker.schedule.schedule_log import PREFIX
+from outbox_broker.schedule.stores.ledgers import Ledgers, LedgerWriter, Metadata
+
+
+class CountedLedgers:
+    """Ledgers over others. `counts` has the totals of (kind, what): `ledgers` made, `entries` and `bytes` sent,
+    ledgers `deleted` (of all kinds: kind `all`).
+    """
+
+    def __init__(self, ledgers: Ledgers) -> None:
+        self._ledgers = ledgers
+        self._guard = threading.Lock()
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def create(self, metadata: Metadata) -> LedgerWriter:
+        """See the port."""
+        segment = metadata["outbox-segment"].decode()
+        kind = "log" if segment.startswith(PREFIX) else "manifest" if segment == "manifest" else "buckets"
+        self.add(kind, ledgers=1)
+        return _CountedWriter(self._ledgers.create(metadata), self, kind)
+
+    def recover(self, ledger_ids: Sequence[int]) -> list[int]:
+        """See the port."""
+        return self._ledgers.recover(ledger_ids)
+
+    def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
+        """See the port."""
+        return self._ledgers.read(ledger_id, first, last)
+
+    def delete(self, ledger_ids: Sequence[int]) -> None:
+        """See the port."""
+        self.add("all", deleted=len(ledger_ids))
+        self._ledgers.delete(ledger_ids)
+
+    def find(self) -> Iterator[tuple[int, Metadata]]:
+        """See the port."""
+        return self._ledgers.find()
+
+    def add(self, kind: str, **numbers: int) -> None:
+        """Count. Thread-safe."""
+        with self._guard:
+            for what, number in numbers.items():
+                self.counts[kind, what] += number
+
+
+class _CountedWriter:
+    """A LedgerWriter."""
+
+    def __init__(self, writer: LedgerWriter, counted: CountedLedgers, kind: str) -> None:
+        self._writer = writer
+        self._counted = counted
+        self._kind = kind
+
+    @property
+    def ledger_id(self) -> int:
+        return self._writer.ledger_id
+
+    def append(self, entry: bytes) -> None:
+        self._counted.add(self._kind, entries=1, bytes=len(entry))
+        self._writer.append(entry)
+
+    def confirm(self, count: int) -> None:
+        self._writer.confirm(count)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def release(self) -> None:
+        self._writer.release()

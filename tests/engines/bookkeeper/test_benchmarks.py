@@ -1,0 +1,35 @@
+"""The benchmarks of the delay cluster run, and print what they promise. Not what they find: these sizes are too small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[3]
+RUN_SECONDS_MAX = 540
+
+
+def test_publishes_to_a_cluster_are_counted_and_compared_with_the_local_store(tmp_path: Path) -> None:
+    found = run("publish_rates", tmp_path, "--messages", "8000", "--shards", "1,4")
+
+    assert set(found) >= {"local", "one_ledger", "1 shard", "4 shards"}
+    assert found["local"]["to_local"] == 1.0
+    for shards in (1, 4):
+        costs = found["1 shard" if shards == 1 else f"{shards} shards"]
+        assert costs["to_local"] > 0
+        assert costs["log_ledgers"]["median"] == 1_000_000 * shards / 8_000
+        assert costs["log_entries"]["median"] >= 1_000_000 * shards * 16 / 8_000  # an entry a batch and shard, at least
+        assert costs["log_bytes"]["median"] > 512 * 1_000_000
+
+
+def run(program: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    """Run a program with small sizes, and return what it prints."""
+    command = [sys.executable, "-m", f"benchmarks.delay.cluster.{program}", "--folder", str(folder), "--json"]
+    done = subprocess.run([*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True,
+                          timeout=RUN_SECONDS_MAX, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
