@@ -94,6 +94,7 @@ _CURES: Final[Mapping[str, str]] = {
     "MISCONF": "see the server's log; its disk is full or cannot be written",
     "READONLY": "the URL names a replica: name the master",
     "NOREPLICAS": "too few replicas are in step for min-replicas-to-write: start them",
+    "CLUSTERDOWN": "a master is down, or this node is cut off from most masters: start or reconnect them",
     "MOVED": "the server is part of a cluster: use redis+cluster://",
     "NOAUTH": "give a user and a password in the broker's URL",
     "WRONGPASS": "correct the user or the password in the broker's URL",

@@ -65,6 +65,11 @@ class ScriptCall:
         return isinstance(error, Exception) and not isinstance(error, BrokerError) and meaning_of(error) is meaning
 
     @property
+    def was_refused(self) -> bool:
+        """Whether a server answered that it cannot do it now."""
+        return isinstance(self.outcome, ResponseError) and self.means(Meaning.OUTAGE)
+
+    @property
     def may_be_sent_again(self) -> bool:
         """Whether another node may take it, or the same one later."""
         return self.means(Meaning.OUTAGE) and (self.is_repeatable or isinstance(self.outcome, ResponseError))
@@ -161,7 +166,9 @@ def _attempt_on(node: redis.Redis, group: Sequence[ScriptCall], deadline: Deadli
         answers = exchange(node, commands, remaining_s=deadline.remaining_s)
     except CLIENT_ERRORS as error:
         for call in group:
-            call.outcome = error
+            # Time that ran out while a server is asked once more must not hide why it refused before.
+            if not (deadline.remaining_s() <= 0 and call.was_refused):
+                call.outcome = error
         return
     reached = answers.pop() if replicas else 0
     of_scripts = [answer for command, answer in zip(commands, answers, strict=False) if command != ["ASKING"]]

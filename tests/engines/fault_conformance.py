@@ -72,9 +72,17 @@ def test_a_fault_under_load_loses_no_message_and_no_order_of_a_key(
 
 
 def check_fault_under_load(
-    faulty: EngineUnderFault, shop: Shop, topic: str, fault: Callable[[EngineUnderFault, str], None]
+    faulty: EngineUnderFault,
+    shop: Shop,
+    topic: str,
+    fault: Callable[[EngineUnderFault, str], object],
+    *,
+    is_ridden_over: bool = False,
 ) -> None:
-    """Commit while a fault comes and goes. All is stored then, each as often as it was in doubt, and once more."""
+    """Commit while a fault comes and goes. All is stored then, each as often as it was in doubt, and once more.
+
+    `is_ridden_over`: the other servers take over, and messages are accepted, before the fault goes.
+    """
     faulty.make_ordered_topic(topic)
     metrics, in_doubt = WatchedMetrics(), Counter[str]()
     broker = recorded_broker(faulty.url, in_doubt, timeout_ms=TIMEOUT_MS)
@@ -92,6 +100,8 @@ def check_fault_under_load(
         fault(faulty, topic)
         # Until the fault has struck, or the other servers have taken over.
         wait_for(lambda: len(in_doubt) > 0 or len(load.ids) > committed + 2 * ROWS_MAX)
+        if is_ridden_over:
+            load.wait_for_more(100)
         restore(faulty)
         load.wait_for_more(100)
         load.end()

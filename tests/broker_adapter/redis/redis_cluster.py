@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
@@ -53,7 +54,7 @@ class RedisClusterServers:
     def join(self) -> None:
         """Make one cluster of the servers."""
         for server in self.servers[1:]:
-            self.servers[0].ask("CLUSTER", "MEET", HOST, server.port, server.bus_port)
+            self.servers[0].ask("CLUSTER", "MEET", HOST, server.announced_port, server.announced_bus_port)
         for number, master in enumerate(self.masters):
             bounds = [-(-SLOTS * edge // MASTERS) for edge in (number, number + 1)]
             master.ask("CLUSTER", "ADDSLOTSRANGE", bounds[0], bounds[1] - 1)
@@ -65,12 +66,25 @@ class RedisClusterServers:
 
     def master_now(self, key: str) -> RedisServer:
         """The server that is the master of a key's slot."""
+        return next(server for server in self.pair_of(key) if _is_master(server))
+
+    def pair_of(self, key: str) -> tuple[RedisServer, RedisServer]:
+        """Master and replica of a key's slot, as they began."""
         began = self.master_of(key)
-        return next(server for server in (began, self.replica_of(began)) if _is_master(server))
+        return began, self.replica_of(began)
 
     def wait_until_whole(self) -> None:
-        """Wait until each slot has a master, and each master a replica in step."""
-        assert wait_until(lambda: all(self._is_whole(server) for server in self.servers))
+        """Wait until each slot has one master, and each master a replica in step."""
+        assert wait_until(
+            lambda: (
+                all(self._is_whole(server) for server in self.servers)
+                and sum(_is_master(server) for server in self.servers) == MASTERS
+            )
+        )
+
+    def wait_until_promoted(self, replica: RedisServer) -> None:
+        """Wait until a replica is a master."""
+        assert wait_until(lambda: _is_master(replica))
 
     def _knows_all(self, server: RedisServer) -> bool:
         return f"cluster_known_nodes:{len(self.servers)}\r".encode() in server.ask("CLUSTER", "INFO")
@@ -88,23 +102,44 @@ def _is_master(server: RedisServer) -> bool:
     return b"role:master" in server.ask("INFO", "replication")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAddress:
+    """Where a server listens and is told to listen, and the address that its own connections come from."""
+
+    port: int
+    bus_port: int
+    announced_port: int
+    announced_bus_port: int
+    source: str
+
+    def options(self) -> dict[str, str]:
+        """Those of the server, but for its port."""
+        return {
+            "cluster_port": str(self.bus_port),
+            "cluster_announce_ip": HOST,
+            "cluster_announce_port": str(self.announced_port),
+            "cluster_announce_bus_port": str(self.announced_bus_port),
+            "bind_source_addr": self.source,
+        }
+
+
 @contextlib.contextmanager
-def redis_cluster(ports: Sequence[tuple[int, int]] = ()) -> Iterator[RedisClusterServers]:
-    """A cluster for the length of a block. `ports`: of each server its own, and the one that others are told."""
+def redis_cluster(addresses: Sequence[NodeAddress] = (), **options: str) -> Iterator[RedisClusterServers]:
+    """A cluster for the length of a block, on free ports where no addresses are given; `options`: of all servers."""
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
                 redis_server(
-                    port=own,
+                    port=0 if address is None else address.port,
                     cluster_enabled="yes",
                     cluster_node_timeout=str(NODE_TIMEOUT_MS),
-                    cluster_port=str(free_port(HOST)),
                     # A replica may stand for election however far behind: what is lost then is what the tests look for.
                     cluster_replica_validity_factor="0",
-                    **({} if told == own else {"cluster_announce_port": str(told)}),
+                    **({"cluster_port": str(free_port(HOST))} if address is None else address.options()),
+                    **options,
                 )
             )
-            for own, told in ports or [(0, 0)] * (2 * MASTERS)
+            for address in addresses or [None] * (2 * MASTERS)
         ]
         cluster = RedisClusterServers(servers)
         cluster.join()

@@ -55,9 +55,14 @@ class RedisServer:
         )
 
     @property
-    def bus_port(self) -> int:
+    def announced_port(self) -> int:
+        """Where clients and replicas are told to reach it."""
+        return int(self._options.get("cluster-announce-port", self.port))
+
+    @property
+    def announced_bus_port(self) -> int:
         """Where other nodes of its cluster reach it."""
-        return int(self._options["cluster-port"])
+        return int(self._options.get("cluster-announce-bus-port", self._options["cluster-port"]))
 
     def start(self) -> None:
         """Start, and wait until it serves. From the main thread only, whose end it shares."""

@@ -14,7 +14,7 @@ PARTITIONS: Final = 3
 
 
 class FaultyKafka:
-    """An EngineUnderFault. Clients come through the proxies, the nodes reach each other without."""
+    """An EngineUnderFault. Clients come through the proxies, the nodes reach each other through others."""
 
     copies_per_publish_max = 1
 
@@ -50,6 +50,17 @@ class FaultyKafka:
     def pause_leader(self, topic: str) -> None:
         """Of the first partition, by SIGSTOP."""
         self._cluster.pause(self._cluster.leader(topic))
+
+    def isolate_leader(self, topic: str) -> int:
+        """Of the first partition, from the other nodes until `restore`: clients reach it. Returns which one that is."""
+        leader = self._cluster.leader(topic)
+        self._cluster.isolate(leader)
+        return leader
+
+    def leader_by_others(self, topic: str, isolated: int) -> int:
+        """The leader of the first partition, as a node says that is not the isolated one."""
+        other = next(node for node in self._cluster.nodes if node != isolated)
+        return self._cluster.leader(topic, asked=other)
 
     def restore(self) -> None:
         """Returns when all nodes serve and all replicas are in sync."""

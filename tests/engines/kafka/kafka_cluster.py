@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.engines.java_server import JavaProgram, JavaServer, free_port, java_home
+from tests.engines.kafka.node_links import NodeLinks
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
 HOST: Final = "127.0.0.1"
@@ -36,6 +37,9 @@ ANSWER_SECONDS_MAX: Final = 60
 PROBE_SECONDS_MAX: Final = 1
 PROXIED: Final = "PROXIED"
 LISTENERS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL", "SSL", PROXIED)
+"""For clients."""
+LINKED: Final = ("BROKER", "CONTROLLER")
+"""For other nodes."""
 HEAP_MB: Final = 256
 
 _LOGGING = """\
@@ -52,7 +56,7 @@ _ACTIVE = re.compile(r"^(\S+) INFO .*\[QuorumController id=(\d+)\] Becoming the 
 
 class KafkaCluster:
     """Nodes 1 to `nodes`, each a broker and a controller. Each broker has one port for each of LISTENERS; PROXIED is
-    advertised by the address of a proxy, through which its clients come.
+    advertised by the address of a proxy, through which its clients come. Nodes reach each other through links.
 
     `settings` come after ours, so they win. The data stay between a kill and a start.
     """
@@ -60,7 +64,8 @@ class KafkaCluster:
     def __init__(self, *, jars: Path, folder: Path, nodes: int, settings: Mapping[str, object] | None = None) -> None:
         self._folder = folder
         self._nodes = range(1, nodes + 1)
-        self._ports = {(node, name): free_port(HOST) for node in self._nodes for name in (*LISTENERS, "CONTROLLER")}
+        self._ports = {(node, name): free_port(HOST) for node in self._nodes for name in (*LISTENERS, *LINKED)}
+        self._links = NodeLinks({node: [self._ports[node, name] for name in LINKED] for node in self._nodes})
         self._proxies = {node: CuttingTcpProxy(self._ports[node, PROXIED]) for node in self._nodes}
         self._settings = settings or {}
         (folder / "log4j2.xml").write_text(_LOGGING)
@@ -96,7 +101,10 @@ class KafkaCluster:
         return self._proxies[node]
 
     def start(self) -> None:
-        """Start what does not run, and let go on what is paused; returns when all nodes serve. Main thread only."""
+        """Start what does not run, let go on what is paused, and mend the links; returns when all nodes serve. Main
+        thread only.
+        """
+        self._links.heal()
         for server in self._servers.values():
             if server.is_started:
                 server.send_signal(signal.SIGCONT)
@@ -115,14 +123,16 @@ class KafkaCluster:
         """Stop a node's process by SIGSTOP: its connections stay open and nothing answers. `start` lets it go on."""
         self._servers[node].send_signal(signal.SIGSTOP)
 
+    def isolate(self, node: int) -> None:
+        """Cut a node off from the others, both ways, until `start`. Its clients reach it."""
+        self._links.isolate(node)
+
     def make_topic(self, topic: str, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         """Make a topic, replicated to every node; returns when each of them knows it."""
         new = NewTopic(topic, partitions, len(self._nodes), config=dict(settings or {}))
         self.admin.create_topics([new], operation_timeout=ANSWER_SECONDS_MAX)[topic].result(ANSWER_SECONDS_MAX)
         for node, server in self._servers.items():
-            # A client that is given one address asks that node, until it has to produce to another.
-            asked = AdminClient({"bootstrap.servers": f"{HOST}:{self._ports[node, 'PLAINTEXT']}", "log_level": 0})
-            server.wait_until(partial(_knows, asked, topic, partitions=partitions))
+            server.wait_until(partial(_knows, self._admin_of(node), topic, partitions=partitions))
 
     def set_topic(self, topic: str, settings: Mapping[str, str]) -> None:
         """Change settings of a topic."""
@@ -139,9 +149,10 @@ class KafkaCluster:
             change = UserScramCredentialUpsertion(USER, credentials, PASSWORD.encode())
             self.admin.alter_user_scram_credentials([change])[USER].result(ANSWER_SECONDS_MAX)
 
-    def leader(self, topic: str, partition: int = 0) -> int:
-        """The node that leads a partition."""
-        metadata = self.admin.list_topics(topic, timeout=ANSWER_SECONDS_MAX)
+    def leader(self, topic: str, partition: int = 0, *, asked: int | None = None) -> int:
+        """The node that leads a partition, as this node says, or any."""
+        admin = self.admin if asked is None else self._admin_of(asked)
+        metadata = admin.list_topics(topic, timeout=ANSWER_SECONDS_MAX)
         return int(metadata.topics[topic].partitions[partition].leader)
 
     def partitions(self, topic: str) -> int:
@@ -170,9 +181,14 @@ class KafkaCluster:
     def stop(self) -> None:
         """End all nodes at once, and the proxies. Idempotent."""
         self.kill9()
+        self._links.close()
         for proxy in self._proxies.values():
             proxy.close()
         self._admin = None
+
+    def _admin_of(self, node: int) -> AdminClient:
+        """A client that is given one address asks that node."""
+        return AdminClient({"bootstrap.servers": f"{HOST}:{self._ports[node, 'PLAINTEXT']}", "log_level": 0})
 
     def _advertised_port(self, node: int, listener: str) -> int:
         return self._proxies[node].port if listener == PROXIED else self._ports[node, listener]
@@ -191,27 +207,32 @@ class KafkaCluster:
         partitions = [partition for topic in topics for partition in topic.partitions.values()]
         return all(len(one.isrs) == len(one.replicas) and one.leader >= 0 for one in partitions)
 
+    def _link_of(self, node: int, listener: str) -> str:
+        return f"{self._links.name_of(node)}:{self._ports[node, listener]}"
+
     def _server(self, node: int) -> JavaServer:
-        program = self._program("kafka.Kafka", str(self._config(node)))
+        program = self._program("kafka.Kafka", str(self._config(node)), node=node)
         return JavaServer(program, log=self._folder / f"{node}.log")
 
-    def _program(self, main_class: str, *arguments: str) -> JavaProgram:
-        logging = f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}"
-        return JavaProgram(main_class, arguments, self._jars, heap_mb=HEAP_MB, direct_mb=64, options=[logging])
+    def _program(self, main_class: str, *arguments: str, node: int) -> JavaProgram:
+        hosts = self._folder / f"{node}.hosts"
+        self._links.write_hosts(hosts, node=node)
+        options = [f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}", f"-Djdk.net.hosts.file={hosts}"]
+        return JavaProgram(main_class, arguments, self._jars, heap_mb=HEAP_MB, direct_mb=64, options=options)
 
     def _config(self, node: int) -> Path:
         return self._folder / f"{node}.properties"
 
     def _format(self) -> None:
         """Make the data folders, all at the same time: each takes a JVM."""
-        voters = ",".join(f"{node}@{HOST}:{self._ports[node, 'CONTROLLER']}:{_short_id()}" for node in self._nodes)
+        voters = ",".join(f"{node}@{self._link_of(node, 'CONTROLLER')}:{_short_id()}" for node in self._nodes)
         quorum = ["--standalone"] if len(self._nodes) == 1 else ["--initial-controllers", voters]
         cluster_id, formats = _short_id(), []
         for node in self._nodes:
             lines = (f"{name}={value}\n" for name, value in self._node_settings(node).items())
             self._config(node).write_text("".join(lines))
             arguments = ["format", "-t", cluster_id, "-c", str(self._config(node)), *quorum]
-            command = self._program("kafka.tools.StorageTool", *arguments).command()
+            command = self._program("kafka.tools.StorageTool", *arguments, node=node).command()
             formats.append(
                 subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             )
@@ -222,10 +243,14 @@ class KafkaCluster:
 
     def _node_settings(self, node: int) -> dict[str, object]:
         replicas, in_sync = len(self._nodes), max(1, len(self._nodes) - 1)
-        listeners = [f"{name}://{HOST}:{self._ports[node, name]}" for name in (*LISTENERS, "CONTROLLER")]
-        advertised = [f"{name}://{HOST}:{self._advertised_port(node, name)}" for name in LISTENERS]
-        protocols = {**dict(zip(LISTENERS, LISTENERS, strict=True)), PROXIED: "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
-        voters = ",".join(f"{HOST}:{self._ports[one, 'CONTROLLER']}" for one in self._nodes)
+        listeners = [f"{name}://{HOST}:{self._ports[node, name]}" for name in (*LISTENERS, *LINKED)]
+        advertised = [
+            *(f"{name}://{HOST}:{self._advertised_port(node, name)}" for name in LISTENERS),
+            *(f"{name}://{self._link_of(node, name)}" for name in LINKED),
+        ]
+        plain = dict.fromkeys((PROXIED, *LINKED), "PLAINTEXT")
+        protocols = {**dict(zip(LISTENERS, LISTENERS, strict=True)), **plain}
+        voters = ",".join(self._link_of(one, "CONTROLLER") for one in self._nodes)
         internal = {
             "offsets.topic.replication.factor": replicas,
             "offsets.topic.num.partitions": 1,
@@ -250,7 +275,7 @@ class KafkaCluster:
             **internal,
             **_login_settings(self._folder / "keystore.p12"),
             "group.initial.rebalance.delay.ms": 0,
-            "inter.broker.listener.name": "PLAINTEXT",
+            "inter.broker.listener.name": "BROKER",
             "broker.session.timeout.ms": 3_000,
             "broker.heartbeat.interval.ms": 500,
             "log.cleaner.dedupe.buffer.size": 4_194_304,  # 128 MB of memory a node by default

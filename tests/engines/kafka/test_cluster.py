@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from contextlib import ExitStack, closing
 
+import pytest
+
 from compensator.admission.circuit_breaker import BreakerState
 from outbox_core.common.errors import BrokerUnavailable, StorageFailed
 from outbox_core.messages.broker_port import Broker
@@ -29,6 +31,32 @@ def test_a_killed_controller_loses_no_message_and_no_order_of_a_key(
     faulty: FaultyKafka, shop: Shop, topic: str
 ) -> None:
     check_fault_under_load(faulty, shop, topic, lambda _, __: faulty.kill_controller())
+
+
+def test_a_leader_that_is_isolated_from_its_peers_loses_no_message_and_no_order_of_a_key(
+    faulty: FaultyKafka, shop: Shop, topic: str
+) -> None:
+    check_fault_under_load(faulty, shop, topic, lambda _, __: faulty.isolate_leader(topic), is_ridden_over=True)
+
+
+def test_a_leader_that_is_isolated_from_its_peers_acknowledges_nothing_and_is_left(
+    faulty: FaultyKafka, engine: KafkaEngine, topic: str
+) -> None:
+    engine.cluster.make_topic(topic)
+    batch = [Message(id=f"m{n}", topic=topic, body=b"") for n in range(3)]
+    with closing(connect(f"{faulty.url}?timeout_ms={TIMEOUT_MS}")) as broker, ExitStack() as ending:
+        ending.callback(engine.cluster.start)
+        publish_until_stored(broker, batch[0])
+        isolated = faulty.isolate_leader(topic)
+        with pytest.raises(BrokerUnavailable, match=r"timed out|_TIMED_OUT"):
+            broker.publish(batch[1:2])
+        publish_until_stored(broker, batch[2])
+        leader = faulty.leader_by_others(topic, isolated)
+        engine.cluster.start()
+        [partition] = engine.read_partitions(topic)
+
+    assert leader != isolated
+    assert [one.id for one in partition if one.id != "m1"] == ["m0", "m2"]
 
 
 def test_below_the_minimum_of_replicas_nothing_is_acknowledged_and_the_breaker_opens_until_the_node_is_back(
