@@ -1,4 +1,4 @@
-"""The benchmarks of the delay cluster run, and print what they promise. Not what they find: these sizes are too small."""
+"""The benchmarks of the delay cluster run and print what they promise; these sizes are too small for figures."""
 
 from __future__ import annotations
 
