@@ -142,7 +142,9 @@ def _bookies(settings: ClusterSettings) -> tuple[dict[str, Any] | None, str]:
     if settings.shared_folder is not None:
         return None, f"segments are in {settings.shared_folder}"
     try:
-        bookies = read_bookies(settings.metadata_uri, options=settings.session, ensemble=settings.ensemble)
+        bookies = read_bookies(
+            settings.metadata_uri, options=settings.session, ensemble=settings.ensemble, tls=settings.bookie_tls
+        )
     except OutboxError as error:
         return {"error": str(error)}, f"bookies: not known: {error}"
     return bookies.as_data(), bookies.as_text()

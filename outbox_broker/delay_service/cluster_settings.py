@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from outbox_broker.cluster.bookie_tls import BookieTls
 from outbox_broker.cluster.memory_budget import MemoryBudget
 from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
 from outbox_broker.cluster.zookeeper_session import SessionOptions
@@ -31,6 +32,13 @@ class ClusterSettings(Table):
     """BookKeeper's metadataServiceUri; by default `/ledgers` of the same ZooKeeper servers."""
     ledgers_password_file: Path | None = None
     """The digest password of the ledgers: the same for all nodes and for ever."""
+    ledgers_tls: bool = False
+    """TLS to the bookies."""
+    ledgers_ca_file: Path | None = None
+    """Who signed the bookies' certificates."""
+    ledgers_certificate: Path | None = None
+    """With its key (PKCS #8), for bookies that ask for a client's certificate."""
+    ledgers_key: Path | None = None
     ensemble: int = Field(default=3, ge=1)
     write_quorum: int = Field(default=3, ge=1)
     ack_quorum: int = Field(default=2, ge=1)
@@ -93,6 +101,20 @@ class ClusterSettings(Table):
     def ledgers_password(self) -> bytes:
         """The ledgers' digest password. Raises ConfigurationError."""
         return (_secret(self.ledgers_password_file, what="ledgers password") or "").encode()
+
+    @property
+    def bookie_tls(self) -> BookieTls | None:
+        """How to encrypt what goes to bookies; None: not at all. Raises ConfigurationError."""
+        files = (self.ledgers_ca_file, self.ledgers_certificate, self.ledgers_key)
+        if not self.ledgers_tls:
+            if any(files):
+                raise ConfigurationError("a CA file or a certificate for the ledgers is for TLS: set ledgers_tls too")
+            return None
+        if self.ledgers_ca_file is None:
+            raise ConfigurationError("ledgers_tls needs ledgers_ca_file, the CA that signed the bookies' certificates")
+        return BookieTls(
+            ca_file=self.ledgers_ca_file, certificate=self.ledgers_certificate, key=self.ledgers_key
+        )  # fmt: skip
 
     @property
     def peer_token(self) -> str | None:

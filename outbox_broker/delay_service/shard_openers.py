@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outbox_broker.cluster.bookie_list import read_bookies
 from outbox_broker.cluster.cluster_admin import read_config
 from outbox_broker.cluster.shard_host import OpenedShard, OpenShard
 from outbox_broker.cluster.znode_records import ZnodeLayout
@@ -18,6 +20,8 @@ from outbox_core.common.errors import ConfigurationError, StorageFailed
 
 if TYPE_CHECKING:
     from outbox_broker.cluster.bookkeeper.ledger_shards import LedgerShards
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -41,9 +45,10 @@ def ledger_shards(settings: ClusterSettings) -> Iterator[LedgerShards]:
 
     with closing(ZooKeeperSession(settings.address, options=settings.session)) as session:
         cluster = read_config(session, ZnodeLayout(settings.address.root)).cluster
+    _check_bookies(settings)
     options = BookKeeperOptions(
         ensemble=settings.ensemble, write_quorum=settings.write_quorum, ack_quorum=settings.ack_quorum,
-        password=settings.ledgers_password,
+        password=settings.ledgers_password, tls=settings.bookie_tls,
     )  # fmt: skip
     shards = LedgerShards(
         cluster, settings.address, session=settings.session, metadata_uri=settings.metadata_uri,
@@ -51,6 +56,20 @@ def ledger_shards(settings: ClusterSettings) -> Iterator[LedgerShards]:
     )  # fmt: skip
     with closing(shards):
         yield shards
+
+
+def _check_bookies(settings: ClusterSettings) -> None:
+    """Log each bookie to which TLS fails, and raise ConfigurationError if that is true of all of them."""
+    if settings.bookie_tls is None:
+        return
+    bookies = read_bookies(
+        settings.metadata_uri, options=settings.session, ensemble=settings.ensemble, tls=settings.bookie_tls
+    )
+    for bookie, problem in bookies.tls_problems.items():
+        logger.warning("bookie_tls_failed", extra={"bookie": bookie, "problem": problem})
+    if bookies.writable and not bookies.usable:
+        bookie, problem = next(iter(bookies.tls_problems.items()))
+        raise ConfigurationError(f"no bookie can be reached by TLS; {bookie} {problem}")
 
 
 def _in_folder(folder: Path) -> OpenShard:

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from outbox_broker.cluster.bookie_tls import BookieTls
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing, Metadata
 from outbox_core.common.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+_NOT_ENOUGH_BOOKIES: Final = -6
 _NO_SUCH_LEDGER: Final = -7
 _NO_SUCH_ENTRY: Final = -13
 _NO_SUCH_LEDGER_METADATA: Final = -25
@@ -36,6 +38,8 @@ class BookKeeperOptions:
     write_quorum: int = 3
     ack_quorum: int = 2
     password: bytes = b""
+    tls: BookieTls | None = None
+    """How to encrypt what goes to bookies; None: not at all."""
     request_s_max: int = 2
     """After this a bookie that does not answer a request counts as failed."""
     operation_ms_max: int = 30_000
@@ -150,7 +154,7 @@ class JavaLedgers:
         """Wait for a future; returns its failure, None if it succeeded."""
         self._runtime.check_process()
         if not self._runtime.wait(future, timeout_ms=self._options.operation_ms_max):
-            return LedgerFailed(f"cannot {action}: no answer within {self._options.operation_ms_max} ms")
+            return self._time_out(action)
         return self._failure(future, action, missing=LedgerMissing)
 
     def failure(self, future: Any, action: str) -> LedgerFailed | None:
@@ -177,6 +181,8 @@ class JavaLedgers:
         # While bookies die, an ensemble is changed only where its ack quorum is in danger: without this, one ledger's
         # metadata grew by hundreds of ensembles in seconds.
         config.setDelayEnsembleChange(True)
+        if self._options.tls is not None:
+            _set_tls(config, self._options.tls)
         for name, value in self._options.properties.items():
             config.setProperty(name, self._runtime.string(value))
         try:
@@ -215,7 +221,7 @@ class JavaLedgers:
         """Wait for a future; returns its value, which must not be a number. Raises LedgerFailed."""
         self._runtime.check_process()
         if not self._runtime.wait(future, timeout_ms=self._options.operation_ms_max):
-            raise LedgerFailed(f"cannot {action}: no answer within {self._options.operation_ms_max} ms")
+            raise self._time_out(action)
         error = self._failure(future, action, missing=missing)
         if error is not None:
             raise error
@@ -235,7 +241,17 @@ class JavaLedgers:
             return missing(text)
         if code == _UNAUTHORIZED:
             return LedgerFailed(f"{text}: the password is not the one that the ledger was created with")
-        return LedgerFailed(text)
+        return LedgerFailed(f"{text}{self._cure}" if code == _NOT_ENOUGH_BOOKIES else text)
+
+    def _time_out(self, action: str) -> LedgerFailed:
+        return LedgerFailed(f"cannot {action}: no answer within {self._options.operation_ms_max} ms{self._cure}")
+
+    @property
+    def _cure(self) -> str:
+        """Added where the cause may be TLS: the client changes from bookie to bookie, and reports none of them."""
+        if self._options.tls is None:
+            return ""
+        return "; `outbox delay status` shows the bookies to which TLS fails, and why"
 
 
 class JavaLedgerWriter:
@@ -327,3 +343,17 @@ def _windows(ids: Sequence[int]) -> Iterator[list[int]]:
     rest = iter(ids)
     while some := list(islice(rest, _AT_ONCE_MAX)):
         yield some
+
+
+def _set_tls(config: Any, tls: BookieTls) -> None:
+    """Have BookKeeper's client verify the bookies' certificates and names, which by itself it does not."""
+    config.setTLSProviderFactoryClass("org.apache.bookkeeper.tls.TLSContextFactory")
+    config.setTLSProvider("JDK")
+    config.setHostnameVerificationEnabled(True)
+    config.setTLSTrustStoreType("PEM")
+    config.setTLSTrustStore(str(tls.ca_file))
+    if tls.certificate is not None:
+        config.setTLSClientAuthentication(True)
+        config.setTLSKeyStoreType("PEM")
+        config.setTLSCertificatePath(str(tls.certificate))
+        config.setTLSKeyStore(str(tls.key))

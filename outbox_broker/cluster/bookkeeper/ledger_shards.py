@@ -10,6 +10,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, JavaLedgers
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
+from outbox_broker.cluster.bookkeeper.zookeeper_login import set_zookeeper_login
 from outbox_broker.cluster.bookkeeper.zookeeper_manifests import ZooKeeperManifests
 from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable
 from outbox_broker.cluster.shard_host import OpenedShard
@@ -50,7 +51,9 @@ class LedgerShards:
             raise CoordinatorUnavailable(f"no ZooKeeper server of {address.hosts} answers: {error}") from error
         self._manifests = ZooKeeperManifests(self._zookeeper, address.root, request_ms_max=session.request_ms_max)
         try:
-            self._ledgers = JavaLedgers(JavaRuntime.start(jars=jars), metadata_uri, options=options)
+            runtime = JavaRuntime.start(jars=jars)
+            set_zookeeper_login(runtime, session.security)
+            self._ledgers = JavaLedgers(runtime, metadata_uri, options=options)
         except BaseException:
             self._end_session()
             raise

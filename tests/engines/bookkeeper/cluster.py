@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +46,20 @@ def logging_option(config: Path, *, level: str, log: Path | None = None) -> str:
     return f"-Dlog4j2.configurationFile={config}"
 
 
+BookieSettings = Callable[[int, str], Mapping[str, object]]
+
+
+ZooKeeperSettings = Callable[[str], Mapping[str, object]]
+
+
+def _no_settings(_number: int, _host: str) -> Mapping[str, object]:
+    return {}
+
+
+def _no_zookeeper_settings(_host: str) -> Mapping[str, object]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Bookie:
     """One bookie: its id as clients and ZooKeeper know it, and its process."""
@@ -58,13 +72,26 @@ class Bookie:
 class BookKeeperCluster:
     """Servers that keep every acknowledged entry on disk, to be killed and started again."""
 
-    def __init__(self, *, jars: Path, folder: Path, bookies: int) -> None:
+    def __init__(
+        self,
+        *,
+        jars: Path,
+        folder: Path,
+        bookies: int,
+        bookie_settings: BookieSettings = _no_settings,
+        zookeeper_settings: ZooKeeperSettings = _no_zookeeper_settings,
+        zookeeper_options: Sequence[str] = (),
+    ) -> None:
+        """`bookie_settings` are added to a bookie's, by its number and address, `zookeeper_settings` to zoo.cfg by
+        ZooKeeper's address, `zookeeper_options` to its JVM's.
+        """
+        self._bookie_settings_of = bookie_settings
         self._jars = jars
         self._folder = folder
         self._network = own_loopback_network()
         self._options = (*REFLECTION_OPTIONS, logging_option(folder / "log4j2.xml", level="warn"))
         self._zookeeper_address = (f"{self._network}.100", free_port(f"{self._network}.100"))
-        self._zookeeper = self._new_zookeeper()
+        self._zookeeper = self._new_zookeeper(zookeeper_settings, zookeeper_options)
         self._bookies = {bookie.id: bookie for bookie in map(self._new_bookie, range(1, bookies + 1))}
 
     @property
@@ -136,7 +163,7 @@ class BookKeeperCluster:
         for server in (*(bookie.server for bookie in self._bookies.values()), self._zookeeper):
             server.kill9()
 
-    def _new_zookeeper(self) -> JavaServer:
+    def _new_zookeeper(self, settings: ZooKeeperSettings, options: Sequence[str]) -> JavaServer:
         host, port = self._zookeeper_address
         config = self._write_config(
             "zookeeper",
@@ -150,16 +177,19 @@ class BookKeeperCluster:
                 "minSessionTimeout": 1_000,
                 "maxSessionTimeout": 60_000,
                 "4lw.commands.whitelist": "ruok,dump",
+                **settings(host),
             },
         )
         main_class = "org.apache.zookeeper.server.ZooKeeperServerMain"
-        program = JavaProgram(main_class, [str(config)], self._jars, heap_mb=64, direct_mb=32, options=self._options)
+        options = (*self._options, *options)
+        program = JavaProgram(main_class, [str(config)], self._jars, heap_mb=64, direct_mb=32, options=options)
         return JavaServer(program, log=self._folder / "zookeeper.log")
 
     def _new_bookie(self, number: int) -> Bookie:
         name, host = f"bookie{number}", f"{self._network}.{number}"
         port = free_port(host)
-        config = self._write_config(name, self._bookie_settings(name, host=host, port=port))
+        settings = {**self._bookie_settings(name, host=host, port=port), **self._bookie_settings_of(number, host)}
+        config = self._write_config(name, settings)
         program = JavaProgram(
             "org.apache.bookkeeper.server.Main",
             ["-c", str(config)],
