@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.message import Message
 from outbox_core.runtime.logs import event_name
 from tests.outbox.recording_broker import RecordingBroker
-from tests.outbox.shop import Payment, Shop
+from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 300
@@ -73,6 +74,21 @@ def test_what_gathers_while_a_batch_is_sent_is_sent_as_one_batch(sqlite_shop: Sh
     assert box.close()
     assert [len(batch) for batch in broker.batches] == [1, 29]
     assert [message.body for message in broker.stored] == [str(number).encode() for number in range(30)]
+
+
+@pytest.mark.parametrize("rows_max", [1, 3])
+def test_a_batch_has_as_many_rows_as_the_limit_allows(sqlite_shop: Shop, rows_max: int) -> None:
+    broker = HangingBroker()
+    box = sqlite_shop.box(broker, sender=replace(BUSY_LIMITS, batch_rows_max=rows_max))
+    pay(sqlite_shop, box, 0)
+    assert broker.entered.wait(WAIT_SECONDS)
+
+    for number in range(1, 7):
+        pay(sqlite_shop, box, number)
+    broker.go_on.set()
+
+    assert box.close()
+    assert [len(batch) for batch in broker.batches] == [1] + [rows_max] * (6 // rows_max)
 
 
 def test_close_drains_what_is_queued_and_may_be_called_again(shop: Shop, broker: RecordingBroker) -> None:

@@ -356,6 +356,16 @@ def test_a_batch_that_the_schedule_cannot_settle_yet_is_told_once_however_often_
     assert not engine.dispatcher.has_taken()
 
 
+def dispatched(folder: Path) -> list[journal.Fired]:
+    """What the action log says of dispatched messages."""
+    return [
+        record
+        for path in journal.segment_paths(folder / "actions")
+        for frame in journal.read_segment(path)[1]
+        if isinstance(record := journal.decode_action(frame.payload), journal.Fired)
+    ]
+
+
 class FailingActions(DiskStorage):
     """Takes so many more writes to the action log, once told how many, and then fails each."""
 
@@ -389,13 +399,7 @@ def test_each_topic_of_a_batch_is_told_once_where_the_action_log_fails_between_t
     assert [drained(engine, topic=topic) for topic in topics] == [[f"of-{topic}"] for topic in topics]
     engine.close()
 
-    told = [
-        record.topic
-        for path in journal.segment_paths(folder / "actions")
-        for frame in journal.read_segment(path)[1]
-        if isinstance(record := journal.decode_action(frame.payload), journal.Fired)
-    ]
-    assert sorted(told) == sorted(topics)
+    assert sorted(record.topic for record in dispatched(folder)) == sorted(topics)
 
 
 class HeldSchedule(DiskStorage):
@@ -506,6 +510,25 @@ def test_a_batch_placed_by_half_before_a_kill_is_delivered_once_over_a_checkpoin
 
     assert drained(engine) == []
     assert {"stored": 8, "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
+
+
+def test_what_was_placed_before_a_kill_is_recorded_as_dispatched_after_it(
+    open_engine: type_of_open, clock: ManualClock, folder: Path
+) -> None:
+    ids = [f"m{number}" for number in range(8)]
+    storage = HalfPlaced()
+    engine = open_engine(storage=storage)
+    publish(engine, *ids, deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+    clock.advance(HOUR_MS)
+    assert drained(engine) == []
+    assert dispatched(folder) == []
+
+    engine = open_engine()
+    assert drained(engine) == ids
+    engine.close()
+
+    assert sorted(entry for record in dispatched(folder) for entry in record.entries) == list(enumerate(ids))
 
 
 @pytest.mark.parametrize("ask", [lambda it: it.topic_figures(TOPIC), lambda it: it.group_figures(TOPIC, GROUP)])

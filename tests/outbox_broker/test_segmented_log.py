@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 
 from outbox_broker.common.engine_options import Durability
 from outbox_broker.log.segmented_log import SegmentedLog
-from outbox_broker.log.storage import Storage
+from outbox_broker.log.storage import DiskStorage, Storage
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import (
     FRAME_BYTES,
@@ -69,6 +70,14 @@ def test_what_was_appended_is_recovered_in_order_and_read_by_offset(open_log: ty
     assert recovered == PAYLOADS
     assert [log.read(offset) for offset in offsets] == PAYLOADS
     assert log.durable_end == log.end
+
+
+def test_a_segment_can_be_read_and_written_by_its_owner_alone(open_log: type_of_open, tmp_path: Path) -> None:
+    log, _ = open_log(storage=DiskStorage())
+    log.append(PAYLOADS)
+    log.commit()
+
+    assert [stat.S_IMODE(segment.stat().st_mode) for segment in segment_paths(tmp_path / "log")] == [0o600]
 
 
 def test_a_payload_longer_than_the_read_ahead_is_read_whole(open_log: type_of_open) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.logs import (
+    EXCEPTION_CHARS_MAX,
     FIELD_CHARS_MAX,
     FIELD_ITEMS_MAX,
     LogFormat,
@@ -172,6 +173,16 @@ def test_a_long_field_is_cut_after_it_is_masked() -> None:
 
     assert "hunter2" not in line["error"]
     assert len(line["error"]) < FIELD_CHARS_MAX + 100
+
+
+def test_a_stack_trace_may_be_longer_than_a_field_and_is_cut_at_a_limit_of_its_own(stream: io.StringIO) -> None:
+    configure(stream=stream)
+    for chars in (FIELD_CHARS_MAX, EXCEPTION_CHARS_MAX):
+        logger.error("pass_failed", exc_info=ValueError("x" * chars))
+
+    whole, cut = (json.loads(line)["exception"] for line in stream.getvalue().splitlines())
+    assert whole.endswith("x" * FIELD_CHARS_MAX)
+    assert EXCEPTION_CHARS_MAX < len(cut) < EXCEPTION_CHARS_MAX + 100
 
 
 def test_a_field_cannot_pass_itself_off_as_the_lines_own() -> None:
