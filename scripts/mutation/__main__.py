@@ -16,24 +16,31 @@ from typing import Any
 
 from scripts.mutation import cover, draw, report, run
 from scripts.mutation.sites import Site
-from scripts.mutation.workspace import Workspace, describe_tree, write_json
+from scripts.mutation.workspace import StoppedError, Workspace, describe_tree, write_json
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "outbox_core", "outbox", "compensator", "broker_adapter", "outbox_broker", "spark_reconcile", "outbox_demo",
     "migrations",
 )  # fmt: skip
+EXIT_INTERRUPTED = 130
+_EXAMPLES = """examples:
+  scripts/mutants cover drawn.json --seed 7 --count 20 --packages outbox -- -q tests/outbox
+  scripts/mutants run results.json --drawn drawn.json --seconds 60   # interrupted: the same command goes on
+  scripts/mutants run results.json --drawn drawn.json --only 3 8     # of these numbers alone
+  scripts/mutants show results.json --drawn drawn.json --json | jq '.survivors[].path'
+"""
 Json = dict[str, Any]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command. What follows the first `--` is for pytest."""
     options, pytest_arguments = _parse(list(arguments))
-    options.command(options, pytest_arguments)
-    return 0
+    status: int = options.command(options, pytest_arguments)
+    return status
 
 
-def cover_command(options: argparse.Namespace, pytest_arguments: list[str]) -> None:
+def cover_command(options: argparse.Namespace, pytest_arguments: list[str]) -> int:
     """Draw mutants, or take drawn ones, run the suite with probes, and write the mutants with their tests."""
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         workspace = Workspace.create(Path(folder) / "tree", tree=options.tree, revision=options.revision)
@@ -44,6 +51,7 @@ def cover_command(options: argparse.Namespace, pytest_arguments: list[str]) -> N
     write_json(options.out, found)
     covered = sum(bool(mutant["covered_by"]) for mutant in found["mutants"])
     print(f"{covered} of {len(found['mutants'])} mutants are covered; written to {options.out}")
+    return 0
 
 
 def _cover_new(options: argparse.Namespace, sites: list[Site], workspace: Workspace, lanes: list[list[str]]) -> Json:
@@ -72,8 +80,11 @@ def _cover_drawn(options: argparse.Namespace, sites: list[Site], workspace: Work
     return {"seed": earlier["seed"], **cover.as_json(described, found, coverage)}
 
 
-def run_command(options: argparse.Namespace, pytest_arguments: list[str]) -> None:
-    """Try the mutants that have no result yet; each result is written at once, so that a run can be resumed."""
+def run_command(options: argparse.Namespace, pytest_arguments: list[str]) -> int:
+    """Try the mutants that have no result yet; each result is written at once, so that a run can be resumed.
+
+    An interrupt (Ctrl-C, SIGTERM) ends the tests that run and keeps what was found until then.
+    """
     drawn = _read(options.drawn)
     results = Results(options.out, drawn)
     waiting: queue.SimpleQueue[Json] = queue.SimpleQueue()
@@ -94,11 +105,27 @@ def run_command(options: argparse.Namespace, pytest_arguments: list[str]) -> Non
         threads = [
             threading.Thread(target=_work, args=(waiting, results, runner, sites, options)) for runner in runners
         ]
+        status = _run_threads(threads, runners)
+    print(report.table(drawn["mutants"], results.all()))
+    return status
+
+
+def _run_threads(threads: Sequence[threading.Thread], runners: Sequence[run.MutantRunner]) -> int:
+    """Run them to their end. An interrupt ends their tests before the workspaces go."""
+    try:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    print(report.table(drawn["mutants"], results.all()))
+    except KeyboardInterrupt:
+        print("interrupted: run the same command again to go on", flush=True)
+        for runner in runners:
+            runner.stop()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        return EXIT_INTERRUPTED
+    return 0
 
 
 class Results:
@@ -126,7 +153,8 @@ class Results:
         with self._lock:
             self._results[result.number] = found = result.as_json()
             write_json(self._path, {**self._about, "results": self.all()})
-            print(report.progress_line(self._mutants[result.number], found), flush=True)
+            done = f"{len(self._results)}/{len(self._mutants)}"
+            print(f"[{done}] {report.progress_line(self._mutants[result.number], found)}", flush=True)
 
 
 def _work(
@@ -144,12 +172,18 @@ def _work(
             results.add(run.Result(number=mutant["number"], outcome=run.Outcome.NOT_FOUND))
             continue
         covering = run.tests_of(mutant, tests)
-        results.add(runner.run(mutant["number"], match.site, covering, seconds_max=options.seconds))
+        try:
+            result = runner.run(mutant["number"], match.site, covering, seconds_max=options.seconds)
+        except StoppedError:
+            return
+        results.add(result)
 
 
-def show_command(options: argparse.Namespace, _: list[str]) -> None:
+def show_command(options: argparse.Namespace, _: list[str]) -> int:
     """Print the table and the survivors of earlier results."""
-    print(report.table(_read(options.drawn)["mutants"], _read(options.out)["results"]))
+    mutants, results = _read(options.drawn)["mutants"], _read(options.out)["results"]
+    print(json.dumps(report.as_json(mutants, results), indent=1) if options.json else report.table(mutants, results))
+    return 0
 
 
 def _log(out: Path, job: int) -> Path:
@@ -177,7 +211,9 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="scripts/mutants", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawTextHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     of_cover = _command(commands, "cover", cover_command)
     of_cover.add_argument("--seed", type=int, help="repeats a draw; a new one is printed")
@@ -192,6 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     of_run.add_argument("--retry-capped", action="store_true", help="try again what survived a bounded choice of tests")
     of_show = _command(commands, "show", show_command)
     of_show.add_argument("--drawn", type=Path, required=True, help="what `cover` wrote")
+    of_show.add_argument("--json", action="store_true", help="counts and survivors for a program")
     return parser
 
 

@@ -24,7 +24,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With MUTATION_SAMPLE set, keep one parametrization of each test function, and record how many there are."""
+    """Record what is only collected. With MUTATION_SAMPLE set, keep and count one parametrization of each test."""
+    if config.option.collectonly:
+        for item in items:
+            mutation_probe.record(f"listed\t0\t0\t{item.nodeid}")
     if not os.environ.get("MUTATION_SAMPLE"):
         return
     functions: dict[str, list[str]] = defaultdict(list)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from scripts.mutation.run import Outcome
 
 _TEXT_MAX = 160
+_DEAD = {Outcome.KILLED, Outcome.TIMED_OUT}
 
 
-def progress_line(mutant: Mapping[str, object], result: Mapping[str, object]) -> str:
+def progress_line(mutant: Mapping[str, object], result: Mapping[str, Any]) -> str:
     """One mutant's line while the others run."""
     capped = " (capped)" if result.get("capped") else ""
-    ran = f"{result['tests_run']}/{result['tests_covering']} tests, {result['seconds']} s"
+    left_out = [f", {len(result[name])} {name}" for name in ("dropped", "gone") if result.get(name)]
+    ran = "".join([f"{result['tests_run']}/{result['tests_covering']} tests", *left_out, f", {result['seconds']} s"])
     return f"{result['number']:>3} {result['outcome']}{capped}: {place(mutant)}, {mutant['operator']}; {ran}"
 
 
@@ -37,9 +40,23 @@ def table(mutants: Sequence[Mapping[str, object]], results: Sequence[Mapping[str
         _row("all", [totals[column] for column in used]),
     ]
     for result in results:
-        if result["outcome"] not in {Outcome.KILLED, Outcome.TIMED_OUT}:
+        if result["outcome"] not in _DEAD:
             lines += ["", progress_line(by_number[result["number"]], result), *_change(by_number[result["number"]])]
     return "\n".join(lines)
+
+
+def as_json(mutants: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """The counts by package and outcome, and each mutant that no test killed, with its place, change and result."""
+    by_number = {mutant["number"]: mutant for mutant in mutants}
+    counts: dict[str, Counter[str]] = {}
+    for result in results:
+        counts.setdefault(_package(by_number[result["number"]]), Counter())[str(result["outcome"])] += 1
+    survivors = [
+        {name: value for name, value in {**by_number[result["number"]], **result}.items() if name != "covered_by"}
+        for result in results
+        if result["outcome"] not in _DEAD
+    ]
+    return {"mutants": len(mutants), "tried": len(results), "packages": counts, "survivors": survivors}
 
 
 def _row(name: str, cells: Iterable[object]) -> str:

@@ -1,7 +1,7 @@
 """Runs the covering tests against each mutant, and says which mutants they kill.
 
 A mutant counts as killed when a test fails with it and the same test passes without it. A test that fails without it as
-well is dropped for that mutant and named in the result.
+well is dropped for that mutant and named in the result; so is a covering test that the tree does not have any more.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from scripts.mutation.workspace import PytestRun, Workspace
 
 SECONDS_MIN = 120
 SECONDS_FACTOR = 3
+COLLECT_SECONDS_MAX = 600
 FIRST_CHUNK_TESTS = 150
 FIRST_CHUNK_SECONDS = 15
 DROPPED_TESTS_MAX = 5
+_USAGE_ERROR = 4  # of pytest: a test that it does not find, or a conftest that fails
 _NOTHING_COLLECTED = 5  # of pytest
 
 
@@ -59,6 +61,7 @@ class Result:
     capped: bool = False  # survived, but the bound left out covering tests
     seconds: float = 0.0
     dropped: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)  # covering tests that the tree does not have
 
     def as_json(self) -> dict[str, object]:
         """For the file of results."""
@@ -123,7 +126,10 @@ class MutantRunner:
         self._log = log
 
     def run(self, number: int, site: Site, tests: Sequence[Test], *, seconds_max: float) -> Result:
-        """Apply the mutation, run the tests that reach it as far as the bound allows, and restore the module."""
+        """Apply the mutation, run the tests that reach it as far as the bound allows, and restore the module.
+
+        Raises StoppedError after `stop`.
+        """
         began = time.monotonic()
         result = Result(number=number, outcome=Outcome.SURVIVED, tests_covering=len(tests))
         source = (self._workspace.folder / site.path).read_bytes()
@@ -133,10 +139,14 @@ class MutantRunner:
                 if result.outcome is Outcome.SURVIVED:
                     self._run_chunk(site, source, chunk, result)
             result.capped = result.outcome is Outcome.SURVIVED and (result.capped or len(selected) < len(wave))
-        if not tests:
-            result.outcome = Outcome.NOT_COVERED
+        if result.outcome is Outcome.SURVIVED and not result.tests_run:
+            result.outcome = Outcome.UNDECIDED if result.dropped else Outcome.NOT_COVERED
         result.seconds = round(time.monotonic() - began, 1)
         return result
+
+    def stop(self) -> None:
+        """End the tests that run in another thread."""
+        self._workspace.stop()
 
     def _run_chunk(self, site: Site, source: bytes, chunk: Sequence[Test], result: Result) -> None:
         left = list(chunk)
@@ -150,6 +160,10 @@ class MutantRunner:
             if run.exit_code is None:
                 result.outcome, result.killed_by = Outcome.TIMED_OUT, ", ".join(run.unfinished)
                 return
+            if run.exit_code == _USAGE_ERROR and (gone := self._gone(left)):
+                result.gone += gone
+                left = [test for test in left if test.node_id not in gone]
+                continue
             suspect = _suspect(run, left)
             alone = self._pytest([suspect], [], f"mutant {result.number}, without it", site.path, source, source)
             if alone.exit_code == 0:
@@ -161,6 +175,19 @@ class MutantRunner:
                 result.outcome = Outcome.UNDECIDED
                 return
             left = [test for test in left if test.node_id not in {*passed, suspect.node_id}]
+
+    def _gone(self, tests: Sequence[Test]) -> list[str]:
+        """The tests that the tree, without a mutation, does not have: pytest runs none of a list that names one."""
+        files = sorted({test.node_id.partition("::")[0] for test in tests})
+        there = [file for file in files if (self._workspace.folder / file).exists()]
+        listed: set[str] = set()
+        if there:
+            run = self._workspace.run_pytest(
+                [*self._arguments, "--collect-only", *there], seconds_max=COLLECT_SECONDS_MAX, output=self._log
+            )
+            listed = {record.node_id for record in run.records if record.outcome == "listed"}
+        listed |= {node_id.partition("[")[0] for node_id in listed}
+        return [test.node_id for test in tests if test.node_id not in listed]
 
     def _pytest(
         self, tests: Sequence[Test], dropped: Sequence[str], title: str, path: str, tried: bytes, restored: bytes

@@ -53,11 +53,17 @@ class PytestRun:
         return [node_id for node_id in started if node_id not in ended]
 
 
+class StoppedError(Exception):
+    """A pytest was ended, or not started, because the workspace was stopped."""
+
+
 class Workspace:
     """The copy and its environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._running: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
         self._site_packages = (
             folder / ".venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         )
@@ -95,18 +101,26 @@ class Workspace:
             )  # fmt: skip
 
     def run_pytest(self, arguments: Sequence[str], *, seconds_max: float, output: Path) -> PytestRun:
-        """Run tests to their end, or end them at the time limit."""
+        """Run tests to their end, or end them at the time limit. Raises StoppedError after `stop`."""
         shutil.rmtree(self.hits, ignore_errors=True)
         self.hits.mkdir()
         shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)  # examples that another mutant failed on
         began = time.monotonic()
-        process = self.start_pytest(arguments, output=output)
+        process = self._running = self.start_pytest(arguments, output=output)
         try:
-            exit_code = process.wait(timeout=seconds_max)
+            exit_code = None if self._is_stopped else process.wait(timeout=seconds_max)
         except subprocess.TimeoutExpired:
             exit_code = None
         end_group(process)
+        if self._is_stopped:
+            raise StoppedError
         return PytestRun(exit_code=exit_code, seconds=time.monotonic() - began, records=self.records())
+
+    def stop(self) -> None:
+        """End the pytest that another thread runs, and let it start no other."""
+        self._is_stopped = True  # before the look at what runs: a pytest that starts meanwhile sees it
+        if self._running:
+            end_group(self._running)
 
     def records(self) -> list[TestRecord]:
         """What the plugin recorded, in each process's order."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from scripts.mutation.__main__ import main
+from scripts.mutation.__main__ import EXIT_INTERRUPTED, main
 from scripts.mutation.draw import all_sites, choose, draw, find_again, shares
 from scripts.mutation.run import FIRST_CHUNK_SECONDS, Test, chunks, select_tests
 from scripts.mutation.sites import PROBE_NAME, Site, add_probes, find_sites, keyword_defaults, mutate
 
+ROOT = Path(__file__).parents[2]
 SOURCE = b'''"""A module."""
 from __future__ import annotations
 
@@ -84,6 +88,24 @@ def test_child(tmp_path):
 @pytest.mark.parametrize("amount", [1, 2])
 def test_name(amount):
     name(amount)
+'''
+WAITING_TESTS = b'''"""A test that says that it began, and ends when it is let."""
+import os
+import time
+from pathlib import Path
+
+from shop.prices import forgotten
+
+FOLDER = Path(os.environ["THE_FOLDER"])
+
+
+def test_waiting():
+    (FOLDER / "began").write_text(str(os.getpid()))
+    deadline = time.monotonic() + 300
+    while not (FOLDER / "go").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert forgotten(1) == 6
 '''
 FILE = "tests/test_prices.py"
 FULL = "not rows or len(rows) > self.size_max"
@@ -279,6 +301,76 @@ def test_mutants_are_drawn_with_their_tests_and_run_again_in_a_later_tree(
     assert (by_name["name"]["outcome"], by_name["name"]["tests_run"]) == ("survived", 3)  # the sample, then both
     assert capsys.readouterr().out.count("0 of 2 mutants to try") == 1
     assert (shop / "shop" / "sums.py").read_bytes() == PRICES
+
+
+@pytest.mark.processes
+def test_a_covering_test_that_the_tree_does_not_have_any_more_is_named_and_kills_nothing(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"{FILE}::test_removed", f"{FILE}::test_name[2]", "tests/test_moved.py::test_name"]
+    drawn = _drawn(tmp_path, {"name": names, "total": [f"{FILE}::test_child"], "forgotten": names[:1]})
+    results = tmp_path / "results.json"
+
+    main(["run", str(results), "--drawn", str(drawn), "--tree", str(shop), "--packages", "shop"])
+    capsys.readouterr()
+    main(["show", str(results), "--drawn", str(drawn), "--json"])
+
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["packages"] == {"shop": {"survived": 1, "killed": 1, "not covered": 1}}
+    survived, not_covered = shown["survivors"]
+    assert (survived["qualname"], survived["tests_run"]) == ("name", 1)
+    assert set(survived["gone"]) == {names[0], names[2]}
+    assert (not_covered["qualname"], not_covered["gone"]) == ("forgotten", names[:1])
+
+
+@pytest.mark.processes
+def test_an_interrupted_run_ends_its_tests_keeps_its_results_and_goes_on(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(shop, {"tests/test_waiting.py": WAITING_TESTS})
+    monkeypatch.setenv("THE_FOLDER", str(tmp_path))
+    drawn = _drawn(tmp_path, {"total": [f"{FILE}::test_child"], "forgotten": ["tests/test_waiting.py::test_waiting"]})
+    results = tmp_path / "results.json"
+    arguments = ["run", str(results), "--drawn", str(drawn), "--tree", str(shop), "--packages", "shop"]
+    command = [sys.executable, "-m", "scripts.mutation", *arguments]
+
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    tests = int(_wait_for_text(tmp_path / "began", process))
+    process.terminate()
+    output, _ = process.communicate(timeout=120)
+
+    assert process.returncode == EXIT_INTERRUPTED
+    assert "interrupted" in output
+    with pytest.raises(ProcessLookupError):
+        os.kill(tests, 0)
+    assert [result["number"] for result in json.loads(results.read_text())["results"]] == [1]
+
+    (tmp_path / "go").touch()
+    assert main(arguments) == 0
+    outcomes = [(result["number"], result["outcome"]) for result in json.loads(results.read_text())["results"]]
+    assert outcomes == [(1, "killed"), (2, "killed")]
+
+
+def _drawn(folder: Path, covered_by: dict[str, list[str]]) -> Path:
+    """What `cover` would have written for one mutant of each of these functions, with these tests."""
+    sites = {site.qualname: site for site in find_sites("shop/prices.py", PRICES) if site.operator.startswith("arith")}
+    names = sorted({name for tests in covered_by.values() for name in tests})
+    mutants = [
+        {"number": number, **sites[function].as_json(), "covered_by": [names.index(name) for name in tests]}
+        for number, (function, tests) in enumerate(covered_by.items(), 1)
+    ]
+    path = folder / "drawn.json"
+    path.write_text(json.dumps({"seed": 1, "mutants": mutants, "tests": [[name, 0.1, 1] for name in names]}))
+    return path
+
+
+def _wait_for_text(path: Path, process: subprocess.Popen[str]) -> str:
+    deadline = time.monotonic() + 120
+    while not (path.exists() and path.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return path.read_text()
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
