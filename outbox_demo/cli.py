@@ -71,6 +71,8 @@ def demo(
 
       outbox demo --broker redis://127.0.0.1:6379 --json
 
+      outbox demo --broker redis+cluster://n1:6379,n2:6379/?wait=1
+
       outbox demo --broker rabbitmq://app:secret@mq1/shop
     """
     started = time.monotonic()

@@ -88,6 +88,8 @@ _ROCKETMQ: Final = ForeignEngine(
 ENGINES: Final[Mapping[str, ForeignEngine]] = {
     "redis": _REDIS,
     "rediss": _REDIS,
+    "redis+cluster": _REDIS,
+    "rediss+cluster": _REDIS,
     "nats": _NATS,
     "natss": _NATS,
     "kafka": _KAFKA,

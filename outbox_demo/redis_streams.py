@@ -15,17 +15,11 @@ from outbox_demo.plan import RunTopics
 
 
 class RedisStreams:
-    """A ForeignClient: a stream for each topic, with consumer groups."""
+    """A ForeignClient: a stream for each topic, with consumer groups, on one server or a cluster."""
 
     def __init__(self, url: BrokerUrl, topics: RunTopics) -> None:
-        [(host, port)] = url.hosts
-        options: dict[str, Any] = {}
-        if url.scheme == "rediss":
-            options = {"ssl": True, "ssl_ca_certs": url.file("ca_file"), "ssl_certfile": url.file("cert_file")}
-            options["ssl_keyfile"] = url.file("key_file")
-        self._client: Any = redis.Redis(
-            host=host, port=port, username=url.user, password=url.password, db=int(url.path or 0), protocol=2, **options
-        )
+        self._client = _connect(url)
+        self._is_cluster = _is_cluster(url)
         self._keys = RedisOptions.of_url(url)
         self._topics = topics
 
@@ -38,17 +32,26 @@ class RedisStreams:
         """XAUTOCLAIM for what was left behind, XREADGROUP for what is new."""
         topics = {self._keys.stream_key(topic).encode(): topic for topic in self._topics.read_by(group)}
         consumer = f"{group}-{os.getpid()}"
+        # A command to a cluster is about the streams of one node, so there each stream is read by itself.
+        parts = [[stream] for stream in topics] if self._is_cluster else [list(topics)]
+        wait_ms: int | None = None
         while True:
             for stream, topic in topics.items():
                 _, entries, _ = self._client.xautoclaim(
                     stream, group, consumer, min_idle_time=REDELIVERED_AFTER_MS, count=MESSAGES_MAX
                 )
                 yield from (_received(topic, group, entry) for entry in entries)
-            new = self._client.xreadgroup(
-                group, consumer, dict.fromkeys(topics, ">"), count=MESSAGES_MAX, block=WAIT_MS
-            )
-            for stream, entries in new or []:
+            new = [
+                found
+                for part in parts
+                for found in self._client.xreadgroup(
+                    group, consumer, dict.fromkeys(part, ">"), count=MESSAGES_MAX, block=wait_ms
+                )
+                or []
+            ]
+            for stream, entries in new:
                 yield from (_received(topics[stream], group, entry) for entry in entries)
+            wait_ms = None if new else WAIT_MS // len(parts)
 
     def acknowledge(self, message: ReceivedMessage) -> None:
         """XACK."""
@@ -70,6 +73,23 @@ class RedisStreams:
     def close(self) -> None:
         """Close the pool."""
         self._client.close()
+
+
+def _connect(url: BrokerUrl) -> Any:
+    options: dict[str, Any] = {"username": url.user, "password": url.password, "protocol": 2}
+    if url.scheme.startswith("rediss"):
+        options |= {"ssl": True, "ssl_ca_certs": url.file("ca_file"), "ssl_certfile": url.file("cert_file")}
+        options["ssl_keyfile"] = url.file("key_file")
+    if _is_cluster(url):
+        cluster: Any = redis.cluster
+        nodes = [cluster.ClusterNode(host, port) for host, port in url.hosts]
+        return cluster.RedisCluster(startup_nodes=nodes, **options)
+    [(host, port)] = url.hosts
+    return redis.Redis(host=host, port=port, db=int(url.path or 0), **options)
+
+
+def _is_cluster(url: BrokerUrl) -> bool:
+    return "+cluster" in url.scheme
 
 
 def _received(topic: str, group: str, entry: tuple[bytes, dict[bytes, bytes]]) -> ReceivedMessage:

@@ -51,6 +51,10 @@ class RedisClusterServers:
         """The server that began as this one's replica."""
         return self.servers[MASTERS + list(self.servers).index(master)]
 
+    def keys(self) -> set[bytes]:
+        """Those of all masters."""
+        return {key for server in self.servers if _is_master(server) for key in server.ask("KEYS", "*")}
+
     def join(self) -> None:
         """Make one cluster of the servers."""
         for server in self.servers[1:]:

@@ -81,6 +81,10 @@ class FaultyRedisCluster:
         with contextlib.closing(self._master(topic).client) as client:
             return [[plain_message(place, fields) for place, fields in client.xrange(_key(topic))]]
 
+    def keys(self) -> set[bytes]:
+        """Of all masters: a replica may lag behind."""
+        return self._cluster.keys()
+
     def kill_leader(self, topic: str) -> None:
         """The master, by SIGKILL."""
         self._master(topic).kill()
