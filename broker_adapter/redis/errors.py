@@ -99,7 +99,7 @@ _CURES: Final[Mapping[str, str]] = {
     "NOAUTH": "give a user and a password in the broker's URL",
     "WRONGPASS": "correct the user or the password in the broker's URL",
     "DENIED": "the server is in protected mode: set a password, or bind and protected-mode no",
-    "NOPERM": "grant what the guide lists: ACL SETUSER",
+    "NOPERM": "allow the user that command, or the keys of ?prefix=, by ACL SETUSER on every node",
     "WRONGTYPE": "the topic's keys hold something else: remove that, or choose other keys by ?prefix=",
     OWN_CODE_NO_STREAM: "make it by XADD or XGROUP CREATE MKSTREAM, or leave out ?create=false",
 }

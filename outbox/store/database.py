@@ -187,6 +187,12 @@ def retry_conflicts(transaction: Callable[[], T]) -> T:
     return transaction()
 
 
+_GRANTS: Final = (
+    "SELECT, INSERT, UPDATE, DELETE; for `outbox db upgrade` CREATE, ALTER, INDEX and DROP as well; "
+    "for a reconciliation SELECT alone, there and on the business's schema"
+)
+
+
 def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
     """Translates a driver's error to ours, with the cure. The only table of error codes."""
     shown = _shown(url)
@@ -199,7 +205,7 @@ def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
     if code in _ACCESS_DENIED:
         return ConfigurationError(
             f"the database refused the user or a privilege at {shown} ({said}); "
-            "check the user and its password; the grants of each role are in docs/guides/databases.md"
+            f"check the user and its password, and its grants on the outbox's schema: {_GRANTS}"
         )
     if code == _READ_ONLY_TRANSACTION:
         return ConfigurationError(

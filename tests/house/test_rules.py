@@ -223,6 +223,17 @@ def test_tests_skip_only_where_the_fixtures_say_so() -> None:
     assert not found, lines(found)
 
 
+def test_no_text_of_the_product_names_a_file_of_the_documentation_which_is_not_installed() -> None:
+    wrong = [
+        where(path, node)
+        for path in modules(*PACKAGES)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\bdocs/|\w\.md\b", node.value)
+    ]
+
+    assert not wrong, lines(wrong)
+
+
 def test_every_decision_has_its_own_number() -> None:
     records = [path for path in files() if path.parent == DECISIONS and path.name != "README.md"]
     numbers = sorted(path.name[:4] for path in records)
