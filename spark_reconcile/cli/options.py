@@ -55,6 +55,9 @@ AcceptMissing = Annotated[
         help="Judge although this source lost evidence that an earlier run had, as the error named it; for one run.",
     ),
 ]  # fmt: skip
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Write no line for each step where standard error is no terminal.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 
 

@@ -39,6 +39,7 @@ from spark_reconcile.cli.options import (
     NowMs,
     Output,
     PasswordFile,
+    Quiet,
     RepairIt,
     RepairsMax,
     Schema,
@@ -53,6 +54,7 @@ from spark_reconcile.cli.repair_command import app as repair_app
 from spark_reconcile.cli.repair_command import repair as repair_findings
 from spark_reconcile.cli.report_command import report
 from spark_reconcile.cli.schedule import Schedule, ScheduledRuns
+from spark_reconcile.cli.step_progress import step_progress
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_arguments import length_ms, moment_ms
 from spark_reconcile.repair.findings import hour_folders
@@ -78,6 +80,7 @@ def run(
     master: Master = None, now_ms: NowMs = None, since: Since = None, until: Until = None, full: Full = False,
     repair: RepairIt = False, yes: Yes = False, dry_run: DryRun = False, repairs_max: RepairsMax = 1_000,
     accept_missing: AcceptMissing = None, metrics_file: MetricsFile = None, as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Reconcile once. Every message, every delivery and every business row gets one verdict.
 
@@ -100,7 +103,7 @@ def run(
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     span = None if since is None else (moment_ms(since, now_ms=now), moment_ms(until, now_ms=now) if until else now)
     with exit_statuses():
-        summary = _run(settings, master=master, now_ms=now, span=span, full=full)
+        summary = _run(settings, master=master, now_ms=now, span=span, full=full, quiet=quiet)
     write_metrics(metrics_file or settings.output / METRICS_FILE, summary)
     if as_json:
         typer.echo(json.dumps(summary.as_dict()))
@@ -119,7 +122,7 @@ def watch(
     broker_data: BrokerData = None, output: Output = None, grace_seconds: GraceSeconds = None, master: Master = None,
     every: Annotated[str, typer.Option("--every", help="How often: 15m, 1h.")] = "1h",
     lookback: Annotated[str, typer.Option("--lookback", help="Which hours are looked at again: 48h, 7d.")] = "48h",
-    metrics_file: MetricsFile = None,
+    metrics_file: MetricsFile = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Reconcile each hour when it is over. Until told to stop (SIGTERM, ^C).
 
@@ -134,7 +137,8 @@ def watch(
     every_ms, lookback_ms = length_ms(every), length_ms(lookback)
 
     def once(now_ms: int) -> None:
-        summary = _run(settings, master=master, now_ms=now_ms, span=(now_ms - lookback_ms, now_ms), full=False)
+        span = (now_ms - lookback_ms, now_ms)
+        summary = _run(settings, master=master, now_ms=now_ms, span=span, full=False, quiet=quiet)
         write_metrics(metrics_file or settings.output / METRICS_FILE, summary)
         typer.echo(summary.headline)
 
@@ -171,17 +175,18 @@ def explain(
                 typer.echo(f"    {label}: {text}")
 
 
-def _run(settings: Settings, *, master: str | None, now_ms: int, span: tuple[int, int] | None, full: bool) -> Summary:
+def _run(
+    settings: Settings, *, master: str | None, now_ms: int, span: tuple[int, int] | None, full: bool, quiet: bool
+) -> Summary:  # fmt: skip
     from spark_reconcile.runs.full_run import run as reconcile_once
     from spark_reconcile.runs.incremental_run import run_windows
 
-    started = time.monotonic()
-    with _talk() as console, console.status("checking the sources") as status:
+    with _talk() as console, step_progress(console, monotonic=time.monotonic, quiet=quiet) as begin:
 
         def once(stop: Stop) -> Summary:
             def say(step: str) -> None:
                 stop.check()
-                status.update(f"{step} ({time.monotonic() - started:.0f} s)")
+                begin(step)
 
             if span is None:
                 return reconcile_once(settings, master=master, now_ms=now_ms, say=say)

@@ -98,6 +98,11 @@ class Evidence:
         """The time of the broker's newest record."""
         return max((one.last_ms for one in self.counts if one.leg in {"messages", "actions"}), default=0)
 
+    @property
+    def row_count(self) -> int:
+        """How many rows were read, of all sources."""
+        return sum(count.rows for count in self.counts)
+
     def release(self) -> None:
         """Release the frames that Spark has cached."""
         for frame in (self.inboxes, self.messages, self.actions, *self.tables):

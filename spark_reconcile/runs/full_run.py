@@ -94,13 +94,13 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
     placement = by_bucket(axis)
     try:
         check_evidence(evidence, job.settings, job.plan, now_ms=job.now_ms)
-        job.say("giving verdicts")
+        job.say(f"giving verdicts on {evidence.row_count:,} rows")
         first = job.judge(evidence, placement)
         found = recheck(job, evidence, first, placement)
         tables = verdicts(found.judged), business_verdicts(found.judged, job.settings)
         table, business = with_respelled_keys(*in_parallel(*(frame.localCheckpoint for frame in tables)))
         watch.lap("judge")
-        job.say("counting")
+        job.say("counting the verdicts")
         summary = _count(job, found.cleared, table, business, axis, stage=stage)
         causes = diagnose(
             lambda: (table, business), evidence=evidence, settings=job.settings, books=summary.books,

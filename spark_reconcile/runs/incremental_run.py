@@ -103,7 +103,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
     job = replace(job, late=first_looked_at_late(windows, store.windows, begun, now))
     try:
         check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
-        job.say("comparing digests")
+        job.say(f"comparing digests of {job.evidence.row_count:,} rows in {len(windows):,} windows")
         compared = compare(job, DigestCache(job.settings.output, job.settings.limits, checkpoint=store.checkpoint))
         judged = judge_windows(job, windows, compared, store=store)
         overdue = overdue_outside(job, windows, table=stage.table("overdue"))

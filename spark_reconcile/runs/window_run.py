@@ -204,9 +204,9 @@ def _judge_batch(
     job: RunContext, batch: Sequence[int], compared: DigestComparison, prints: Mapping[int, str], chosen: _Chosen, *,
     store: WindowStore,
 ) -> None:  # fmt: skip
-    job.say("giving verdicts")
+    job.say(f"giving verdicts in {len(batch):,} windows")
     found = window_verdicts(job, chosen.legs, batch)
-    job.say("writing tables")
+    job.say("writing the tables of verdicts")
     _write(found, batch, store=store)
     tallies = _tallies(job, batch, compared, found, chosen.changes)
     store.publish({start: _window(tallies[start], prints.get(start, ""), job, start) for start in batch})

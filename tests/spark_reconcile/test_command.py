@@ -29,7 +29,18 @@ def test_an_interrupt_ends_a_run_with_one_line_and_leaves_nothing_behind(
     world.write(sqlite, tmp_path)
     config = tmp_path / "reconcile.toml"
     config.write_text(f'[database]\nurl = "{sqlite.url}"\n[broker]\ndata = "broker"\n')
-    command = [sys.executable, "-m", "outbox", "reconcile", "run", "--config", str(config), "--now-ms", str(NOW_MS)]
+    command = [
+        sys.executable,
+        "-m",
+        "outbox",
+        "reconcile",
+        "run",
+        "-q",
+        "--config",
+        str(config),
+        "--now-ms",
+        str(NOW_MS),
+    ]
     errors = (tmp_path / "errors").open("w+")
     process = subprocess.Popen(command, stdout=errors, stderr=errors, start_new_session=True)
 

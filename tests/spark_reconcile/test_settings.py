@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -285,6 +286,7 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
     assert summary["sentence"] == "Not balanced: 1 lost."
     assert "WARN" not in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert re.search(r"^ +[0-9.]+ s  giving verdicts on [1-9]\d* rows$", ended.stderr, re.MULTILINE)
     folder = tmp_path / "reconciliation" / summary["run_id"]
     assert (folder / "report.html").exists()
     planned = json.loads((folder / "repairs.jsonl").read_text())
