@@ -184,7 +184,7 @@ class EmbeddedAdmin:
 
 
 class _unknown_is_refused:  # noqa: N801 - reads as the statement that it is
-    """Says an unknown topic or group in the port's words."""
+    """Translates an unknown topic or group to the port's error."""
 
     def __enter__(self) -> None:
         pass

@@ -124,7 +124,7 @@ class TemporaryBroker:
 
     @property
     def clock(self) -> Clock:
-        """What it asks for the time."""
+        """The clock of the broker."""
         return self._engine.clock
 
     def clear(self) -> None:

@@ -36,7 +36,7 @@ class EngineSession:
 
 
 class TemporaryEngine:
-    """What brokers of one name share: a clock, a folder that is made when it is needed, an outage. Thread-safe."""
+    """The shared parts of brokers of one name: a clock, a folder that is made on demand, an outage. Thread-safe."""
 
     def __init__(self, *, clock: Clock | None, options: EngineOptions | None, parent: Path | None) -> None:
         self.clock: Clock = clock or SystemClock()

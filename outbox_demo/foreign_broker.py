@@ -31,7 +31,7 @@ class ForeignBroker:
     """A BrokerUnderDemo at a URL that an adapter knows."""
 
     def __init__(self, url: str, *, folder: Path, processes: ProcessGroup, say: Callable[[str], None]) -> None:
-        """`folder`: that of the run; `say` is told what is killed. Raises ConfigurationError for a URL that the demo
+        """`folder`: that of the run; `say` reports what is killed. Raises ConfigurationError for a URL that the demo
         cannot use.
         """
         given = dict(parse_qsl(split_url(url).query, keep_blank_values=True))

@@ -1,4 +1,4 @@
-"""What the demo needs of another broker's own client: topics of the run, deliveries, acknowledgements, the lag."""
+"""The demo's port to another broker's own client: topics of the run, deliveries, acknowledgements, the lag."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class ForeignClient(Protocol):
         """Settle a message: its group is not given it again."""
 
     def unsettled(self) -> int:
-        """How many messages the groups have not acknowledged, as far as the engine tells: all that are not read, and
-        where it tells them, those that are.
+        """Returns how many messages the groups have not acknowledged, as far as the engine shows them: unread ones, and
+        of some engines those that were read, too.
         """
 
     def remove_topics(self) -> None:
@@ -55,7 +55,7 @@ class ForeignClient(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignEngine:
-    """What the demo knows of an engine besides its plain client."""
+    """An engine's facts for the demo, besides its plain client."""
 
     port: int
     """The default one."""

@@ -28,7 +28,7 @@ def issue_ticket(message: ReceivedMessage, topic: str, session: Session) -> None
 
 
 def notify(message: ReceivedMessage, topic: str, session: Session) -> None:
-    """Tell the customer of the payment, or of the trip before it departs."""
+    """Notify the customer of the payment, or of the trip before it departs."""
     session.add(Notification(topic=topic, order_id=_order_id(message), notified_at_us=time.time_ns() // 1000))
 
 

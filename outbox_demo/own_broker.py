@@ -21,7 +21,7 @@ class OwnBroker:
     topics = RunTopics()
 
     def __init__(self, folder: Path, *, processes: ProcessGroup, say: Callable[[str], None]) -> None:
-        """`folder`: that of the run; `say` is told what is killed."""
+        """`folder`: that of the run; `say` reports what is killed."""
         self.data = folder / "broker"
         self._url_path = folder / "broker-url.txt"
         self._processes = processes

@@ -37,7 +37,7 @@ class RunTopics:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all topics, on the broker."""
+        """Returns the names of all topics on the broker."""
         return tuple(self.full(topic) for topic in TOPICS)
 
     @property
@@ -82,7 +82,7 @@ class DemoPlan:
 
     @property
     def deduplicated_path(self) -> Path:
-        """Where consumers of another broker note each message that the inbox has dropped, a line each."""
+        """The file in which consumers of another broker write a line for each message that the inbox dropped."""
         return self.folder / "deduplicated.txt"
 
     @property

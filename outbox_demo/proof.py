@@ -19,7 +19,7 @@ Mark = tuple[str, str, str]
 
 
 class FindingKind(StrEnum):
-    """What can be wrong with a run."""
+    """The kinds of findings in a run."""
 
     LOST = "lost"
     """A payment without a message of each topic, or a message that a group has no mark or no effect of."""
@@ -33,7 +33,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong, in words that name the message or the order."""
+    """A finding, in words that name the message or the order."""
 
     kind: FindingKind
     words: str
@@ -61,7 +61,7 @@ class ObservedEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """What the databases say after a run."""
+    """The records of the databases after a run."""
 
     payments: frozenset[int]
     archive: Sequence[ArchivedMessage]
@@ -71,7 +71,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """How many payments there were, messages sent, and messages handled by a group; and all that is wrong."""
+    """The numbers of payments, of sent messages and of messages handled by a group; and all findings."""
 
     payments: int
     messages: int
@@ -118,7 +118,7 @@ def read_records(engine: Engine, schema: str | None, topics: RunTopics) -> Recor
 
 
 def count_marks(plan: DemoPlan) -> tuple[int, int]:
-    """How many messages the inboxes have marks of, and of how many they will if all that was sent arrives."""
+    """Returns how many messages the inboxes have marks of, and how many they will have if all that was sent arrives."""
     tables = outbox_tables(plan.schema)
     archive = tables.archive.c
     engine = open_engine(plan.url)

@@ -62,7 +62,7 @@ class RabbitMqQueues:
 
 
 def _parameters(url: BrokerUrl, host: str, port: int) -> pika.ConnectionParameters:
-    """Without heartbeats, which the client answers during its calls alone: the demo waits for minutes between two."""
+    """Returns parameters without heartbeats: the client answers them in its calls only, minutes apart in the demo."""
     tls = tls_context(url, tls_schemes=TLS_SCHEMES, ca_file=None)
     return pika.ConnectionParameters(
         host=host,

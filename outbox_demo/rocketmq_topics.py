@@ -91,7 +91,7 @@ class RocketMqTopics:
         consumer.ack(received)
 
     def unsettled(self) -> int:
-        """None: what a proxy has handed out and nobody has acknowledged is in no figure that RocketMQ shows."""
+        """Returns 0: RocketMQ shows no figure of messages that were delivered and not acknowledged."""
         return 0
 
     def remove_topics(self) -> None:

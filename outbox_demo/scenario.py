@@ -35,7 +35,7 @@ class BrokerUnderDemo(Protocol):
 
     @property
     def topics(self) -> RunTopics:
-        """What the run's topics are called on it."""
+        """Returns the names of the run's topics on it."""
 
     def start(self) -> str:
         """Start what the run needs of it; returns the URL that producers publish to."""

@@ -48,7 +48,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Line:
-    """What waits to be sent. A forked child begins with none: its parent sends what was submitted there."""
+    """The queue of messages to send. Empty in a forked child: the parent sends what was submitted there."""
 
     process: int = field(default_factory=os.getpid)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -59,7 +59,7 @@ class _Line:
 
 
 class BackgroundPublisher:
-    """Of one client. Thread-safe and fork-safe; its thread starts with the first submit()."""
+    """Publishes messages of one client in a thread, which the first submit() starts. Thread-safe and fork-safe."""
 
     def __init__(self, publish: Send, *, place: str, wait_s_max: float, limits: SubmitLimits | None = None) -> None:
         """`wait_s_max` bounds how long submit() waits for room, and close() for what is left; `place` is where they go,
@@ -139,7 +139,7 @@ class BackgroundPublisher:
 
 
 def _next(line: _Line, limits: SubmitLimits) -> list[_Entry]:
-    """What the next request carries, once there is anything; nothing where the thread is to end."""
+    """Returns the messages of the next request, waiting for the first; nothing if the thread has to end."""
     with line.changed:
         line.on_their_way = 0
         line.changed.notify_all()
@@ -154,7 +154,7 @@ def _next(line: _Line, limits: SubmitLimits) -> list[_Entry]:
 
 
 def _left(line: _Line, batch: Sequence[_Entry]) -> list[_Entry]:
-    """What nobody will send any more, where the thread ended before its time."""
+    """Returns the messages that are left if the thread ended early: they will not be sent."""
     with line.changed:
         if line.thread is not threading.current_thread():
             return []

@@ -1,4 +1,4 @@
-"""From what can go wrong on the wire to the one error tree: the adapter's only table of it."""
+"""Maps failures of HTTP requests to the port's errors: the adapter's only table of them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _DETAIL_CHARS_MAX: Final = 500
 
 
 class NoSuchRoute(BrokerUnavailable):
-    """The URL is wrong, or the broker older than this client: not a wrong message, so an operator can mend it."""
+    """The URL is wrong, or the broker older than this client: not a wrong message, so an operator can correct it."""
 
 
 class ResponseHead(Protocol):
-    """What is looked at of an answer. Names of headers are in lower case, or are found in any."""
+    """The status and headers of a response. Header names are in lower case, or the mapping ignores case."""
 
     @property
     def status_code(self) -> int:
@@ -99,7 +99,7 @@ _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
     ProblemKind.INTERNAL: BrokerUnavailable,
     ProblemKind.HEAD_TOO_SLOW: BrokerUnavailable,
     ProblemKind.BODY_TOO_SLOW: BrokerUnavailable,
-    # Something in between, not a wrong message: an operator can mend it.
+    # A failure of something between, not of the message: an operator can correct it.
     ProblemKind.METHOD_NOT_ALLOWED: BrokerUnavailable,
     ProblemKind.NOT_ACCEPTABLE: BrokerUnavailable,
     ProblemKind.UNSUPPORTED_MEDIA_TYPE: BrokerUnavailable,

@@ -233,7 +233,7 @@ def _settled(
 
 
 def _common_path(receipts: Sequence[str]) -> str | None:
-    """Where all of these are settled by one request; None where it takes several, or none."""
+    """Returns the route that settles all of these in one request; None if several requests are needed, or none."""
     if not 0 < len(receipts) <= limits.BATCH_MESSAGES_MAX:
         return None
     topic, _, rest = receipts[0].partition("/")
@@ -247,7 +247,7 @@ def _check_count(answered: Sequence[object], asked: Sequence[object], *, place: 
 
 
 def _receipt_path(receipt: str) -> str | None:
-    """Where a receipt is settled: it begins with its topic and group. None for a text that is none of the broker's."""
+    """Returns the route that settles a receipt, which begins with its topic and group; None if it is not a receipt."""
     topic, _, rest = receipt.partition("/")
     group, slash, _ = rest.partition("/")
     return _known_path(topic, group) if slash else None

@@ -32,7 +32,7 @@ Send = Callable[[Sequence[Message]], Sequence[Outcome]]
 
 
 class _Signal:
-    """An event for one who waits, and told once. A lock by itself: threading.Event costs more than its message."""
+    """An event that is set once, for one waiting thread. A bare lock: threading.Event costs more than a message."""
 
     __slots__ = ("_lock",)
 
@@ -41,18 +41,18 @@ class _Signal:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Tell."""
+        """Set the event."""
         self._lock.release()
 
     def wait(self, timeout_s: float = -1) -> bool:
-        """Wait until told; whether it was."""
+        """Wait until the event is set; returns whether it was."""
         told = self._lock.acquire(timeout=timeout_s)
         if told:
             self._lock.release()
         return told
 
     def is_set(self) -> bool:
-        """Whether it was told."""
+        """Whether the event was set."""
         return not self._lock.locked()
 
 
@@ -69,7 +69,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Lane:
-    """How many requests are on their way, and the calls that wait for one of them to end. A forked child begins with
+    """The number of requests in flight, and the calls that wait for one of them to end. A forked child begins with
     none.
     """
 
@@ -80,7 +80,7 @@ class _Lane:
 
 
 class PublishBatcher:
-    """Publishes of one client."""
+    """Batches the concurrent publishes of one client."""
 
     def __init__(self, send: Send, *, place: str, wait_s_max: float, on_their_way_max: int = ON_THEIR_WAY_MAX) -> None:
         """`wait_s_max` bounds how long a call waits for its turn; `place` is where they go, for messages."""
@@ -111,7 +111,7 @@ class PublishBatcher:
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for their turn."""
+        """The number of calls that wait for their turn."""
         lane = self._own_lane()
         with lane.lock:
             return len(lane.waiting)
@@ -119,7 +119,7 @@ class PublishBatcher:
     def _wait(self, lane: _Lane, call: _Call) -> None:
         try:
             in_turn = call.woken.wait(self._wait_s_max)
-        except BaseException:  # an interrupt: whoever waits behind this one must not wait for it
+        except BaseException:  # an interrupt: calls that wait behind this one must not wait for it
             _leave(lane, call)
             raise
         if not in_turn and _leave(lane, call):

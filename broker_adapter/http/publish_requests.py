@@ -22,13 +22,13 @@ _MESSAGE_OVERHEAD_BYTES: Final = 256
 
 
 class _ReadAnswer(msgspec.Struct, frozen=True):
-    """wire.PublishAnswer, read into what callers get."""
+    """wire.PublishAnswer, decoded directly into the results that callers get."""
 
     results: list[PublishResult]
 
 
 class PublishRequests:
-    """Of one client."""
+    """Makes the publish requests of one client."""
 
     def __init__(self, connection: RequestSender) -> None:
         self._connection = connection

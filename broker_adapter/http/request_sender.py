@@ -31,7 +31,7 @@ USER_AGENT: Final = "outbox-mq"
 
 
 class WireCodec(StrEnum):
-    """What goes over the wire: MessagePack for speed, JSON to read along."""
+    """The format of bodies: MessagePack is fast, JSON can be read on the wire."""
 
     MSGPACK = "msgpack"
     JSON = "json"
@@ -39,7 +39,7 @@ class WireCodec(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to reach a broker. `ca_file` None means the certificates that requests brings."""
+    """Options of the connection to a broker. `ca_file` None: the certificates that requests brings."""
 
     url: str
     token: str | None = field(default=None, repr=False)

@@ -90,7 +90,7 @@ class _Reader:
         elif length is not None:
             content = self._exactly(_number(length, base=10))
         else:
-            # A head that breaks off, and a body that ends with the connection, cannot be told from a cut.
+            # A head that breaks off, and a body that ends with the connection, look like a lost connection.
             raise ProtocolError("the answer has no length: its head broke off")
         certain = version == b"HTTP/1.1" and (coding is None or length is None) and not self._data
         stays_open = certain and headers.get("connection", "").lower() != "close"

@@ -1,4 +1,4 @@
-"""From a broker's URL to the settings of librdkafka: durability, time-outs, TLS and login."""
+"""Translates a broker's URL to librdkafka's settings: durability, time-outs, TLS and login."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _time_settings(timeout_ms: int) -> dict[str, object]:
 
 
 def _security(url: BrokerUrl, *, has_token: bool, has_ca: bool) -> str:
-    """As the URL says; where it does not, TLS where there are certificates, and a login where there is one."""
+    """Returns the URL's security protocol; by default TLS if there are certificates, and SASL if there is a login."""
     login = "sasl_" if url.user or url.password or has_token or "sasl" in url.options else ""
     wire = "ssl" if has_ca or "cert_file" in url.options else "plaintext"
     return url.choice("security", default=login + wire, among=SECURITY)
@@ -103,7 +103,7 @@ def _login_settings(url: BrokerUrl, token: str | None) -> dict[str, object]:
 
 
 def _token_source(token: str | None) -> object:
-    """What librdkafka calls when it needs a token: with a string, for a token and when it expires, in Unix seconds."""
+    """Returns librdkafka's callback for tokens: takes a string, returns a token and its expiry in Unix seconds."""
     if token is None:
         raise ConfigurationError(f"sasl={TOKEN_MECHANISM} needs the option token=")
     return lambda _: (token, time.time() + TOKEN_SECONDS)

@@ -85,7 +85,7 @@ _CURES: Final[Mapping[str, str]] = {
 
 
 def treatment_of(error: KafkaError) -> Treatment:
-    """What an error means; a code that this table does not know yet is an outage, which costs no attempt."""
+    """Returns the treatment of an error; an unknown code is an outage, which costs no attempt."""
     return TREATMENTS.get(_name(error), Treatment.OUTAGE)
 
 
@@ -97,7 +97,7 @@ def explained(error: KafkaError) -> str:
 
 
 def exception_for(error: KafkaError, *, what: str, reason: str | None = None) -> BrokerError:
-    """What to raise for a whole batch. `reason`: what librdkafka said last, where the error itself says less."""
+    """Returns the exception for a whole batch. `reason`: librdkafka's last message, if the error itself says less."""
     text = f"{what}: {explained(error)}" + (f"; {reason}" if reason else "")
     match treatment_of(error):
         case Treatment.NOT_AUTHENTICATED:

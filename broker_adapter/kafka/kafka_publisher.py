@@ -69,7 +69,7 @@ class KafkaPublisher:
         return errors
 
     def _partitions(self, connection: ProducerConnection, topic: str, deadline_ms: int) -> int | KafkaError:
-        """How many partitions a topic has, or why nothing can be sent to it."""
+        """Returns a topic's number of partitions, or why nothing can be sent to it."""
         found = connection.topic(topic, deadline_ms=deadline_ms)
         if found.error is None:
             return len(found.partitions)
@@ -98,8 +98,8 @@ def _timestamp_ms(message: Message, *, now_ms: int) -> int:
 
 
 def _partition(message: Message, partitions: int) -> int:
-    """By the key, as Kafka does; without one by the id, so that a message that is sent again comes to the same consumer
-    of a group, behind its first copy and never beside it.
+    """Returns the partition: by the key, as Kafka does; without a key by the id, so that a repeated message goes to the
+    consumer of its first copy, after that one and never concurrently.
     """
     return ANY_PARTITION if message.key is not None else zlib.crc32(message.id.encode()) % partitions
 

@@ -92,7 +92,7 @@ class ProducerConnection:
         self.handle.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: never free the producer, which would wait for its threads for ever."""
+        """Never free the producer in a forked child: that would wait forever for threads that are not there."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.handle))
 
     def _list(self, topic: str | None, seconds: float) -> ClusterMetadata:

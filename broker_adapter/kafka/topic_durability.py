@@ -1,4 +1,4 @@
-"""What of a topic's settings would let Kafka lose a message that it confirmed."""
+"""Finds settings of a topic that would let Kafka lose a confirmed message."""
 
 from __future__ import annotations
 

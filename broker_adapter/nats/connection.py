@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """How to become known to a server, in one way at most; `tls` None means plain text."""
+    """Credentials for a server, of one kind at most; `tls` None: plain text."""
 
     user: str | None = None
     password: str | None = field(default=None, repr=False)

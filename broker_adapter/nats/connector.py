@@ -16,7 +16,7 @@ from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsServers:
-    """Where a cluster, or a single server, is reached; `addresses` are `nats://host:port`, `place` is what is shown."""
+    """The addresses of a cluster or a single server, as `nats://host:port`; `place` is shown in messages."""
 
     addresses: tuple[str, ...]
     place: str
@@ -25,7 +25,7 @@ class NatsServers:
 
 
 class Connector:
-    """Of one event loop, whose coroutines share the connection."""
+    """Connects on one event loop, whose coroutines share the connection."""
 
     def __init__(self, servers: NatsServers, *, loop: ClientLoop, random: Random) -> None:
         self._servers = servers

@@ -1,4 +1,4 @@
-"""What JetStream's and the client's errors mean for a message: the adapter's only table of them."""
+"""Maps errors of JetStream and of its client to treatments of messages: the adapter's only table of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, Not
 
 
 class NatsErrorClass(StrEnum):
-    """What becomes of a message that JetStream answered with an error."""
+    """The treatment of a message that JetStream answered with an error."""
 
     REJECTED = "rejected"
     """It can never be stored as it is."""
@@ -94,8 +94,8 @@ OF_EXCEPTIONS: Final[tuple[tuple[type[BaseException], type[OutboxError]], ...]] 
 
 
 def verdict_of(error: ApiError) -> NatsErrorClass:
-    """What an answer means. A number that is not in the table: what the same request may never mend (4xx) is deferred,
-    so that an operator sees it and nothing is parked; the server's own troubles (429, 5xx) are repeated.
+    """Returns the treatment of an answer. Of codes that are not in the table, 4xx, which no retry cures, are deferred,
+    so that an operator sees them and nothing is parked; failures of the server (429, 5xx) are retried.
     """
     if error.err_code == STORE_FAILED:
         return OF_STORE_TEXTS.get(error.description, NatsErrorClass.FULL)

@@ -57,7 +57,7 @@ class ClientLoop(asyncio.SelectorEventLoop):
         self._client_transports.clear()
 
     def leave_sockets(self) -> None:
-        """In a forked child: let nothing of this process reach the parent's connections, not even as they are freed."""
+        """Detach a forked child from the parent's connections, so that not even freeing them reaches them."""
         for one in self._client_transports:
             shared: socket.socket | None = one.get_extra_info("socket")
             if shared is not None and shared.fileno() >= 0:
@@ -66,7 +66,7 @@ class ClientLoop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """Runs coroutines for callers in other threads. Of one process; starts at once, ends with close()."""
+    """Runs coroutines for callers in other threads of one process. Starts at once, ends with close()."""
 
     def __init__(self) -> None:
         self.loop: Final = ClientLoop()
@@ -99,7 +99,7 @@ class LoopThread:
         self._thread.join(JOIN_SECONDS_MAX)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the parent's connections are not ours to write to, nor to end."""
+        """Leave the parent's connections alone in a forked child: neither write to them nor close them."""
         self.loop.leave_sockets()
 
     def _run(self) -> None:

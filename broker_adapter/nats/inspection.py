@@ -1,4 +1,4 @@
-"""What a stream is set to, asked by the JetStream API, and how a confirmed message could be lost by it."""
+"""Reads streams' settings by the JetStream API, and finds those by which a confirmed message could be lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _StreamNames(_ApiAnswer):
 
 
 class StreamConfig(msgspec.Struct, kw_only=True):
-    """Of a stream's settings, what its durability rests on."""
+    """The settings of a stream on which its durability depends."""
 
     retention: str = "limits"
     storage: str = "file"
@@ -119,8 +119,8 @@ class StreamApi:
 
 
 async def weaknesses_of(subjects: Sequence[str], *, api: StreamApi) -> list[Weakness]:
-    """How a confirmed message on these subjects could be lost, or stored twice. A subject without a stream has none:
-    nothing is confirmed there.
+    """Returns how a confirmed message on these subjects could be lost, or stored twice. Subjects without a stream are
+    left out: nothing is confirmed there.
     """
     found: dict[str, Weakness] = {}
     for subject in subjects:
@@ -135,7 +135,7 @@ async def weaknesses_of(subjects: Sequence[str], *, api: StreamApi) -> list[Weak
 
 
 def unseen(error: NotAuthorized) -> Weakness:
-    """What can be said of a server whose settings this user may not see."""
+    """Returns the weakness of a server whose settings this user may not see."""
     return Weakness(
         subject="JetStream API", problem=f"streams cannot be inspected: {error}", cure="extend its permissions"
     )
@@ -175,7 +175,7 @@ def _wants(consumer: _ConsumerConfig, subject: str) -> bool:
 
 
 def _matches(pattern: str, subject: str) -> bool:
-    """By the rules of NATS: `*` is one token, `>` is one or more at the end."""
+    """Returns whether a subject matches, by the rules of NATS: `*` is one token, `>` is one or more at the end."""
     wanted, tokens = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         if len(tokens) < len(wanted):

@@ -1,4 +1,4 @@
-"""From a message of ours to one of NATS: subject, headers and body; or why NATS cannot carry it."""
+"""Converts a message to NATS's subject, headers and body, or says why NATS cannot carry it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ REPEAT_S_MAX: Final = 1.0
 
 @dataclass(slots=True)
 class _Session:
-    """What one process has: a thread with an event loop, and the connection on it."""
+    """The session of one process: a thread with an event loop, and the connection on it."""
 
     thread: LoopThread
     connector: Connector
@@ -82,7 +82,7 @@ class NatsPublisher:
             session.thread.close()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the thread and the connection stay the parent's."""
+        """Forget the session in a forked child: thread and connection stay the parent's."""
         self._lock = threading.Lock()
         if self._session is not None:
             self._session.thread.leave_to_parent()

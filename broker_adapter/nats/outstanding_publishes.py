@@ -32,7 +32,7 @@ class NatsFrame:
 
 
 class Exchange(Generic[T]):
-    """Of one event loop. An answer that is not of the shape is somebody else's, and ignored."""
+    """The unanswered publishes of one event loop. An answer of another shape is not for them, and ignored."""
 
     def __init__(self, frames: Sequence[NatsFrame], shape: type[T]) -> None:
         self.answers: list[T | NoAnswerReason] = [NoAnswerReason.LOST] * len(frames)

@@ -1,1 +1,1 @@
-"""What adapters that publish to another broker have in common."""
+"""Common parts of adapters that publish to another broker."""

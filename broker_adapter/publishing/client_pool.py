@@ -19,7 +19,7 @@ class PooledClient(Protocol):
         """Drop what is queued, and end the connections and threads."""
 
     def leave_to_parent(self) -> None:
-        """In a forked child: never free the client. Its threads are not here, and to destroy it would wait for them."""
+        """Never free the client in a forked child: that would wait for threads that are not there."""
 
 
 C = TypeVar("C", bound=PooledClient)
@@ -57,7 +57,7 @@ class ClientPool(Generic[C]):
             self._end(client)
 
     def reset_after_fork(self) -> None:
-        """In a child: leave the parent's clients alone."""
+        """Leave the parent's clients alone in a forked child."""
         for client in self._open:
             client.leave_to_parent()
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ CLOUDEVENTS_HEADER_PREFIX: Final = "ce-"
 
 
 def outbox_headers(message: Message) -> dict[str, str]:
-    """What each engine's message carries besides its own headers: the id, the key if any, and the producer's time in
+    """The headers that are added to a message: its id, its key if any, and the producer's time in
     milliseconds.
     """
     headers = {ID_HEADER: message.id}

@@ -45,7 +45,7 @@ class MessagePublisher(Protocol):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What it can do beyond a durable publish; known without I/O."""
+        """The capabilities beyond a durable publish; known without I/O."""
 
     def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
         """Store a batch of messages that are due; one result a message, in order, once they are durable."""
@@ -86,7 +86,7 @@ class PublishOnlyBroker:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What the engine can do beyond a durable publish."""
+        """The engine's capabilities beyond a durable publish."""
         return self._publisher.capabilities
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:

@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Treatment(StrEnum):
-    """What a code means for us."""
+    """The treatment of a message or a batch that an engine answered with an error."""
 
     REJECTED = "rejected"
     """This message can never be stored as it is."""

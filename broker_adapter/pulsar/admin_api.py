@@ -13,7 +13,7 @@ from broker_adapter.pulsar.client_settings import ClientSettings
 
 
 class AdminApi:
-    """Of one namespace. Each call raises requests.RequestException."""
+    """Client of the admin API for one namespace. Each call raises requests.RequestException."""
 
     def __init__(self, settings: ClientSettings) -> None:
         """Does no I/O."""
@@ -31,7 +31,7 @@ class AdminApi:
         )
 
     def version(self, *, timeout_s: float) -> str:
-        """Of the server that answers."""
+        """Returns the version of the server that answers."""
         return str(self._get("brokers/version", timeout_s=timeout_s).text).strip()
 
     def persistence(self, *, timeout_s: float) -> Mapping[str, Any]:

@@ -48,13 +48,13 @@ _CURES: Final[Mapping[str, str]] = {
     "ProducerBlockedQuotaExceededException": "its backlog is full: consume it, or raise its quota",
     "ConnectError": "start the servers; if they run, check whether they want pulsar:// or pulsar+ssl://",
     "AuthenticationError": "check the token, or user and password, of the broker's URL",
-    "Timeout": "no answer in time. The client tries a refused login again until then: with admin= its refusal is told",
+    "Timeout": "no answer in time. The client tries a refused login again until then: with admin= it is reported",
     "BrokerPersistenceError": "look at the bookies, which could not store it",
 }
 
 
 def treatment_of(result: str) -> Treatment:
-    """What a result means; one that this table does not know yet is an outage, which costs no attempt."""
+    """Returns the treatment of a result; an unknown one is an outage, which costs no attempt."""
     return TREATMENTS.get(result, Treatment.OUTAGE)
 
 
@@ -65,7 +65,7 @@ def explained(result: str) -> str:
 
 
 def exception_for(result: str, *, what: str) -> BrokerError:
-    """What to raise for a whole batch."""
+    """Returns the exception for a whole batch."""
     text = f"{what}: {explained(result)}"
     match treatment_of(result):
         case Treatment.NOT_AUTHENTICATED:

@@ -1,4 +1,4 @@
-"""What of a namespace and of its topics would let Pulsar lose a message that it confirmed."""
+"""Finds settings of a namespace and its topics that would let Pulsar lose a confirmed message."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def inspect_topics(
 
 
 def namespace_weaknesses(namespace: str, persistence: Mapping[str, Any]) -> Iterator[Weakness]:
-    """Of a policy that was set; the servers' own defaults are not in it."""
+    """Returns the value of a policy that was set; defaults of the servers are not in it."""
     for name, problem in (
         (COPIES, "a message has one copy, and is lost with one bookie"),
         (ACKNOWLEDGED_BY, "a message is confirmed when one bookie alone has it"),

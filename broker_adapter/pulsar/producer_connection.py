@@ -84,7 +84,7 @@ class PulsarConnection:
         self._shutdown()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: never free the client, which would wait for its threads for ever."""
+        """Never free the client in a forked child: that would wait forever for threads that are not there."""
         self._shutdown.detach()
         for kept in (self._client, self._producers):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
@@ -99,7 +99,7 @@ class PulsarConnection:
         )
 
     def _producer(self, topic: str, *, deadline_ms: int) -> Any:
-        """Without batches: a batch goes to one consumer of a Key_Shared subscription, whatever keys are in it."""
+        """Returns a producer without batching: a batch goes to one consumer of a Key_Shared subscription."""
         if topic in self._producers:
             self._producers.move_to_end(topic)
             return self._producers[topic]

@@ -16,7 +16,7 @@ from broker_adapter.rabbitmq.message_frames import AmqpFrame
 
 
 class ConfirmOutcome(StrEnum):
-    """What the server answered to one message."""
+    """The server's answer to one message."""
 
     CONFIRMED = "confirmed"
     """Each queue that it was routed to has it, on disk if the queue is durable."""
@@ -37,7 +37,7 @@ class Answer:
 
 
 class ConfirmChannel:
-    """For one batch at a time, on the thread of its connection alone. It is free again when the batch is answered."""
+    """A channel with confirms, for one batch at a time. Used in the thread of its connection only."""
 
     def __init__(self, connection: pika.SelectConnection, *, on_free: Callable[[ConfirmChannel], None]) -> None:
         self._on_free = on_free

@@ -80,7 +80,7 @@ class RabbitMqConnection:
 
     @property
     def frame_bytes_max(self) -> int:
-        """Of a frame, and so of all properties of a message."""
+        """The largest frame, and so the bound of all properties of a message."""
         return self._amqp.params.frame_max
 
     def send(self, exchange: str, frames: Sequence[AmqpFrame], *, timeout_s: float) -> Answer:
@@ -95,7 +95,7 @@ class RabbitMqConnection:
         return answer
 
     def why_no_queue(self, name: str, *, timeout_s: float) -> ChannelClosedByBroker | None:
-        """What the server says where a queue cannot be used, commonly that there is none; None where it can."""
+        """Returns the server's reason if a queue cannot be used, commonly that it does not exist; None if it can."""
         refusal: ChannelClosedByBroker | None = self._call(partial(self._declare_passively, name), timeout_s=timeout_s)
         return refusal
 
@@ -129,7 +129,7 @@ class RabbitMqConnection:
         try:
             _AmqpConnection.create_connection(self._servers, on_done=self._on_connected, custom_ioloop=self._loop)
             self._loop.start()
-        except Exception as error:  # the thread's boundary: whoever waits must learn of it
+        except Exception as error:  # the thread's boundary: waiting callers must learn of it
             logger.exception("rabbitmq_connection_failed")
             self._lose(error)
         finally:

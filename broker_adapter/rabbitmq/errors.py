@@ -1,4 +1,4 @@
-"""What AMQP's reply codes and the client's exceptions mean: the adapter's only table of them."""
+"""Maps AMQP's reply codes and the client's exceptions to treatments: the adapter's only table of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthent
 
 
 class RabbitMqErrorClass(StrEnum):
-    """What a reply code says about the message that it answers, or about the connection that it ends."""
+    """The meaning of a reply code for the message that it answers, or the connection that it ends."""
 
     REJECTED = "rejected"
     """This message can never be stored as it is."""
@@ -86,7 +86,7 @@ _CODE_IN_TEXT: Final = re.compile(r"ConnectionClosedByBroker: \((\d+)\) (.*)")
 
 
 def verdict_of(code: int, text: str) -> RabbitMqErrorClass:
-    """What a reply means. One that this table does not know is an outage, which costs no attempt."""
+    """Returns the meaning of a reply. An unknown code is an outage, which costs no attempt."""
     if code == spec.PRECONDITION_FAILED and "message size" in text:
         return RabbitMqErrorClass.REJECTED
     return REPLY_CODES.get(code, RabbitMqErrorClass.OUTAGE)

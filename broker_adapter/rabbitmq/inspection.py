@@ -1,4 +1,4 @@
-"""What of the queues behind a topic would let RabbitMQ lose a message that it confirmed."""
+"""Finds settings of the queues behind a topic that would let RabbitMQ lose a confirmed message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUORUM_CURE: Final = "declare it as a durable quorum queue (x-queue-type=quorum
 
 
 class Inspector:
-    """That a queue is there is asked by AMQP; how durable it is, by the management API alone."""
+    """Checks by AMQP that queues exist, and by the management API how durable they are."""
 
     def __init__(self, *, exchange: str, api: ManagementApi | None) -> None:
         """`exchange` is empty for the default one."""
@@ -61,7 +61,7 @@ class Inspector:
 
 
 def queue_weaknesses(topic: str, queue: Mapping[str, Any], *, node_count: int) -> Iterator[Weakness]:
-    """How a queue, as the management API shows it, may lose messages of the topic."""
+    """Returns how a queue may lose messages of the topic, by what the management API shows."""
     subject = f"queue {queue['name']}"
     limits = {**(queue.get("effective_policy_definition") or {})}
     limits |= {name.removeprefix("x-"): value for name, value in queue["arguments"].items()}

@@ -10,7 +10,7 @@ import requests
 
 
 class ManagementApi:
-    """Of one virtual host. Each call raises requests.RequestException."""
+    """Client of the management API for one virtual host. Each call raises requests.RequestException."""
 
     def __init__(self, url: str, *, vhost: str, login: tuple[str, str], ca_file: str | None) -> None:
         """`login`: of a user who has the tag `monitoring`."""
@@ -37,7 +37,7 @@ class ManagementApi:
         return found
 
     def node_count(self, *, timeout_s: float) -> int:
-        """Of the cluster, nodes that are down included."""
+        """Returns the number of the cluster's nodes, including those that are down."""
         return len(self._get("nodes", timeout_s=timeout_s))
 
     def _get(self, path: str, *, timeout_s: float) -> Any:

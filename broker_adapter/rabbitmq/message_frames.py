@@ -1,4 +1,4 @@
-"""From a message of ours to one of AMQP: routing key, properties and body; or why AMQP cannot carry it."""
+"""Converts a message to AMQP's routing key, properties and body, or says why AMQP cannot carry it."""
 
 from __future__ import annotations
 

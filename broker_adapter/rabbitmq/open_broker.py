@@ -61,7 +61,7 @@ def open_broker(
 def _servers(
     url: BrokerUrl, *, vhost: str, login: tuple[str, str], tls: ssl.SSLContext | None, timeout_s: float
 ) -> list[pika.ConnectionParameters]:
-    """What the client needs for each host. Together they get the time-out to connect."""
+    """Returns the client's parameters for each host. Together they share the connect time-out."""
     attempt_s = timeout_s / len(url.hosts)
     return [
         pika.ConnectionParameters(

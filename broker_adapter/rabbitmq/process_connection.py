@@ -63,7 +63,7 @@ class ProcessConnection:
             connection.close()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the thread is not here. The parent's connection is kept, so that nothing ends it."""
+        """Start without a thread in a forked child. The parent's connection is kept, so that nothing closes it."""
         self._lock = threading.Lock()
         if self._connection is not None:
             self._of_parents.append(self._connection)

@@ -165,7 +165,7 @@ class ProcessServers:
 
 
 def opener(url: BrokerUrl, *, timeout_ms: int, ca_file: str | None) -> Callable[[], Servers]:
-    """How the servers of a URL are opened. Raises ConfigurationError for what cannot work."""
+    """Returns a function that opens the URL's servers. Raises ConfigurationError for options that cannot work."""
     is_cluster = "+cluster" in url.scheme
     if not is_cluster and len(url.hosts) > 1:
         raise ConfigurationError("redis:// names one server; several are the nodes of a cluster: redis+cluster://")

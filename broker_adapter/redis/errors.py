@@ -1,4 +1,4 @@
-"""What the errors of Redis and of its client mean: the adapter's only table of them."""
+"""Maps errors of Redis and of its client to meanings: the adapter's only table of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outbox_core.common.errors import (
 
 
 class Meaning(StrEnum):
-    """What an error says about the messages that were to be appended."""
+    """The meaning of an error for the messages that were to be appended."""
 
     DEFERRED = "deferred"
     """Not these messages, until an operator has helped."""
@@ -122,7 +122,7 @@ def code_of(error: Exception) -> str:
 
 
 def meaning_of(error: Exception) -> Meaning:
-    """What an exception of the client's says; an unknown code of the server's is for an operator."""
+    """Returns the meaning of a client's exception; an unknown code of the server is for an operator."""
     if isinstance(error, client.RedisClusterException) and isinstance(error.__cause__, client.RedisError):
         return meaning_of(error.__cause__)  # of the last node that was asked for the cluster's slots
     if isinstance(error, client.ResponseError):

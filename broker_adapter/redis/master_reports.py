@@ -25,13 +25,13 @@ class MasterReports:
         self.bulk_bytes_max = BULK_BYTES_MAX_DEFAULT
 
     def ask(self, deadline: Deadline) -> list[MasterReport]:
-        """Of each master, and remember what publishes must know."""
+        """Inspect each master, and remember what publishes have to know."""
         reports = self._sender.until_answered(self._master_reports, deadline)
         self._learn(reports)
         return reports
 
     def replicas_to_wait_for(self, deadline: Deadline) -> int:
-        """How many replicas must have what is acknowledged; asks the masters the first time."""
+        """Returns how many replicas must have a message before it is acknowledged; asks the masters the first time."""
         if self._replicas is None:
             self.ask(deadline)
         return self._replicas or 0

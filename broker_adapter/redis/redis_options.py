@@ -20,7 +20,7 @@ _DATABASE_MAX: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisOptions:
-    """How messages are stored. `maxlen` None: streams are not trimmed. `replicas` None: as the server has them. `slots`
+    """Options of the store. `maxlen` None: streams are not trimmed. `replicas` None: as the server has them. `slots`
     of a topic of timers; None: as many as the topic has, 1 for a new one.
     """
 

@@ -22,14 +22,14 @@ from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 
 class RedisStore(Protocol):
-    """Where messages lie in Redis, and the script that stores them there."""
+    """A layout of messages in Redis, and the script that stores them."""
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What it can do beyond a durable publish."""
+        """The capabilities beyond a durable publish."""
 
     def place_of(self, message: Message) -> str:
-        """What names the keys that the message goes to."""
+        """Returns the name that determines the message's keys."""
 
     def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
         """The call that stores messages of one place: 1 (stored) or 0 (repeat) for each in order; where one fails, the
@@ -121,13 +121,13 @@ class RedisPublisher:
         stored = [_Part(place, messages, self._store.call(place, messages)) for place, messages in by_place.items()]
         self._sender.send([one.call for one in stored], deadline, replicas=replicas)
         failures = [error for one in stored if (error := self._failure_of(one)) is not None]
-        if failures:  # an outage is told before a topic that is forbidden: then the topics are not tried one by one
+        if failures:  # an outage is raised rather than a forbidden topic: then the topics are not tried one by one
             raise min(failures, key=lambda error: isinstance(error, NotAuthorized))
         results = {one.place: _results(one) for one in stored}
         return [next(results[place]) for place in places]
 
     def _failure_of(self, part: _Part) -> BrokerError | None:
-        """What is to be raised; None where each message has a result."""
+        """Returns the exception to raise; None if each message has a result."""
         error = part.error
         if error is None or isinstance(error, BrokerError):
             return error

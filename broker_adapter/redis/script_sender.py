@@ -55,7 +55,7 @@ class ScriptCall:
     redirected_to: redis.Redis | None = None
 
     def command(self) -> Command:
-        """What the server is asked."""
+        """Returns the command's arguments."""
         name, script = ("EVAL", self.script.text) if self.with_script else ("EVALSHA", self.script.sha1)
         return [name, script, len(self.keys), *self.keys, *self.arguments]
 

@@ -1,4 +1,4 @@
-"""What of a Redis server's settings is weaker than an acknowledged message needs."""
+"""Finds settings of a Redis server by which an acknowledged message could be lost."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def open_broker(
 
 
 def _credentials(url: BrokerUrl, ca_file: str | None) -> grpc.ChannelCredentials | None:
-    """For gRPC, which takes the content of files, of authorities that this machine trusts if none are named."""
+    """Returns gRPC's credentials, made of files, by default of the authorities that this machine trusts."""
     if tls_context(url, tls_schemes=TLS_SCHEMES, ca_file=ca_file) is None:  # which checks the files, too
         return None
     authorities = ca_file or url.file("ca_file") or ssl.get_default_verify_paths().cafile

@@ -25,7 +25,7 @@ class BrokerSettings:
     """Asks a name server for the brokers, and each master for its settings: a proxy shows neither."""
 
     def __init__(self, name_servers: Sequence[tuple[str, int]], *, login: Credentials | None) -> None:
-        """Without name servers the settings are reported as unknown."""
+        """Reads brokers' settings. Without name servers they are reported as unknown."""
         self._name_servers = name_servers
         self._login = login
 

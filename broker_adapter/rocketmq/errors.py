@@ -91,12 +91,12 @@ class Refusal(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """What the server said, and the code."""
+        """The server's message, and the code."""
         return f"{self.text} ({self.code})"
 
     @property
     def cure(self) -> str:
-        """What an operator can do; empty where that is not known."""
+        """The cure for an operator; empty if none is known."""
         return next((cure for code, part, cure in _CURES if code == self.code and part in self.text), "")
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def treatment_of(refusal: Refusal) -> Treatment:
-    """What a refusal means; a code that this table does not know yet is an outage, which costs no attempt."""
+    """Returns the treatment of a refusal; an unknown code is an outage, which costs no attempt."""
     if refusal.code == "gRPC RESOURCE_EXHAUSTED" and "exceeds maximum size" in refusal.text:
         return Treatment.REJECTED
     if refusal.code == "gRPC UNAUTHENTICATED":
@@ -121,7 +121,7 @@ def concerns_one_message(refusal: Refusal) -> bool:
 
 
 def exception_for(refusal: Refusal, *, place: str) -> BrokerError:
-    """What to raise for a whole batch; `place`: the proxies' addresses."""
+    """Returns the exception for a whole batch; `place`: the proxies' addresses."""
     text = f"RocketMQ at {place}: {refusal}"
     match treatment_of(refusal):
         case Treatment.NOT_AUTHENTICATED:

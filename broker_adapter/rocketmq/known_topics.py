@@ -1,4 +1,4 @@
-"""KnownTopics: topics that were there once, by which an outage of all brokers is told from a topic that never was."""
+"""Remembers existing topics, to distinguish an outage of all brokers from a topic that never existed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MISSING: Final = "TOPIC_NOT_FOUND"
 
 
 class TopicRouter(Protocol):
-    """Who knows the way to topics."""
+    """A source of topics' routes."""
 
     def route(self, topic: str, *, deadline_ms: int) -> TopicRoute | Refusal:
-        """What a topic takes, or why nothing can be sent to it."""
+        """Returns a topic's route, or why nothing can be sent to it."""
 
     def forget_routes(self) -> None:
         """Ask anew for each topic."""

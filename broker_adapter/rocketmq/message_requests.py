@@ -1,4 +1,4 @@
-"""From a message of ours to RocketMQ's: names, types, groups and properties; and which of them one request carries."""
+"""Converts messages to RocketMQ's (names, types, groups, properties), and divides them among requests."""
 
 from __future__ import annotations
 

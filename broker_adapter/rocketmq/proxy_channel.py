@@ -34,7 +34,7 @@ _NO_CONNECTION: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyServers:
-    """Where the proxies are and how to log in. `credentials`: TLS; None speaks plainly."""
+    """The proxies' addresses and the login. `credentials`: TLS; None: plain text."""
 
     hosts: Sequence[tuple[str, int]]
     place: str
@@ -60,7 +60,7 @@ class ProxyChannel:
         self._client_id = f"{socket.gethostname()}@{os.getpid()}@outbox-mq@{new_token()[:12]}"
 
     def greet(self, *, timeout_s: float) -> definition.Status:
-        """Tell the proxy this client's settings and wait for its own, as the protocol demands of each client.
+        """Send this client's settings to the proxy and wait for the proxy's, as the protocol requires.
 
         The stream ends with that: on it a proxy asks about transactions and consumers, and here are none.
         """
@@ -88,7 +88,7 @@ class ProxyChannel:
         )
 
     def metadata(self) -> list[tuple[str, str]]:
-        """What each call carries."""
+        """Returns the metadata of each call."""
         return request_metadata(self._login, client_id=self._client_id, now_ms=self._clock.now_ms())
 
     def _settings(self) -> definition.Settings:

@@ -24,7 +24,7 @@ _LEFT_TO_PARENT: Final[list[ProxyChannel]] = []
 
 
 class _Answer(Protocol):
-    """What each answer of RocketMQ's protocol has."""
+    """The common part of all answers of RocketMQ's protocol."""
 
     status: definition.Status
 
@@ -50,7 +50,7 @@ class ProxyConnection:
         return self._channel
 
     def route(self, topic: str, *, deadline_ms: int) -> TopicRoute | Refusal:
-        """What a topic takes, at most ROUTE_MS old, or why nothing can be sent to it, asked anew each time."""
+        """Returns a topic's route, at most ROUTE_MS old, or why nothing can be sent to it; a failure is not cached."""
         now_ms = self._clock.monotonic_ms()
         route, asked_at_ms = self._routes.get(topic, (None, 0))
         if route is not None and now_ms - asked_at_ms <= ROUTE_MS:
@@ -84,7 +84,7 @@ class ProxyConnection:
         return outcomes
 
     def close(self) -> None:
-        """End the connection. Where it is sound, the proxy is told, so that it forgets this client. Idempotent."""
+        """End the connection; if it works, notify the proxy, which then forgets this client. Idempotent."""
         channel, self._channel = self._channel, None
         if channel is None:
             return
@@ -96,7 +96,7 @@ class ProxyConnection:
         channel.channel.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: never free the channel, whose end would reach the parent's proxy."""
+        """Never free the channel in a forked child: closing it would reach the parent's proxy."""
         if self._channel is not None:
             _LEFT_TO_PARENT.append(self._channel)
             self._channel = None
@@ -118,7 +118,7 @@ class ProxyConnection:
                 one.cancel()
 
     def _outcome(self, wait: Callable[[], Any]) -> Refusal | None:
-        """Of a request: the first of its entries that is not durable, or else what was said of all."""
+        """Returns a refusal: that of the first entry that is not durable, or the common one; else None."""
         answer: service.SendMessageResponse | Refusal = self._answer(wait)
         if isinstance(answer, Refusal):
             return answer

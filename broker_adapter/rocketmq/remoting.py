@@ -26,7 +26,7 @@ class RemotingError(Exception):
 
 
 class _Header(msgspec.Struct):
-    """What of an answer's header counts."""
+    """The fields of an answer's header that are used."""
 
     code: int
     remark: str | None = None

@@ -84,7 +84,7 @@ class RocketMqPublisher:
 
 
 class _PendingBatch:
-    """One batch on its way: messages by their numbers, and for each why it was refused; None where it is durable."""
+    """A batch in flight: messages by number, and why each was refused; None if it is durable."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class Credentials:
 
 
 def request_metadata(login: Credentials | None, *, client_id: str, now_ms: int) -> list[tuple[str, str]]:
-    """What each request carries. The signature is of the time, which the server compares with nothing."""
+    """Returns the headers of a request. The signature is of the time, which the server does not check."""
     time = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
     metadata = [
         ("x-mq-client-id", client_id),

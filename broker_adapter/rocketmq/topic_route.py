@@ -24,7 +24,7 @@ class TopicRoute(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_queues(cls, queues: Collection[definition.MessageQueue]) -> TopicRoute:
-        """Of all queues of the topic, on all its brokers."""
+        """Returns the common types of all queues of the topic, on all its brokers."""
         types = {kind for queue in queues for kind in queue.accept_message_types}
         return cls(
             takes_normal=definition.NORMAL in types,

@@ -12,8 +12,8 @@ from outbox_core.common.errors import BrokerError
 
 
 class PermittedBatches:
-    """For the steps of run_pipeline(). A permit is settled exactly once: by the send, by the release, or at once where
-    nothing was claimed under it.
+    """The steps of run_pipeline(), under permits. A permit is settled exactly once: by the send, by the release, or at
+    once if nothing was claimed under it.
     """
 
     def __init__(self, source: Source, *, rows: int) -> None:

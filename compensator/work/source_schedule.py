@@ -145,7 +145,7 @@ class TurnQueue:
         return len(self._due)
 
     def failures(self, source: str) -> int:
-        """How many turns in a row have failed."""
+        """The number of turns in a row that have failed."""
         place = self._places.get(source)
         return place.pace.failures if place else 0
 

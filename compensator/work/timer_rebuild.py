@@ -19,7 +19,7 @@ _SECOND_MS: Final = 1_000
 
 
 class RebuiltStore(TimerSink, TimingAdmin, Protocol):
-    """What a rebuild needs of a timing store."""
+    """The part of a timing store that a rebuild uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

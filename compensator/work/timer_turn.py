@@ -68,7 +68,7 @@ def take_timer_turn(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What belongs to a claim: the timers, and those of them that are due later."""
+    """The timers of a claim, and those of them that are due later."""
 
     taken: Sequence[TakenTimers]
     later_ms: Mapping[TimedRow, int] = field(default_factory=dict)

@@ -23,8 +23,8 @@ IDLE_MS_MAX: Final = 60_000
 
 
 class AckSender:
-    """For one worker's thread. Its own thread starts with the first ack; it is a daemon, so that the process does not
-    wait for it at exit, as it would for a thread pool's.
+    """Sends acks for one worker's thread. Its own thread starts with the first ack, and is a daemon: unlike a pool's
+    threads, it does not delay the exit of the process.
     """
 
     def __init__(

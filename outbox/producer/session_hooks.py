@@ -227,7 +227,7 @@ def _message_bind(session: Session, box: CommitSink) -> dict[str, Engine | Conne
 
 
 def _binds(session: Session) -> Collection[Engine | Connection]:
-    """What classes and tables of this Session are bound to; SQLAlchemy 2.0 has it in a private attribute."""
+    """Returns the binds of this Session's classes and tables; SQLAlchemy 2.0 has it in a private attribute."""
     binds: Mapping[Any, Engine | Connection] = vars(session).get("binds") or vars(session).get("_Session__binds", {})
     return binds.values()
 

@@ -76,7 +76,9 @@ def read_bookies(
     try:
         folder = f"{address.root}/available"
         if session.read(folder) is None:
-            raise ConfigurationError(f"there is no BookKeeper cluster at {address.root}: mend ledgers_uri in [cluster]")
+            raise ConfigurationError(
+                f"there is no BookKeeper cluster at {address.root}: correct ledgers_uri in [cluster]"
+            )
         names = session.children(folder)
         is_any_read_only = _READ_ONLY in names
         read_only = session.children(f"{folder}/{_READ_ONLY}") if is_any_read_only else []

@@ -233,7 +233,7 @@ class ShardHost(Generic[Running]):
         try:
             return self._run_shard(opened, permit)
         except BaseException:
-            opened.close()  # whoever opens it next, here or elsewhere, must not find it in use
+            opened.close()  # the next owner, here or elsewhere, must not find it in use
             raise
 
     def _close(self, shard: str, one: _HostedShard[Running], reason: str) -> None:

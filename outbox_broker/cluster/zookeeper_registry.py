@@ -89,7 +89,7 @@ class ZooKeeperRegistry:
         znode = session.read(self._layout.config)
         if znode is None:
             raise ConfigurationError(
-                f"there is no cluster at {self._layout.root}: make it with `outbox delay init`, or mend the path"
+                f"there is no cluster at {self._layout.root}: make it with `outbox delay init`, or correct the path"
             )
         config = decode_config(znode.data, path=self._layout.config)
         if self._cluster not in {None, config.cluster}:

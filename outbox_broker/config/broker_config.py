@@ -117,12 +117,12 @@ class BrokerConfig(Table):
         return Tls(self.tls_cert, self.tls_key)
 
     def _values_of(self, part: type[EngineOptions | HttpSettings]) -> dict[str, Any]:
-        """What is chosen here under the names that a part has."""
+        """Returns the options of one part, by its own names."""
         names = BrokerConfig.model_fields.keys() & {one.name for one in fields(part)}
         return {name: getattr(self, name) for name in names}
 
     def access(self) -> Access:
-        """Who may come in. Raises ConfigurationError for an open server on an address that others can reach."""
+        """Returns the access control. Raises ConfigurationError if it is open on an address that others can reach."""
         if self.tokens is not None:
             return Access(tokens=load_tokens(self.tokens))
         if self.insecure_no_auth:

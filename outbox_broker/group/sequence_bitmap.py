@@ -9,7 +9,7 @@ PIECE_SEQUENCES: Final = 4_096
 
 
 class SequenceSet:
-    """For sets with dense members: ten million of them take 1.5 MB."""
+    """A set of sequences, for dense members: ten million of them take 1.5 MB."""
 
     def __init__(self, pieces: Iterable[tuple[int, bytes]] = ()) -> None:
         self._pieces = {number: bytearray(piece) for number, piece in pieces}

@@ -101,7 +101,7 @@ class TimingAdmin(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many slots there are, by the URL."""
+        """The number of slots, by the URL."""
 
     def prepare(self) -> None:
         """Check the servers' settings and register the source. Raises ConfigurationError for settings with which the

@@ -16,7 +16,7 @@ Offset = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 
 
 class ReadRequest(Request, frozen=True, kw_only=True):
-    """From `offset` on; without one, from `start`."""
+    """A read of a topic from `offset` on; without one, from `start`."""
 
     offset: Offset | None = None
     start: Start = "latest"

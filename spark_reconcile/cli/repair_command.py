@@ -44,7 +44,7 @@ def repair(
         most = settings.limits.suspects_max
         _talk().print(
             f"{unconfirmed:,} suspects are not confirmed, so nothing is planned for them: more than {most:,} "
-            "are not looked at again one by one. So many are no faults of single messages: check that a compensator "
+            "are not rechecked one by one. So many are no faults of single messages: check that a compensator "
             "runs (outbox compensator once --url URL --broker URL) and that no source is missing, then run it again",
             markup=False,
         )

@@ -121,10 +121,10 @@ def watch(
     config: Config = None, url: Url = None, password_file: PasswordFile = None, schema: Schema = None,
     broker_data: BrokerData = None, output: Output = None, grace_seconds: GraceSeconds = None, master: Master = None,
     every: Annotated[str, typer.Option("--every", help="How often: 15m, 1h.")] = "1h",
-    lookback: Annotated[str, typer.Option("--lookback", help="Which hours are looked at again: 48h, 7d.")] = "48h",
+    lookback: Annotated[str, typer.Option("--lookback", help="How far back hours are rechecked: 48h, 7d.")] = "48h",
     metrics_file: MetricsFile = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Reconcile each hour when it is over. Until told to stop (SIGTERM, ^C).
+    """Reconcile each hour when it is over, until SIGTERM or ^C.
 
     Each run judges the new hour, and those of the last 48 whose records changed or in which something still moved.
 
@@ -152,7 +152,7 @@ def watch(
 def explain(
     name: Annotated[str | None, typer.Argument(help="A verdict or a rule, e.g. lost; all of them by default.")] = None,
 ) -> None:
-    """Say what a verdict means, where it comes from, and what to do.
+    """Explain a verdict: its meaning, its cause, and what to do.
 
     Examples:
 

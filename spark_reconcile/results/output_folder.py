@@ -69,7 +69,7 @@ def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
         yield Staging(run_id, folder, output / run_id)
     except OSError as error:
         raise OutputFailed(
-            f"cannot write to {output}: {error.strerror or error}; make room, or mend it, and start the run again"
+            f"cannot write to {output}: {error.strerror or error}; free space or repair the disk, and run again"
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

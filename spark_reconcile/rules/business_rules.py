@@ -24,7 +24,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         state=State.UNKNOWN,
         severity=Severity.FINDING,
         when=Fact("keyless").is_(1),
-        meaning="The row has no key, so its message cannot be told from others.",
+        meaning="The row has no key, so its message cannot be distinguished from others.",
         cause="The rule's key column is null or empty.",
         cure="Give the row its key, or leave such rows out by the rule's where.",
     ),

@@ -59,7 +59,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_elsewhere & (newer(_last_ms, _fresh_since_ms) | newer(_effect_ms, _fresh_since_ms)),
-        meaning="Handed out or handled after the broker's message log was looked at.",
+        meaning="Delivered or handled after the broker's message log was read.",
     ),
     Rule(
         name="message_out_of_reach",
@@ -154,7 +154,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_acked_not_handled & newer(_last_ms, _fresh_since_ms),
-        meaning="Acknowledged after the inbox was looked at.",
+        meaning="Acknowledged after the inbox was read.",
     ),
     Rule(
         name="inbox_not_so_far",

@@ -99,7 +99,7 @@ class Compare(_Combinable):
 
 @dataclass(frozen=True, slots=True)
 class Conjunction(_Combinable):
-    """True if both are true."""
+    """A condition that is true if both are."""
 
     left: Predicate
     right: Predicate
@@ -107,7 +107,7 @@ class Conjunction(_Combinable):
 
 @dataclass(frozen=True, slots=True)
 class Disjunction(_Combinable):
-    """True if at least one is true."""
+    """A condition that is true if at least one is."""
 
     left: Predicate
     right: Predicate
@@ -115,14 +115,14 @@ class Disjunction(_Combinable):
 
 @dataclass(frozen=True, slots=True)
 class Negation(_Combinable):
-    """True if the predicate is false."""
+    """A condition that is true if the other is false."""
 
     inner: Predicate
 
 
 @dataclass(frozen=True, slots=True)
 class AlwaysTrue(_Combinable):
-    """True for every row."""
+    """A condition that is true for every row."""
 
 
 Term = Fact | Number | Sum

@@ -88,7 +88,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         when=_parked >= 1,
         meaning="Set aside in the outbox: the broker refused the message for good.",
         cause="The row's last_error says why.",
-        cure="outbox messages retry ID once the cause is mended, or outbox messages discard ID.",
+        cure="outbox messages retry ID once the cause is removed, or outbox messages discard ID.",
     ),
     Rule(
         name="canceled",
@@ -235,7 +235,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_broker.is_(0) & newer(_sent_ms, _fresh_since_ms),
-        meaning="Sent after the broker's log was looked at.",
+        meaning="Sent after the broker's log was read.",
     ),
     Rule(
         name="scheduled_out_of_sight",

@@ -173,7 +173,7 @@ def _datetime(time_ms: int) -> str:
 
 
 def narrowed(one: Statement, *, ids: Sequence[str], keys: Sequence[str]) -> Statement | None:
-    """Of these messages, and of these keys, alone; None where nothing of it is asked for."""
+    """Restricts a statement to these messages and keys; None if it would select nothing."""
     wanted = {
         Leg.INBOX: [("id", ids)],
         Leg.OUTBOX: [("id", ids), ("message_key", keys)],

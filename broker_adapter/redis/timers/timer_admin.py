@@ -141,7 +141,7 @@ class TimerAdmin:
 
 
 def group_arguments(group: str, config: GroupConfig, *, is_change: bool = True) -> list[Argument]:
-    """What declare.lua is given behind the keys."""
+    """Returns the arguments of declare.lua after its keys."""
     start: Argument = "latest" if config.start == "latest" else 0
     if config.start_at_ms is not None:
         start = config.start_at_ms * 1_000 - 1

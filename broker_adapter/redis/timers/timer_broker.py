@@ -61,7 +61,7 @@ class TimerBroker:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What Redis can do here."""
+        """The capabilities of this store."""
         return self._publishing.capabilities
 
     @property
@@ -168,8 +168,8 @@ class TimerBroker:
     def _take_of(
         self, topic: str, group: str, slots: Sequence[int], *, limit: int, invisible_ms: int, must_answer: bool
     ) -> dict[int, tuple[list[Delivery], int]]:
-        """By slot; one round trip a node, and two more where the group is new. Raises the error of a slot if none
-        delivered and they must answer.
+        """Pull from slots, in one round trip a node, and two more if the group is new. Raises the error of a slot if
+        none delivered and they must answer.
         """
         calls = {slot: self._moves(topic, group, slot, limit=limit, invisible_ms=invisible_ms) for slot in slots}
         self._calls.try_to_run([call for moves in calls.values() for call in moves])
@@ -239,7 +239,7 @@ def _check_pull(*, max_messages: int, wait_ms: int, invisible_ms: int) -> None:
 
 
 def _deliveries(topic: str, group: str, outcomes: Sequence[Any]) -> tuple[list[Delivery], int]:
-    """What fire, expire and take of one slot answered: deliveries, and in how many ms the next one may be ready."""
+    """The answer of fire, expire and take of one slot: deliveries, and in how many ms the next one may be ready."""
     *waits, (retry_ms, epoch, *fields) = outcomes
     next_ms = [ms for ms in (*waits, retry_ms) if isinstance(ms, int) and ms >= 0]
     deliveries = [
@@ -265,7 +265,7 @@ def _delivery(receipt: TimerReceipt, attempt: int, packed: bytes) -> Delivery:
 
 
 def _cancel_status(codes: set[int]) -> CancelStatus:
-    """Of what each topic answered."""
+    """Returns one result of the answers of all topics."""
     if 1 in codes:
         return CancelStatus.CANCELED
     return CancelStatus.TOO_LATE if 2 in codes else CancelStatus.UNKNOWN

@@ -65,8 +65,8 @@ class TimerCalls:
         return raised_for(error, place=self._sender.addresses)
 
     def slots_of(self, topic: str) -> int:
-        """How many slots the topic has; it is registered where it is new. Raises StorageFailed where it has another
-        number than this broker's URL demands.
+        """Returns the topic's number of slots; a new topic is registered. Raises StorageFailed if it differs from the
+        number in this broker's URL.
         """
         slots = self._slots_of.get(topic)
         if slots is None:

@@ -20,7 +20,7 @@ CAPABILITIES: Final = frozenset(
 
 
 class StoredMessage(msgspec.Struct, frozen=True, array_like=True):
-    """What the hash of bodies holds of a message, as MessagePack."""
+    """The value of a message in the hash of bodies, as MessagePack."""
 
     body: bytes
     key: str | None
@@ -43,7 +43,7 @@ class TimerReceipt(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """None for what no broker of this kind has given out."""
+        """Returns the parts of a receipt; None if it is not one of this kind of broker."""
         parts = text.split("/")
         if len(parts) != 4 or not all(parts) or not (parts[2].isascii() and parts[2].isdigit()):
             return None

@@ -46,7 +46,7 @@ class TimingKeys:
         return f"{self._place(slot)}:due"
 
     def generation(self, slot: int) -> str:
-        """Where it is said whether a slot has all timers."""
+        """The key that says whether a slot has all timers."""
         return f"{self._place(slot)}:generation"
 
     def call_on_due(self, script: Script, slot: int, arguments: Sequence[Argument]) -> ScriptCall:
@@ -66,7 +66,7 @@ class TimingKeys:
 
 
 def member_of(row: TimedRow) -> str:
-    """How a row is named in a sorted set."""
+    """Returns a row's name in a sorted set."""
     return f"{row.table}/{row.id}"
 
 

@@ -163,7 +163,7 @@ class RedisTimingStore:
         self._registered = True
 
     def _registered_slots(self) -> int | None:
-        """As it was registered; read, since a full server refuses the registration, also of what it has."""
+        """Returns the registered number of slots. Read first: a full server refuses to register one that exists."""
         key, source = self._keys.sources, self._keys.source
         deadline = Deadline(self._clock, self._timeout_ms)
         slots: Any = self._sender.until_answered(lambda servers: servers.node_of(key).hget(key, source), deadline)

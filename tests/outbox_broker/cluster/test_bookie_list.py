@@ -37,7 +37,7 @@ def test_registered_bookies_are_listed_and_those_that_are_read_only_apart(runnin
 
 
 def test_a_place_without_bookkeeper_is_refused_with_the_cure(running_zookeeper: ZooKeeper) -> None:
-    with pytest.raises(ConfigurationError, match="mend ledgers_uri"):
+    with pytest.raises(ConfigurationError, match="correct ledgers_uri"):
         read_bookies(f"zk://{running_zookeeper.hosts}/nothing", options=OPTIONS, ensemble=3)
 
 
