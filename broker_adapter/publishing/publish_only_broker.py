@@ -169,7 +169,9 @@ class PublishOnlyBroker:
             if not (weaknesses and self._strict):
                 self._inspected_at_ms.update(dict.fromkeys(wanted, now_ms))
         for one in new:
-            logger.warning("broker_is_weaker", extra={"subject": one.subject, "problem": one.problem, "cure": one.cure})
+            logger.warning(
+                "broker_durability_weak", extra={"subject": one.subject, "problem": one.problem, "cure": one.cure}
+            )
         if not self._strict:
             return ()
         for one in weaknesses:

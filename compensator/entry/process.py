@@ -39,7 +39,7 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
         clock=clock,
     )
     if notifier.watchdog_every_ms is not None:
-        service.chores.add("watchdog", lambda: _watch(service, notifier), every_ms=notifier.watchdog_every_ms)
+        service.tasks.add("watchdog", lambda: _watch(service, notifier), every_ms=notifier.watchdog_every_ms)
     status = _status(service, metrics, config)
     try:
         service.start()

@@ -113,7 +113,9 @@ def _assignment(snapshot: HealthSnapshot) -> HealthCheck:
     observed = f"the last beat was {snapshot.seconds_since_beat:.1f} s ago"
     if snapshot.seconds_since_beat < snapshot.beat_within_seconds:
         return HealthCheck("assignment", CheckStatus.OK, observed)
-    return HealthCheck("assignment", CheckStatus.FAIL, observed, "see chore_failed in the log: the lease database")
+    return HealthCheck(
+        "assignment", CheckStatus.FAIL, observed, "see periodic_task_failed in the log: the lease database"
+    )
 
 
 def _workers(snapshot: HealthSnapshot) -> HealthCheck:

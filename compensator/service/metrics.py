@@ -38,8 +38,8 @@ class CompensatorMetrics:
         )
         self._defects = self._counter("compensator_defects", "Deliveries that failed in a way that nobody foresaw.")
         self._purged = self._counter("compensator_purged_rows", "Rows deleted by retention, by table.", "table")
-        self._chores = self._counter(
-            "compensator_chore_failures", "Beats, gauges and retention rounds that failed.", "chore"
+        self._tasks = self._counter(
+            "compensator_periodic_task_failures", "Beats, gauges and retention rounds that failed.", "task"
         )
         self._duration = Histogram(
             "outbox_compensator_scan_duration_seconds", "How long a turn took.", registry=self.registry
@@ -126,16 +126,16 @@ class CompensatorMetrics:
         self._purged.labels("inbox").inc(purged.inbox_rows)
         self._purged.labels("order_head").inc(purged.order_heads)
 
-    def record_chore_failure(self, chore: str) -> None:
+    def record_task_failure(self, task: str) -> None:
         """Record a beat, a count or a round of retention that ended by an error."""
-        self._chores.labels(chore).inc()
+        self._tasks.labels(task).inc()
 
     def record_beat(self, *, failed: int, sources: int) -> None:
         """Record a beat; `failed`: how many in a row failed. The assignment does not change then."""
         self._sources.set(sources)
         self._failed_beats.set(failed)
         if failed:
-            self.record_chore_failure("beat")
+            self.record_task_failure("beat")
 
     def set_served(self, sources: Mapping[str, bool]) -> None:
         """Set which sources this instance serves; series of others are removed; their compensator_leader is 0."""

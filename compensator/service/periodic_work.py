@@ -1,7 +1,7 @@
 """Runs periodic work: beats, gauges, retention. Decides when and in which thread; the work itself is elsewhere.
 
-A chore runs at its interval, never twice at the same time, and goes on after an error. After the clock was stepped back
-the scheduler would wait for a time that has already passed: mind_clock() detects this, and runs every chore at once.
+A task runs at its interval, never twice at the same time, and goes on after an error. After the clock was stepped back
+the scheduler would wait for a time that has already passed: mind_clock() detects this, and runs every task at once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ STEP_MS: Final = 1_000
 _JITTER: Final = 0.1
 
 
-class Chores:
+class PeriodicTasks:
     """A scheduler and its jobs. start() and stop() are idempotent."""
 
     def __init__(
         self, *, clock: Clock, failed: Callable[[str], None], scheduler: BackgroundScheduler | None = None
     ) -> None:
-        """`failed` is called with the name of a chore that ended by an error. `scheduler`: one that is not started and
-        has no other jobs, started and shut down with the chores; by default one in UTC.
+        """`failed` is called with the name of a task that ended by an error. `scheduler`: one that is not started and
+        has no other jobs, started and shut down with the tasks; by default one in UTC.
         """
         self._clock = clock
         self._failed = failed
@@ -69,7 +69,7 @@ class Chores:
         return ended
 
     def mind_clock(self) -> None:
-        """If the wall clock was stepped, run every chore now and count its interval from there."""
+        """If the wall clock was stepped, run every task now and count its interval from there."""
         offset_ms = self._offset()
         if abs(offset_ms - self._offset_ms) < STEP_MS:
             return
@@ -89,10 +89,10 @@ class Chores:
         try:
             work()
         except OutboxError as error:
-            logger.warning("chore_failed", extra={"chore": name, "error": str(error)})
+            logger.warning("periodic_task_failed", extra={"task": name, "error": str(error)})
             self._failed(name)
         except Exception:  # the thread boundary: the next run must come, whatever this one raised
-            logger.exception("chore_failed", extra={"chore": name})
+            logger.exception("periodic_task_failed", extra={"task": name})
             self._failed(name)
         finally:
             with self._changed:

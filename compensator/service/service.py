@@ -17,7 +17,7 @@ from compensator.admission.gate import Gates
 from compensator.assignment import Assignment, UnleasedAssignment
 from compensator.service.health import Health, HealthSnapshot, health_of
 from compensator.service.metrics import CompensatorMetrics
-from compensator.service.periodic_work import Chores
+from compensator.service.periodic_work import PeriodicTasks
 from compensator.service.source_upkeep import Upkeep, UpkeepOptions
 from compensator.service.timer_worker import TimerWorker
 from compensator.work.source import Source
@@ -89,16 +89,16 @@ class CompensatorService:
         ]
         self._started = False
         self._stopped: bool | None = None
-        self._chores = Chores(clock=self._clock, failed=metrics.record_chore_failure)
+        self._tasks = PeriodicTasks(clock=self._clock, failed=metrics.record_task_failure)
         self._upkeep = Upkeep(metrics, options=options.upkeep, clock=self._clock, stopping=self._stopping)
         gates.listen(self._breaker_changed)
 
     # -- public methods ----------------------------------------------------------------------------------------------
 
     @property
-    def chores(self) -> Chores:
+    def tasks(self) -> PeriodicTasks:
         """The periodic work, to which an entry point may add more. Before start()."""
-        return self._chores
+        return self._tasks
 
     def start(self) -> None:
         """Start: every source of this instance has its first turn at once. Raises UsageError if leases cannot work."""
@@ -106,14 +106,14 @@ class CompensatorService:
             return
         self._beat()
         self._started = True
-        self._chores.add("beat", self._beat, every_ms=self._options.beat_ms)
-        self._chores.add(
+        self._tasks.add("beat", self._beat, every_ms=self._options.beat_ms)
+        self._tasks.add(
             "gauges", lambda: self._upkeep.count(self._well()), every_ms=self._options.upkeep.gauges_check_ms
         )
-        self._chores.add(
+        self._tasks.add(
             "retention", lambda: self._upkeep.retain(self._well()), every_ms=self._options.upkeep.retention_ms
         )
-        self._chores.start()
+        self._tasks.start()
         for worker in self._workers:
             worker.start()
         for one in self._timers:
@@ -164,7 +164,7 @@ class CompensatorService:
                 self._began_ms.pop(name, None)
                 self._queue.done(name, outcome, now_ms=self._clock.monotonic_ms())
                 self._changed.notify_all()
-            self._chores.mind_clock()
+            self._tasks.mind_clock()
 
     def _next(self) -> str | None:
         """Wait for the next source whose turn it is. None: the service stops."""
@@ -177,7 +177,7 @@ class CompensatorService:
                     return name
                 wait_ms = self._queue.wait_ms(now_ms=now_ms)
                 self._clock.wait(self._changed, WAIT_MS_MAX if wait_ms is None else min(wait_ms, WAIT_MS_MAX))
-                self._chores.mind_clock()
+                self._tasks.mind_clock()
         return None
 
     def _serve(self, name: str) -> Outcome:
@@ -208,7 +208,7 @@ class CompensatorService:
             self._queue.hasten(concerned, now_ms=self._clock.monotonic_ms())
             self._changed.notify_all()
 
-    # -- chores ------------------------------------------------------------------------------------------------------
+    # -- tasks ------------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
         slots = [slot for one in self._timers for slot in one.resources]
@@ -248,7 +248,7 @@ class CompensatorService:
             one.begin_stop()
         ended = [one.stop(timeout_ms=_left_ms(ends_ms)) for one in self._timers]
         ended += [self._ended(worker, ends_ms) for worker in self._workers]
-        ended.append(self._chores.stop(timeout_ms=_left_ms(ends_ms)))
+        ended.append(self._tasks.stop(timeout_ms=_left_ms(ends_ms)))
         self._mine = frozenset()
         self._assignment.leave()
         return all(ended)

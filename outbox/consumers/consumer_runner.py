@@ -142,7 +142,7 @@ class ConsumerRunner:
             if thread is not threading.current_thread():  # a handler may call stop() too, which then returns False
                 thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
-            logger.warning("consumers_still_at_work")
+            logger.warning("consumers_still_busy")
             return False
         with self._lock:
             if not self._ended:
@@ -209,7 +209,7 @@ class ConsumerRunner:
         try:
             self._work_until_stopped(consumer, topic)
         except BaseException:  # the thread boundary: health() reports that the worker has ended
-            logger.critical("consumer_worker_gone", extra={"topic": topic, "group": consumer.group}, exc_info=True)
+            logger.critical("consumer_worker_died", extra={"topic": topic, "group": consumer.group}, exc_info=True)
 
     def _work_until_stopped(self, consumer: Consumer, topic: str) -> None:
         failures = 0

@@ -106,7 +106,7 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
         except DBAPIError as error:
             if error_code(error) != LOCK_WAIT_TIMEOUT:
                 raise
-            logger.warning("upgrade_waits_for_a_table", extra={"error": str(error.orig)})
+            logger.warning("upgrade_waits_for_table", extra={"error": str(error.orig)})
         resting.wait(LOCK_REST_SECONDS)
     raise DatabaseUnavailable(
         f"an open transaction kept holding an outbox table for {LOCK_TRIES_MAX} tries; find it in "

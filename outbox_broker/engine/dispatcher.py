@@ -133,7 +133,7 @@ class Dispatcher:
         try:
             self.fire_due()
         except StorageFailed as error:
-            logger.warning("firing_failed", extra={"error": str(error)})
+            logger.warning("dispatch_failed", extra={"error": str(error)})
 
     def check_ready(self) -> None:
         """Raise StorageFailed, naming the cure, if the last batch that was due could not be dispatched; not for lack of

@@ -79,7 +79,7 @@ class IndexRepair:
                     if self._sealed_segment(damage.segment) is None:
                         return  # retention dropped it meanwhile
                     self._unmended[damage.segment] = (self._clock.monotonic_ms(), str(error))
-                logger.critical("index_not_made_anew", extra={"segment": damage.segment, "error": str(error)})
+                logger.critical("index_rebuild_failed", extra={"segment": damage.segment, "error": str(error)})
                 raise
 
     def _make_anew(self, segment: Segment, parts: Mapping[str, SegmentPlaces]) -> None:
@@ -95,7 +95,7 @@ class IndexRepair:
             self._state.update_locations(segment.first_offset, directory)
             self._index_files.made_anew(segment.first_offset)
             self._unmended.pop(segment.first_offset, None)
-        logger.error("index_made_anew", extra={"segment": segment.path.name, "topics": len(parts)})
+        logger.error("index_rebuilt", extra={"segment": segment.path.name, "topics": len(parts)})
 
     def _write_anew(self, segment: Segment, found: BrokerState) -> Directory:
         try:

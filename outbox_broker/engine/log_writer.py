@@ -49,7 +49,7 @@ class LogWriter:
             if not may_pass(error):
                 raise
             self._actions.put_off_roll()
-            logger.warning("checkpoint_put_off", extra={"error": str(error)})
+            logger.warning("checkpoint_deferred", extra={"error": str(error)})
 
     def write_checkpoint(self) -> None:
         """Start a segment of actions with a checkpoint of all earlier ones.

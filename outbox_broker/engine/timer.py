@@ -129,9 +129,9 @@ class EngineTimer:
                 more = self._context.schedule.maintain(self._clock.now_ms())
             except OutboxError as error:
                 if not self._is_closing():
-                    logger.warning("schedule_keeping_failed", extra={"error": str(error)})
+                    logger.warning("schedule_housekeeping_failed", extra={"error": str(error)})
             except Exception:  # the thread boundary: without this thread memory would fill up
-                logger.exception("schedule_keeping_failed")
+                logger.exception("schedule_housekeeping_failed")
             with self._kept:
                 if not (more or self._is_to_keep or self._is_closing()):
                     self._clock.wait(self._kept, self._options.clock_slice_ms)

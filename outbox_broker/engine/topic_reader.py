@@ -107,7 +107,7 @@ class TopicReader:
         next_offset = offset
         for sequence, record in found:
             if record is None:
-                logger.error("record_passed_over", extra={"topic": topic, "sequence": sequence, "cause": "damaged"})
+                logger.error("record_skipped", extra={"topic": topic, "sequence": sequence, "cause": "damaged"})
             elif (record.deliver_at_ms or 0) > now_ms:
                 break
             else:

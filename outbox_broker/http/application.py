@@ -221,7 +221,7 @@ class Application:
                 return of_error(error, storage_retry_after_ms=retry_after_ms).response()
             case _:
                 self._services.metrics.count_failure()
-                logger.error("request_met_a_defect", extra={"route": path}, exc_info=error)
+                logger.error("request_handler_failed", extra={"route": path}, exc_info=error)
                 detail = "the broker met a defect of its own; its log says which"
                 return Problem(ProblemKind.INTERNAL, detail).response()
 

@@ -29,7 +29,7 @@ _HORIZONS_MS: Final = {"1m": 60_000, "1h": 3_600_000, "1d": 86_400_000, "30d": 3
 _BY_TOPIC: Final = {
     "published_stored": ("broker_messages_received", "Messages stored."),
     "published_duplicate": ("broker_messages_duplicate", "Messages passed over because their id was stored before."),
-    "fired": ("broker_messages_fired", "Scheduled messages that fell due."),
+    "fired": ("broker_messages_dispatched", "Scheduled messages that fell due."),
     "quarantined": ("broker_messages_quarantined", "Damaged messages that became dead letters, once for each group."),
     "broadcast": ("broker_messages_broadcast", "Messages read by readers without a group."),
 }

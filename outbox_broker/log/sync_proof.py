@@ -76,7 +76,7 @@ def proven_copy(path: Path, descriptor: int, *, storage: Storage, sync: Callable
     copy = storage.create(aside)
     try:
         if not _has_copied(descriptor, copy, storage):
-            logger.error("segment_not_proven", extra={"segment": path.name, "cure": _CURE})
+            logger.error("segment_not_verified", extra={"segment": path.name, "cure": _CURE})
             aside.unlink()
             os.close(copy)
             return None

@@ -103,7 +103,7 @@ class MessageRecovery:
         return True
 
     def _make_index(self, segment: Segment) -> None:
-        logger.info("segment_index_made", extra={"segment": segment.path.name})
+        logger.info("segment_index_built", extra={"segment": segment.path.name})
         state = self._state
         before = state.recent.added
         self._read(segment)

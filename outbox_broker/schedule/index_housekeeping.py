@@ -149,7 +149,7 @@ class IndexHousekeeping:
         self._recent.add_recovered(recent)
         self._replace(damaged, written)
         logger.warning(
-            "id_index_made_anew",
+            "id_index_rebuilt",
             extra={"segments": [one.segment for one in damaged], "ids": sum(one.count for one in written)},
         )
 

@@ -141,7 +141,7 @@ class ScheduleLog:
         except StorageFailed as failure:
             if not (self._number and is_disk_full(failure)):
                 raise
-            logger.warning("schedule_log_not_proven", extra={"cure": "free some disk space, and restart"})
+            logger.warning("schedule_log_not_verified", extra={"cure": "free some disk space, and restart"})
         self.commit()
 
     def old_segments(self) -> list[str]:

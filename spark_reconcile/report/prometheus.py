@@ -33,18 +33,18 @@ def _lines(summary: Summary) -> Iterator[str]:
         "recon_last_success_timestamp_seconds", "When a run last reached its end.", {"": summary.judged_at_ms / 1000}
     )
     end_ms = summary.windows.until_ms if summary.windows else summary.judged_at_ms
-    yield from _gauge("recon_window_end_timestamp_seconds", "Up to when was judged.", {"": end_ms / 1000})
+    yield from _gauge("recon_window_end_timestamp_seconds", "The end of the evaluated time.", {"": end_ms / 1000})
     legs: dict[str, float] = {}
     for one in summary.inputs:
-        labels = f'{{leg="{_escaped(f"{one.source} {one.what}")}"}}'
+        labels = f'{{source="{_escaped(f"{one.source} {one.what}")}"}}'
         legs[labels] = max(one.last_ms / 1000, legs.get(labels, 0))
-    yield from _gauge("recon_leg_watermark_timestamp_seconds", "The newest record that each source had.", legs)
+    yield from _gauge("recon_source_watermark_timestamp_seconds", "The newest record that each source had.", legs)
     yield from _gauge(
         "recon_messages",
         "Verdicts on messages, deliveries and business rows, by state.",
         {f'{{state="{state}"}}': summary.count(state) for state in State},
     )
-    yield from _gauge("recon_findings", "Verdicts that ask for a look or for action.", _findings(summary))
+    yield from _gauge("recon_findings", "Verdicts that require attention or action.", _findings(summary))
     yield from _gauge("recon_unexplained_messages", "Verdicts that no rule gave.", {"": summary.unexplained})
     yield from _gauge(
         "recon_earlier_findings", "Findings of hours before the span, as last judged.", {"": summary.earlier_findings}
@@ -55,17 +55,15 @@ def _lines(summary: Summary) -> Iterator[str]:
         {"": int(summary.balanced)},
     )
     yield from _gauge(
-        "recon_unjudged_hours",
+        "recon_expired_hours",
         "Hours that a source was purged of before they were judged (never), or while something in them moved (open).",
         {
-            f'{{leg="{_escaped(f"{one.source} {one.what}")}",judged="{judged}"}}': count
+            f'{{source="{_escaped(f"{one.source} {one.what}")}",judged="{judged}"}}': count
             for one in summary.unjudged
             for judged, count in (("never", one.hours), ("open", one.open_hours))
         },
     )
-    yield from _gauge(
-        "recon_second_look_resolved_messages", "Suspects that the second look cleared.", {"": summary.resolved}
-    )
+    yield from _gauge("recon_recheck_resolved_messages", "Suspects that the recheck cleared.", {"": summary.resolved})
     took = sum(summary.took_seconds.values())
     yield from _gauge("recon_run_duration_seconds", "How long the run took.", {"": round(took, 3)})
 

@@ -243,7 +243,7 @@ def test_a_beat_that_fails_changes_nothing_and_the_next_one_comes(
     add_due(shops[0], 10)
     metrics.wait_for(lambda it: it.accepted == 10)
 
-    assert (metrics.value("outbox_compensator_chore_failures_total", chore="beat") or 0) >= 1
+    assert (metrics.value("outbox_compensator_periodic_task_failures_total", task="beat") or 0) >= 1
 
 
 def test_beats_that_find_no_answer_keep_what_it_has_and_are_told_to_health_and_metrics(
@@ -275,7 +275,7 @@ def test_beats_that_find_no_answer_keep_what_it_has_and_are_told_to_health_and_m
         assert after(0, failed=0) == ("ok", 1, 0)
         assert after(10, failed=10) == ("ok", 1, 10)
         assert after(10, failed=20) == ("fail", 1, 20)
-        assert metrics.value("outbox_compensator_chore_failures_total", chore="beat") == 2
+        assert metrics.value("outbox_compensator_periodic_task_failures_total", task="beat") == 2
         assert after(1, failed=0) == ("ok", 1, 0)
     finally:
         told.go_on.release(1_000_000)  # else stop() would wait for a beat

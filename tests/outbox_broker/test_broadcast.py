@@ -175,7 +175,7 @@ def test_a_damaged_record_is_passed_over_and_told(
 
     assert [one.id for one in found.deliveries] == ["before", "after"]
     assert found.next_offset == 3
-    assert "record_passed_over" in caplog.messages
+    assert "record_skipped" in caplog.messages
 
 
 def test_an_answer_is_bounded_in_bytes_and_the_next_one_goes_on(open_engine: type_of_open) -> None:

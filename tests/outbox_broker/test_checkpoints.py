@@ -164,7 +164,7 @@ def test_a_block_of_an_index_that_is_damaged_while_the_broker_runs_is_made_anew_
     assert [one.id for one in engine.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
 
     engine.check_ready()
-    assert "index_made_anew" in caplog.messages
+    assert "index_rebuilt" in caplog.messages
     engine = open_engine(**SMALL)
     assert [one.id for one in engine.pull(TOPIC, "third", max_messages=3)] == ["a0", "b0", "c0"]
 

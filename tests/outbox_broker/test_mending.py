@@ -125,7 +125,7 @@ def test_an_index_that_was_made_anew_is_taken_as_it_is_on_opening(
 
     engine = open_engine(**SMALL)
 
-    assert "segment_index_made" not in caplog.messages
+    assert "segment_index_built" not in caplog.messages
     assert read(engine) == ids
     assert [str(one.status) for one in engine.publish([Message(id="a7", topic=TOPIC, body=b"")])] == ["duplicate"]
 

@@ -91,4 +91,4 @@ def test_an_index_that_finds_no_descriptor_is_not_taken_for_damaged(
 
     engine.check_ready()
     assert [one.id for one in engine.pull(TOPIC, GROUP, max_messages=2)] == ["m0", "m1"]
-    assert "index_made_anew" not in caplog.messages
+    assert "index_rebuilt" not in caplog.messages

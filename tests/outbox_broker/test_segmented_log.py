@@ -540,7 +540,7 @@ def test_without_room_for_a_copy_the_log_opens_and_is_proven_the_next_time(
 
     assert recovered == PAYLOADS
     assert segment.stat().st_ino == before
-    assert [one.message for one in caplog.records] == ["segment_not_proven"]
+    assert [one.message for one in caplog.records] == ["segment_not_verified"]
     assert {one.name for one in segment.parent.iterdir()} <= {segment.name, "proven.new", "proven"}
     log.close()
     open_log()

@@ -57,7 +57,7 @@ def test_hours_that_the_archive_was_purged_of_before_any_run_judged_them_are_tol
         (note,) = [one.note for one in summary.inputs if one.source == "archive"]
         assert "4 hours went before they were judged: run more often, or keep the archive for longer" in note
         assert "--archive-days" in (Path(summary.folder) / "report.html").read_text()
-    assert f'recon_unjudged_hours{{leg="{ARCHIVE}",judged="never"}} 4\n' in metrics_text(second)
+    assert f'recon_expired_hours{{source="{ARCHIVE}",judged="never"}} 4\n' in metrics_text(second)
     assert third.windows is not None
     assert third.windows.windows == 10
 

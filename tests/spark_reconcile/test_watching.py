@@ -71,13 +71,13 @@ def test_the_metrics_of_a_run_are_written_whole(tmp_path: Path) -> None:
     for line in (
         "recon_last_success_timestamp_seconds 1800000000",
         "recon_window_end_timestamp_seconds 1799996400",
-        'recon_leg_watermark_timestamp_seconds{leg="business a \\"rule\\""} 5',
+        'recon_source_watermark_timestamp_seconds{source="business a \\"rule\\""} 5',
         'recon_messages{state="lost"} 2',
         'recon_messages{state="early"} 0',
         'recon_findings{state="lost",severity="finding"} 2',
         "recon_unexplained_messages 0",
         "recon_earlier_findings 4",
-        "recon_second_look_resolved_messages 3",
+        "recon_recheck_resolved_messages 3",
         "recon_run_duration_seconds 4.5",
     ):
         assert f"\n{line}\n" in written

@@ -177,7 +177,7 @@ class LocalSegmentStore:
         if was_synced_beyond(view, end):
             raise SegmentDamaged(f"{name}: damaged record at {end}; restore {name}{SUFFIX} from a copy")
         if len(view) > end:  # never synced, as far as any frame records
-            logger.warning("torn_tail_passed", extra={"segment": name, "bytes": len(view) - end, "position": end})
+            logger.warning("torn_tail_ignored", extra={"segment": name, "bytes": len(view) - end, "position": end})
 
     def seal(self, name: str) -> None:
         """Close the file; see the port. A mark after its records then says that they are durable."""
@@ -243,7 +243,7 @@ class LocalSegmentStore:
             size = os.fstat(descriptor).st_size
             if not _is_header(os.pread(descriptor, HEADER_BYTES, 0)):
                 if size > HEADER_BYTES:  # what follows it has checksums of its own
-                    logger.error("segment_header_made_anew", extra={"segment": name})
+                    logger.error("segment_header_rewritten", extra={"segment": name})
                 self._storage.write(descriptor, _header(self.epoch), position=0)
                 self._folder_changed = True
                 size = max(size, HEADER_BYTES)

@@ -94,7 +94,7 @@ def test_a_weakness_is_logged_once_and_stops_nothing(caplog: pytest.LogCaptureFi
         assert broker.publish([on("paid", number)])[0].status is PublishStatus.STORED
         clock.advance(60_000)
 
-    assert [event_name(record) for record in caplog.records] == ["broker_is_weaker"]
+    assert [event_name(record) for record in caplog.records] == ["broker_durability_weak"]
     assert caplog.records[0].cure == "set min.insync.replicas=2"  # type: ignore[attr-defined]
 
 

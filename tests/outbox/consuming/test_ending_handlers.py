@@ -161,7 +161,7 @@ def test_health_tells_of_a_worker_that_is_gone(watched: WatchedBroker, caplog: p
     health = runner.health()
     assert (health.workers, health.workers_alive, health.healthy) == (2, 1, False)
     assert health.reasons == ("1 of 2 workers are gone",)
-    assert "consumer_worker_gone" in [event_name(record) for record in caplog.records]
+    assert "consumer_worker_died" in [event_name(record) for record in caplog.records]
     assert runner.stop(timeout_seconds=WAIT_SECONDS)
 
 

@@ -126,7 +126,7 @@ def test_a_scrape_tells_how_late_messages_were_what_is_scheduled_and_how_long_th
     assert found['broker_delay_lateness_seconds_bucket{le="0.25"}'] == 0
     assert found['broker_delay_lateness_seconds_bucket{le="0.5"}'] == 1
     assert found["broker_delay_lateness_seconds_sum"] == 0.3
-    assert found['broker_messages_fired_total{topic="orders"}'] == 1
+    assert found['broker_messages_dispatched_total{topic="orders"}'] == 1
     assert found['broker_scheduled_messages{horizon="inf"}'] == 0
     assert found["broker_fsync_duration_seconds_count"] == found["broker_fsyncs_total"] > 0
 

@@ -120,8 +120,8 @@ def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
     settle(schedule, NOW_MS)
 
     said = [one.message for one in caplog.records]
-    assert said.count("id_index_damaged") == said.count("id_index_made_anew") == (place != "header")
-    assert said.count("segment_header_made_anew") == (place in {"header", "all"})
+    assert said.count("id_index_damaged") == said.count("id_index_rebuilt") == (place != "header")
+    assert said.count("segment_header_rewritten") == (place in {"header", "all"})
     ids = [one for number in range(10) for one in ids_of(number)]
     assert all(schedule.find(one) for one in ids)
     assert schedule.cancel(ids[20:40], now_ms=NOW_MS) == ["canceled"] * 20

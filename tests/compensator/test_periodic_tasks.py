@@ -1,4 +1,4 @@
-"""Chores: one at a time, never ended by an error, not stopped by a clock that is stepped back."""
+"""PeriodicTasks: one at a time, never ended by an error, not stopped by a clock that is stepped back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from compensator.service.periodic_work import Chores
+from compensator.service.periodic_work import PeriodicTasks
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import DatabaseUnavailable
 
@@ -18,25 +18,25 @@ NEVER_AGAIN_MS = 3_600_000
 
 
 class Watched:
-    """Chores, and what failed."""
+    """PeriodicTasks, and what failed."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.failed: list[str] = []
         self.scheduler = BackgroundScheduler(timezone=UTC)
-        self.chores = Chores(clock=self.clock, failed=self.failed.append, scheduler=self.scheduler)
+        self.tasks = PeriodicTasks(clock=self.clock, failed=self.failed.append, scheduler=self.scheduler)
 
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
-    """Chores that are stopped at the end."""
+    """PeriodicTasks that are stopped at the end."""
     it = Watched()
     yield it
-    it.chores.stop(timeout_ms=10_000)
+    it.tasks.stop(timeout_ms=10_000)
 
 
 def counting(times: int, *, then: Callable[[], None] = lambda: None) -> tuple[Callable[[], None], threading.Event]:
-    """A chore, and an event for when it has run so often."""
+    """A task, and an event for when it has run so often."""
     done, count = threading.Event(), iter(range(1, 1_000_000))
 
     def work() -> None:
@@ -47,26 +47,26 @@ def counting(times: int, *, then: Callable[[], None] = lambda: None) -> tuple[Ca
     return work, done
 
 
-def test_a_chore_runs_at_once_and_again(watched: Watched) -> None:
+def test_a_task_runs_at_once_and_again(watched: Watched) -> None:
     work, done = counting(3)
 
-    watched.chores.add("it", work, every_ms=20)
-    watched.chores.start()
+    watched.tasks.add("it", work, every_ms=20)
+    watched.tasks.start()
 
     assert done.wait(WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable("down"), RuntimeError("a defect")])
-def test_a_chore_that_fails_is_counted_and_comes_again(watched: Watched, error: Exception) -> None:
+def test_a_task_that_fails_is_counted_and_comes_again(watched: Watched, error: Exception) -> None:
     def fail() -> None:
         raise error
 
     work, done = counting(3, then=fail)
-    watched.chores.add("it", work, every_ms=20)
-    watched.chores.start()
+    watched.tasks.add("it", work, every_ms=20)
+    watched.tasks.start()
 
     assert done.wait(WAIT_SECONDS)
-    assert watched.chores.stop(timeout_ms=10_000)
+    assert watched.tasks.stop(timeout_ms=10_000)
     assert set(watched.failed) == {"it"}
     assert len(watched.failed) >= 3
 
@@ -78,33 +78,33 @@ def test_stop_waits_for_what_runs_and_begins_nothing_more(watched: Watched) -> N
         entered.set()
         go_on.wait(WAIT_SECONDS)
 
-    watched.chores.add("it", hang, every_ms=20)
-    watched.chores.start()
+    watched.tasks.add("it", hang, every_ms=20)
+    watched.tasks.start()
     assert entered.wait(WAIT_SECONDS)
 
-    too_soon = watched.chores.stop(timeout_ms=1)
+    too_soon = watched.tasks.stop(timeout_ms=1)
     go_on.set()
-    ended = watched.chores.stop(timeout_ms=10_000)
+    ended = watched.tasks.stop(timeout_ms=10_000)
 
     assert (too_soon, ended) == (False, True)
 
 
-def test_a_clock_that_was_stepped_back_keeps_no_chore_waiting(watched: Watched) -> None:
+def test_a_clock_that_was_stepped_back_keeps_no_task_waiting(watched: Watched) -> None:
     first, second = threading.Event(), threading.Event()
 
     def work() -> None:
         (second if first.is_set() else first).set()
 
-    watched.chores.add("it", work, every_ms=NEVER_AGAIN_MS)
-    watched.chores.start()
+    watched.tasks.add("it", work, every_ms=NEVER_AGAIN_MS)
+    watched.tasks.start()
     assert first.wait(WAIT_SECONDS)
     [job] = watched.scheduler.get_jobs()
     job.modify(next_run_time=datetime.now(UTC) + timedelta(hours=2))  # as a step back by an hour leaves it
 
-    watched.chores.mind_clock()
+    watched.tasks.mind_clock()
     without_step = second.wait(0.1)
     watched.clock.step_wall(-NEVER_AGAIN_MS)
-    watched.chores.mind_clock()
+    watched.tasks.mind_clock()
 
     assert not without_step
     assert second.wait(WAIT_SECONDS)
