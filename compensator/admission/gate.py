@@ -5,7 +5,6 @@ The breaker and the limits decide. This module calls them under a lock, and noti
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -15,8 +14,9 @@ from compensator.admission.rate_limiter import RateLimiter, RateOptions, take_of
 from compensator.core.batch_totals import BatchTotals
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerThrottled
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 class AdmissionGate:

@@ -4,7 +4,6 @@ transaction of its own.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,8 +16,9 @@ from outbox_core.assignment.lease_decision import View
 from outbox_core.assignment.member import Member
 from outbox_core.assignment.resource import check_zone
 from outbox_core.messages.ids import new_token
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 class LeaseRegistry:

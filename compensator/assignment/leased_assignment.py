@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -16,8 +15,9 @@ from outbox_core.assignment.lease_decision import decide
 from outbox_core.assignment.registry import execute
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 SOURCES_MAX: Final = 10_000
 OVERDUE_BEATS: Final = 3

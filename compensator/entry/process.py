@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -16,8 +15,9 @@ from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import CompensatorService
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import StorageFailed
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 EXIT_BY_SIGNAL = 128
 

@@ -5,12 +5,13 @@ The protocol is sd_notify(3): a datagram of lines to the socket that NOTIFY_SOCK
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Mapping
 
-logger = logging.getLogger(__name__)
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
 
 
 class Notifier:

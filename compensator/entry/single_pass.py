@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,8 +11,9 @@ from compensator.work.source_schedule import HeldBack, MoreRowsDue
 from compensator.work.work_slice import TurnOptions, Turns
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 TURNS_MAX = 100_000
 

@@ -6,7 +6,6 @@ the scheduler would wait for a time that has already passed: mind_clock() detect
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,8 +16,9 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 STEP_MS: Final = 1_000
 _JITTER: Final = 0.1

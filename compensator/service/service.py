@@ -5,7 +5,6 @@ work.source_schedule and admission.circuit_breaker decide when a source has its 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,8 +24,9 @@ from compensator.work.source_schedule import DatabaseFailure, Outcome, PacingOpt
 from compensator.work.work_slice import TurnOptions, TurnReport, Turns
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 WAIT_MS_MAX: Final = 5_000
 STALE_AFTER_IDLES: Final = 3

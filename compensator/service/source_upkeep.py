@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from compensator.service.metrics import CompensatorMetrics
 from compensator.work.source import Source
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

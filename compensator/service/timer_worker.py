@@ -6,7 +6,6 @@ it waits; nothing else waits for it.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +23,9 @@ from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, OutboxError
 from outbox_core.messages.timing_port import TimingStore
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _SECOND_MS: Final = 1_000
 

@@ -6,7 +6,6 @@ backoff, and all others are sent. Errors that the relay documents pass through.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +23,9 @@ from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
 from outbox.store.table_placement import MessageTable
 from outbox_core.common.errors import BrokerError, OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 T = TypeVar("T")
 
 DEFECTS_PER_BATCH_MAX: Final = 32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,8 +22,9 @@ from outbox.store.timer_rows import DuePosition, TimerRows
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, SchemaMissing
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 TABLES_ASKED_EVERY_MS: Final = 60_000
 COUNTED_ROWS_MAX: Final = 10_000

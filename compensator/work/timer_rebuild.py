@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from compensator.work.source import Source
 from outbox.store.timer_rows import DuePosition
 from outbox_core.common.clock import Clock
 from outbox_core.messages.timing_port import TimedRow, Timer, TimerSink, TimingAdmin
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _SECOND_MS: Final = 1_000
 

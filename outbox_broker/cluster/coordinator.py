@@ -6,7 +6,6 @@ releases it, the other node takes it. The shard of a node that died moves once Z
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -22,8 +21,9 @@ from outbox_broker.cluster.znode_records import REASON_CHARS_MAX, NodeRecord
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 DRAINING: Final = "it is draining"
 

@@ -6,7 +6,6 @@ tried again, after a pause that grows.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -22,8 +21,9 @@ from outbox_broker.schedule.segment_store import SegmentStore
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, StorageFailed
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

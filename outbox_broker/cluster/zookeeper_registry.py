@@ -6,7 +6,6 @@ of the earlier session can count for the new one.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -30,8 +29,9 @@ from outbox_broker.cluster.znode_records import (
 from outbox_broker.cluster.zookeeper_session import Znode, ZooKeeperSession
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError, OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 

@@ -23,8 +23,9 @@ from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable, Session
 from outbox_broker.cluster.read_cache import ReadCache, children_key
 from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 Value = TypeVar("Value")
 
 _GRANTED: Final = re.compile(r"negotiated session timeout")
@@ -242,7 +243,7 @@ class _GrantedTimeouts(logging.Handler):
         if isinstance(record.args, tuple) and _GRANTED.search(str(record.msg)):
             self.last_ms = int(str(record.args[_GRANTED_ARGUMENT]))
         elif record.levelno >= logging.WARNING:
-            logger.debug("zookeeper_client", extra={"text": record.getMessage()})
+            logger.log(logging.DEBUG, "zookeeper_client", extra={"text": record.getMessage()})
 
 
 def zookeeper_client(address: ZooKeeperAddress, options: SessionOptions, log: logging.Logger) -> Any:

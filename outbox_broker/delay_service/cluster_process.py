@@ -5,7 +5,6 @@ It serves clients while it hands its shards over, forwarding their requests to t
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
@@ -26,13 +25,14 @@ from outbox_core import connect
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
 from outbox_core.runtime.build_info import build
+from outbox_core.runtime.event_logger import EventLogger
 
 if TYPE_CHECKING:
     import socket
 
     from outbox_broker.config.broker_config import BrokerConfig
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 def run_node(

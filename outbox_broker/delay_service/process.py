@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -20,13 +19,14 @@ from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.runtime import logs
+from outbox_core.runtime.event_logger import EventLogger
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_broker.config.broker_config import BrokerConfig
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -20,8 +19,9 @@ from outbox_core.common.errors import (
     StorageFailed,
 )
 from outbox_core.messages.message import DUE_HEADER, Message, PublishResult
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 class PublishTarget(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
@@ -12,8 +11,9 @@ from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Death, DeathCause, Group
 from outbox_core.journal import journal
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 DEATH_PUT_OFF_MS: Final = 60_000
 """Messages that should become dead letters, but find no room, are deferred by this time."""

@@ -6,7 +6,6 @@ finished at the next start.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,8 +24,9 @@ from outbox_broker.state.engine_state import Tombstone, Topic
 from outbox_core.common.errors import InUse
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 LOOKS_MAX: Final = 100
 """How many passes over the schedule are made for a deleted topic: messages move during a pass."""

@@ -13,7 +13,6 @@ before.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -32,8 +31,9 @@ from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.state.scheduled_copy import dispatched_records
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _ROUND_MS_MAX: Final = 60_000
 """Waiters for a dispatch round give up after this time: the disk is stuck."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
@@ -16,8 +15,9 @@ from outbox_broker.recovery.startup_recovery import is_marker
 from outbox_broker.state.engine_state import BrokerState, Topic
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 T = TypeVar("T")
 
 MENDS_MAX: Final = 1_000

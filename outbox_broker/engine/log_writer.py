@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,8 +13,9 @@ from outbox_broker.log.topic_index import RUN_BYTES_MAX, RUN_MESSAGES_MAX
 from outbox_broker.state import checkpoint
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 class LogWriter:

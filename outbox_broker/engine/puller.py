@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +26,9 @@ from outbox_broker.state.topic_quota import TopicQuota
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.journal.order_records import Filed
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _PASSES_MAX: Final = 1_000
 DAMAGED: Final = "its record in the message log is damaged"

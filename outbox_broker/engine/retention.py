@@ -8,7 +8,6 @@ log, and hold nothing back.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -24,9 +23,10 @@ from outbox_broker.log.segment_scan import Segment
 from outbox_broker.state import checkpoint
 from outbox_broker.state.engine_state import BrokerState, Topic
 from outbox_core.journal import journal
+from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.evidence_watermark import EvidenceRetention, Purgeable
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _KEPT_CHECKPOINTS: Final = 2
 

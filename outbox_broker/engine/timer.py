@@ -5,7 +5,6 @@ Two threads: the timer, which must not be delayed, and the housekeeping of the s
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -14,8 +13,9 @@ from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_core.common.errors import OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 TOLD_MS: Final = 50
 """Pulls waiting for visible messages that nobody fetched are woken again after this time."""

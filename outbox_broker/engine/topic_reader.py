@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -18,8 +17,9 @@ from outbox_broker.log.topic_index import PlaceRun
 from outbox_core.messages.broadcast_port import Start, TopicRead, check_start, delivery_read
 from outbox_core.messages.limits import PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
 from outbox_core.messages.message import Delivery, check_topic
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 READERS: Final = ""
 """Replaces a group's name for waiting readers: no group can have it."""

@@ -7,7 +7,6 @@ is complete has it execute the request in a thread, or wait for messages on the 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,8 +31,9 @@ from outbox_broker.http.work_classes import WorkClass
 from outbox_core.common.errors import InvalidMessage, OutboxError
 from outbox_core.messages.message import check_group, check_topic
 from outbox_core.protocol.problem import ProblemKind
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 BODY_COPIES: Final = 2
 """How often a body is counted: as received, and as decoded from it."""

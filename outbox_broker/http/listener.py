@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 from collections.abc import Mapping
@@ -17,8 +16,9 @@ from typing import Any, Final
 from outbox_broker.http.connection import HttpConnection
 from outbox_broker.http.connection_context import ConnectionContext
 from outbox_broker.http.connection_table import ConnectionSlot
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 BACKLOG: Final = 2_048
 ACCEPT_PAUSE_S: Final = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import resource
 import signal
 import socket
@@ -27,8 +26,9 @@ from outbox_broker.http.routes import ROUTES, Route
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _OTHER_PORT: Final = "choose another --port, or 0 for a free one"
 FILES_KEPT: Final = 96

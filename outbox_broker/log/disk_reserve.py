@@ -9,7 +9,6 @@ halves. Released halves are acquired again as soon as there is space.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from outbox_core.common.errors import StorageFailed
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 T = TypeVar("T")
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -6,7 +6,6 @@ that it could not write): the log refuses all writes until it is reopened and it
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from bisect import bisect_right
@@ -37,8 +36,9 @@ from outbox_core.journal.journal import (
     segment_path,
     segment_paths,
 )  # fmt: skip
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _READ_AHEAD_BYTES: Final = 4096
 

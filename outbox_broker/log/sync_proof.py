@@ -9,7 +9,6 @@ ended copies the segment into a new file, syncs that, and renames it over the ol
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,8 +18,9 @@ from typing import Final
 
 from outbox_broker.log.disk_reserve import FULL
 from outbox_broker.log.storage import Storage
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 NOTE: Final = "proven"
 _COPIED_AT_ONCE_BYTES: Final = 4 * 1024 * 1024

@@ -8,7 +8,6 @@ each start finds it again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -21,8 +20,9 @@ from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
 from outbox_core.journal.journal import count_of
 from outbox_core.journal.order_records import Filed
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _LOOK_MESSAGES: Final = 1_000
 """How many messages are read at a time, to apply a group's filter."""

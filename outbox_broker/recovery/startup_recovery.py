@@ -6,7 +6,6 @@ a sealed message segment whose index file is intact need not be read.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from itertools import repeat
 from typing import Final
@@ -25,8 +24,9 @@ from outbox_broker.state.engine_state import BrokerState
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _NIL: Final = 0xC0
 """The first byte of a record's first field if that is None; the byte before it holds the number of fields."""

@@ -8,7 +8,6 @@ dispatched long ago are dropped. A lookup reads one block of four kilobytes per 
 
 from __future__ import annotations
 
-import logging
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
@@ -24,8 +23,9 @@ from outbox_broker.schedule.segment_store import SegmentStore
 from outbox_broker.schedule.sorted_run import topic_hash
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 ENTRY_BYTES: Final = 32
 """Hash of the id, due time, arrival, hash of the topic."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Final
@@ -16,8 +15,9 @@ from outbox_broker.schedule.segment_garbage import SegmentGarbage
 from outbox_broker.schedule.sorted_run import DUE, ID, SEQ, TOPIC, Entry, SortedRun, id_hashes
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 IDS_PREFIX: Final = "ids-"
 _RECOVERED_FACTOR: Final = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,8 +10,9 @@ from outbox_broker.schedule.schedule_records import Quarantined
 from outbox_broker.schedule.schedule_state import Bucket
 from outbox_broker.schedule.sorted_run import SortedRun
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 class RunQuarantine:

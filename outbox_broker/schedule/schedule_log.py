@@ -5,7 +5,6 @@ Scheduling and dispatch share one log, so that their relative order is given by 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from typing import Final
@@ -15,8 +14,9 @@ from outbox_broker.schedule import schedule_records
 from outbox_broker.schedule.segment_store import Record, SegmentStore
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 PREFIX: Final = "log-"
 Place = tuple[str, int]

@@ -9,7 +9,6 @@ meets, that step is repeated, and no other batch is taken before. After a kill t
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerThrottled, OutboxError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 Deliver = Callable[[Sequence[TimedMessage]], Sequence[TimedMessage]]
 """Delivers a batch; returns the rejected messages. Raises OutboxError if the whole batch may be retried."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from typing import Final
 
@@ -11,8 +10,9 @@ from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.segment_store import RecordDamaged, SegmentStore
 from outbox_broker.schedule.sorted_run import Columns, SortedRun, StoredRun, decode_columns, decode_messages
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 COLUMNS_CACHED_MAX: Final = 256
 MESSAGES_CACHED_BYTES_MAX: Final = 16 * 1024 * 1024

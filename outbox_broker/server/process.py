@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import sys
 from pathlib import Path
@@ -15,11 +14,12 @@ from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.disk_reserve import FULL
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
+from outbox_core.runtime.event_logger import EventLogger
 
 if TYPE_CHECKING:
     from outbox_broker.config.broker_config import BrokerConfig
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _ENGINE_CLOSE_MS: Final = 10_000
 

@@ -37,9 +37,9 @@ class EventLogger:
         """Log what somebody should look at."""
         self._write(logging.ERROR, event, extra, exc_info)
 
-    def exception(self, event: str, *, extra: Mapping[str, object] | None = None) -> None:
-        """Log an error with the traceback of the exception that is being handled."""
-        self._write(logging.ERROR, event, extra, exc_info=True)
+    def exception(self, event: str, *, extra: Mapping[str, object] | None = None, exc_info: bool = True) -> None:
+        """Log an error with the traceback of the exception that is being handled; without it if `exc_info` is false."""
+        self._write(logging.ERROR, event, extra, exc_info=exc_info)
 
     def critical(self, event: str, *, extra: Mapping[str, object] | None = None, exc_info: _ErrorInfo = None) -> None:
         """Log what this process cannot go on after."""

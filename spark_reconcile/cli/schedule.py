@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from typing import Final
 
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import DatabaseUnavailable
+from outbox_core.runtime.event_logger import EventLogger
 from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 RETRY_MS: Final = 60_000
 """The time until a retry after a source was unavailable; an interval, if that is shorter."""

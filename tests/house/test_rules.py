@@ -234,6 +234,17 @@ def test_no_text_of_the_product_names_a_file_of_the_documentation_which_is_not_i
     assert not wrong, lines(wrong)
 
 
+def test_events_are_logged_so_that_programs_without_a_logging_configuration_show_their_fields() -> None:
+    wrong = [
+        where(path, node)
+        for path in modules(*PACKAGES)
+        for node in tree(path).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) == "logging.getLogger(__name__)"
+    ]
+
+    assert not wrong, lines(wrong)
+
+
 def test_every_decision_has_its_own_number() -> None:
     records = [path for path in files() if path.parent == DECISIONS and path.name != "README.md"]
     numbers = sorted(path.name[:4] for path in records)

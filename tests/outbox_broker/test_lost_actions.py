@@ -14,6 +14,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.journal import journal
 from outbox_core.messages.message import Delivery, GroupConfig, Message
+from outbox_core.runtime.logs import event_name
 
 TOPIC = "orders"
 DAY_MS = 86_400_000
@@ -132,7 +133,7 @@ def test_what_comes_again_is_told_and_comes_once_again_after_another_restart(
     for _ in range(2):
         engine = open_engine()
         assert engine.group_figures(TOPIC, "plain")["backlog"] == 10
-        assert [record.messages_again for record in caplog.records if record.msg == "lost_action"] == [10]  # type: ignore[attr-defined]
+        assert [record.messages_again for record in caplog.records if event_name(record) == "lost_action"] == [10]  # type: ignore[attr-defined]
         caplog.clear()
     again = engine.pull(TOPIC, "plain", max_messages=100)
 

@@ -25,6 +25,7 @@ from outbox_core.journal.journal import (
     frame,
     segment_paths,
 )
+from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.failing_storage import FailingStorage, HeldSyncs
 
 PAYLOADS = [b"\x91" + word for word in (b"first" * 5, b"second" * 9, b"third" * 4)]  # records are arrays
@@ -136,7 +137,7 @@ def test_a_flipped_bit_in_any_byte_costs_its_record_alone_and_is_told_with_file_
         log, recovered = open_log()
         assert recovered == [one for one, offset in zip(PAYLOADS, offsets, strict=True) if offset != damaged], position
         assert log.quarantined_bytes == min(one for one in [*offsets, log.end] if one > damaged) - damaged
-        [told] = [one for one in caplog.records if one.message == "segment_damaged"]
+        [told] = [one for one in caplog.records if event_name(one) == "segment_damaged"]
         assert (vars(told)["segment"], vars(told)["offset"]) == (segment.name, damaged)
         log.sync_and_close()
         assert segment.read_bytes() == flipped(whole, position), "what is damaged stays, for whoever can mend it"
@@ -540,7 +541,7 @@ def test_without_room_for_a_copy_the_log_opens_and_is_proven_the_next_time(
 
     assert recovered == PAYLOADS
     assert segment.stat().st_ino == before
-    assert [one.message for one in caplog.records] == ["segment_not_verified"]
+    assert [event_name(one) for one in caplog.records] == ["segment_not_verified"]
     assert {one.name for one in segment.parent.iterdir()} <= {segment.name, "proven.new", "proven"}
     log.close()
     open_log()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +15,9 @@ from outbox_broker.cluster.bookie_tls import BookieTls
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing, Metadata
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _NOT_ENOUGH_BOOKIES: Final = -6
 _NO_SUCH_LEDGER: Final = -7

@@ -21,8 +21,6 @@ from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
 from outbox_broker.schedule.stores.ledger_takeover import Shard
 from outbox_core.common.clock import SystemClock
 
-logger = logging.getLogger(__name__)
-
 
 class LedgerShards:
     """close() after the last shard is closed, and before the process ends."""
@@ -43,7 +41,7 @@ class LedgerShards:
         self._cluster = cluster
         self._clock = SystemClock()
         # A session of its own: the node's ends for good with its ownerships, and a manifest is changed by its version.
-        self._zookeeper = zookeeper_client(address, session, logger)
+        self._zookeeper = zookeeper_client(address, session, logging.getLogger(__name__))
         try:
             self._zookeeper.start(timeout=session.request_ms_max / 1000)
         except (KazooTimeoutError, kazoo_errors.KazooException) as error:

@@ -10,7 +10,6 @@ only the error of a fence proves another writer, and its absence proves nothing.
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from collections import OrderedDict
@@ -45,8 +44,9 @@ from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, Le
 from outbox_broker.schedule.stores.open_piece import OpenPiece
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _SNAPSHOTS_PER_RETENTION: Final = 24
 _NAME: Final = re.compile(r"[a-z0-9-]{1,64}")

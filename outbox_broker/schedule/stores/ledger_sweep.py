@@ -5,7 +5,6 @@ Such ledgers remain where a process died between two steps, and where a later ep
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,8 +12,9 @@ from outbox_broker.schedule.stores.ledger_manifest import ShardNode, decode_node
 from outbox_broker.schedule.stores.ledger_takeover import Shard, read_segments
 from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerMissing, Ledgers, Manifests
 from outbox_core.common.clock import Clock
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _DELETED_AT_ONCE: Final = 64
 

@@ -6,7 +6,6 @@ that it names are fenced, nothing that it appends is acknowledged; only then doe
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from outbox_broker.schedule.stores.ledgers import LedgerFailed, LedgerMissing, L
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _READ_ENTRIES_MIN: Final = 16
 _READ_ENTRIES_MAX: Final = 256

@@ -10,7 +10,6 @@ file that somebody removed), an epoch in a file, which every write compares. Few
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import struct
@@ -33,8 +32,9 @@ from outbox_broker.schedule.stores.frame_format import FRAME_BYTES, frame_at, fr
 from outbox_broker.schedule.stores.writer_epoch import epoch_file, read_epoch, write_epoch
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 MAGIC: Final = b"OUTBOXDL"
 VERSION: Final = 1

@@ -16,6 +16,7 @@ from compensator.assignment import LeaseOptions, UnleasedAssignment, open_assign
 from compensator.assignment.lease_store import END_NEVER
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
+from outbox_core.runtime.logs import event_name
 from tests.compensator.assignment.fleet import LONG, Fleet, names
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.shop import Shop, open_shop
@@ -289,7 +290,7 @@ def test_what_is_held_stays_held_while_the_lease_database_is_out(
 
     assert out == [before, {"source-0000", "source-0001"}]
     assert failed == 2
-    assert [record.message for record in caplog.records] == ["assignment_beat_failed"] * 2
+    assert [event_name(record) for record in caplog.records] == ["assignment_beat_failed"] * 2
     assert one.beat(sources) == before
     assert one.failed_beats == 0
 
@@ -302,7 +303,7 @@ def test_a_database_that_is_not_there_gives_nothing_to_begin_with_and_stops_noth
     assert one.beat(names(3)) == frozenset()
     one.leave()
 
-    assert [record.message for record in caplog.records] == ["assignment_beat_failed"]
+    assert [event_name(record) for record in caplog.records] == ["assignment_beat_failed"]
 
 
 def test_missing_tables_are_said_at_the_first_beat(fleet: Fleet) -> None:
@@ -321,7 +322,7 @@ def test_leaving_while_the_database_is_out_is_not_an_error(fleet: Fleet, caplog:
     with caplog.at_level(logging.WARNING):
         one.leave()
 
-    assert [record.message for record in caplog.records] == ["assignment_leave_failed"]
+    assert [event_name(record) for record in caplog.records] == ["assignment_leave_failed"]
 
 
 def test_a_fresh_process_is_an_instance_of_its_own_after_a_fork(fleet: Fleet) -> None:

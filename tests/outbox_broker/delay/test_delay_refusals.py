@@ -19,6 +19,7 @@ from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.service import REFUSED_AGAIN_MS
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
+from outbox_core.runtime.logs import event_name
 from tests.broker_adapter.servers import serving
 from tests.outbox_broker.delay.conftest import NOW_MS, Opened
 
@@ -94,7 +95,7 @@ def test_a_topic_that_the_token_does_not_cover_holds_up_no_other(
     assert (front.service.delivered, front.service.refused, front.service.failures) == (3, 3, 0)
     assert front.counters()["fired", "a.x", ""] == 2
     assert ("fired", "b.x", "") not in front.counters()
-    refusals = [one.__dict__ for one in caplog.records if one.message == "delivery_refused"]
+    refusals = [one.__dict__ for one in caplog.records if event_name(one) == "delivery_refused"]
     logged = [(one["first_message_id"], one["messages"]) for one in refusals]
     assert logged == [("b1", 1), ("b2", 2)], "a line for a topic and batch"
     assert front.scheduled_message("b2") == {"id": "b2", "topic": "b.x", "deliver_at_ms": NOW_MS + REFUSED_AGAIN_MS}

@@ -13,6 +13,7 @@ from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.schedule.stores.local_segments import HEADER_BYTES
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.delay.conftest import (
     DAY_MS,
     HOUR_MS,
@@ -531,7 +532,7 @@ def test_a_flipped_bit_costs_its_message_alone_and_is_said_and_everything_else_f
     for one in (schedule, opened.open()):
         figures = one.figures()
         assert (figures["quarantined_runs"], figures["quarantined_messages"], figures["scheduled"]) == (1, 1, 0)
-    [told] = [one for one in caplog.records if one.message == "run_quarantined"]
+    [told] = [one for one in caplog.records if event_name(one) == "run_quarantined"]
     assert (vars(told)["messages"], f"{vars(told)['segment']}.delay") == (1, damaged.name)
     schedule = opened.open()
     settle(schedule, NOW_MS + 9 * DAY_MS)

@@ -10,6 +10,7 @@ import pytest
 
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_core.common.errors import StorageFailed
+from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, flush, put, recorded, rewrite, settle, timed
 
 FLUSH_MESSAGES = 10
@@ -119,7 +120,7 @@ def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
     schedule = opened.open()
     settle(schedule, NOW_MS)
 
-    said = [one.message for one in caplog.records]
+    said = [event_name(one) for one in caplog.records]
     assert said.count("id_index_damaged") == said.count("id_index_rebuilt") == (place != "header")
     assert said.count("segment_header_rewritten") == (place in {"header", "all"})
     ids = [one for number in range(10) for one in ids_of(number)]
