@@ -148,8 +148,9 @@ class TimerWorker:
             return 0
         began_ms = self._clock.monotonic_ms()
         done = take_timer_turn(
-            self._source, self._store, mine, options=turn, going_on=lambda: not self._stopping.is_set()
-        )
+            self._source, self._store, mine, options=turn, clock=self._clock,
+            going_on=lambda: not self._stopping.is_set(),
+        )  # fmt: skip
         silent = [] if done.refused else sorted(set(mine) - done.answered)
         self._problem = f"the slots {silent} of the timing store do not answer" if silent else None
         self._record(done, seconds=(self._clock.monotonic_ms() - began_ms) / _SECOND_MS)

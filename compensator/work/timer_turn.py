@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +13,7 @@ from compensator.work.permitted_batches import PermittedBatches
 from compensator.work.pipeline import run_pipeline
 from compensator.work.poison_rows import SentBatch
 from compensator.work.source import Source
+from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.timing_port import TakenTimers, TimedRow, TimerQueue
 
@@ -50,16 +51,17 @@ def take_timer_turn(
     slots: Sequence[int],
     *,
     options: TimerTurnOptions,
+    clock: Clock,
     going_on: Callable[[], bool],
 ) -> TimerTurnReport:
     """Run one turn. Raises BrokerError for the timing store; DatabaseUnavailable, SchemaMissing."""
-    work = _TimerWork(source, queue, slots, options=options, going_on=going_on)
+    work = _TimerWork(source, queue, slots, options=options, clock=clock, going_on=going_on)
     run_pipeline(work)
     return TimerTurnReport(
         report=work.total,
         topics=work.topics,
-        next_ms=min((ms for ms in work.next_ms.values() if ms is not None), default=None),
-        answered=frozenset(work.next_ms),
+        next_ms=_until(work.next_at_ms.values(), now_ms=clock.monotonic_ms()),
+        answered=frozenset(work.next_at_ms),
         incomplete=frozenset(work.incomplete),
         late_ms=work.late_ms,
         refused=work.refused or work.total.outage is not None,
@@ -84,11 +86,13 @@ class _TimerWork:
         slots: Sequence[int],
         *,
         options: TimerTurnOptions,
+        clock: Clock,
         going_on: Callable[[], bool],
     ) -> None:
         self.total = BatchTotals()
         self.topics: Counter[str] = Counter()
-        self.next_ms: dict[int, int | None] = {}
+        self.next_at_ms: dict[int, int | None] = {}
+        """By slot, when its next timer is due: the batch that is sent after a take may last longer than until then."""
         self.incomplete: set[int] = set()
         self.late_ms: list[int] = []
         self._permitted = PermittedBatches(source, rows=options.batch_rows)
@@ -96,6 +100,7 @@ class _TimerWork:
         self._queue = queue
         self._slots = slots
         self._options = options
+        self._clock = clock
         self._going_on = going_on
         self._begun = 0
         self._found = True
@@ -119,14 +124,14 @@ class _TimerWork:
         """The row first: a timer that is left is handed out again, and finds no row."""
         self.total = add(self.total, self._source.batches.settle(sent))
         batch = self._batches.pop(sent.token)
-        self._settle_timers(batch.taken, batch.later_ms)
+        self._queue.settle(batch.taken, later_ms=batch.later_ms)
 
     def release(self, claimed: ClaimedBatch, *, error: BrokerError | None) -> None:
         """After an outage the compensator sends the rows when the broker is back; else they are due now."""
         batch = self._batches.pop(claimed.token)
         self._permitted.release(claimed, error=error)
         soon = {} if error is not None else {row: SOON_MS for one in batch.taken for row in one.rows}
-        self._settle_timers(batch.taken, {**soon, **batch.later_ms})
+        self._queue.settle(batch.taken, later_ms={**soon, **batch.later_ms})
 
     @property
     def refused(self) -> bool:
@@ -149,7 +154,7 @@ class _TimerWork:
         if claimed.rows:
             self._batches[claimed.token] = _Batch(taken, later)
         else:
-            self._settle_timers(taken, later)
+            self._queue.settle(taken, later_ms=later)
         return claimed
 
     def _take(self, rows_max: int) -> Sequence[TakenTimers]:
@@ -158,13 +163,15 @@ class _TimerWork:
         taken = self._queue.take(asked or self._slots, limit=limit, lease_ms=self._options.lease_ms)
         self._found = bool(self._unasked) or any(one.rows for one in taken)
         self.late_ms += [one.late_ms for one in taken if one.rows]
+        now_ms = self._clock.monotonic_ms()
         for one in taken:
-            self.next_ms[one.slot] = one.next_ms
+            self.next_at_ms[one.slot] = None if one.next_ms is None else now_ms + one.next_ms
             if not one.complete:
                 self.incomplete.add(one.slot)
         return taken
 
-    def _settle_timers(self, taken: Sequence[TakenTimers], later_ms: Mapping[TimedRow, int]) -> None:
-        for one in taken:
-            if one.rows:
-                self._queue.settle(one, later_ms=later_ms)
+
+def _until(moments_ms: Iterable[int | None], *, now_ms: int) -> int | None:
+    """Returns how long until the first of these moments, at least 0; None: there is none."""
+    first_ms = min((ms for ms in moments_ms if ms is not None), default=None)
+    return None if first_ms is None else max(0, first_ms - now_ms)

@@ -77,9 +77,9 @@ class TimerQueue(Protocol):
         A timer that is not settled within the lease is handed out again.
         """
 
-    def settle(self, taken: TakenTimers, *, later_ms: Mapping[TimedRow, int]) -> None:
-        """Remove what was taken, but for rows that are due later, in so many milliseconds. What was set or taken again
-        since then stays as it is.
+    def settle(self, taken: Sequence[TakenTimers], *, later_ms: Mapping[TimedRow, int]) -> None:
+        """Remove what one take returned, but for rows that are due later, in so many milliseconds. What was set or
+        taken again since then stays as it is. After an error some may be settled; the others are handed out again.
         """
 
     def wait(self, timeout_ms: int) -> None:

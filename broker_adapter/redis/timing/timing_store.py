@@ -85,11 +85,9 @@ class RedisTimingStore:
         ]
         return answered or [_taken(slot, answer) for slot, answer in zip(asked, self._answers(calls), strict=True)]
 
-    def settle(self, taken: TakenTimers, *, later_ms: Mapping[TimedRow, int]) -> None:
-        """See TimerQueue.settle."""
-        if taken.rows:
-            pairs = [part for row in taken.rows for part in (member_of(row), later_ms.get(row, -1))]
-            self._run([self._keys.call_on_due(SETTLE, taken.slot, [taken.lease, *pairs])])
+    def settle(self, taken: Sequence[TakenTimers], *, later_ms: Mapping[TimedRow, int]) -> None:
+        """See TimerQueue.settle. The calls of one node go together, so that a batch costs a round trip to each."""
+        self._run([self._settlement(one, later_ms) for one in taken if one.rows])
 
     def wait(self, timeout_ms: int) -> None:
         """See TimerQueue.wait."""
@@ -168,6 +166,10 @@ class RedisTimingStore:
         deadline = Deadline(self._clock, self._timeout_ms)
         slots: Any = self._sender.until_answered(lambda servers: servers.node_of(key).hget(key, source), deadline)
         return None if slots is None else int(slots)
+
+    def _settlement(self, taken: TakenTimers, later_ms: Mapping[TimedRow, int]) -> ScriptCall:
+        pairs = [part for row in taken.rows for part in (member_of(row), later_ms.get(row, -1))]
+        return self._keys.call_on_due(SETTLE, taken.slot, [taken.lease, *pairs])
 
     def _registration(self) -> ScriptCall:
         arguments: list[Argument] = [self._keys.source, self._slots]

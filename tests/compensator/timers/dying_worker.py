@@ -40,7 +40,7 @@ class DyingQueue:
             self._taken()
         return found
 
-    def settle(self, taken: TakenTimers, *, later_ms: Mapping[TimedRow, int]) -> None:
+    def settle(self, taken: Sequence[TakenTimers], *, later_ms: Mapping[TimedRow, int]) -> None:
         self._settling()
         self._store.settle(taken, later_ms=later_ms)
 
@@ -91,7 +91,7 @@ def main() -> None:
         source_name(engines.work.url, actual), schema=actual, broker="broker", work=engines.work, reads=engines.reads,
         batches=batches, gate=gates.gate("broker"), clock=clock,
     )  # fmt: skip
-    take_timer_turn(source, queue, range(store.slots), options=TimerTurnOptions(), going_on=lambda: True)
+    take_timer_turn(source, queue, range(store.slots), options=TimerTurnOptions(), clock=clock, going_on=lambda: True)
     if point == "the end":
         die()
 

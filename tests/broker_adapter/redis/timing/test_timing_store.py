@@ -61,8 +61,7 @@ def rows_of(taken: Sequence[TakenTimers]) -> list[TimedRow]:
 
 
 def settle_all(store: TimingStore, taken: Sequence[TakenTimers]) -> None:
-    for one in taken:
-        store.settle(one, later_ms={})
+    store.settle(taken, later_ms={})
 
 
 def held(store: TimingStore) -> int:
@@ -98,13 +97,13 @@ def test_a_lease_that_ends_hands_the_rows_to_the_next_and_the_first_settles_noth
 def test_a_row_is_due_again_when_its_taker_says_so(store: TimingStore) -> None:
     [row] = rows(1)
     store.add(due([row]))
-    [taken] = [one for one in take(store) if one.rows]
+    taken = take(store)
     store.settle(taken, later_ms={row: HOUR_MS})
     assert rows_of(take(store)) == []
     assert held(store) == 1
 
     store.add(due([row]))
-    [taken] = [one for one in take(store) if one.rows]
+    taken = take(store)
     store.settle(taken, later_ms={row: 1})
     assert wait_until(lambda: rows_of(take(store)) == [row])
 
