@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import RunningShard
 from outbox_core.messages.message import CancelStatus, Message, PublishResult
 
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
 
 class ShardService(Protocol):
-    """The schedule of one shard, as outbox_broker.http.service_ports.ForProducers describes its methods."""
+    """The schedule of one shard; its reads are as outbox_broker.http.service_ports.ForProducers describes them."""
 
-    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
-        """Store a batch durably."""
+    def begin_publish(self, batch: Sequence[Message]) -> Callable[[], list[PublishResult]]:
+        """Send a batch to the storage; returns what waits until it is durable, and returns one result a message."""
 
-    def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
-        """Cancel messages durably."""
+    def begin_cancel(
+        self, message_ids: Sequence[str], *, topics: Sequence[str] | None
+    ) -> Callable[[], list[CancelStatus]]:
+        """Send cancels to the storage; returns what waits until they are durable, and returns one status an id."""
 
     def scheduled(
         self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
@@ -62,22 +67,11 @@ class LocalShards:
 
     def publish(self, batch: Sequence[tuple[str, Message]]) -> list[PublishResult]:
         """Store messages in the shards named with them; returns one result each, in order."""
-        places = _by_shard(shard for shard, _ in batch)
-        services = self._services(places)
-        results: dict[int, PublishResult] = {}
-        for shard, indexes in places.items():
-            results |= zip(indexes, services[shard].publish([batch[index][1] for index in indexes]), strict=True)
-        return [results[index] for index in range(len(batch))]
+        return _of_all(batch, self._services, lambda service, part: service.begin_publish(part))
 
     def cancel(self, ids: Sequence[tuple[str, str]], *, topics: Sequence[str] | None) -> list[CancelStatus]:
         """Cancel messages, each in the shard named with it; returns one status each, in order."""
-        places = _by_shard(shard for shard, _ in ids)
-        services = self._services(places)
-        statuses: dict[int, CancelStatus] = {}
-        for shard, indexes in places.items():
-            canceled = services[shard].cancel([ids[index][1] for index in indexes], topics=topics)
-            statuses |= zip(indexes, canceled, strict=True)
-        return [statuses[index] for index in range(len(ids))]
+        return _of_all(ids, self._services, lambda service, part: service.begin_cancel(part, topics=topics))
 
     def find(self, wanted: Sequence[tuple[str, Wanted]]) -> list[Mapping[str, object] | None]:
         """Returns the scheduled message under each id on the topics given with it, each in the shard named with it."""
@@ -118,8 +112,23 @@ def sum_topics(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def _by_shard(shards: Iterable[str]) -> dict[str, list[int]]:
+def _of_all(
+    entries: Sequence[tuple[str, Part]],
+    services: Callable[[Iterable[str]], Mapping[str, ShardService]],
+    begin: Callable[[ShardService, list[Part]], Callable[[], list[Result]]],
+) -> list[Result]:
+    """Have each entry stored by the shard named with it; returns the results in order.
+
+    What all shards store is on its way before the first one is waited for: a request to many takes the time of one.
+    """
     places: defaultdict[str, list[int]] = defaultdict(list)
-    for index, shard in enumerate(shards):
+    for index, (shard, _) in enumerate(entries):
         places[shard].append(index)
-    return places
+    found = services(places)
+    finishes = {
+        shard: begin(found[shard], [entries[index][1] for index in indexes]) for shard, indexes in places.items()
+    }
+    results: dict[int, Result] = {}
+    for shard, indexes in places.items():
+        results |= zip(indexes, finishes[shard](), strict=True)
+    return [results[index] for index in range(len(entries))]

@@ -7,7 +7,7 @@ time. Consumers pull from the target itself. The target is any Broker; it need n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from outbox_broker.common.cancel_scope import scope_of
@@ -76,17 +76,27 @@ class DelayProxy:
     def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
         """Store a batch durably; returns one result per message, in order. Quotas do not apply: it has no topics."""
         del quota
+        return self.begin_publish(batch)()
+
+    def begin_publish(self, batch: Sequence[Message]) -> Callable[[], list[PublishResult]]:
+        """Send a batch to the storage; returns what waits until it is durable, and returns the results."""
         if self._reserve is not None:
             self._reserve.require()
         now_ms = self._clock.now_ms()
-        statuses = self._schedule.schedule([timed(message, now_ms) for message in batch], now_ms=now_ms)
-        self.service.wake()
-        for message, status in zip(batch, statuses, strict=True):
-            self._counters[f"published_{status}", message.topic, ""] += 1
-        return [
-            PublishResult(message.id, status, _TOO_FAR if status is PublishStatus.REJECTED else None)
-            for message, status in zip(batch, statuses, strict=True)
-        ]
+        self._schedule.make_room(now_ms)
+        statuses, place = self._schedule.put([timed(message, now_ms) for message in batch], now_ms=now_ms)
+
+        def finish() -> list[PublishResult]:
+            self._schedule.commit(place)
+            self.service.wake()
+            for message, status in zip(batch, statuses, strict=True):
+                self._counters[f"published_{status}", message.topic, ""] += 1
+            return [
+                PublishResult(message.id, status, _TOO_FAR if status is PublishStatus.REJECTED else None)
+                for message, status in zip(batch, statuses, strict=True)
+            ]
+
+        return finish
 
     def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
         """Returns False: everything goes through the schedule, by publish()."""
@@ -94,7 +104,19 @@ class DelayProxy:
 
     def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
         """Cancel scheduled messages on the topics that a pattern of `topics` matches (None: on all), durably."""
-        return self._schedule.cancel(message_ids, now_ms=self._clock.now_ms(), scope=scope_of(topics))
+        return self.begin_cancel(message_ids, topics=topics)()
+
+    def begin_cancel(
+        self, message_ids: Sequence[str], *, topics: Sequence[str] | None
+    ) -> Callable[[], list[CancelStatus]]:
+        """Send cancels to the storage; returns what waits until they are durable, and returns the statuses."""
+        stopped = self._schedule.stop(message_ids, now_ms=self._clock.now_ms(), scope=scope_of(topics))
+
+        def finish() -> list[CancelStatus]:
+            self._schedule.commit(stopped.place)
+            return stopped.statuses
+
+        return finish
 
     def scheduled(
         self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"

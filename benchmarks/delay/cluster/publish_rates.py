@@ -1,11 +1,11 @@
 """Measures scheduled publishes to a delay cluster of 1, 8 and 64 shards beside the local store, and what they cost.
 
     ./scripts/test --engines bookkeeper      # once: fetches the servers' jars
-    python -m benchmarks.delay.cluster.publish_rates [--messages 250000] [--shards 1,8,64] [--rounds 1] [--json]
+    python -m benchmarks.delay.cluster.publish_rates [--messages 300000] [--shards 1,8,64] [--rounds 1] [--json]
 
 Threads of this process publish batches of 500 messages of 512 bytes, due within two years, to a schedule on the local
 disk, and to a node whose shards are on three bookies on the same disk: three copies, two acknowledgements. Both have
-their default memory, which is flushed to buckets once in 65,536 messages (local) and in some 240,000 (a node, however
+their default memory, which is flushed to buckets once in 65,536 messages (local) and in up to 250,000 (a node, however
 many shards it has); the rate is up to the last answer. `one_ledger` is the floor: as many bytes in entries of the same
 size, to one ledger. Costs are of a million messages: what the shards' logs and manifests take and, of what was flushed,
 the buckets with the id index, in ledgers, entries and bytes before copies; `znodes` are those that a round left. Rounds
@@ -260,7 +260,7 @@ def judged(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]
 def main() -> None:
     """Measure, and print."""
     parser = arguments(__doc__, rounds=1)
-    parser.add_argument("--messages", type=int, default=250_000, help="of each contestant in each round")
+    parser.add_argument("--messages", type=int, default=300_000, help="of each contestant in each round")
     parser.add_argument("--threads", type=int, default=8, help="that publish, each one batch at a time")
     parser.add_argument("--shards", default="1,8,64", help="clusters of so many shards")
     chosen = parser.parse_args()
