@@ -186,6 +186,12 @@ def show_command(options: argparse.Namespace, _: list[str]) -> int:
     return 0
 
 
+def _interrupt(number: int, _: object) -> None:
+    """Take a SIGTERM for Ctrl-C, once: `timeout` sends it to the process and to its group, and the ending must end."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def _log(out: Path, job: int) -> Path:
     return out.with_name(f"{out.name}.job{job}.log")
 
@@ -248,5 +254,5 @@ def _read(path: Path) -> Json:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main(sys.argv[1:]))

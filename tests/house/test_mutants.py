@@ -337,6 +337,7 @@ def test_an_interrupted_run_ends_its_tests_keeps_its_results_and_goes_on(
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     tests = int(_wait_for_text(tmp_path / "began", process))
     process.terminate()
+    process.terminate()  # as `timeout` does
     output, _ = process.communicate(timeout=120)
 
     assert process.returncode == EXIT_INTERRUPTED
