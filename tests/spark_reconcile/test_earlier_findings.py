@@ -100,4 +100,4 @@ def _summary(*, earlier: int, books: list[Book]) -> Summary:
 
 def _reconcile(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "outbox", "reconcile", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -53,7 +53,7 @@ def test_a_message_whose_note_a_kill_took_is_settled_or_waits_for_its_time(
 
 def _published(database: Database, folder: Path) -> Settings:
     """The broker's folder, and the tables that its producer has by then."""
-    subprocess.run([sys.executable, "-m", killed_schedule.__name__, str(folder)], check=True, cwd=ROOT, timeout=300)
+    subprocess.run([sys.executable, "-m", killed_schedule.__name__, str(folder)], check=True, cwd=ROOT, timeout=600)
     world = World()
     for told in _told(folder):
         due_ms = killed_schedule.due_ms(told["id"])

@@ -278,7 +278,7 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
     )
 
     asked = ("--config", str(config), "--json", "--now-ms", str(NOW_MS), "--repair", "--dry-run")
-    ended = _outbox("reconcile", "run", *asked, timeout=180)
+    ended = _outbox("reconcile", "run", *asked, timeout=600)
 
     assert ended.returncode == 1, ended.stderr
     summary = json.loads(ended.stdout)
@@ -310,7 +310,7 @@ def test_the_command_judges_by_the_hour_and_repairs_what_is_unsent(sqlite: Datab
     common = ["reconcile", "run", "--config", str(config), "--now-ms", str(NOW_MS)]
 
     misused = _outbox(*common, "--full")
-    ended = _outbox(*common, "--since", "5h", "--repair", "--yes", "--json", timeout=280)
+    ended = _outbox(*common, "--since", "5h", "--repair", "--yes", "--json", timeout=600)
 
     assert misused.returncode == 2
     assert "go with --since" in misused.stderr
