@@ -168,15 +168,20 @@ def test_a_message_that_somebody_else_takes_from_a_queue_is_named_as_lost(
 
 
 def steal_a_message(rabbitmq: RabbitMqEngine, demo: subprocess.Popen[str]) -> str:
-    """Take one from the queue of a group; returns what it is called. Its consumer is dead for a while, so some wait."""
+    """Take one from the queue of a group; returns what it is called. Its consumer is dead for a while, so some wait.
+
+    Not one that was delivered before: the consumer may have handled it and died before it acknowledged it. Those stay
+    unacknowledged, and return to the queue when the channel is closed.
+    """
     deadline = time.monotonic() + WAIT_SECONDS
     with rabbitmq.plain_channel() as channel:
         while time.monotonic() < deadline:
             assert demo.poll() is None, "the demo has ended, and nothing was taken from it"
             for queue in rabbitmq.server.api("GET", "queues?columns=name"):
                 if queue["name"].endswith(f".{TICKETING}"):
-                    method, properties, body = channel.basic_get(queue["name"], auto_ack=True)
-                    if method is not None:
+                    method, properties, body = channel.basic_get(queue["name"])
+                    if method is not None and not method.redelivered:
+                        channel.basic_ack(method.delivery_tag)
                         return (
                             f"message {properties.message_id} (payment.completed, order {json.loads(body)['order_id']})"
                         )
