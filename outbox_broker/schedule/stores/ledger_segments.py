@@ -176,9 +176,9 @@ class LedgerSegmentStore:
             pieces = [piece for name in known if (piece := self._open.pop(name, None)) is not None]
         if not known:
             return
-        self._record(SegmentsDropped(known))
-        for piece in pieces:
+        for piece in pieces:  # before their ledgers are deleted: BookKeeper's client logs what it cannot close
             piece.writer.release()
+        self._record(SegmentsDropped(known))
 
     def close(self) -> None:
         """Release all writers; idempotent. Waits for nothing: the next opening recovers the ledgers."""
