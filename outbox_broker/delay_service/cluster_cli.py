@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 Store = Annotated[str, typer.Option(help="The cluster's address: bookkeeper://zk1,zk2,zk3/path.")]
 Config = Annotated[Path | None, typer.Option(help="TOML file with a table [cluster].")]
+SHARDS: Final = 8
+"""Of a new generation. Each shard has buckets, and so ledgers, of its own: 64 made six times as many of them."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def init(
     store: Store,
-    shards: Annotated[int, typer.Option(help="Shards of the generation; cannot be changed later.")] = 64,
+    shards: Annotated[
+        int, typer.Option(help="Shards of the generation; cannot be changed later. Two a node, and 8 at least.")
+    ] = SHARDS,
     add_generation: Annotated[
         bool, typer.Option("--add-generation", help="Add shards to a cluster: publishes go to them from then on.")
     ] = False,
@@ -35,7 +39,7 @@ def init(
 ) -> None:
     """Make a cluster's znodes. Idempotent.
 
-    Example: outbox delay init --store bookkeeper://zk1,zk2,zk3/outbox/delay --shards 64
+    Example: outbox delay init --store bookkeeper://zk1,zk2,zk3/outbox/delay --shards 8
     """
     from outbox_broker.cluster import cluster_admin
 
