@@ -103,6 +103,19 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 @contextlib.contextmanager
+def delay_process(data: Path, *, target: str) -> Iterator[BrokerProcess]:
+    """The delay service as one process on a folder, in front of a broker."""
+    ready = data.with_suffix(".url")
+    command = ["delay", "serve", "--data", str(data / "data"), "--target", target, "--port", "0"]
+    with outbox_process([*command, "--ready-file", str(ready)]) as process:
+        try:
+            _wait_for(ready, process)
+            yield BrokerProcess(ready.read_text().strip(), process.pid)
+        finally:
+            ready.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def outbox_process(arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """`outbox ARGUMENTS` as a process, ended on the way out."""
     process = subprocess.Popen(
@@ -127,6 +140,12 @@ def cpu_seconds_of(pid: int) -> float | None:
         return None
     fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mib(pid: int) -> float:
+    """Memory of a process that is in RAM, in MiB. Linux only."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1024 * 1024)
 
 
 def environment() -> dict[str, str]:

@@ -29,7 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def init(
     store: Store,
     shards: Annotated[
-        int, typer.Option(help="Shards of the generation; cannot be changed later. Two a node, and 8 at least.")
+        int, typer.Option(help="Shards of the generation; cannot be changed later. At least one a node.")
     ] = SHARDS,
     add_generation: Annotated[
         bool, typer.Option("--add-generation", help="Add shards to a cluster: publishes go to them from then on.")

@@ -8,8 +8,8 @@ disk, and to a node whose shards are on three bookies on the same disk: three co
 their default memory, which is flushed to buckets once in 65,536 messages (local) and in up to 250,000 (a node, however
 many shards it has); the rate is up to the last answer. `one_ledger` is the floor: as many bytes in entries of the same
 size, to one ledger. Costs are of a million messages: what the shards' logs and manifests take and, of what was flushed,
-the buckets with the id index, in ledgers, entries and bytes before copies; `znodes` are those that a round left. Rounds
-are rotated; figures are medians, ratios are to the local store.
+the buckets with the id index, in ledgers, entries and bytes before copies; `znodes` are those that a round left, and
+`zookeeper_writes` its transactions. Rounds are rotated; figures are medians, ratios are to the local store.
 """
 
 from __future__ import annotations
@@ -97,14 +97,15 @@ class Contest:
             self._to_one_ledger(messages=WARM_UP_MESSAGES)
 
     def _to_cluster(self, shards: int) -> dict[str, float]:
-        counted, znodes = CountedLedgers(self._ledgers), self._znodes()
+        counted, znodes, writes = CountedLedgers(self._ledgers), self._znodes(), self._zookeeper_writes()
         with self._node(counted, shards=shards) as node:
             producers, measured = node.served().producers, node.served().measured
             per_s = self._published(lambda batch: producers.publish(batch, quota=None), messages=self._messages)
             _wait_until_settled(counted)
             in_memory_bytes = measured.log_figures()["messages_bytes"]
+            writes = self._zookeeper_writes() - writes
         flushed = max(0, self._messages - in_memory_bytes // _PAYLOAD_BYTES)
-        return {"per_s": per_s, "flushed": flushed, "znodes": self._znodes() - znodes,
+        return {"per_s": per_s, "flushed": flushed, "znodes": self._znodes() - znodes, "zookeeper_writes": writes,
                 **_costs(counted.counts, published=self._messages, flushed=flushed)}  # fmt: skip
 
     @contextlib.contextmanager
@@ -157,6 +158,11 @@ class Contest:
             for done in [threads.submit(_publish_share, publish, Random(seed), share) for seed in seeds]:
                 done.result()
             return share * self._threads / (time.perf_counter() - begun)
+
+    def _zookeeper_writes(self) -> int:
+        """The number of ZooKeeper's last transaction, within its leader's time."""
+        _, stat = self._zookeeper.create("/mark-", ephemeral=True, sequence=True, include_data=True)
+        return int(stat.czxid) & 0xFFFFFFFF
 
     def _znodes(self) -> int:
         """All znodes of the servers."""
@@ -282,7 +288,7 @@ def main() -> None:
     results = judged(found)
     table(
         "scheduled publishes, and what a million costs: entries of logs; ledgers and entries of buckets; MB of all",
-        ("store", "per s", "to local", "log entries", "ledgers", "entries", "MB", "znodes"),
+        ("store", "per s", "to local", "log entries", "ledgers", "entries", "MB", "znodes", "writes"),
         [_row(name, of) for name, of in results.items()],
     )
     if chosen.json:
@@ -297,7 +303,7 @@ def _row(name: str, of: Mapping[str, Any]) -> tuple[object, ...]:
     sizes = [median(f"{kind}_bytes") for kind in ("log", "manifest", "buckets")]
     megabytes = None if None in sizes else round(sum(one or 0 for one in sizes) / MILLION)
     return (name, round(of["per_s"]["median"]), of["to_local"], median("log_entries"), median("buckets_ledgers"),
-            median("buckets_entries"), megabytes, median("znodes"))  # fmt: skip
+            median("buckets_entries"), megabytes, median("znodes"), median("zookeeper_writes"))  # fmt: skip
 
 
 if __name__ == "__main__":

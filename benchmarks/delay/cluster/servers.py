@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import itertools
 import os
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Final
 
 from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, JavaLedgers
 from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE, JavaRuntime, JvmOptions
-from outbox_broker.cluster.cluster_admin import init_cluster
+from outbox_broker.cluster.cluster_admin import init_cluster, read_state
 from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout
 from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
 from outbox_broker.cluster.zookeeper_session import SessionOptions, ZooKeeperSession
@@ -22,11 +24,13 @@ from tests.engines import bookkeeper as engine_tests
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.engines.jars import fetched_jars
 from tests.engines.java_server import java_home
+from tests.outbox_broker.cluster.node_process import NodeProcess
 
 BOOKIES: Final = 3
 SESSION_MS: Final = 30_000
 """Of the clients in this process, whose threads share it with those that publish."""
 PASSWORD: Final = "of the ledgers"
+SERVED_SECONDS_MAX: Final = 120
 _numbers = itertools.count()
 
 
@@ -44,11 +48,26 @@ class Servers:
         with contextlib.closing(ZooKeeperSession(address, options=SessionOptions(session_ms=SESSION_MS))) as session:
             return address, init_cluster(session, ZnodeLayout(address.root), shards=shards)
 
-    def node_settings(self) -> dict[str, str]:
-        """The table [cluster] of a node that is a process: three copies, of which two are waited for, as by default."""
-        password = self.folder / "ledgers-password"
+    @contextlib.contextmanager
+    def nodes(self, address: ZooKeeperAddress, *names: str, target: str) -> Iterator[list[NodeProcess]]:
+        """Nodes as processes with the default settings: three copies, of which two are waited for."""
+        folder = self.folder / f"nodes-{next(_numbers)}"
+        folder.mkdir()
+        password = folder / "ledgers-password"
         password.write_text(PASSWORD)
-        return {"ledgers_uri": self.bookkeeper.metadata_uri, "ledgers_password_file": str(password)}
+        settings = {
+            "ledgers_uri": self.bookkeeper.metadata_uri, "ledgers_password_file": str(password),
+            "session_ms": str(SessionOptions().session_ms),
+        }  # fmt: skip
+        store = f"bookkeeper://{address.hosts}{address.root}"
+        nodes = [NodeProcess(name, store=store, target=target, folder=folder, settings=settings) for name in names]
+        try:
+            for node in nodes:
+                node.start()
+            yield nodes
+        finally:
+            for node in nodes:
+                node.end(signal.SIGKILL)
 
     @contextlib.contextmanager
     def ledgers(self) -> Iterator[JavaLedgers]:
@@ -58,6 +77,36 @@ class Servers:
         options = BookKeeperOptions(password=PASSWORD.encode(), request_s_max=30, session_ms=SESSION_MS)
         with contextlib.closing(JavaLedgers(runtime, self.bookkeeper.metadata_uri, options=options)) as opened:
             yield opened
+
+
+class ClusterWatch:
+    """Reads a cluster's state from ZooKeeper."""
+
+    def __init__(self, address: ZooKeeperAddress) -> None:
+        self._layout = ZnodeLayout(address.root)
+        self._session = ZooKeeperSession(address, options=SessionOptions(session_ms=SESSION_MS))
+
+    def close(self) -> None:
+        """End the session."""
+        self._session.close()
+
+    def owners(self) -> dict[str, str]:
+        """Returns the node of each shard that is served, by name."""
+        view = read_state(self._session, self._layout).view
+        return {
+            shard: view.nodes[owner.node].name
+            for shard, owner in view.owners.items()
+            if owner.state == "serving" and owner.node in view.nodes
+        }
+
+    def wait_until_served(self, *, shards: int, by: set[str]) -> dict[str, str]:
+        """Wait until these nodes serve all shards; returns the node of each."""
+        deadline = time.monotonic() + SERVED_SECONDS_MAX
+        while len(owners := self.owners()) < shards or set(owners.values()) != by:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the shards are not served by {by}: {owners}")
+            time.sleep(0.05)
+        return owners
 
 
 @contextlib.contextmanager

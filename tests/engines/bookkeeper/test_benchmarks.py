@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[3]
 RUN_SECONDS_MAX = 540
 
@@ -23,6 +25,22 @@ def test_publishes_to_a_cluster_are_counted_and_compared_with_the_local_store(tm
         assert costs["log_ledgers"]["median"] == 1_000_000 * shards / 8_000
         assert costs["log_entries"]["median"] >= 1_000_000 * shards * 16 / 8_000  # an entry a batch and shard, at least
         assert costs["log_bytes"]["median"] > 512 * 1_000_000
+
+
+def test_a_takeover_is_timed_in_parts_that_make_up_the_whole(tmp_path: Path) -> None:
+    found = run("takeover", tmp_path, "--pending", "4000", "--shards", "2")["seconds"]["4000"]
+
+    parts = sum(found[part]["median"] for part in ("session", "fencing", "recovery", "first"))
+    assert parts == pytest.approx(found["slowest"]["median"], abs=0.1)
+    assert found["memory_mib"]["median"] > 0
+
+
+def test_lateness_through_a_cluster_is_never_negative_and_stands_beside_one_process(tmp_path: Path) -> None:
+    found = run("lateness", tmp_path, "--per-second", "50", "--seconds", "2", "--shards", "2")
+
+    for kind in ("cluster", "process"):
+        assert 0 <= found[kind]["min_ms"]["median"] <= found[kind]["p99_ms"]["median"]
+        assert found[kind]["memory_mib"]["median"] > 0
 
 
 def run(program: str, folder: Path, *arguments: str) -> dict[str, Any]:

@@ -37,6 +37,12 @@ class NodeProcess:
         """What it has written."""
         return self._log.read_text(errors="replace")
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start it; returns when it serves."""
         self._ready_file.unlink(missing_ok=True)

@@ -1,0 +1,141 @@
+"""Measures how late messages come through a delay cluster at a constant rate, beside one process, and a node's memory.
+
+    ./scripts/test --engines bookkeeper      # once: fetches the servers' jars
+    python -m benchmarks.delay.cluster.lateness [--per-second 1000] [--seconds 20] [--shards 8] [--rounds 1] [--json]
+
+One thread publishes batches of ten over HTTP, each message of 512 bytes due 200 to 1,200 ms later; a consumer of the
+target, `outbox broker serve`, notes the time at which it has each, and settles it. `cluster` is two nodes, as processes
+with their default settings, whose shards are on three bookies: three copies, two acknowledgements; the client knows one
+of the nodes. `process`, the floor, is `outbox delay serve --data` in front of the same broker. Memory is the resident
+set of the larger node at the end, with its JVM. Rounds are rotated; figures are medians.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from benchmarks.delay.cluster.servers import ClusterWatch, Servers, arguments, servers
+from benchmarks.delay.pace import paced
+from benchmarks.harness.report import machine, table, talk
+from benchmarks.harness.rounds import percentiles, rotated, spread
+from benchmarks.harness.servers import broker, delay_process, resident_mib
+from broker_adapter.http import HttpBroker
+from outbox_core import Message
+
+TOPIC, GROUP = "trips", "bench"
+BODY: Final = b"x" * 512
+COME_SECONDS_MAX: Final = 120
+DUE_MS: Final = (200, 1_200)
+KINDS: Final = ("cluster", "process")
+
+
+def through_cluster(running: Servers, *, shards: int, per_second: int, seconds: int) -> dict[str, float]:
+    """One round through two nodes."""
+    address, _ = running.new_cluster(shards=shards)
+    with broker() as target, running.nodes(address, "first", "second", target=target.url) as nodes:
+        with contextlib.closing(ClusterWatch(address)) as watch:
+            watch.wait_until_served(shards=shards, by={"first", "second"})
+        found = lateness(nodes[0].url, target.url, per_second=per_second, seconds=seconds)
+        return {**found, "memory_mib": max(resident_mib(node.pid) for node in nodes)}
+
+
+def through_process(folder: Path, *, per_second: int, seconds: int) -> dict[str, float]:
+    """One round through one process with a disk of its own."""
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as data,
+        broker() as target,
+        delay_process(Path(data), target=target.url) as process,
+    ):
+        found = lateness(process.url, target.url, per_second=per_second, seconds=seconds)
+        return {**found, "memory_mib": resident_mib(process.pid)}
+
+
+def lateness(url: str, target: str, *, per_second: int, seconds: int) -> dict[str, float]:
+    """Publish to `url` and consume from `target`; returns quantiles of the lateness."""
+    total, random = per_second * seconds, Random(1)
+    with contextlib.closing(HttpBroker(url)) as publisher, _consumed(target, expected=total) as late_ms:
+
+        def publish(first: int, count: int) -> None:
+            now_ms = time.time_ns() // 1_000_000
+            dues = [now_ms + random.randrange(*DUE_MS) for _ in range(count)]
+            publisher.publish(
+                [
+                    Message(id=f"m{number}", topic=TOPIC, body=BODY, deliver_at_ms=due_ms)
+                    for number, due_ms in enumerate(dues, first)
+                ]
+            )
+
+        paced(publish, total=total, per_second=per_second)
+    return {**percentiles(late_ms), "min_ms": min(late_ms)}
+
+
+@contextlib.contextmanager
+def _consumed(url: str, *, expected: int) -> Iterator[list[float]]:
+    """How late each message came, in milliseconds; on the way out all came."""
+    late_ms: list[float] = []
+    client, is_over = HttpBroker(url), threading.Event()
+    client.pull(TOPIC, GROUP)  # makes the group
+
+    def consume() -> None:
+        while len(late_ms) < expected and not is_over.is_set():
+            deliveries = client.pull(TOPIC, GROUP, max_messages=100, wait_ms=1_000)
+            now_ms = time.time_ns() / 1e6
+            late_ms.extend(now_ms - int(one.headers["outbox-deliver-at-ms"]) for one in deliveries)
+            if deliveries:
+                client.ack([one.receipt for one in deliveries])
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        yield late_ms
+        thread.join(COME_SECONDS_MAX)
+    finally:
+        is_over.set()
+        thread.join()
+        client.close()
+    if len(late_ms) < expected:
+        raise SystemExit(f"only {len(late_ms)} of {expected} came")
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = arguments(__doc__, rounds=1)
+    parser.add_argument("--per-second", type=int, default=1_000)
+    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--shards", type=int, default=8, help="of the cluster")
+    chosen = parser.parse_args()
+    pace = {"per_second": chosen.per_second, "seconds": chosen.seconds}
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    with servers(chosen.folder) as running:
+        for number in range(chosen.rounds):
+            for kind in rotated(KINDS, number):
+                if kind == "cluster":
+                    found[kind].append(through_cluster(running, shards=chosen.shards, **pace))
+                else:
+                    found[kind].append(through_process(running.folder, **pace))
+                talk.print(f"{kind}: p99 {found[kind][-1]['p99_ms']:.1f} ms")
+    results: dict[str, Any] = {
+        kind: {key: spread([one[key] for one in of]) for key in of[0]} for kind, of in found.items()
+    }
+    columns = ("p50_ms", "p90_ms", "p99_ms", "max_ms", "min_ms", "memory_mib")
+    table(
+        f"lateness in ms at {chosen.per_second:,} messages a second, and MiB of a node",
+        ("kind", "p50", "p90", "p99", "max", "min", "MiB"),
+        [(kind, *(of[key]["median"] for key in columns)) for kind, of in results.items()],
+    )
+    if chosen.json:
+        print(json.dumps({"benchmark": "delay.cluster.lateness", "options": vars(chosen), "machine": machine(),
+                          **results}, indent=2, default=str))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
