@@ -191,7 +191,7 @@ class TimerWorker:
     def _rebuild(self, slots: Sequence[int]) -> None:
         try:
             rebuild_timers(
-                self._source,
+                self._source.timed,
                 self._store,
                 slots,
                 options=self._options.rebuild,

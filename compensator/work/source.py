@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +14,8 @@ from compensator.work.claim_and_relay import Batches
 from compensator.work.due_row_query import DuePoll, DueTables
 from compensator.work.low_water_mark import LowWaterMarks, PollResult
 from compensator.work.source_schedule import PacingOptions
+from compensator.work.timed_tables import TimedTables
 from outbox.store.database import MYSQL_DIALECTS, database_errors
-from outbox.store.schema import message_table_names
-from outbox.store.table_placement import MessageTable
-from outbox.store.timer_rows import DuePosition, TimerRows
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, SchemaMissing
@@ -65,6 +62,7 @@ class Source:
         self.batches = batches
         self.gate = gate
         self.retention = retention
+        self.timed = TimedTables(name.name, schema=schema, reads=reads)
         self._schema = schema
         self._work = work
         self._reads = reads
@@ -95,16 +93,6 @@ class Source:
             found = tables.count(connection, rows_max=COUNTED_ROWS_MAX)
         return SourceCounts(pending=sum(one.pending for one in found), parked=sum(one.parked for one in found))
 
-    def tables(self) -> Sequence[str]:
-        """The names of the message tables. Raises DatabaseUnavailable, SchemaMissing."""
-        return self._known_tables().tables
-
-    def pending_page(self, table: str, *, after: DuePosition, limit: int) -> list[DuePosition]:
-        """Pending rows of a table behind a position, the first due first. Raises DatabaseUnavailable, SchemaMissing."""
-        rows = TimerRows(dialect=self._reads.dialect, table=MessageTable(self._schema, table))
-        with database_errors(self._reads.url), self._reads.connect() as connection:
-            return rows.page(connection, after=after, limit=limit)
-
     def _poll(self, connection: Connection, tables: DueTables) -> DuePoll:
         """Poll from the marks on, or by a full scan: at once if the database's clock was stepped back below a mark."""
         began_ms = self._clock.monotonic_ms()
@@ -128,11 +116,7 @@ class Source:
         known = self._tables
         if known is not None and now_ms - self._asked_at_ms < TABLES_ASKED_EVERY_MS:
             return known
-        with database_errors(self._reads.url), self._reads.connect() as connection:
-            names = message_table_names(connection, self._schema)
-        if not names:
-            shown = self._reads.url.render_as_string(hide_password=True)
-            raise SchemaMissing(f"there is no message table in {shown} ({self.name}); run: outbox db upgrade --url URL")
+        names = self.timed.tables()
         if known is None or known.tables != tuple(names):
             logger.info("message_tables_found", extra={"source": self.name, "tables": len(names)})
             known = DueTables(dialect=self._reads.dialect, schema=self._schema, tables=names)

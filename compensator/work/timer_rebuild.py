@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from compensator.work.source import Source
+from compensator.work.timed_tables import TimedTables
 from outbox.store.timer_rows import DuePosition
 from outbox_core.common.clock import Clock
 from outbox_core.messages.timing_port import TimedRow, Timer, TimerSink, TimingAdmin
@@ -31,7 +31,7 @@ class RebuildOptions:
 
 
 def rebuild_timers(
-    source: Source,
+    tables: TimedTables,
     store: RebuiltStore,
     slots: Sequence[int],
     *,
@@ -50,29 +50,53 @@ def rebuild_timers(
     rebuild = store.begin_rebuild(slots)
     if not rebuild.slots:
         return False
-    logger.info("timer_rebuild_began", extra={"source": source.name, "slots": len(rebuild.slots)})
+    logger.info("timer_rebuild_began", extra={"source": tables.name, "slots": len(rebuild.slots)})
     rows = 0
-    for page in _pages(source, options.page_rows):
-        store.add(page, only_missing=True)
-        rows += len(page)
+    for page in added_pages(tables, store, options=options, clock=clock, stopping=stopping):
+        rows += page.rows
         on_progress(rows)
-        ahead_ms = rows * _SECOND_MS // options.rows_per_second - (clock.monotonic_ms() - began_ms)
-        if stopping.wait(max(0, ahead_ms) / _SECOND_MS) or not store.continue_rebuild(rebuild):
+        if not store.continue_rebuild(rebuild):
             return False
+    if stopping.is_set():
+        return False
     complete = store.end_rebuild(rebuild)
     took_ms = clock.monotonic_ms() - began_ms
-    extra = {"source": source.name, "rows": rows, "took_ms": took_ms, "complete": complete}
+    extra = {"source": tables.name, "rows": rows, "took_ms": took_ms, "complete": complete}
     logger.info("timer_rebuild_ended", extra=extra)
     return complete
 
 
-def _pages(source: Source, page_rows: int) -> Iterator[Sequence[Timer]]:
+@dataclass(frozen=True, slots=True)
+class AddedPage:
+    """How many pending rows a page had, and how many of them had no timer."""
+
+    rows: int
+    added: int
+
+
+def added_pages(
+    tables: TimedTables, store: TimerSink, *, options: RebuildOptions, clock: Clock, stopping: threading.Event
+) -> Iterator[AddedPage]:
+    """Add a timer for each pending row that has none, a page at a time and no faster than the rate; yields what each
+    page had. Ends early once it is stopped. Raises BrokerError for the store; DatabaseUnavailable, SchemaMissing.
+    """
+    began_ms, rows = clock.monotonic_ms(), 0
+    for page in _pages(tables, options.page_rows):
+        added = store.add(page, only_missing=True)
+        rows += len(page)
+        yield AddedPage(len(page), added)
+        ahead_ms = rows * _SECOND_MS // options.rows_per_second - (clock.monotonic_ms() - began_ms)
+        if stopping.wait(max(0, ahead_ms) / _SECOND_MS):
+            return
+
+
+def _pages(tables: TimedTables, page_rows: int) -> Iterator[Sequence[Timer]]:
     """Yields the pending rows of all tables. A row whose time moves ahead during the scan may come twice, none is left
     out: times only ever increase, but for an operator's change, which the compensator's poll finds.
     """
-    for table in source.tables():
+    for table in tables.tables():
         after = DuePosition()
-        while page := source.pending_page(table, after=after, limit=page_rows):
+        while page := tables.pending_page(table, after=after, limit=page_rows):
             after = page[-1]
             yield [Timer(TimedRow(table, one.id), -(-one.due_at_us // _SECOND_MS)) for one in page]
             if len(page) < page_rows:

@@ -57,8 +57,9 @@ class SlotFigures:
 class TimerSink(Protocol):
     """Takes timers. Thread-safe."""
 
-    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> None:
-        """Set when rows are due, replacing earlier times; `only_missing`: of rows that have none. Idempotent.
+    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> int:
+        """Set when rows are due, replacing earlier times; `only_missing`: of rows that have none. Returns how many
+        times were set or changed. Idempotent.
 
         Raises BrokerError: then some may have been set. StorageFailed: the store is full, or set up in another way.
         """
@@ -123,5 +124,33 @@ class TimingAdmin(Protocol):
         """Returns what each slot holds."""
 
 
-class TimingStore(TimerSink, TimerQueue, TimingAdmin, Protocol):
+@dataclass(frozen=True, slots=True)
+class PlacedTimer:
+    """A row and its time as the store has it now, in microseconds: its due time, or the end of a lease."""
+
+    row: TimedRow
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerPage:
+    """A part of a slot's timers, and where the next part begins; None: there is no more."""
+
+    timers: Sequence[PlacedTimer]
+    next_cursor: int | None
+
+
+class TimerScan(Protocol):
+    """Lists what is in a store, to compare it with the tables. Raises BrokerError."""
+
+    def list_timers(self, slot: int, *, cursor: int, limit: int) -> TimerPage:
+        """About `limit` timers of a slot, from cursor 0 on. Some may come twice; where the slot moves to another server
+        in the meantime, some may be left out.
+        """
+
+    def remove_timers(self, slot: int, timers: Sequence[PlacedTimer]) -> int:
+        """Remove timers of a slot whose time is still the same; returns how many."""
+
+
+class TimingStore(TimerSink, TimerQueue, TimingAdmin, TimerScan, Protocol):
     """The whole store of one source."""

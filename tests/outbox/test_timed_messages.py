@@ -41,11 +41,12 @@ class KeptTimers:
         self._changed = threading.Condition()
         self.timers: list[Timer] = []
 
-    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> None:
+    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> int:
         self._rule()
         with self._changed:
             self.timers += timers
             self._changed.notify_all()
+        return len(timers)
 
     def wait_for(self, count: int) -> list[Timer]:
         with self._changed:

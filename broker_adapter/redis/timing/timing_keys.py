@@ -22,6 +22,8 @@ TAKE: Final = _script("take")
 SETTLE: Final = _script("settle")
 MARK: Final = _script("mark")
 FIGURES: Final = _script("figures")
+LIST: Final = _script("list")
+REMOVE: Final = _script("remove")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from broker_adapter.redis.timers.timer_slots import REGISTER, slot_of
 from broker_adapter.redis.timing.timing_keys import (
     ADD,
     FIGURES,
+    LIST,
+    REMOVE,
     SETTLE,
     TAKE,
     TimingKeys,
@@ -26,7 +28,15 @@ from broker_adapter.redis.timing.wake_subscription import WakeSubscription
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, ConfigurationError, StorageFailed
 from outbox_core.messages.ids import new_token
-from outbox_core.messages.timing_port import Rebuild, SlotFigures, TakenTimers, TimedRow, Timer
+from outbox_core.messages.timing_port import (
+    PlacedTimer,
+    Rebuild,
+    SlotFigures,
+    TakenTimers,
+    TimedRow,
+    Timer,
+    TimerPage,
+)
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -56,7 +66,7 @@ class RedisTimingStore:
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
-    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> None:
+    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> int:
         """See TimerSink.add."""
         self._register()
         by_slot: defaultdict[int, list[Argument]] = defaultdict(list)
@@ -64,13 +74,12 @@ class RedisTimingStore:
             by_slot[slot_of(timer.row.id, self._slots)] += [timer.due_at_ms * 1000, member_of(timer.row)]
         head: list[Argument] = [self._keys.channel, "NX" if only_missing else "CH"]
         part = 2 * TIMERS_A_CALL_MAX
-        self._run(
-            [
-                self._keys.call_on_due(ADD, slot, [*head, *pairs[begin : begin + part]])
-                for slot, pairs in by_slot.items()
-                for begin in range(0, len(pairs), part)
-            ]
-        )
+        calls = [
+            self._keys.call_on_due(ADD, slot, [*head, *pairs[begin : begin + part]])
+            for slot, pairs in by_slot.items()
+            for begin in range(0, len(pairs), part)
+        ]
+        return sum(self._run(calls))
 
     def take(self, slots: Sequence[int], *, limit: int, lease_ms: int) -> list[TakenTimers]:
         """See TimerQueue.take. Begins at a slot by chance, each with a share, so that a full one starves no other."""
@@ -137,6 +146,22 @@ class RedisTimingStore:
             SlotFigures(slot=slot, timers=timers, due=due, next_ms=_ms(next_ms), complete=_is_complete(generation))
             for slot, (generation, timers, due, next_ms) in enumerate(self._run(calls))
         ]
+
+    def list_timers(self, slot: int, *, cursor: int, limit: int) -> TimerPage:
+        """See TimerScan.list_timers."""
+        [answer] = self._run([self._keys.call_on_due(LIST, slot, [cursor, min(limit, TIMERS_A_CALL_MAX)])])
+        following, *parts = answer
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return TimerPage([PlacedTimer(row_of(member), int(at_us)) for member, at_us in pairs], int(following) or None)
+
+    def remove_timers(self, slot: int, timers: Sequence[PlacedTimer]) -> int:
+        """See TimerScan.remove_timers."""
+        pairs: list[Argument] = [part for one in timers for part in (member_of(one.row), one.at_us)]
+        part = 2 * TIMERS_A_CALL_MAX
+        calls = [
+            self._keys.call_on_due(REMOVE, slot, pairs[begin : begin + part]) for begin in range(0, len(pairs), part)
+        ]
+        return sum(self._run(calls))
 
     def close(self) -> None:
         """See TimerSink.close. Who waits returns."""

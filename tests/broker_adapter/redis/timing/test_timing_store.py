@@ -12,7 +12,7 @@ import pytest
 from broker_adapter.redis.timers.timer_slots import slot_of
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, StorageFailed
 from outbox_core.messages.connect import connect_timing
-from outbox_core.messages.timing_port import TakenTimers, TimedRow, Timer, TimingStore
+from outbox_core.messages.timing_port import PlacedTimer, TakenTimers, TimedRow, Timer, TimingStore
 from tests.broker_adapter.redis.redis_cluster import redis_cluster
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, wait_until
 
@@ -207,6 +207,25 @@ def test_a_slot_has_one_rebuild_at_a_time_until_its_time_has_passed(store: Timin
     assert store.end_rebuild(second)
     assert store.end_rebuild(third)
     assert server.ask("PTTL", "outbox:timing:{shop:0}:generation") == -1
+
+
+def test_every_timer_of_a_slot_is_listed_and_one_that_changed_since_then_is_not_removed(store: TimingStore) -> None:
+    store.add(due(rows(1_500), in_ms=HOUR_MS))
+    listed: dict[TimedRow, PlacedTimer] = {}
+    for slot in EVERY:
+        cursor: int | None = 0
+        while cursor is not None:
+            page = store.list_timers(slot, cursor=cursor, limit=100)
+            assert all(slot_of(one.row.id, SLOTS) == slot for one in page.timers)
+            listed |= {one.row: one for one in page.timers}
+            cursor = page.next_cursor
+    assert sorted(listed) == sorted(rows(1_500))
+
+    [changed, same] = [one for one in rows(1_500) if slot_of(one.id, SLOTS) == 0][:2]
+    assert store.add([Timer(changed, listed[changed].at_us // 1_000 + 1)]) == 1
+    assert store.remove_timers(0, [listed[changed], listed[same]]) == 1
+    assert held(store) == 1_499
+    assert store.add(due([changed, same]), only_missing=True) == 1, "the removed one alone"
 
 
 def test_another_number_of_slots_is_refused_at_start_and_at_an_add(store: TimingStore, server: RedisServer) -> None:

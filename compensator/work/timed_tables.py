@@ -1,0 +1,45 @@
+"""TimedTables: what a timing store is compared with: the pending rows of one schema's message tables. Reads alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Engine
+
+from outbox.store.database import database_errors
+from outbox.store.schema import message_table_names
+from outbox.store.table_placement import MessageTable
+from outbox.store.timer_rows import DuePosition, TimerRows
+from outbox_core.common.errors import SchemaMissing
+
+
+class TimedTables:
+    """The message tables of one schema. Thread-safe. All methods raise DatabaseUnavailable and SchemaMissing."""
+
+    def __init__(self, name: str, *, schema: str | None, reads: Engine) -> None:
+        """`name`: of the source, for logs. `schema`: in the form of the dialect. `reads`: by autocommit_engine."""
+        self.name = name
+        self._schema = schema
+        self._reads = reads
+
+    def tables(self) -> Sequence[str]:
+        """The names of the message tables, at least one."""
+        with database_errors(self._reads.url), self._reads.connect() as connection:
+            names = message_table_names(connection, self._schema)
+        if not names:
+            shown = self._reads.url.render_as_string(hide_password=True)
+            raise SchemaMissing(f"there is no message table in {shown} ({self.name}); run: outbox db upgrade --url URL")
+        return names
+
+    def pending_page(self, table: str, *, after: DuePosition, limit: int) -> list[DuePosition]:
+        """Pending rows of a table behind a position, the first due first."""
+        with database_errors(self._reads.url), self._reads.connect() as connection:
+            return self._rows(table).page(connection, after=after, limit=limit)
+
+    def pending(self, table: str, ids: Sequence[str]) -> set[str]:
+        """Those of these rows of a table that are pending."""
+        with database_errors(self._reads.url), self._reads.connect() as connection:
+            return set(self._rows(table).due_in_us(connection, ids))
+
+    def _rows(self, table: str) -> TimerRows:
+        return TimerRows(dialect=self._reads.dialect, table=MessageTable(self._schema, table))
