@@ -40,6 +40,11 @@ def _storage(part: str, name: str, label: str) -> Row:
     return Row("storage.engines", label, [(part, name, engine, "median") for engine in engines])
 
 
+def _adapter(kind: str, label: str, target: str = "-") -> Row:
+    engines = ("redis", "nats", "rabbitmq", "kafka", "rocketmq", "pulsar")
+    return Row("broker_adapter", label, [("engines", engine, kind, "ratio") for engine in engines], target)
+
+
 ROWS: Final = (
     Row("publish_cost", "publish to hand-written, 1 / 8 threads",
         [("workers", number, "to_hand_written", "ours") for number in ("1", "8")], "0.97"),
@@ -53,6 +58,9 @@ ROWS: Final = (
     Row("drain_after_outage", "drain after an outage to unordered: 1 / 2 / 1,000 keys",
         [("to_unordered", keys) for keys in ("1", "2", "1000")], "0.5"),
     Row("claim", "idle queries a second", [("idle", "queries_per_second")], "at most 0.2"),
+    _adapter("batches_of_500", "adapters to plain, by 500: Redis / NATS / RabbitMQ / Kafka / RocketMQ / Pulsar", "0.8"),
+    _adapter("one_at_a_time", "the same, one at a time", "0.8"),
+    _adapter("drain", "the drain into each, to a broker that accepts at once"),
     _storage("log", "append_by_1_per_second", "log, messages a second, a sync each: ours / RocksDB / LMDB / SQLite"),
     _storage("log", "append_by_100_per_second", "the same, a sync for 100"),
     _storage("log", "append_by_1000_per_second", "the same, a sync for 1,000"),

@@ -141,6 +141,22 @@ def test_lateness_is_measured_with_a_timing_store_and_by_polls_alone(mariadb_of_
     assert all(found["rebuild"][name]["rows_per_second"] > 0 for name in ("unbounded", "default"))
 
 
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.mariadb
+def test_adapters_are_compared_with_plain_clients_and_drained_into_in_one_run() -> None:
+    command = [sys.executable, "-m", "benchmarks.broker_adapter", "--engines", "redis", "nats", "--quick", "--json"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    engines = json.loads(done.stdout)["engines"]
+    assert list(engines) == ["redis", "nats"]
+    for kind in ("batches_of_500", "one_at_a_time", "drain"):
+        assert all(figures[kind]["adapter"]["median"] > 0 for figures in engines.values())
+        assert all(figures[kind]["ratio"] > 0 for figures in engines.values())
+    assert done.stderr.count("drain") >= 2
+
+
 def _run(program: str, server: LocalServer, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", f"benchmarks.{program}", "--quick", "--url", server.url, *options]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)

@@ -188,11 +188,14 @@ def wait_until(ready: Callable[[], bool], *, ended: Callable[[], bool] = lambda:
 
 
 @contextlib.contextmanager
-def redis_server(*, port: int = 0, **options: str) -> Iterator[RedisServer]:
-    """A running server with these options, underscores for dashes, for the length of a block."""
+def redis_server(*, port: int = 0, in_folder: str | None = None, **options: str) -> Iterator[RedisServer]:
+    """A running server with these options, underscores for dashes, for the length of a block.
+
+    `in_folder`: where its data are; by default where tests keep theirs, which may be memory.
+    """
     given = {name.replace("_", "-"): value for name, value in options.items()}
     with tempfile.TemporaryDirectory(
-        dir=scratch_folder(), prefix="outbox-redis-", ignore_cleanup_errors=True
+        dir=in_folder or scratch_folder(), prefix="outbox-redis-", ignore_cleanup_errors=True
     ) as folder:
         server = RedisServer(Path(folder) / "data", {**DURABLE, **given}, port=port)
         server.start()
