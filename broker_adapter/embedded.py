@@ -164,7 +164,7 @@ class EmbeddedAdmin:
             self._engine.seek(topic, group, to_ms=to_ms, to_offset=to_offset)
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
-        """Stop or resume hand-outs."""
+        """Pause or resume deliveries."""
         with _unknown_is_refused():
             self._engine.pause(topic, group, paused=paused)
 

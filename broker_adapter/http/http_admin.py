@@ -70,7 +70,7 @@ class HttpAdmin:
         self._connection.send("POST", f"{_path(topic, group)}/seek", wire.NoAnswer, body=body)
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
-        """Stop or resume hand-outs to a group."""
+        """Pause or resume deliveries to a group."""
         verb = "pause" if paused else "resume"
         self._connection.send("POST", f"{_path(topic, group)}/{verb}", wire.NoAnswer, repeatable=True)
 

@@ -121,7 +121,7 @@ class _TimerWork:
         return sent
 
     def settle(self, sent: SentBatch) -> None:
-        """The row first: a timer that is left is handed out again, and finds no row."""
+        """The row first: a timer that is left is taken again, and finds no row."""
         self.total = add(self.total, self._source.batches.settle(sent))
         batch = self._batches.pop(sent.token)
         self._queue.settle(batch.taken, later_ms=batch.later_ms)

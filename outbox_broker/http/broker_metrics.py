@@ -34,8 +34,8 @@ _BY_TOPIC: Final = {
     "broadcast": ("broker_messages_broadcast", "Messages read by readers without a group."),
 }
 _BY_GROUP: Final = {
-    "delivered": ("broker_messages_delivered", "Hand-outs."),
-    "redelivered": ("broker_messages_redelivered", "Hand-outs that were not a message's first to its group."),
+    "delivered": ("broker_messages_delivered", "Deliveries."),
+    "redelivered": ("broker_messages_redelivered", "Deliveries that were not a message's first to its group."),
     "acknowledged": ("broker_messages_acknowledged", "Deliveries acknowledged."),
     "filtered": ("broker_messages_filtered", "Messages that a group passed because its filter does not take them."),
 }
@@ -44,7 +44,7 @@ _REASONS: Final = {
     "dead_lettered": ("broker_messages_dead_lettered", "Messages that a group gave up on.", ("topic", "group")),
 }
 _FIGURES: Final = {
-    "backlog": ("broker_ready_messages", "Messages that wait to be handed out."),
+    "backlog": ("broker_ready_messages", "Messages that are ready for delivery."),
     "in_flight": ("broker_inflight_messages", "Messages that consumers hold."),
     "dead": ("broker_dead_messages", "Messages that the group gave up on and that nobody redrove."),
 }
@@ -71,7 +71,7 @@ class BrokerMetrics:
         )
         self._latency = Histogram(
             "broker_delivery_latency_seconds",
-            "From a message's creation, or its due time if that is later, to its first hand-out.",
+            "From a message's creation, or its due time if that is later, to its first delivery.",
             ("topic", "group"),
             buckets=_LATENCY_SECONDS,
             registry=self.registry,

@@ -130,11 +130,11 @@ ROUTES: Final = (
     ),
     Route(
         method="POST", path=GROUP + "/pause", role=Role.ADMIN, handler=group_handlers.pause, body=wire.NoRequest,
-        body_optional=True, answer=wire.NoAnswer, summary="Stop hand-outs to a group", problems=_NOT_FOUND,
+        body_optional=True, answer=wire.NoAnswer, summary="Pause deliveries to a group", problems=_NOT_FOUND,
     ),
     Route(
         method="POST", path=GROUP + "/resume", role=Role.ADMIN, handler=group_handlers.resume, body=wire.NoRequest,
-        body_optional=True, answer=wire.NoAnswer, summary="Let hand-outs to a group go on", problems=_NOT_FOUND,
+        body_optional=True, answer=wire.NoAnswer, summary="Resume deliveries to a group", problems=_NOT_FOUND,
     ),
     Route(
         method="GET", path=GROUP + "/dead", role=Role.READ, work=WorkClass.PAGE, handler=group_handlers.dead,

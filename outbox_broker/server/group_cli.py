@@ -97,13 +97,13 @@ def seek(
 def pause(
     topic: Topic,
     group: Group,
-    resume: Annotated[bool, typer.Option("--resume", help="Let hand-outs go on.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume deliveries.")] = False,
     url: Url = _URL,
     timeout_ms: Timeout = 5_000,
     ca_file: CaFile = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Stop hand-outs to a group, or let them go on.
+    """Pause deliveries to a group, or resume them.
 
     Example: outbox broker group pause orders billing --resume
     """

@@ -75,7 +75,7 @@ class TimerQueue(Protocol):
         """Take due timers of these slots, at most `limit` of all together, and say when the next are due. Slots that do
         not answer are left out; raises if none does.
 
-        A timer that is not settled within the lease is handed out again.
+        A timer that is not settled within the lease is taken again.
         """
 
     def settle(self, taken: Sequence[TakenTimers], *, later_ms: Mapping[TimedRow, int]) -> None:

@@ -110,7 +110,7 @@ def _named(found: Sequence[UnrecordedEffects], *, last_ms: int) -> str:
     named = "; ".join(map(str, found[:NAMED_MAX]))
     more = f"; and {len(found) - NAMED_MAX:,} more groups and topics" if len(found) > NAMED_MAX else ""
     last = f"its last action is of {utc_text(last_ms)}" if last_ms else "it has no action"
-    return f"{named}{more}, whose hand-outs the action log does not have ({last})"
+    return f"{named}{more}, whose deliveries the action log does not have ({last})"
 
 
 def _last_ms(counts: Sequence[LegCount], leg: str) -> int:

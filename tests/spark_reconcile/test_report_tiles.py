@@ -40,7 +40,7 @@ def test_the_tiles_say_how_many_deliveries_the_headline_speaks_of() -> None:
     tiles, _ = _tiles(summary)
 
     assert "9 deliveries" in summary.sentence
-    assert (tiles["deliveries"], tiles["handed out"], tiles["findings"]) == (9, 4, 0)
+    assert (tiles["deliveries"], tiles["delivered"], tiles["findings"]) == (9, 4, 0)
 
 
 @pytest.mark.parametrize("earlier", [0, 6])
