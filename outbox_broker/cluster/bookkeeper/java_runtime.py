@@ -24,8 +24,8 @@ JARS_MODULE: Final = "outbox_mq_bookkeeper_jars"
 CLIENT_VERSION: Final = "4.18"
 _SERVER_JAR: Final = re.compile(r"bookkeeper-server-(\d+\.\d+)\.[\w.-]+\.jar")
 _CURE: Final = (
-    f"pip install outbox-mq-bookkeeper-jars, or set {JARS_VARIABLE} to a folder with the jars of BookKeeper "
-    f"{CLIENT_VERSION} (the lib folder of a BookKeeper installation)"
+    f"set {JARS_VARIABLE} to the lib folder of an installation of BookKeeper {CLIENT_VERSION}, or install the wheel "
+    "outbox-mq-bookkeeper-jars, which deploy/bookkeeper-jars/build makes in a checkout"
 )
 _INTERRUPTIBLE_MS: Final = 200
 _LOGGING: Final = Path(__file__).with_name("log4j2.xml")
@@ -148,7 +148,7 @@ def _started_jpype(jars: Path, options: JvmOptions) -> Any:
         import jpype
         import jpype.config
     except ImportError as error:
-        raise ConfigurationError("JPype is missing: pip install 'outbox-mq[bookkeeper]'") from error
+        raise ConfigurationError("JPype is missing: pip install JPype1, which the extra bookkeeper brings") from error
     if jpype.isJVMStarted():
         raise ConfigurationError("another library started this process's JVM, with jars of its own: use two processes")
     try:
