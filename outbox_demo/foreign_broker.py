@@ -1,4 +1,4 @@
-"""The broker that you have, in the demo: topics of the run's own on it, and a delay service of ours in front of it.
+"""Runs the demo on another broker, with topics of the run's own on it, and a delay service in front of it.
 
 The broker itself is left alone. What is killed in the middle is the delay service and a consumer.
 """

@@ -1,4 +1,4 @@
-"""Connections to one host, made by urllib3 and kept for the next request. Not what goes over them.
+"""Keeps connections to one host, made by urllib3, for the next request. Does not know what is sent over them.
 
 urllib3 resolves, connects and does TLS as it does for requests; the certificates are those that requests brings, or a
 file of the user's. Nothing of the environment is asked: no proxies, no .netrc, no other certificates.

@@ -1,4 +1,4 @@
-"""HttpBroker: the Broker port over the HTTP protocol. Not how bytes travel, nor what errors mean."""
+"""Implements the Broker port over the HTTP protocol. Leaves transport and errors to its collaborators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small publishes of many threads share requests, as commits share a sync. Not how a request is made, nor its retries.
+"""Batches small publishes of many threads into common requests, as databases share a sync among commits.
 
 A call that finds fewer than two requests on the way sends its own at once. Calls that come meanwhile wait; when a
 request ends, the first of them sends one request for all, whatever their topics, and gives each its results. So nobody

@@ -1,4 +1,4 @@
-"""Publishes as requests: one for messages of many topics, several where it is refused. Not which calls share one."""
+"""Makes requests of publishes: one for messages of many topics, or several if the broker refuses that one."""
 
 from __future__ import annotations
 

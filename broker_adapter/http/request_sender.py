@@ -1,4 +1,4 @@
-"""One broker's address and a pool of connections to it: a request in, an answer or an error out. Not what they mean."""
+"""Sends requests to one broker over a pool of connections, and returns answers or raises errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading one answer off a connection, whole and within a deadline of its own. Not what is in it.
+"""Reads one response from a connection, completely and within a deadline. Does not decode it.
 
 http.client reads an answer's head with the parser of e-mails, which costs more than all else of a small request. What
 an answer of HTTP/1.1 may look like is little (RFC 9112): a status line, fields, and a body with a length or in chunks.

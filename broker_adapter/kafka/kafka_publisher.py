@@ -1,4 +1,4 @@
-"""KafkaPublisher: a batch of messages as records of Kafka, and delivery reports as results."""
+"""Publishes batches of messages as records of Kafka, and converts delivery reports to results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ProducerConnection: one idempotent producer of librdkafka, with a deadline for whatever it is asked."""
+"""Wraps one idempotent producer of librdkafka; every call has a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ProducerPool: a producer for each thread that publishes at the same time, and what they all connect to."""
+"""Keeps a producer for each thread that publishes at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection to one server of NATS, on an event loop: pipelined messages with an answer each. Not what they mean."""
+"""Connects to one NATS server on an event loop, and pipelines messages. Does not interpret the answers."""
 
 from __future__ import annotations
 

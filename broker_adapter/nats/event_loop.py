@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for a client that speaks asyncio alone. Not what runs on it."""
+"""Runs an event loop in a thread, for clients that offer asyncio only."""
 
 from __future__ import annotations
 

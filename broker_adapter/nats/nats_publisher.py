@@ -1,4 +1,4 @@
-"""NatsPublisher: batches to JetStream, each message acknowledged by its stream, repeated while a leader is elected."""
+"""Publishes batches to JetStream: each stream acknowledges its messages; elections of leaders are waited out."""
 
 from __future__ import annotations
 

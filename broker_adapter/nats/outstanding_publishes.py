@@ -1,4 +1,4 @@
-"""A batch on its way to NATS: which of its messages are outstanding, and what was answered. Not how it is sent."""
+"""Tracks which messages of a batch NATS has not answered yet, and the answers. Sends nothing."""
 
 from __future__ import annotations
 

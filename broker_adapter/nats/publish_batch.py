@@ -1,4 +1,4 @@
-"""A batch that is published to JetStream, and what is known of each message. Not how it is sent, nor how often."""
+"""Tracks the result of each message of a batch that is published to JetStream. Sends nothing."""
 
 from __future__ import annotations
 

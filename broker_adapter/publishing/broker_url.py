@@ -1,4 +1,4 @@
-"""BrokerUrl: the URL of another broker, read once: hosts, user, password, path, and options with a type each."""
+"""Parses the URL of another broker: hosts, user, password, path, and typed options."""
 
 from __future__ import annotations
 

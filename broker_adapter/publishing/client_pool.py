@@ -1,4 +1,4 @@
-"""ClientPool: a client of an engine for each thread that publishes at the same time, in each process its own."""
+"""Keeps an engine's client for each thread that publishes at the same time; each process has its own."""
 
 from __future__ import annotations
 

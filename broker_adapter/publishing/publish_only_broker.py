@@ -1,4 +1,4 @@
-"""PublishOnlyBroker: the Broker port over a publisher, for brokers whose consumers keep their own client."""
+"""Implements the Broker port over a publisher, for brokers whose consumers keep their own client."""
 
 from __future__ import annotations
 
@@ -115,17 +115,17 @@ class PublishOnlyBroker:
         self._refuse("pull")
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
-        """NotSupported."""
+        """Raises NotSupported."""
         self._refuse("ack")
 
     def nack(
         self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
     ) -> list[NackStatus]:
-        """NotSupported."""
+        """Raises NotSupported."""
         self._refuse("nack")
 
     def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
-        """NotSupported."""
+        """Raises NotSupported."""
         self._refuse("extend")
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:

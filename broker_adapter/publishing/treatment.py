@@ -1,4 +1,4 @@
-"""Treatment: what an engine's error means for the messages of a batch, as each adapter's table of errors says it."""
+"""The treatments of messages after an engine's error, as each adapter's table of errors assigns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdminApi: what Pulsar's admin REST interface tells of topics and their namespace."""
+"""Reads settings of topics and of their namespace from Pulsar's admin REST interface."""
 
 from __future__ import annotations
 

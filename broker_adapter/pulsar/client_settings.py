@@ -1,4 +1,4 @@
-"""ClientSettings: a broker's URL as the settings of Pulsar's client and of its admin API, checked."""
+"""Translates a broker's URL to the settings of Pulsar's client and of its admin API, and checks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PulsarConnection: one client of Pulsar with a producer a topic, and a deadline for whatever it is asked."""
+"""Wraps one Pulsar client with a producer for each topic; every call has a deadline."""
 
 from __future__ import annotations
 

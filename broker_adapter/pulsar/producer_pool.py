@@ -1,4 +1,4 @@
-"""PulsarClientPool: a client of Pulsar for each thread that publishes at the same time."""
+"""Keeps a Pulsar client for each thread that publishes at the same time."""
 
 from __future__ import annotations
 

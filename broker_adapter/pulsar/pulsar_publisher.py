@@ -1,4 +1,4 @@
-"""PulsarPublisher: a batch of messages as records of Pulsar, and receipts as results."""
+"""Publishes batches of messages to Pulsar, and converts receipts to results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A channel in confirm mode: a batch is sent at once, and each message of it gets an answer. Not what answers mean."""
+"""Sends batches over a channel in confirm mode, which answers each message. Does not interpret the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ManagementApi: what RabbitMQ's management plugin tells of exchanges and queues. It only reads."""
+"""Reads exchanges and queues from RabbitMQ's management plugin. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ProcessConnection: the one connection of a process, made when it is needed, and again after it was lost."""
+"""Keeps the one connection of a process: opened on demand, and again after it was lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RabbitMqPublisher: batches to an exchange, each message mandatory and confirmed."""
+"""Publishes batches to an exchange; each message is mandatory and confirmed."""
 
 from __future__ import annotations
 

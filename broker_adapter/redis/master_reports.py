@@ -1,4 +1,4 @@
-"""MasterReports: what the masters said of themselves when they were last asked, as publishes must know it."""
+"""Keeps the masters' last reports of their settings, on which publishes depend."""
 
 from __future__ import annotations
 

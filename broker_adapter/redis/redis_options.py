@@ -1,4 +1,4 @@
-"""RedisOptions: what the broker's URL says about Redis, read once."""
+"""The options of Redis in a broker's URL."""
 
 from __future__ import annotations
 

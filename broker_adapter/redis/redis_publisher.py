@@ -1,4 +1,4 @@
-"""RedisPublisher: messages to Redis by one script a batch and place, and a WAIT for the replicas."""
+"""Publishes messages to Redis by one script for each batch and place, and a WAIT for the replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ScriptSender: calls of Lua scripts, each sent to the node of its key until one answers, and a WAIT for the replicas.
+"""Calls Lua scripts, each on the node of its key until one answers, and waits for the replicas by WAIT.
 
 A script is known by its hash, and sent whole where the server does not know it. Answers that say that nothing was done
 (MOVED, ASK, LOADING ...) are followed by a repetition elsewhere; a lost connection too, where repeating does no harm.

@@ -1,4 +1,4 @@
-"""StreamStore: the stream of each topic, and the call of append.lua that appends messages to it."""
+"""Appends messages to the stream of their topic, by append.lua."""
 
 from __future__ import annotations
 

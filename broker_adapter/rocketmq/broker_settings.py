@@ -1,4 +1,4 @@
-"""BrokerSettings: what of the brokers' settings would let RocketMQ lose a message that it confirmed."""
+"""Finds settings of brokers that would let RocketMQ lose a confirmed message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ProxyChannel: a gRPC channel to a RocketMQ proxy that has taken our settings, and the methods of its service."""
+"""Opens a gRPC channel to a RocketMQ proxy, which accepts this client's settings, and calls its service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ProxyConnection: routes of topics and sends to them, each with a deadline, through a channel to a RocketMQ proxy."""
+"""Reads topics' routes from a RocketMQ proxy and sends to topics; every call has a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RocketMqPublisher: a batch of messages as requests to a proxy, those of a group in order, and answers as results."""
+"""Publishes batches of messages by requests to a proxy, those of a group in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TopicRoute: what a topic takes, as a proxy describes its queues, and what is wrong with topics."""
+"""The route of a topic: its accepted types of messages, as a proxy describes its queues, and its defects."""
 
 from __future__ import annotations
 

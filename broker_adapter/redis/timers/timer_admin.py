@@ -1,4 +1,4 @@
-"""TimerAdmin: groups, figures and dead letters of the timer store."""
+"""Administers groups and dead letters of the timer store, and reads its statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TimerBroker: the Broker port on the timer store."""
+"""Implements the Broker port on the timer store."""
 
 from __future__ import annotations
 

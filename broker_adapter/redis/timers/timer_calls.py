@@ -1,4 +1,4 @@
-"""TimerCalls: runs calls of the timer scripts within the time-out of one request, and knows each topic's slots."""
+"""Runs the timer scripts within the time-out of one request, and knows each topic's slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots: the parts of a topic in Redis, their keys, and the calls of the scripts that move messages between these."""
+"""The slots of a topic in Redis: their keys, and the calls of the scripts that move messages between these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RedisTimingStore: the timing store of one source on Redis."""
+"""Implements the timing store of one source on Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WakeSubscription: waits until a timer was added that is due before all others."""
+"""Waits until a timer is added that is due before all others."""
 
 from __future__ import annotations
 
