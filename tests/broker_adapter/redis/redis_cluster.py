@@ -88,7 +88,7 @@ class RedisClusterServers:
 
     def wait_until_promoted(self, replica: RedisServer) -> None:
         """Wait until a replica is a master."""
-        assert wait_until(lambda: _is_master(replica))
+        assert wait_until(lambda: _is_master(replica)), replica.ask("CLUSTER", "NODES").decode()
 
     def _knows_all(self, server: RedisServer) -> bool:
         return f"cluster_known_nodes:{len(self.servers)}\r".encode() in server.ask("CLUSTER", "INFO")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,6 @@ from outbox_core.messages.connect import connect
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.message import AckStatus, CancelStatus, Message
 from tests.broker_adapter.redis.redis_cluster import RedisClusterServers, redis_cluster
-from tests.broker_adapter.redis.redis_server import wait_until
 
 Answer = TypeVar("Answer")
 SLOTS = 8
@@ -103,7 +101,7 @@ def test_a_master_killed_under_load_with_wait_1_loses_nothing_that_was_acknowled
             thread.start()
         assert killed.wait(THREAD_SECONDS_MAX)
         victim.kill()
-        assert wait_until(lambda: re.search(rb"role:master", heir.ask("INFO", "replication")) is not None)
+        cluster.wait_until_promoted(heir)
         victim.start()
         for thread in threads:
             thread.join(THREAD_SECONDS_MAX)
