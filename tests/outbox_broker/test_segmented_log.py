@@ -6,7 +6,7 @@ import errno
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -202,19 +202,20 @@ def test_a_torn_tail_is_cut_in_the_last_of_many_segments(open_log: type_of_open,
     assert recovered == payloads[:-1]
 
 
+@pytest.mark.parametrize("number", [0, 1])
 def test_a_segment_before_the_last_that_is_cut_short_costs_its_last_record_alone(
-    open_log: type_of_open, tmp_path: Path
+    open_log: type_of_open, tmp_path: Path, number: int
 ) -> None:
     payloads = [b"\x91" + bytes([65 + number]) * 500 for number in range(20)]
     offsets = written(open_log, payloads, segment_bytes=4096)
-    first, second, *_ = segment_paths(tmp_path / "log")
-    first.write_bytes(first.read_bytes()[:-3])
+    cut, following = segment_paths(tmp_path / "log")[number : number + 2]
+    cut.write_bytes(cut.read_bytes()[:-3])
 
     log, recovered = open_log(segment_bytes=4096)
 
-    lost = offsets.index(int(second.stem)) - 1
+    lost = offsets.index(int(following.stem)) - 1
     assert recovered == [*payloads[:lost], *payloads[lost + 1 :]]
-    assert log.quarantined_bytes
+    assert log.quarantined_bytes == offsets[lost + 1] - offsets[lost]
 
 
 def test_a_span_is_read_across_segments(open_log: type_of_open) -> None:
@@ -400,6 +401,34 @@ def test_a_rolling_append_does_not_swallow_the_failure_that_a_committing_caller_
         append.result(120)
 
     assert not rolled_meanwhile
+
+
+class FailingOnce(HeldSyncs):
+    """The one sync that is released with an error fails, and no other."""
+
+    def sync(self, descriptor: int) -> None:
+        try:
+            super().sync(descriptor)
+        finally:
+            self.error = None
+
+
+def test_a_sync_that_waited_for_one_that_failed_is_refused(open_log: type_of_open) -> None:
+    """The kernel reports a lost page once a descriptor: the sync that waited would be told "well"."""
+    storage = FailingOnce()
+    log, _ = open_log(storage=storage, segment_bytes=4096)
+    log.append([b"x" * 5000])
+    storage.hold()
+
+    with ThreadPoolExecutor(2) as pool:
+        commit = pool.submit(log.commit, log.end)
+        assert storage.waiting.wait(120)
+        append = pool.submit(log.append, [b"y"])  # which rolls, and for that syncs
+        wait([append], timeout=0.2)
+        storage.release(error=OSError(errno.EIO, "Input/output error"))
+        failures = [commit.exception(120), append.exception(120)]
+
+    assert [type(failure) for failure in failures] == [StorageFailed, StorageFailed]
 
 
 def test_callers_share_a_sync(open_log: type_of_open) -> None:
