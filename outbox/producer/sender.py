@@ -134,32 +134,33 @@ class Sender:
         """Returns the token that owns the rows which this process writes, until their lease ends."""
         return self._token
 
-    def offer(self, rows: Sequence[OutboxRow], *, written_at_ms: int) -> bool:
-        """Queue the rows of a commit. Never blocks and never raises; returns False if the queue is full or the broker
-        is not allowed (sending_only_to): the rows stay in the table.
+    def offer(self, rows: Sequence[OutboxRow], *, written_at_ms: int) -> None:
+        """Queue the rows of a commit. Never blocks and never raises; if the queue is full or the broker is not allowed
+        (sending_only_to), the rows stay in the table.
 
         `written_at_ms` is the monotonic time just before their INSERT: the lease ends no sooner than counted from it.
         """
         if not all(allowed(self._relay.broker) for allowed in _bounds_to_sending):
-            return False
+            return
         if self._timers is not None:
             timed = [row for row in rows if row.is_timed]
             self._timers.offer(timed)
             rows = [row for row in rows if not row.is_timed] if timed else rows
             if not rows:
-                return True
+                return
         deadline_ms = written_at_ms + self._limits.lease_ms - self._limits.lease_margin_ms
         commit = _Commit(rows, deadline_ms, sum(len(row.body) for row in rows))
         with self._wake:
             if self._closing or self._is_full(commit):
                 self._drop(commit)
-                return False
+                return
             self._queue.append(commit)
             self._count(commit, 1)
             if self._asleep:  # otherwise it checks the queue soon anyway; waking a thread costs each commit a little
                 self._asleep = False
                 self._wake.notify()
-            return self._thread is not None or self._start()
+            if self._thread is None:
+                self._start()
 
     def close(self, *, timeout_ms: int | None = None) -> bool:
         """Send what is queued, for at most `timeout_ms`, and stop; returns whether the queue was emptied. Idempotent.
@@ -180,7 +181,7 @@ class Sender:
         with self._wake:
             return self._queued_rows == 0 and (thread is None or not thread.is_alive())
 
-    def _start(self) -> bool:
+    def _start(self) -> None:
         _drain_with_multiprocessing()
         self._thread = threading.Thread(target=self._run, name="outbox-sender", daemon=True)
         try:
@@ -188,8 +189,6 @@ class Sender:
         except RuntimeError:  # no more threads, or the interpreter is shutting down
             self._thread = None
             logger.warning("sender_not_started")
-            return False
-        return True
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
