@@ -213,6 +213,24 @@ def test_a_crowd_of_one_topic_shares_every_batch_with_the_others_in_memory_and_i
     assert [one for one in came if one.startswith("other-")] == [f"other-{number}" for number in range(30)]
 
 
+def test_what_comes_into_memory_stays_behind_earlier_messages_of_its_topic_in_runs() -> None:
+    written, seqs = Written(), count(1)
+    queue = DueQueue(written.read)
+    earlier = [Entry(1, next(seqs), f"earlier-{number}", "crowd", b"") for number in range(500)]
+    run = written.write(earlier)
+    run.topic = "crowd"
+    queue.add([run])
+    later = [Entry(2, next(seqs), f"later-{number}", "crowd", b"") for number in range(10)]
+    for entry in later:
+        queue.push(entry)
+
+    came: list[str] = []
+    while batch := written.ids(queue.take(2, count_max=60, bytes_max=1 << 20, is_alive=lambda _: True)):
+        came += batch
+
+    assert came == [entry.id for entry in [*earlier, *later]]
+
+
 def test_a_few_lanes_that_fit_a_batch_leave_nothing_behind() -> None:
     written, seqs = Written(), count(1)
     queue = DueQueue(written.read)
