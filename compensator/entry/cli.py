@@ -151,7 +151,12 @@ def run(
         "archive_days": archive_days, "inbox_days": inbox_days, "judged_file": judged_file,
         "stop_timeout": stop_timeout,
     }  # fmt: skip
-    chosen, clock = load(flags, file=config), SystemClock()
+    run_service(load(flags, file=config))
+
+
+def run_service(chosen: CompensatorConfig) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError for settings or a store that cannot serve."""
+    clock = SystemClock()
     _configure_logs(chosen, level=chosen.log_level)
     parts = wire(chosen, clock=clock)
     try:

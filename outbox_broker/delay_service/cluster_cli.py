@@ -1,5 +1,5 @@
-"""Commands `outbox delay init`, `status`, `drain` and `sweep`: a cluster's znodes, its state, the hand-over of a node,
-and ledgers that nothing names any more.
+"""What `outbox delay init`, `status`, `drain` and `sweep` do with a cluster: its znodes, its state, the hand-over of a
+node, and ledgers that nothing names any more.
 """
 
 from __future__ import annotations
@@ -88,21 +88,8 @@ def drain(
     print(f"node {node} {'takes shards again' if undo else 'hands its shards over; `outbox delay status` shows when'}")
 
 
-def sweep(
-    store: Store,
-    retention: Annotated[
-        str, typer.Option(help="How long a ledger outlives its epoch: longer than any node can be paused.")
-    ] = "24h",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing.")] = False,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Delete ledgers that no manifest of the cluster names.
-
-    Processes leave them that die between two steps. Safe beside running nodes; once a day is enough.
-
-    Example: outbox delay sweep --store bookkeeper://zk1,zk2,zk3/outbox/delay --dry-run
-    """
+def sweep_ledgers(store: str, config: Path | None, *, retention: str, dry_run: bool, as_json: bool) -> None:
+    """Delete ledgers that no manifest of the cluster names, and print how many."""
     from outbox_broker.delay_service.shard_openers import ledger_shards
     from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,16 +32,27 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
+def database(shop: Shop) -> list[str]:
+    return ["--url", shop.database.url, *(["--schema", shop.database.schema] if shop.database.schema else [])]
+
+
 def command(shop: Shop, broker: str, store: str) -> list[str]:
-    schema = ["--schema", shop.database.schema] if shop.database.schema else []
     return [
-        sys.executable, "-m", "outbox", "compensator", "run", "--url", shop.database.url, *schema, "--broker", broker,
-        "--timing", store,
+        sys.executable, "-m", "outbox", "compensator", "run", *database(shop), "--broker", broker, "--timing", store,
+    ]  # fmt: skip
+
+
+def delay_command(shop: Shop, broker: str, store: str) -> list[str]:
+    return [
+        sys.executable, "-m", "outbox", "delay", "serve", "--store", store, *database(shop), "--target", broker,
     ]  # fmt: skip
 
 
 @pytest.mark.processes
-def test_the_service_fires_timers_until_it_is_stopped(mysql_shop: Shop, server: RedisServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [command, delay_command])
+def test_the_service_fires_timers_until_it_is_stopped(
+    mysql_shop: Shop, server: RedisServer, tmp_path: Path, command: Callable[[Shop, str, str], list[str]]
+) -> None:
     url, broker_url = store_url(server), f"embedded:{tmp_path / 'data'}"
     box = mysql_shop.box(PromptBroker(), timing=url)
     with box.begin():
