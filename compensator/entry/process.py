@@ -16,6 +16,7 @@ from compensator.service.service import CompensatorService
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.garbage_collection import freeze_what_stays
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -41,6 +42,7 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
     if notifier.watchdog_every_ms is not None:
         service.tasks.add("watchdog", lambda: _watch(service, notifier), every_ms=notifier.watchdog_every_ms)
     status = _status(service, metrics, config)
+    freeze_what_stays()
     try:
         service.start()
         if status is not None:

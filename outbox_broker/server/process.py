@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from outbox_broker.log.disk_reserve import FULL
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.garbage_collection import freeze_what_stays
 
 if TYPE_CHECKING:
     from outbox_broker.config.broker_config import BrokerConfig
@@ -35,7 +35,7 @@ def run(config: BrokerConfig) -> None:
         try:
             _forget(config.ready_file)  # left behind by a killed server
             server = HttpServer(ServicePorts.of(engine), bound, settings=config.http_settings, access=access, tls=tls)
-            _leave_alone_what_stays()
+            freeze_what_stays()
             server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
         finally:
             _forget(config.ready_file)
@@ -43,14 +43,6 @@ def run(config: BrokerConfig) -> None:
     finally:
         bound.close()
     logger.info("server_stopped")
-
-
-def _leave_alone_what_stays() -> None:
-    """Freeze the objects that exist by now, mostly code, which stay to the end: garbage collections over them would
-    block every request for a tenth of a second, now and then.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _announce(url: str, ready_file: Path | None) -> None:
