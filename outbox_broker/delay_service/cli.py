@@ -50,7 +50,7 @@ class TimingCommands(Protocol):
         """Compare it with its database once."""
 
 
-for _command in (cluster_cli.init, cluster_cli.drain):
+for _command in (cluster_cli.init, cluster_cli.drain, cluster_cli.export):
     app.command()(_command)
 
 

@@ -1,5 +1,5 @@
-"""What `outbox delay init`, `status`, `drain` and `sweep` do with a cluster: its znodes, its state, the hand-over of a
-node, and ledgers that nothing names any more.
+"""What `outbox delay init`, `status`, `drain`, `sweep` and `export` do with a cluster: its znodes, its state, the
+hand-over of a node, ledgers that nothing names any more, and what waits in the cluster.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -105,6 +106,31 @@ def sweep_ledgers(store: str, config: Path | None, *, retention: str, dry_run: b
             f"{report.seen} ledgers of this cluster: {report.named} named by a manifest, {report.young} not named and "
             f"younger than {retention}, {len(report.deleted)} {word}"
         )
+
+
+def export(
+    store: Store,
+    folder: Annotated[Path, typer.Option(help="Where the logs go: an empty folder, or one that is not there yet.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Write what waits in a cluster, and the cancels that it remembers, as logs in a broker's format.
+
+    Beside running nodes, which are not disturbed: it reads up to what the bookies know to be confirmed. Bodies are
+    replaced by their SHA-256. `outbox reconcile` runs it by itself.
+
+    Example: outbox delay export --store bookkeeper://zk1,zk2,zk3/outbox/delay --folder ./scheduled --json
+    """
+    from outbox_broker.delay_service.shard_openers import cluster_export
+
+    with cluster_export(_settings(store, config)) as exporting:
+        report = exporting.write(folder)
+    if as_json:
+        print(json.dumps(asdict(report)))
+    else:
+        print(f"{report.shards} shards: {report.messages} messages wait, {report.cancels} cancels are remembered")
+        if report.undecodable:
+            print(f"{report.undecodable} messages cannot be decoded; the log has their ids")
 
 
 def _settings(store: str, config: Path | None) -> ClusterSettings:

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 
 from outbox_broker.cluster.bookie_list import read_bookies
 from outbox_broker.cluster.cluster_admin import read_config
+from outbox_broker.cluster.memory_budget import MemoryBudget
 from outbox_broker.cluster.shard_host import OpenedShard, OpenShard
-from outbox_broker.cluster.znode_records import ZnodeLayout
+from outbox_broker.cluster.shard_names import ShardMap
+from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout
 from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
+from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
 from outbox_broker.delay_service.cluster_settings import ClusterSettings
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 
 if TYPE_CHECKING:
@@ -37,21 +41,40 @@ def shard_opener(settings: ClusterSettings) -> Iterator[OpenShard]:
 @contextmanager
 def ledger_shards(settings: ClusterSettings) -> Iterator[LedgerShards]:
     """Yields the cluster's shards on BookKeeper, and ends their clients. Raises ConfigurationError."""
+    with _ledger_shards(settings, _config(settings)) as shards:
+        yield shards
+
+
+@contextmanager
+def cluster_export(settings: ClusterSettings) -> Iterator[ClusterExport]:
+    """Yields what exports the shards of a cluster on BookKeeper, and ends its clients. Raises ConfigurationError."""
+    config = _config(settings)
+    shards = ShardMap(config.generations).names()
+    with _ledger_shards(settings, config) as views:
+        options = ExportOptions(cancels_max=MemoryBudget().cancels_of(len(shards)))
+        yield ClusterExport(shards=shards, views=views, clock=SystemClock(), options=options)
+
+
+def _config(settings: ClusterSettings) -> ClusterConfig:
+    with closing(ZooKeeperSession(settings.address, options=settings.session)) as session:
+        return read_config(session, ZnodeLayout(settings.address.root))
+
+
+@contextmanager
+def _ledger_shards(settings: ClusterSettings, config: ClusterConfig) -> Iterator[LedgerShards]:
     if settings.shared_folder is not None:
         raise ConfigurationError(f"this cluster has no ledgers: its segments are in {settings.shared_folder}")
     from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions
     from outbox_broker.cluster.bookkeeper.java_runtime import find_jars
     from outbox_broker.cluster.bookkeeper.ledger_shards import LedgerShards
 
-    with closing(ZooKeeperSession(settings.address, options=settings.session)) as session:
-        cluster = read_config(session, ZnodeLayout(settings.address.root)).cluster
     _check_bookies(settings)
     options = BookKeeperOptions(
         ensemble=settings.ensemble, write_quorum=settings.write_quorum, ack_quorum=settings.ack_quorum,
         password=settings.ledgers_password, tls=settings.bookie_tls,
     )  # fmt: skip
     shards = LedgerShards(
-        cluster, settings.address, session=settings.session, metadata_uri=settings.metadata_uri,
+        config.cluster, settings.address, session=settings.session, metadata_uri=settings.metadata_uri,
         jars=find_jars(os.environ), options=options,
     )  # fmt: skip
     with closing(shards):

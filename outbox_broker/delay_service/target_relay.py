@@ -55,6 +55,12 @@ def timed(message: Message, now_ms: int) -> TimedMessage:
     return TimedMessage(due_ms, message.id, message.topic, _encode(stored))
 
 
+def published(one: TimedMessage) -> Message:
+    """Returns a scheduled message as it was published. Raises InvalidMessage if it cannot be decoded."""
+    stored = _stored(one)
+    return msgspec.structs.replace(_for_now(one, stored, stored.headers), deliver_at_ms=stored.deliver_at_ms)
+
+
 def pass_on(target: PublishTarget, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
     """Publish to the target; returns the rejected messages, splitting the batch until the topic, or the message, at
     fault is isolated.
@@ -104,16 +110,20 @@ def _message(one: TimedMessage) -> Message:
 
     The requested due time is added as a header, unless that exceeds the limit of headers.
     """
-    try:
-        stored = _decode(one.payload)
-    except msgspec.DecodeError as error:  # this one alone is refused, and kept
-        raise InvalidMessage(f"a scheduled message cannot be decoded: {error}") from error
+    stored = _stored(one)
     if stored.deliver_at_ms is None:
         return _for_now(one, stored, stored.headers)
     try:
         return _for_now(one, stored, {**stored.headers, DUE_HEADER: str(stored.deliver_at_ms)})
     except InvalidMessage:
         return _for_now(one, stored, stored.headers)
+
+
+def _stored(one: TimedMessage) -> _StoredMessage:
+    try:
+        return _decode(one.payload)
+    except msgspec.DecodeError as error:  # this one alone is refused, and kept
+        raise InvalidMessage(f"a scheduled message cannot be decoded: {error}") from error
 
 
 def _for_now(one: TimedMessage, stored: _StoredMessage, headers: Mapping[str, str]) -> Message:

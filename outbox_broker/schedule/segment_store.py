@@ -37,6 +37,19 @@ class Record:
     end: int
 
 
+class SegmentReader(Protocol):
+    """The reading half of a segment store. What it reads may be the store of another process."""
+
+    def read(self, name: str, position: int, size_bytes: int) -> bytes:
+        """See SegmentStore.read."""
+
+    def scan(self, name: str) -> Iterator[Record]:
+        """See SegmentStore.scan."""
+
+    def list(self) -> Sequence[str]:
+        """See SegmentStore.list."""
+
+
 class SegmentStore(Protocol):
     """Segments by name: append, sync, read, scan, seal, list, delete.
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from outbox_broker.schedule.damaged_run_salvage import Spare
 from outbox_broker.schedule.schedule_state import ScheduleState
-from outbox_broker.schedule.segment_store import RecordDamaged, SegmentStore
+from outbox_broker.schedule.segment_store import RecordDamaged, SegmentReader
 from outbox_broker.schedule.sorted_run import Columns, SortedRun, StoredRun, decode_columns, decode_messages
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
@@ -30,7 +30,7 @@ class RunDamaged(SegmentDamaged):
 class RunReader:
     """Columns and messages of runs. Used under the schedule's lock. Raises RunDamaged and StorageFailed."""
 
-    def __init__(self, store: SegmentStore, state: ScheduleState) -> None:
+    def __init__(self, store: SegmentReader, state: ScheduleState) -> None:
         self._store = store
         self._state = state
         self._columns: OrderedDict[int, Columns] = OrderedDict()

@@ -83,6 +83,8 @@ def bounds_of(grace: Grace, evidence: Evidence, *, now_ms: int) -> dict[str, int
         "broker_reach_ms": evidence.broker_reach_ms,
         "broker_seen_ms": evidence.broker_seen_ms,
         "actions_reach_ms": evidence.actions_reach_ms,
+        "cancels_reach_ms": evidence.cancels_reach_ms,
+        "delay_cluster": 0 if evidence.delay is None else 1,
     }
 
 

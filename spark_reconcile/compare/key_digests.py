@@ -29,7 +29,7 @@ _DUE: Final = "if(deliver_at_ms is null, 0L, xxhash64(coalesce(message_key, ''),
 _ODD: Final = {
     Leg.BUSINESS: "deliver_at_ms is not null or coalesce(message_key, '') = '' or created_ms is null",
     Leg.ARCHIVE: "deliver_at_ms is not null",
-    MESSAGES: "deliver_at_ms is not null or sequence is null or stored_ms is null",
+    MESSAGES: "deliver_at_ms is not null or sequence is null or sequence < 0 or stored_ms is null",
 }
 """Odd rows, always classified: rows that are due later, or whose time or place is not known yet."""
 _SUMMED: Final = ("n", "low", "high", "key_low", "key_high", "odd", "resent", "repeated")

@@ -16,7 +16,7 @@ class RunLimits:
     rechecked, `suspects_a_part` at a time. Runs by the hour evaluate `windows_a_batch` hours together. A file whose
     content has not changed for `file_rest_ms` is at rest: its digests are kept, in at most `digest_generations_max`
     generations. Sealed segments of at least `kept_segment_bytes_min` are kept as Parquet: smaller ones are read in less
-    time than a Parquet file.
+    time than a Parquet file. An export of the delay cluster may take `delay_export_s_max`.
     """
 
     snapshot_rows_max: int = 500_000
@@ -27,3 +27,4 @@ class RunLimits:
     file_rest_ms: int = 2_000
     digest_generations_max: int = 24
     kept_segment_bytes_min: int = 4 * MIB
+    delay_export_s_max: int = 3_600

@@ -155,6 +155,23 @@ class InboxSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelaySource:
+    """A delay cluster in front of the broker: its address, bookkeeper://zk1,zk2,zk3/path, and a TOML file with a table
+    [cluster] where its other settings are.
+    """
+
+    store: str
+    config: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.store.startswith("bookkeeper://"):
+            raise ConfigurationError(
+                "[delay] store is a delay cluster's address, e.g. bookkeeper://zk1,zk2,zk3/outbox/delay; a delay "
+                "service on one machine is no source: its messages are pending until they are in the broker"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grace:
     """Time limits of the verdicts.
 
@@ -188,9 +205,9 @@ class Settings:
     text is a URL (`s3a://bucket/archive`), passed to Spark unchanged. `broker_data` and `output` are local folders.
     `complete_since_ms`: the archive has every row sent since then; `archive_days`, `inbox_days`: the compensator's
     retention. Without both: since the oldest row. `until`: until when databases are complete that have no `until` of
-    their own. `groups`: consumer groups that the broker must know, each as
-    `group` or `topic/group`. `accept_missing`: sources whose loss of evidence this one run accepts. `limits` decide no
-    verdict.
+    their own. `delay`: a delay cluster whose due messages go to this broker. `groups`: consumer groups that the broker
+    must know, each as `group` or `topic/group`. `accept_missing`: sources whose loss of evidence this one run accepts.
+    `limits` decide no verdict.
     """
 
     database_url: str = field(repr=False)
@@ -209,6 +226,7 @@ class Settings:
     groups: Sequence[str] = ()
     accept_missing: Sequence[str] = ()
     limits: RunLimits = field(default_factory=RunLimits)
+    delay: DelaySource | None = None
 
     def __post_init__(self) -> None:
         check_local_folder(self.broker_data, "[broker] data")

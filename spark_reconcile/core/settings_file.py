@@ -15,6 +15,7 @@ from spark_reconcile.core.settings import (
     BusinessRule,
     CompletenessBound,
     Condition,
+    DelaySource,
     Grace,
     InboxSource,
     Operator,
@@ -25,7 +26,7 @@ from spark_reconcile.core.url_passwords import with_password
 
 _UNTIL: Final = frozenset({"complete_until", "lag_seconds"})
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "": frozenset({"database", "outboxes", "archive", "broker", "rules", "inboxes", "grace", "output"}),
+    "": frozenset({"database", "outboxes", "archive", "broker", "rules", "inboxes", "grace", "output", "delay"}),
     "database": frozenset({"url", "password_file", "schema", "complete_since", "archive_days", "inbox_days"}) | _UNTIL,
     "outboxes": frozenset({"url", "schema"}) | _UNTIL,
     "archive": frozenset({"parquet"}),
@@ -41,6 +42,7 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
         {"seconds", "late_after_seconds", "clock_skew_seconds", "slack_seconds", "confirm_after_seconds"}
     ),
     "output": frozenset({"folder"}),
+    "delay": frozenset({"store", "config"}),
     "where": frozenset({"column", "op", "value"}),
 }  # fmt: skip
 OUTPUT_DEFAULT: Final = "reconciliation"
@@ -50,7 +52,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Returns the file's tables, with checked keys. Raises ConfigurationError with the nearest known key."""
     found = read_toml(path)
     _check_keys(found, "")
-    for name in ("database", "archive", "broker", "grace", "output"):
+    for name in ("database", "archive", "broker", "grace", "output", "delay"):
         _check_keys(_table(found, name), name)
     for name in ("outboxes", "rules", "inboxes"):
         for one in _tables(found, name):
@@ -77,6 +79,7 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
             inboxes=tuple(_inbox(one) for one in _tables(config, "inboxes")),
             grace=_grace(_table(config, "grace")),
             output=_path(output.get("folder", OUTPUT_DEFAULT), folder),
+            delay=_delay(_table(config, "delay"), folder),
         )
     except InvalidMessage as error:
         raise ConfigurationError(str(error)) from error
@@ -89,6 +92,13 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
 def _grace(table: Mapping[str, Any]) -> Grace:
     given = {name: _number(table, name, "grace") for name in table}
     return Grace(**{name: number for name, number in given.items() if number is not None})
+
+
+def _delay(table: Mapping[str, Any], folder: Path | None) -> DelaySource | None:
+    if not table:
+        return None
+    config = _path(_text(table, "config", "delay"), folder) if "config" in table else None
+    return DelaySource(store=_text(table, "store", "delay"), config=config)
 
 
 def _rule(table: Mapping[str, Any]) -> BusinessRule:

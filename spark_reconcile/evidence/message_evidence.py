@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TEXTS: Final = ("topic", "stored_key", "published_key")
 _COUNTS: Final = (
-    "outbox", "parked", "archive", "resent", "repeated", "took_effect", "plain", "noted", "due",
+    "outbox", "parked", "archive", "resent", "repeated", "took_effect", "plain", "noted", "due", "held",
 )  # fmt: skip
 _TIMES: Final = (
     "body_hash", "key_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms",
@@ -27,7 +27,10 @@ _TIMES: Final = (
 )  # fmt: skip
 
 # A scheduled message is in the log up to twice: a marker while it waits, and itself once it is due. Either suffices.
-_BROKER: Final = "sum(plain) + greatest(sum(noted), sum(due))"
+# One that is being handed over by a delay cluster is in both for a moment: it is stored once.
+_BROKER: Final = "greatest(sum(plain) + greatest(sum(noted), sum(due)), max(held))"
+HELD_SEQUENCE: Final = -1
+"""The sequence of messages that wait in a delay cluster, in front of the broker."""
 _SUMS: Final = ("outbox", "parked", "archive", "took_effect")
 _FLAGS: Final = ("resent", "repeated")
 """Flags of a message: a duplicated archive row does not mean two sends."""
@@ -121,9 +124,9 @@ def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Data
         ),
         _leg(
             messages, **body, topic="topic", stored_key=key, key_hash=f"xxhash64({key})", stored_ms="stored_ms",
-            sequence="sequence", plain="if(stored_ms is not null and sequence is not null, 1L, 0L)",
+            sequence="sequence", plain="if(stored_ms is not null and sequence >= 0, 1L, 0L)",
             noted="if(sequence is null, 1L, 0L)", due="if(stored_ms is null, 1L, 0L)",
-            placed_ms="if(sequence is null, null, stored_ms)",
+            held="if(sequence < 0, 1L, 0L)", placed_ms="if(sequence >= 0, stored_ms, null)",
             fell_due_ms="if(stored_ms is null, deliver_at_ms, null)",
         ),
         _leg(

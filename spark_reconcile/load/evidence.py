@@ -24,10 +24,12 @@ from spark_reconcile.evidence.cancel_answers import answers, are_answered
 from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.evidence.filter_evaluation import FilterEvaluation
 from spark_reconcile.load.completeness import Reach
+from spark_reconcile.load.delay_records import DelayRecords, read_configured
 from spark_reconcile.load.log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
 from spark_reconcile.load.source_check import Read, SourcePlan, waves
 from spark_reconcile.rules.plausible_times import LATEST_MS, PlausibleTimes
 from spark_reconcile.sources.action_runs import named_runs, single
+from spark_reconcile.sources.delay_export import DelayExport
 from spark_reconcile.sources.log_records import SCHEMAS
 from spark_reconcile.sources.log_segments import LogSegment, begins_whole, reach_ms, survey
 from spark_reconcile.sources.parquet_archives import archive_files, archive_frame
@@ -87,6 +89,13 @@ class Evidence:
     loose: tuple[DataFrame | None, DataFrame | None] | None = None
     """The rows of `rows` and of `messages` that are in none of `files`; None: all of them."""
     filters: FilterEvaluation = field(default_factory=FilterEvaluation)
+    delay: DelayExport | None = None
+    """What was read of the delay cluster, if there is one."""
+
+    @property
+    def cancels_reach_ms(self) -> int:
+        """Since when every cancel is known."""
+        return max(self.actions_reach_ms, 0 if self.delay is None else self.delay.cancels_since_ms)
 
     @property
     def known_topics(self) -> list[str]:
@@ -119,6 +128,7 @@ def read_all(
     times = PlausibleTimes.at(max(now_ms, time.time_ns() // 1_000_000), clocks=plan.clocks, skew_ms=skew_ms)
     say("reading the inboxes")
     effects = _read_sql(session, plan.inboxes, counts, times)
+    delayed = read_configured(session, settings, say)
     say("reading the broker's logs, the outbox and the business rows")
     # Actions first: each message that they name is in the message log when that is surveyed.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
@@ -137,11 +147,11 @@ def read_all(
     named = named_runs(actions.frame, messages.frame, is_whole=all(whole.values())).persist()
     archives = _read_archives(session, settings, counts, span, times)
     rows = united(session, [*tables, *(frame for frame, _ in archives)])
-    acted = _with_answers(single(actions.frame).unionByName(named), rows, messages.frame, counts)
+    messages, acted = _with_delayed(messages, single(actions.frame).unionByName(named), delayed)
     return Evidence(
         inboxes=united(session, effects),
         messages=messages.frame,
-        actions=acted,
+        actions=_with_answers(acted, rows, messages.frame, counts),
         rows=rows,
         tables=(*effects, *tables, *messages.copies, *actions.copies, named),
         groups=_groups(settings, actions.frame, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
@@ -156,7 +166,17 @@ def read_all(
         files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
         loose=(united(session, tables), union(*messages.copies) if messages.copies else None),
         filters=FilterEvaluation(surveyed["messages"]),
+        delay=None if delayed is None else delayed.export,
     )  # fmt: skip
+
+
+def _with_delayed(messages: LogRows, acted: DataFrame, delayed: DelayRecords | None) -> tuple[LogRows, DataFrame]:
+    """Returns the messages and actions with those of the delay cluster."""
+    if delayed is None:
+        return messages, acted
+    frame = messages.frame.unionByName(delayed.messages)
+    whole = replace(messages, frame=frame, copies=[*messages.copies, delayed.messages])
+    return whole, acted.unionByName(delayed.actions)
 
 
 def _with_answers(acted: DataFrame, rows: DataFrame, messages: DataFrame, counts: Sequence[LegCount]) -> DataFrame:

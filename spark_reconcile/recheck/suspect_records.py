@@ -15,6 +15,7 @@ from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.cancel_answers import answers, are_answered
+from spark_reconcile.load.delay_records import read_delay
 from spark_reconcile.load.evidence import Evidence, read_log, sql_frame, united
 from spark_reconcile.load.source_check import Read, SourcePlan
 from spark_reconcile.sources.action_runs import named_runs, single
@@ -119,10 +120,13 @@ def reread_suspects(
 def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[DataFrame, DataFrame]:
     """Returns the messages and actions of the first read, and those appended since; actions are surveyed first."""
     counts: list[LegCount] = []
+    messages, actions = first.messages, first.actions
+    if settings.delay is not None:
+        delayed = read_delay(session, settings, settings.delay)
+        messages, actions = union(messages, delayed.messages), union(actions, delayed.actions)
     now = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     more = {log: grown(first.surveyed[log], now[log]) if log in first.surveyed else [] for log in now}
     appended = {log: read_log(session, log, some, counts).frame for log, some in more.items() if some}
-    messages, actions = first.messages, first.actions
     if "messages" in appended:
         messages = union(messages, appended["messages"])
     if "actions" in appended:

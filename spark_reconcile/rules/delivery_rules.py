@@ -245,6 +245,15 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cure="Start the broker; what fell due meanwhile fires at once.",
     ),
     Rule(
+        name="held_by_the_delay_cluster",
+        state=State.LATE,
+        severity=Severity.ATTENTION,
+        when=_unplaced & Fact("delay_cluster").is_(1),
+        meaning="The delay cluster holds it, although it was not scheduled for later.",
+        cause="The broker, to which the cluster publishes, is down or refuses the message.",
+        cure="Start the broker; `outbox delay status` and the nodes' logs say what is refused.",
+    ),
+    Rule(
         name="placing_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,

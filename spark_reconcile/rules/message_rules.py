@@ -18,7 +18,7 @@ _outbox, _parked, _archive, _broker = Fact("outbox"), Fact("parked"), Fact("arch
 _canceled, _covered, _business = Fact("canceled"), Fact("covered"), Fact("business")
 _created_ms, _sent_ms, _accepted_ms = Fact("created_ms"), Fact("sent_ms"), Fact("accepted_ms")
 _deliver_at_ms, _broker_reach_ms = Fact("deliver_at_ms"), Fact("broker_reach_ms")
-_cancel, _actions_reach_ms = Fact("cancel"), Fact("actions_reach_ms")
+_cancel, _cancels_reach_ms = Fact("cancel"), Fact("cancels_reach_ms")
 _fresh_since_ms = Fact("now_ms") - Fact("grace_ms")
 _business_until_ms = Fact("business_until_ms") - Fact("grace_ms")
 _archive_until_ms = Fact("archive_until_ms") - Fact("grace_ms")
@@ -259,7 +259,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         name="broker_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
-        when=_older_than_the_messages | (_cancel.is_(1) & (_sent_ms < _actions_reach_ms)),
+        when=_older_than_the_messages | (_cancel.is_(1) & (_sent_ms < _cancels_reach_ms)),
         meaning="Sent, and older than what the broker's log still holds.",
     ),
     Rule(
@@ -275,7 +275,8 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         name="cancel_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
-        when=_without_note & (_sent_ms < _actions_reach_ms),
+        when=(_without_note | (_broker.is_(0) & (_deliver_at_ms > 0) & Fact("delay_cluster").is_(1)))
+        & (_sent_ms < _cancels_reach_ms),
         meaning="Scheduled, and never due by the log; it may have been canceled before the action log begins.",
     ),
     Rule(

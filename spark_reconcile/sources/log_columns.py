@@ -11,11 +11,14 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from outbox_core.journal import journal
+from outbox_core.messages.message import DUE_HEADER
+from spark_reconcile.sources.log_records import asked_due_ms
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
@@ -29,6 +32,8 @@ SHA256_BYTES: Final = 32
 _NIL: Final = 0xC0
 _ARRAY: Final = 0x90
 _MAP: Final = 0x80
+_DUE_HEADER: Final = DUE_HEADER.encode()
+_decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
@@ -68,6 +73,7 @@ def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[
         raise UnusualEncoding
     if not fields.end_at(ends):
         raise UnusualEncoding
+    numbers["deliver_at_ms"] = _with_asked_dues(data, headers, *numbers["deliver_at_ms"])
     notes, (stored_ms, unknown) = copies == journal.SCHEDULED, numbers["stored_ms"]
     numbers["stored_ms"] = stored_ms, unknown | (copies == journal.FIRED_COPY)
     if (body[1][notes] != SHA256_BYTES).any():
@@ -154,6 +160,19 @@ class _Fields:
         value[none] = 0
         self._at = self._at + 1 + widths
         return value, none, self._at
+
+
+def _with_asked_dues(data: bytes, headers: tuple[Places, Places], due_ms: Places, none: Mask) -> tuple[Places, Mask]:
+    """Returns the due times, with those that delay services have put in headers."""
+    if _DUE_HEADER not in data:
+        return due_ms, none
+    due_ms, none = due_ms.copy(), none.copy()
+    begin, length = headers
+    for index in np.flatnonzero(none & (length > len(_DUE_HEADER))).tolist():
+        asked = asked_due_ms(_decode_headers(data[begin[index] : begin[index] + length[index]]))
+        if asked is not None:
+            due_ms[index], none[index] = asked, False
+    return due_ms, none
 
 
 def _texts(data: Bytes, begin: Places, length: Places, none: Mask) -> pa.Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import msgspec
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
+from outbox_core.messages.message import DUE_HEADER
 from spark_reconcile.sources.log_segments import LogSegment
 
 MESSAGE_SCHEMA: Final = (
@@ -32,6 +33,7 @@ ACTION_SCHEMA: Final = (
 """An action on one message, or on a whole group."""
 RUN_SCHEMA: Final = ACTION_SCHEMA.replace("damage", "messages bigint, damage")
 """An action as it is written: if `messages` is not null, on so many messages from `sequence` on, and `id` is null."""
+DUE_DIGITS_MAX: Final = 15
 SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": RUN_SCHEMA}
 
 Row = tuple[Any, ...]
@@ -75,10 +77,17 @@ def _message(one: journal.MessageRecord) -> Row:
     # A scheduled message's marker, which may be dropped by now, has the time it was stored; the copy, when it fell due.
     stored_ms = None if one.copy == journal.FIRED_COPY else one.stored_at_ms
     is_note = one.copy == journal.SCHEDULED
+    deliver_at_ms = asked_due_ms(one.headers) if one.deliver_at_ms is None else one.deliver_at_ms
     body_sha256 = one.body.hex() if is_note else hashlib.sha256(one.body).hexdigest()
     return (
-        one.id, one.topic, one.key, one.sequence, body_sha256, one.created_at_ms, stored_ms, one.deliver_at_ms,
+        one.id, one.topic, one.key, one.sequence, body_sha256, one.created_at_ms, stored_ms, deliver_at_ms,
     )  # fmt: skip
+
+
+def asked_due_ms(headers: Mapping[str, str]) -> int | None:
+    """Returns the due time that the message was published with, if a delay service has passed it on when it was due."""
+    value = headers.get(DUE_HEADER, "")
+    return int(value) if len(value) <= DUE_DIGITS_MAX and value.isascii() and value.isdigit() else None
 
 
 def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm an action, no logic

@@ -56,7 +56,7 @@ def _sent_cancel(f: Facts) -> str:
         return "cancel_taken"
     if f["now_ms"] - f["sent_ms"] < f["grace_ms"] and f["sent_ms"] <= f["latest_ms"]:
         return "sent_in_grace"
-    return "broker_out_of_reach" if f["sent_ms"] < f["actions_reach_ms"] else "cancel_not_noted"
+    return "broker_out_of_reach" if f["sent_ms"] < f["cancels_reach_ms"] else "cancel_not_noted"
 
 
 def _older_than_the_broker_log(f: Facts) -> bool:
@@ -75,7 +75,8 @@ def _not_in_broker(f: Facts) -> str:
             return "not_fired"
     if _older_than_the_broker_log(f):
         return "broker_out_of_reach"
-    return "cancel_out_of_reach" if scheduled and f["sent_ms"] < f["actions_reach_ms"] else "not_in_broker"
+    may_be_canceled = scheduled or (f["delay_cluster"] and due_ms)
+    return "cancel_out_of_reach" if may_be_canceled and f["sent_ms"] < f["cancels_reach_ms"] else "not_in_broker"
 
 
 def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other, on purpose
@@ -120,6 +121,8 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         if f["deliver_at_ms"]:
             unsure = f["stored_ms"] < f["actions_reach_ms"] and f["broker_seen_ms"] - f["deliver_at_ms"] >= late
             return "cancel_out_of_reach" if unsure else "not_fired"
+        if f["delay_cluster"]:
+            return "held_by_the_delay_cluster"
         return "placing_in_grace" if fresh < f["stored_ms"] <= f["latest_ms"] else "never_placed"
     held, given_back = f["last_kind"] == 1, f["last_kind"] in {2, 5}
     soon = f["now_ms"] - f["visible_ms"] < late

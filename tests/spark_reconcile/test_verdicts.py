@@ -40,9 +40,9 @@ MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
     "outbox": COUNT, "parked": FLAG, "archive": COUNT, "broker": COUNT, "canceled": FLAG, "covered": FLAG,
     "business": COUNT, "topic_known": FLAG, "body_differs": FLAG, "topic_differs": FLAG, "key_differs": FLAG,
     "due_differs": FLAG, "created_ms": TIMES, "sent_ms": TIMES, "accepted_ms": TIMES, "deliver_at_ms": TIMES,
-    "repeated": FLAG, "business_reach_ms": [0, 3_000_000], "actions_reach_ms": [0, 3_000_000],
+    "repeated": FLAG, "business_reach_ms": [0, 3_000_000], "cancels_reach_ms": [0, 3_000_000],
     "business_until_ms": [4_000_000, NOW_MS], "cancel": FLAG, "took_effect": FLAG, "cancel_noted": [-1, 0, 1],
-    "respelled": FLAG,
+    "respelled": FLAG, "delay_cluster": FLAG,
 }  # fmt: skip
 DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
@@ -52,6 +52,7 @@ DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "first_delivered_ms": TIMES, "first_ack_ms": TIMES, "effect_ms": TIMES, "last_ms": TIMES,
     "visible_ms": [0, NOW_MS - 120_000, NOW_MS - 119_999, NOW_MS + 1], "inbox_reach_ms": [0, 3_000_000],
     "inbox_until_ms": [4_000_000, NOW_MS], "actions_reach_ms": [0, 3_000_000], "wanted": [-2, -1, 0, 1],
+    "delay_cluster": FLAG,
 }  # fmt: skip
 BUSINESS_FACTS: Mapping[str, Sequence[int]] = {
     "keyless": FLAG, "impossible": FLAG, "respelled": FLAG, "asked": [1, 2], "messages": [0, 1, 2, 3],
@@ -106,7 +107,7 @@ def test_every_combination_of_presence_and_count_of_a_message_is_explained() -> 
         **MESSAGE_FACTS, "created_ms": [500_000, 5_000_000, NOW_MS], "sent_ms": [500_000, 5_000_000, NOW_MS],
         "accepted_ms": [500_000, 5_000_000, NOW_MS - 60_000, NOW_MS],
         "deliver_at_ms": [0, 500_000, 9_000_000, NOW_MS - 100_000, NOW_MS],
-        "business": FLAG, "business_reach_ms": [0], "actions_reach_ms": [1_000_000],
+        "business": FLAG, "business_reach_ms": [0], "cancels_reach_ms": [1_000_000], "delay_cluster": [0],
     }  # fmt: skip
     for name in ("body_differs", "topic_differs", "key_differs", "due_differs"):
         small[name] = [0]

@@ -45,6 +45,8 @@ class BookKeeperOptions:
     operation_ms_max: int = 30_000
     """After this an operation fails, whatever the client still tries."""
     session_ms: int = 10_000
+    confirmed_every_ms: int = 500
+    """How often a writer without new entries says what is confirmed, to readers that do not fence it."""
     in_flight_bytes_max: int = 16 * 1024 * 1024
     properties: Mapping[str, str] = field(default_factory=dict)
 
@@ -93,6 +95,14 @@ class JavaLedgers:
                 lengths.append(int(handle.getLastAddConfirmed()) + 1)
                 handle.closeAsync()
         return lengths
+
+    def confirmed(self, ledger_id: int) -> int:
+        """What is confirmed of a ledger; see the port. Each opening asks the bookies anew."""
+        handle = self._value(self._opening(ledger_id, recovery=False), f"open ledger {ledger_id}")
+        try:
+            return int(handle.getLastAddConfirmed()) + 1
+        finally:
+            handle.closeAsync()
 
     def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         """Entries of a ledger; see the port."""
@@ -178,6 +188,7 @@ class JavaLedgers:
         config.setZkTimeout(self._options.session_ms)
         config.setAddEntryTimeout(self._options.request_s_max)
         config.setReadEntryTimeout(self._options.request_s_max)
+        config.setExplictLacInterval(self._options.confirmed_every_ms)  # spelled so
         # While bookies die, an ensemble is changed only where its ack quorum is in danger: without this, one ledger's
         # metadata grew by hundreds of ensembles in seconds.
         config.setDelayEnsembleChange(True)

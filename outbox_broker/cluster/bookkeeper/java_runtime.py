@@ -7,6 +7,7 @@ that repeats, since JPype 1.7 leaks both.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import threading
@@ -172,4 +173,6 @@ def _started_jpype(jars: Path, options: JvmOptions) -> Any:
         )
     except (OSError, RuntimeError) as error:
         raise ConfigurationError(f"the JVM {jvm} does not start: {error}; install Java 17 or later") from error
+    # This thread of Java's releases Python's objects. If it does so while the interpreter ends, the process aborts.
+    atexit.register(jpype.JClass("org.jpype.ref.JPypeReferenceQueue").getInstance().stop)
     return jpype

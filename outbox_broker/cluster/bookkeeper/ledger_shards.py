@@ -19,6 +19,7 @@ from outbox_broker.cluster.zookeeper_session import SessionOptions, zookeeper_cl
 from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
 from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
 from outbox_broker.schedule.stores.ledger_takeover import Shard
+from outbox_broker.schedule.stores.ledger_view import LedgerView
 from outbox_core.common.clock import SystemClock
 
 
@@ -58,12 +59,15 @@ class LedgerShards:
 
     def open(self, shard: str) -> OpenedShard:
         """Take a shard over, fencing all earlier writers. Raises StorageFailed, which is tried again."""
-        store = LedgerSegmentStore.open(
-            Shard(
-                cluster=self._cluster, name=shard, ledgers=self._ledgers, manifests=self._manifests, clock=self._clock
-            )
-        )
+        store = LedgerSegmentStore.open(self._shard(shard))
         return OpenedShard(store=store, epoch=store.epoch, close=store.close)
+
+    def view(self, shard: str) -> LedgerView | None:
+        """Returns a shard's segments as they are now, without taking it over; None if it was never opened.
+
+        Raises ConfigurationError, StorageFailed, SegmentDamaged.
+        """
+        return LedgerView.open(self._shard(shard))
 
     def sweeper(self, *, retention_ms: int) -> LedgerSweeper:
         """Returns what deletes the ledgers of this cluster that no manifest names, so long after their epoch ended."""
@@ -76,6 +80,11 @@ class LedgerShards:
         """End both clients."""
         self._ledgers.close()
         self._end_session()
+
+    def _shard(self, name: str) -> Shard:
+        return Shard(
+            cluster=self._cluster, name=name, ledgers=self._ledgers, manifests=self._manifests, clock=self._clock
+        )
 
     def _end_session(self) -> None:
         self._zookeeper.stop()

@@ -14,14 +14,13 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 import msgspec
 
-from outbox_broker.schedule.segment_store import Record, RecordDamaged, WriterFenced
+from outbox_broker.schedule.segment_store import Record, WriterFenced
 from outbox_broker.schedule.stores.ledger_manifest import (
     LedgerPiece,
     ManifestRecord,
@@ -30,13 +29,13 @@ from outbox_broker.schedule.stores.ledger_manifest import (
     SegmentsDropped,
     piece_at,
 )
-from outbox_broker.schedule.stores.ledger_records import entry_count, joined, records_of
+from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_entries, read_record
+from outbox_broker.schedule.stores.ledger_records import records_of
 from outbox_broker.schedule.stores.ledger_takeover import (
     OwnedShard,
     Shard,
     begin_manifest,
     name_manifest,
-    read_entries,
     read_node,
     take_over,
 )
@@ -125,17 +124,7 @@ class LedgerSegmentStore:
         """One record; see the port."""
         self._refuse_if_closed()
         piece, end = self._located(name, position)
-        last = position + entry_count(size_bytes) - 1
-        entries: list[bytes] = []
-        if piece is not None and last < end:
-            with suppress(EntryMissing):
-                entries = self._shard.ledgers.read(piece.ledger, position - piece.begin, last - piece.begin)
-        record = joined(entries)
-        if record is None or len(record) != size_bytes or not record:
-            raise RecordDamaged(
-                f"{name}: damaged record at {position}", found=b"".join(entry[1:] for entry in entries)
-            )  # fmt: skip
-        return record
+        return read_record(self._shard.ledgers, piece, RecordPlace(name, position, size_bytes), end=end)
 
     def scan(self, name: str) -> Iterator[Record]:
         """Every whole record; see the port."""

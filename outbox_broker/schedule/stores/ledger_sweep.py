@@ -10,7 +10,8 @@ from typing import Final
 
 from outbox_broker.schedule.stores.ledger_manifest import ShardNode, decode_node, has_expired
 from outbox_broker.schedule.stores.ledger_takeover import Shard, read_segments
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerMissing, Ledgers, Manifests
+from outbox_broker.schedule.stores.ledger_view import snapshot_entries
+from outbox_broker.schedule.stores.ledgers import LedgerMissing, Ledgers, Manifests
 from outbox_core.common.clock import Clock
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -91,22 +92,10 @@ class LedgerSweeper:
                 cluster=self.cluster, name=shard, ledgers=self.ledgers, manifests=self.manifests, clock=self.clock
             )
             try:
-                segments = read_segments(at, node.ledger, entries=self._snapshot_entries(node.ledger))
+                segments = read_segments(at, node.ledger, entries=snapshot_entries(self.ledgers, node.ledger))
             except LedgerMissing:
                 later = self.manifests.read(shard)
                 if later is None or later.version == found.version:
                     raise
                 continue  # its owner began another manifest ledger meanwhile
             return node, {node.ledger, *segments.ledgers()}
-
-    def _snapshot_entries(self, ledger: int) -> int:
-        """Returns how many entries the snapshot has, from the marks of its entries."""
-        count = 0
-        while True:
-            try:
-                [entry] = self.ledgers.read(ledger, count, count)
-            except EntryMissing:
-                return count
-            count += 1
-            if entry[:1] == b"\x00":
-                return count

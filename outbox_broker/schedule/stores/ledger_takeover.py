@@ -6,14 +6,13 @@ that it names are fenced, nothing that it appends is acknowledged; only then doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
 
 from outbox_broker.schedule.segment_store import WriterFenced
 from outbox_broker.schedule.stores import ledger_manifest
 from outbox_broker.schedule.stores.ledger_manifest import EpochStart, PieceClosed, SegmentMap, ShardNode
+from outbox_broker.schedule.stores.ledger_reads import read_entries
 from outbox_broker.schedule.stores.ledger_records import entries_of, records_of
 from outbox_broker.schedule.stores.ledgers import LedgerFailed, LedgerMissing, Ledgers, LedgerWriter, Manifests
 from outbox_core.common.clock import Clock
@@ -22,10 +21,6 @@ from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
-
-_READ_ENTRIES_MIN: Final = 16
-_READ_ENTRIES_MAX: Final = 256
-_READ_BYTES_AIM: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,18 +149,6 @@ def read_segments(shard: Shard, manifest_ledger: int, *, entries: int) -> Segmen
     """Returns what a manifest ledger's first entries say. Raises SegmentDamaged, LedgerFailed."""
     data = read_entries(shard.ledgers, manifest_ledger, count=entries)
     return ledger_manifest.replay((one.payload for one in records_of(data, begin=0)), ledger=manifest_ledger)
-
-
-def read_entries(ledgers: Ledgers, ledger_id: int, *, count: int) -> Iterator[bytes]:
-    """Yields a ledger's first entries, with few requests and bounded memory. Raises LedgerFailed."""
-    first, size = 0, _READ_ENTRIES_MIN
-    while first < count:
-        last = min(first + size, count) - 1
-        entries = ledgers.read(ledger_id, first, last)
-        yield from entries
-        first = last + 1
-        is_small = sum(map(len, entries)) < _READ_BYTES_AIM // 2
-        size = min(_READ_ENTRIES_MAX, 2 * size) if is_small else max(_READ_ENTRIES_MIN, size // 2)
 
 
 def _fenced(shard: Shard, manifest_ledger: int) -> SegmentMap:

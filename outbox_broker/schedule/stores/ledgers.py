@@ -79,6 +79,12 @@ class Ledgers(Protocol):
         it is. Raises LedgerMissing if one of them was deleted.
         """
 
+    def confirmed(self, ledger_id: int) -> int:
+        """Returns how many of a ledger's first entries its bookies know to be confirmed. Does not fence its writer.
+
+        Its writer may know of more by now. Raises LedgerMissing.
+        """
+
     def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         """Returns entries, from one number to another inclusive. Raises EntryMissing, LedgerMissing."""
 

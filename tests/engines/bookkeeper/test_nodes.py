@@ -8,36 +8,16 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
-from tests.engines.java_server import java_home
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish
 
 if TYPE_CHECKING:
     from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
-
-
-@pytest.fixture
-def running(
-    cluster: BookKeeperCluster, jars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[RunningCluster]:
-    """A delay cluster without nodes, whose shards are on the ledgers of the bookies."""
-    monkeypatch.setenv(JARS_VARIABLE, str(jars))
-    monkeypatch.setenv("JAVA_HOME", str(java_home()))
-    password = tmp_path / "ledgers-password"
-    password.write_text("of the ledgers")
-    settings = {"ledgers_uri": cluster.metadata_uri, "ledgers_password_file": str(password)}
-    settings |= {"ensemble": "2", "write_quorum": "2", "ack_quorum": "2"}  # which a third bookie can stand in for
-    with ExitStack() as stack:
-        yield RunningCluster(cluster.zookeeper_hosts, tmp_path, stack, settings=settings)
 
 
 def test_a_dead_node_and_a_dead_bookie_lose_nothing_and_another_node_goes_on(

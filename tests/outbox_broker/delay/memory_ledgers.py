@@ -45,6 +45,7 @@ class Bookie:
 
     entries: dict[int, dict[int, bytes]] = field(default_factory=dict)
     fenced: set[int] = field(default_factory=set)
+    confirmed: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -63,6 +64,8 @@ class Sent:
     bookie: int
     number: int
     entry: bytes
+    confirmed: int
+    """How many entries the writer knew to be confirmed, which travels with the entry."""
 
 
 class MemoryLedgers:
@@ -75,6 +78,7 @@ class MemoryLedgers:
         self.bookies = [Bookie() for _ in range(BOOKIES)]
         self.ledgers: dict[int, LedgerMeta] = {}
         self.network: list[Sent] = []
+        self.writers: list[MemoryWriter] = []
         self.recovered: list[list[int]] = []
         self.fenced_writers = 0
         self._next = 1
@@ -85,12 +89,19 @@ class MemoryLedgers:
                 raise LedgerFailed("-6: not enough bookies")
             ledger_id, self._next = self._next, self._next + 1
             self.ledgers[ledger_id] = LedgerMeta(dict(metadata))
-            return MemoryWriter(self, ledger_id)
+            self.writers.append(writer := MemoryWriter(self, ledger_id))
+            return writer
 
     def recover(self, ledger_ids: Sequence[int]) -> list[int]:
         with self.lock:
             self.recovered.append(list(ledger_ids))
             return [self._recover(ledger_id) for ledger_id in ledger_ids]
+
+    def confirmed(self, ledger_id: int) -> int:
+        with self.lock:
+            ledger = self._known(ledger_id)
+            known = max(bookie.confirmed.get(ledger_id, 0) for bookie in self.bookies)
+            return known if ledger.length is None else ledger.length
 
     def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         with self.lock:
@@ -118,6 +129,14 @@ class MemoryLedgers:
         """Draw whether a fault happens."""
         return probability > 0 and self.random.random() < probability
 
+    def say_confirmed(self) -> None:
+        """As the interval passed in which idle writers say to the bookies what is confirmed."""
+        with self.lock:
+            for writer in self.writers:
+                for bookie in self.bookies:
+                    known = bookie.confirmed.get(writer.ledger_id, 0)
+                    bookie.confirmed[writer.ledger_id] = max(writer.confirmed, known)
+
     def restart_bookies(self) -> None:
         """As all bookies restarted: the fences of deleted ledgers are forgotten."""
         with self.lock:
@@ -132,7 +151,8 @@ class MemoryLedgers:
 
     def send(self, writer: MemoryWriter, number: int, entry: bytes) -> None:
         """Put the messages of an append on the network."""
-        self.network += [Sent(writer, bookie, number, entry) for bookie in range(BOOKIES)]
+        confirmed = writer.confirmed
+        self.network += [Sent(writer, bookie, number, entry, confirmed) for bookie in range(BOOKIES)]
 
     def deliver_one(self) -> None:
         """One message, any of them, arrives or is lost."""
@@ -149,6 +169,7 @@ class MemoryLedgers:
             sent.writer.failures.setdefault(sent.number, []).append(error)
         else:
             bookie.entries.setdefault(ledger_id, {})[sent.number] = sent.entry
+            bookie.confirmed[ledger_id] = max(sent.confirmed, bookie.confirmed.get(ledger_id, 0))
             sent.writer.stored[sent.number] = sent.writer.stored.get(sent.number, 0) + 1
 
     def _recover(self, ledger_id: int) -> int:
@@ -191,7 +212,7 @@ class MemoryWriter:
         self.failures: dict[int, list[LedgerFailed]] = {}
         self._cluster = cluster
         self._sent = 0
-        self._confirmed = 0
+        self.confirmed = 0
         self._error: LedgerFailed | None = None
         self._released = False
 
@@ -203,11 +224,11 @@ class MemoryWriter:
 
     def confirm(self, count: int) -> None:
         with self._cluster.lock:
-            while self._confirmed < count:
+            while self.confirmed < count:
                 self._refuse()
-                if self.stored.get(self._confirmed, 0) >= ACK_QUORUM:
-                    self._confirmed += 1
-                elif len(failures := self.failures.get(self._confirmed, [])) > BOOKIES - ACK_QUORUM:
+                if self.stored.get(self.confirmed, 0) >= ACK_QUORUM:
+                    self.confirmed += 1
+                elif len(failures := self.failures.get(self.confirmed, [])) > BOOKIES - ACK_QUORUM:
                     self._error = next((one for one in failures if isinstance(one, LedgerFenced)), failures[0])
                 else:
                     self._cluster.deliver_one()
@@ -216,7 +237,7 @@ class MemoryWriter:
         with self._cluster.lock:
             ledger = self._cluster.ledgers.get(self.ledger_id)
             if ledger is not None and ledger.length is None:
-                ledger.length = self._confirmed
+                ledger.length = self.confirmed
             self._released = True
 
     def release(self) -> None:

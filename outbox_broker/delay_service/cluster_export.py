@@ -1,0 +1,154 @@
+"""Exports what a delay cluster holds, while it runs, as logs that the reconciliation reads like a broker's.
+
+The message log has a schedule marker for each message that waits, the action log the cancels that are remembered.
+Owners are not fenced. A shard that changes while it is read is read again from the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from outbox_broker.delay_service.journal_files import JournalFiles
+from outbox_broker.delay_service.target_relay import published
+from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
+from outbox_broker.schedule.schedule_snapshot import ScheduleSnapshot
+from outbox_broker.schedule.segment_store import SegmentReader
+from outbox_broker.schedule.sorted_run import TimedMessage
+from outbox_broker.schedule.sorted_run_reader import RunDamaged
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
+from outbox_core.journal import journal
+from outbox_core.journal.journal import SegmentDamaged, SegmentKind
+
+logger = logging.getLogger(__name__)
+
+_DAMAGED_AFTER: Final = 3
+"""A run that is unreadable in so many attempts is damaged, not deleted."""
+
+
+class ShardViews(Protocol):
+    """Views of a cluster's shards."""
+
+    def view(self, shard: str) -> SegmentReader | None:
+        """Returns a shard's segments as they are now; None if it was never opened. Fences nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """`cancels_max`: how many cancels a shard remembers. A shard that keeps changing is read `attempts_max` times."""
+
+    cancels_max: int
+    attempts_max: int = 20
+    retry_ms: int = 250
+
+
+@dataclass(slots=True)
+class ExportReport:
+    """What was exported. Cancels before `cancels_since_ms` may be forgotten, so that their absence proves nothing.
+
+    `begun_ms`: what the owners confirmed well before it, by half a second, is in the export.
+    """
+
+    begun_ms: int
+    shards: int = 0
+    messages: int = 0
+    cancels: int = 0
+    undecodable: int = 0
+    cancels_since_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterExport:
+    """Exports some shards to a folder that is empty, or is not there yet."""
+
+    shards: Sequence[str]
+    views: ShardViews
+    clock: Clock
+    options: ExportOptions
+    _pause: threading.Event = field(default_factory=threading.Event)
+
+    def write(self, folder: Path) -> ExportReport:
+        """Read all shards. Raises ConfigurationError, StorageFailed if the bookies do not answer or a shard changes all
+        the time, SegmentDamaged.
+        """
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigurationError(f"{folder} is not empty: name a folder that is, or that is not there yet")
+        folder.mkdir(parents=True, exist_ok=True)
+        now_ms = self.clock.now_ms()
+        report = ExportReport(begun_ms=now_ms, cancels_since_ms=now_ms - CANCEL_MEMORY_MS)
+        messages = JournalFiles(folder / "messages", kind=SegmentKind.MESSAGES, created_at_ms=now_ms)
+        actions = JournalFiles(folder / "actions", kind=SegmentKind.ACTIONS, created_at_ms=now_ms)
+        for shard in self.shards:
+            self._write_shard(shard, messages, actions, report)
+        return report
+
+    def _write_shard(self, shard: str, messages: JournalFiles, actions: JournalFiles, report: ExportReport) -> None:
+        damages: Counter[int] = Counter()
+        begin = messages.end
+        for attempt in range(1, self.options.attempts_max + 1):
+            damaged = {run for run, count in damages.items() if count >= _DAMAGED_AFTER}
+            try:
+                view = self.views.view(shard)
+                if view is None:
+                    return
+                snapshot = ScheduleSnapshot(view, cancels_max=self.options.cancels_max)
+                count, undecodable = 0, 0
+                for batch in snapshot.waiting(damaged=damaged):
+                    markers = _markers(batch)
+                    messages.append(markers)
+                    count, undecodable = count + len(markers), undecodable + len(batch) - len(markers)
+            except (StorageFailed, SegmentDamaged) as error:
+                messages.rewind(begin)
+                if isinstance(error, RunDamaged):
+                    damages[error.run.id] += 1
+                if attempt == self.options.attempts_max:
+                    raise
+                logger.debug("shard_read_again", extra={"shard": shard, "error": str(error)})
+                self._pause.wait(self.options.retry_ms / 1000)
+                continue
+            report.shards += 1
+            report.messages += count
+            report.undecodable += undecodable
+            self._write_cancels(snapshot.cancels(), actions, report)
+            return
+
+    def _write_cancels(self, cancels: Sequence[Cancel], actions: JournalFiles, report: ExportReport) -> None:
+        actions.append([_action(one) for one in cancels])
+        report.cancels += len(cancels)
+        if len(cancels) >= self.options.cancels_max:  # then older ones of a scope were forgotten
+            oldest_ms = {one.scope: one.at_ms for one in reversed(cancels)}
+            report.cancels_since_ms = max(report.cancels_since_ms, *oldest_ms.values())
+
+
+def _markers(batch: Sequence[TimedMessage]) -> list[bytes]:
+    """Returns the schedule marker of each message; one that cannot be decoded is never delivered, and has none."""
+    found = []
+    for one in batch:
+        try:
+            message = published(one)
+        except InvalidMessage as error:
+            logger.warning(
+                "message_not_decodable", extra={"topic": one.topic, "message_id": one.id, "error": str(error)}
+            )
+            continue
+        record = journal.MessageRecord(
+            sequence=None, id=one.id, topic=one.topic, key=message.key, headers={},
+            body=hashlib.sha256(message.body).digest(), created_at_ms=message.created_at_ms or 0,
+            stored_at_ms=message.created_at_ms or 0, deliver_at_ms=message.deliver_at_ms, copy=journal.SCHEDULED,
+        )  # fmt: skip
+        found.append(journal.encode_record(record))
+    return found
+
+
+def _action(cancel: Cancel) -> bytes:
+    record = journal.Canceled(
+        at_ms=cancel.at_ms, ids=[cancel.id], topics=[cancel.topic or ""], scope=cancel.scope
+    )  # fmt: skip
+    return journal.encode_record(record)

@@ -1,0 +1,74 @@
+"""Reads the messages that wait in a delay cluster, and the cancels that it remembers, from a new export.
+
+Read it before the broker: a message that is handed over meanwhile is then in both, never in neither.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.settings import DelaySource, Settings
+from spark_reconcile.evidence.message_evidence import HELD_SEQUENCE
+from spark_reconcile.sources.action_runs import single
+from spark_reconcile.sources.delay_export import DelayExport, export_delay
+from spark_reconcile.sources.log_records import MESSAGE_SCHEMA
+from spark_reconcile.sources.log_segments import LogSegment, survey
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FOLDER: Final = "delay"
+"""Subfolder of the output folder for the exports of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayRecords:
+    """An export, and its records in the columns of the broker's logs; Spark has cached the messages."""
+
+    export: DelayExport
+    messages: DataFrame
+    actions: DataFrame
+
+
+def read_configured(session: SparkSession, settings: Settings, say: Callable[[str], None]) -> DelayRecords | None:
+    """Read the delay cluster of the settings, if there is one; exports of earlier runs are removed."""
+    if settings.delay is None:
+        return None
+    say("reading the delay cluster's ledgers")
+    shutil.rmtree(settings.output / FOLDER, ignore_errors=True)
+    return read_delay(session, settings, settings.delay)
+
+
+def read_delay(session: SparkSession, settings: Settings, source: DelaySource) -> DelayRecords:
+    """Export the cluster, and read that. Raises ConfigurationError, NotComparable."""
+    folder = settings.output / FOLDER / uuid.uuid4().hex
+    export = export_delay(source, folder, seconds_max=settings.limits.delay_export_s_max)
+    whole = _frame(session, folder, "messages")
+    messages = whole.selectExpr(
+        *(f"{HELD_SEQUENCE}L as sequence" if name == "sequence" else name for name in _names(MESSAGE_SCHEMA))
+    ).persist()
+    read = messages.where("damage is null").count()
+    if read != export.messages:
+        raise NotComparable(
+            f"the export of the delay cluster in {folder} has {export.messages:,} messages, and {read:,} were read: "
+            "the folder must be one that all of Spark's workers see"
+        )
+    return DelayRecords(export, messages, single(_frame(session, folder, "actions")))
+
+
+def _frame(session: SparkSession, folder: Path, log: str) -> DataFrame:
+    segments: list[LogSegment] = survey(folder, log)
+    encoded = msgspec.json.encode(segments).decode()
+    return session.read.format("outbox_broker_log").option("log", log).option("segments", encoded).load()
+
+
+def _names(schema: str) -> list[str]:
+    return [column.split()[0] for column in schema.split(", ")]
