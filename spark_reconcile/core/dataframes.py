@@ -36,3 +36,11 @@ def grouped(frame: DataFrame, *names: str, **values: str) -> DataFrame:
 def union(*frames: DataFrame) -> DataFrame:
     """Returns the rows of all these frames (at least one) with equal columns; duplicates are kept (UNION ALL)."""
     return reduce(lambda one, other: one.unionByName(other), frames)
+
+
+def gathered(frame: DataFrame, *, rows: int, rows_max: int) -> DataFrame:
+    """Returns the same rows, in one partition if there are `rows_max` or fewer; `rows`: how many there are, roughly.
+
+    Few rows take less time than a task for each of many partitions, and are joined and grouped without a shuffle.
+    """
+    return frame.coalesce(1) if rows <= rows_max else frame

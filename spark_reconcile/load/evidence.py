@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from spark_reconcile.core.dataframes import listed, union
+from spark_reconcile.core.dataframes import gathered, listed, union
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
@@ -144,17 +145,20 @@ def read_all(
         again=lambda: _messages_since(session, settings, surveyed["messages"][-1]),
     )  # fmt: skip
     whole = {log: begins_whole(segments) for log, segments in surveyed.items()}
-    named = named_runs(actions.frame, messages.frame, is_whole=all(whole.values())).persist()
     archives = _read_archives(session, settings, counts, span, times)
-    rows = united(session, [*tables, *(frame for frame, _ in archives)])
-    messages, acted = _with_delayed(messages, single(actions.frame).unionByName(named), delayed)
+    few = partial(gathered, rows=sum(one.rows for one in counts), rows_max=settings.limits.one_partition_rows_max)
+    runs = few(actions.frame)
+    named = named_runs(runs, few(messages.frame), is_whole=all(whole.values())).persist()
+    rows = few(united(session, [*tables, *(frame for frame, _ in archives)]))
+    messages, acted = _with_delayed(messages, single(runs).unionByName(named), delayed)
+    stored = few(messages.frame)
     return Evidence(
-        inboxes=united(session, effects),
-        messages=messages.frame,
-        actions=_with_answers(acted, rows, messages.frame, counts),
+        inboxes=few(united(session, effects)),
+        messages=stored,
+        actions=few(_with_answers(acted, rows, stored, counts)),
         rows=rows,
         tables=(*effects, *tables, *messages.copies, *actions.copies, named),
-        groups=_groups(settings, actions.frame, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
+        groups=_groups(settings, runs, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
         counts=counts,
         archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
         broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
@@ -164,7 +168,7 @@ def read_all(
         torn={f"{log.removesuffix('s')} log": end.torn for log, end in ends.items()},
         latest_ms=times.latest_ms,
         files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
-        loose=(united(session, tables), union(*messages.copies) if messages.copies else None),
+        loose=(few(united(session, tables)), few(union(*messages.copies)) if messages.copies else None),
         filters=FilterEvaluation(surveyed["messages"]),
         delay=None if delayed is None else delayed.export,
     )  # fmt: skip

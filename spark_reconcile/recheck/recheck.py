@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.window_placement import WindowPlacement
-from spark_reconcile.core.dataframes import grouped, union
+from spark_reconcile.core.dataframes import gathered, grouped, union
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.load.evidence import Evidence, in_parallel
 from spark_reconcile.load.spark_session import few_rows
@@ -139,10 +140,15 @@ def _near(job: RunContext, evidence: Evidence, suspects: Sequence[Suspects]) -> 
     ids = broadcast(ids_frame(job.session, (one for part in suspects for one in part.ids)).distinct())
     keys = broadcast(keys_frame(job.session, (key for part in suspects for key in part.keys)).distinct())
     archived = evidence.rows.where(f"leg = '{Leg.ARCHIVE}'")
-    rows, messages = in_parallel(*(_named(frame, ids, keys).localCheckpoint for frame in (archived, evidence.messages)))
+    known = sum(len(part.messages) + len(part.keys) for part in suspects)
+    few = partial(gathered, rows=known, rows_max=job.settings.limits.one_partition_rows_max)
+    rows, messages = (
+        few(frame)
+        for frame in in_parallel(*(_named(frame, ids, keys).localCheckpoint for frame in (archived, evidence.messages)))
+    )
     named = union(ids, union(rows.select("id"), messages.select("id"))).distinct()
     actions = evidence.actions.join(broadcast(named), "id", "left_semi").select(*evidence.actions.columns)
-    return replace(evidence, rows=rows, messages=messages, actions=actions.localCheckpoint(), tables=())
+    return replace(evidence, rows=rows, messages=messages, actions=few(actions.localCheckpoint()), tables=())
 
 
 def _named(frame: DataFrame, ids: DataFrame, keys: DataFrame) -> DataFrame:

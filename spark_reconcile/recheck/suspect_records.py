@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_reconcile.core.dataframes import listed, union
+from spark_reconcile.core.dataframes import gathered, listed, union
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
@@ -95,13 +96,15 @@ def reread_suspects(
     named = union(ids, under).distinct().localCheckpoint()
     more = [row["id"] for row in named.join(ids, "id", "left_anti").limit(settings.limits.suspects_a_part).collect()]
     tables = _tables(session, plan.rest, ids=[*suspects.ids, *more], keys=suspects.keys)
-    rows = united(session, tables)
+    known = len(suspects.messages) + len(suspects.keys) + len(more)
+    few = partial(gathered, rows=known, rows_max=settings.limits.one_partition_rows_max)
+    rows = few(united(session, tables))
     if settings.archives:
         archived = first.rows.where(f"leg = '{Leg.ARCHIVE}'")
         asked = union(named, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
         # The tables were read again: the remaining rows (a multiset difference) are those in files.
         in_files = archived.join(asked, "id", "left_semi").select(*rows.columns).exceptAll(rows)
-        rows = union(rows, in_files)
+        rows = few(union(rows, in_files))
     named = union(named, rows.where("id is not null").select("id")).distinct().localCheckpoint()
     if are_answered(first.counts):
         actions = union(actions, answers(rows, messages=stored, actions=actions))
@@ -109,9 +112,9 @@ def reread_suspects(
     actions = actions.join(named, "id", "left_semi").select(*first.actions.columns).localCheckpoint()
     return replace(
         first,
-        inboxes=united(session, inboxes),
-        messages=messages,
-        actions=actions,
+        inboxes=few(united(session, inboxes)),
+        messages=few(messages),
+        actions=few(actions),
         rows=rows,
         tables=(*inboxes, *tables),
     )

@@ -20,6 +20,7 @@ from sqlalchemy import create_engine, text
 from outbox_core.journal import journal
 from spark_reconcile import BusinessRule, InboxSource, Settings, State, Summary, run
 from spark_reconcile.classify.classification import RULES
+from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.sources.database import Reader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Planted, Verdict, plant_all
@@ -65,7 +66,9 @@ def alone(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 @pytest.fixture(scope="module")
 def union(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> UnionRun:
-    """The same faults among more messages, worlds of other tests beside them, and all rows in another order."""
+    """The same faults among more messages, worlds of other tests beside them, all rows in another order, and evidence
+    in as many partitions as that of many rows.
+    """
     folder = tmp_path_factory.mktemp("union")
     world = _world(balanced=5)
     faults, others = plant_all(world), Planted(world)
@@ -84,6 +87,7 @@ def union(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Unio
         settings,
         rules=[*settings.rules, REFUNDS],
         inboxes=[*settings.inboxes, InboxSource(group=TICKETS, url=other.url)],
+        limits=RunLimits(one_partition_rows_max=0),
     )
     summary = run(settings, session=spark, now_ms=NOW_MS)
     return UnionRun(summary=summary, faults=faults, others=others.expected, seed=seed)

@@ -39,7 +39,7 @@ def test_suspects_in_parts_get_the_verdicts_of_one_look_at_all(
 
     at_once = replace(settings, output=tmp_path / "at-once")
     looks = [_run(at_once, spark)]
-    settings = replace(settings, limits=RunLimits(suspects_a_part=3))
+    settings = replace(settings, limits=RunLimits(suspects_a_part=3, one_partition_rows_max=0))
     looks.append(_run(settings, spark))
     expected, found = _rows(at_once), _rows(settings)
     cleared = replace(settings, output=tmp_path / "cleared")
