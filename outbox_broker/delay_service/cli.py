@@ -174,9 +174,10 @@ def sweep(
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [cluster], or [timing].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Delete a cluster's ledgers that no manifest names, or make a timing store agree with its database.
+    """Delete a cluster's orphaned ledgers, or mend a timing store.
 
-    Ledgers are left by processes that die between two steps. Safe beside running nodes; once a day is enough.
+    Ledgers that no manifest names are left by processes that die between two steps. Safe beside running nodes; once a
+    day is enough.
 
     A timing store gets a timer for each pending row that has none, and loses those whose row is gone. Safe beside
     running workers. Name the store's own database: with another one it loses timers, and rows go out by the polls.

@@ -114,7 +114,9 @@ def export(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Write what waits in a cluster, and the cancels that it remembers, as logs in a broker's format.
+    """Write what waits in a cluster in the format of a broker's logs.
+
+    That is, its messages and the cancels that it remembers.
 
     Beside running nodes, which are not disturbed: it reads up to what the bookies know to be confirmed. Bodies are
     replaced by their SHA-256. `outbox reconcile` runs it by itself.

@@ -7,7 +7,6 @@ Owners are not fenced. A shard that changes while it is read is read again from 
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -26,8 +25,9 @@ from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
 from outbox_core.journal import journal
 from outbox_core.journal.journal import SegmentDamaged, SegmentKind
+from outbox_core.runtime.event_logger import EventLogger
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 _DAMAGED_AFTER: Final = 3
 """A run that is unreadable in so many attempts is damaged, not deleted."""
@@ -110,7 +110,7 @@ class ClusterExport:
                     damages[error.run.id] += 1
                 if attempt == self.options.attempts_max:
                     raise
-                logger.debug("shard_read_again", extra={"shard": shard, "error": str(error)})
+                logger.info("shard_read_again", extra={"shard": shard, "error": str(error)})
                 self._pause.wait(self.options.retry_ms / 1000)
                 continue
             report.shards += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -21,11 +20,12 @@ from outbox_broker.delay_service.cluster_settings import ClusterSettings
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
+from outbox_core.runtime.event_logger import EventLogger
 
 if TYPE_CHECKING:
     from outbox_broker.cluster.bookkeeper.ledger_shards import LedgerShards
 
-logger = logging.getLogger(__name__)
+logger: EventLogger = EventLogger(__name__)
 
 
 @contextmanager

@@ -33,6 +33,13 @@ def are_answered(counts: Iterable[LegCount]) -> bool:
     return any(one.leg == Leg.ARCHIVE and one.topic == CANCELS and one.note == TAKEN for one in counts)
 
 
+def with_answers(actions: DataFrame, rows: DataFrame, messages: DataFrame, counts: Iterable[LegCount]) -> DataFrame:
+    """Returns the actions, and the answers to cancels from the archive."""
+    if not are_answered(counts):
+        return actions
+    return actions.unionByName(answers(rows, messages=messages, actions=actions))
+
+
 def answers(rows: DataFrame, *, messages: DataFrame, actions: DataFrame) -> DataFrame:
     """Returns rows of ACTION_SCHEMA for each accepted cancel in the archive whose message is known: whether it was
     noted, and the answer for its message, for each scope with which it was noted.

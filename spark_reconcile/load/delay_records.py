@@ -72,3 +72,10 @@ def _frame(session: SparkSession, folder: Path, log: str) -> DataFrame:
 
 def _names(schema: str) -> list[str]:
     return [column.split()[0] for column in schema.split(", ")]
+
+
+def with_delayed(messages: DataFrame, actions: DataFrame, delayed: DelayRecords | None) -> tuple[DataFrame, DataFrame]:
+    """Returns the messages and actions of the broker with those of the delay cluster, if there is one."""
+    if delayed is None:
+        return messages, actions
+    return messages.unionByName(delayed.messages), actions.unionByName(delayed.actions)

@@ -21,11 +21,11 @@ from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_buckets import within
 from spark_reconcile.core.time_range import Span
-from spark_reconcile.evidence.cancel_answers import answers, are_answered
+from spark_reconcile.evidence.cancel_answers import with_answers
 from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.evidence.filter_evaluation import FilterEvaluation
 from spark_reconcile.load.completeness import Reach
-from spark_reconcile.load.delay_records import DelayRecords, read_configured
+from spark_reconcile.load.delay_records import read_configured, with_delayed
 from spark_reconcile.load.log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
 from spark_reconcile.load.source_check import Read, SourcePlan, waves
 from spark_reconcile.rules.plausible_times import LATEST_MS, PlausibleTimes
@@ -131,6 +131,42 @@ def read_all(
     effects = _read_sql(session, plan.inboxes, counts, times)
     delayed = read_configured(session, settings, say)
     say("reading the broker's logs, the outbox and the business rows")
+    surveyed, messages, actions, tables, ends = _read_rest(session, settings, plan, counts, times, now_ms)
+    whole = {log: begins_whole(segments) for log, segments in surveyed.items()}
+    archives = _read_archives(session, settings, counts, span, times)
+    few = partial(gathered, rows=sum(one.rows for one in counts), rows_max=settings.limits.one_partition_rows_max)
+    runs = few(actions.frame)
+    named = named_runs(runs, few(messages.frame), is_whole=all(whole.values())).persist()
+    rows = few(united(session, [*tables, *(frame for frame, _ in archives)]))
+    stored, acted = with_delayed(messages.frame, single(runs).unionByName(named), delayed)
+    copies = [*messages.copies, *([] if delayed is None else [delayed.messages])]
+    return Evidence(
+        inboxes=few(united(session, effects)),
+        messages=few(stored),
+        actions=few(with_answers(acted, rows, few(stored), counts)),
+        rows=rows,
+        tables=(*effects, *tables, *copies, *actions.copies, named),
+        groups=_groups(settings, runs, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
+        counts=counts,
+        archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
+        broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
+        actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
+        business_reaches=_business_reaches(settings),
+        reach=plan.reach, surveyed=surveyed, ends=ends,
+        torn={f"{log.removesuffix('s')} log": end.torn for log, end in ends.items()},
+        latest_ms=times.latest_ms,
+        files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
+        loose=(few(united(session, tables)), few(union(*copies)) if copies else None),
+        filters=FilterEvaluation(surveyed["messages"]),
+        delay=None if delayed is None else delayed.export,
+    )  # fmt: skip
+
+
+def _read_rest(
+    session: SparkSession, settings: Settings, plan: SourcePlan, counts: list[LegCount], times: PlausibleTimes,
+    now_ms: int,
+) -> tuple[dict[str, list[LogSegment]], LogRows, LogRows, list[DataFrame], dict[str, LogEnd]]:  # fmt: skip
+    """Returns the broker's segments, its messages and actions, the tables, and where the logs end."""
     # Actions first: each message that they name is in the message log when that is surveyed.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     # The survey fixes the extent of the broker's logs: the tables may be read while its logs are.
@@ -144,48 +180,7 @@ def read_all(
         counts, surveyed["messages"], torn=ends["messages"].torn,
         again=lambda: _messages_since(session, settings, surveyed["messages"][-1]),
     )  # fmt: skip
-    whole = {log: begins_whole(segments) for log, segments in surveyed.items()}
-    archives = _read_archives(session, settings, counts, span, times)
-    few = partial(gathered, rows=sum(one.rows for one in counts), rows_max=settings.limits.one_partition_rows_max)
-    runs = few(actions.frame)
-    named = named_runs(runs, few(messages.frame), is_whole=all(whole.values())).persist()
-    rows = few(united(session, [*tables, *(frame for frame, _ in archives)]))
-    messages, acted = _with_delayed(messages, single(runs).unionByName(named), delayed)
-    stored = few(messages.frame)
-    return Evidence(
-        inboxes=few(united(session, effects)),
-        messages=stored,
-        actions=few(_with_answers(acted, rows, stored, counts)),
-        rows=rows,
-        tables=(*effects, *tables, *messages.copies, *actions.copies, named),
-        groups=_groups(settings, runs, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
-        counts=counts,
-        archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
-        broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
-        actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
-        business_reaches=_business_reaches(settings),
-        reach=plan.reach, surveyed=surveyed, ends=ends,
-        torn={f"{log.removesuffix('s')} log": end.torn for log, end in ends.items()},
-        latest_ms=times.latest_ms,
-        files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
-        loose=(few(united(session, tables)), few(union(*messages.copies)) if messages.copies else None),
-        filters=FilterEvaluation(surveyed["messages"]),
-        delay=None if delayed is None else delayed.export,
-    )  # fmt: skip
-
-
-def _with_delayed(messages: LogRows, acted: DataFrame, delayed: DelayRecords | None) -> tuple[LogRows, DataFrame]:
-    """Returns the messages and actions with those of the delay cluster."""
-    if delayed is None:
-        return messages, acted
-    frame = messages.frame.unionByName(delayed.messages)
-    whole = replace(messages, frame=frame, copies=[*messages.copies, delayed.messages])
-    return whole, acted.unionByName(delayed.actions)
-
-
-def _with_answers(acted: DataFrame, rows: DataFrame, messages: DataFrame, counts: Sequence[LegCount]) -> DataFrame:
-    """Returns the actions, and the answers to cancels from the archive."""
-    return acted.unionByName(answers(rows, messages=messages, actions=acted)) if are_answered(counts) else acted
+    return surveyed, messages, actions, tables, ends
 
 
 def _messages_since(session: SparkSession, settings: Settings, segment: LogSegment) -> list[LegCount]:
