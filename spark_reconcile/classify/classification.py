@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.classify.topic_differences import with_topic_differences
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.settings import Grace
 from spark_reconcile.core.time_buckets import within
 from spark_reconcile.core.time_range import EVER_MS, Span
 from spark_reconcile.evidence.business_evidence import business_evidence
 from spark_reconcile.evidence.delivery_evidence import delivery_evidence
 from spark_reconcile.evidence.message_evidence import business_keys, message_evidence
-from spark_reconcile.load.evidence import Evidence, in_parallel
+from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.rules.business_rules import BUSINESS_RULES
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES

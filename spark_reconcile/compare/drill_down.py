@@ -19,9 +19,9 @@ from spark_reconcile.compare.key_digests import (
     unsettled,
 )
 from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.time_buckets import NO_SLOT, hour, slot, within
 from spark_reconcile.core.time_range import Span
-from spark_reconcile.load.evidence import in_parallel
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:

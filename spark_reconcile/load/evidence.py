@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from spark_reconcile.core.dataframes import gathered, listed, union
 from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_buckets import within
@@ -45,7 +45,6 @@ NEVER_MS: Final = 1 << 53
 """Start of completeness of an empty source: later than any time."""
 DAY_MS: Final = 24 * 60 * 60 * 1000
 PURGE_MARGIN_MS: Final = 60 * 60 * 1000
-JOBS_AT_ONCE_MAX: Final = 3
 SEGMENTS: Final = "segments"
 """Subfolder of the output folder that caches sealed segments of the broker's logs."""
 _DAMAGE: Final = "!"
@@ -190,12 +189,6 @@ def _messages_since(session: SparkSession, settings: Settings, segment: LogSegme
     for copy in read_log(session, "messages", now, counts).copies:
         copy.unpersist()
     return counts
-
-
-def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
-    """Run Spark jobs concurrently, each from a thread of its own; returns their results in order."""
-    with ThreadPoolExecutor(max_workers=JOBS_AT_ONCE_MAX, thread_name_prefix="reconcile") as pool:
-        return [started.result() for started in [pool.submit(job) for job in jobs]]
 
 
 def _read_sql(

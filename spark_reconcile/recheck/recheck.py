@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.dataframes import gathered, grouped, union
+from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.run_limits import RunLimits
-from spark_reconcile.load.evidence import Evidence, in_parallel
+from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.spark_session import few_rows
 from spark_reconcile.recheck.run_context import RunContext
 from spark_reconcile.recheck.suspect_records import (

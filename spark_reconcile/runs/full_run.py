@@ -18,11 +18,12 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.classify.key_spelling import with_respelled_keys
 from spark_reconcile.classify.window_placement import NO_WINDOW, by_bucket
 from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
+from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_axis import Axis
 from spark_reconcile.diagnosis.diagnosis import diagnose
 from spark_reconcile.load.completeness import reach_of
-from spark_reconcile.load.evidence import in_parallel, read_all
+from spark_reconcile.load.evidence import read_all
 from spark_reconcile.load.rule_topics import check_rule_topics
 from spark_reconcile.load.source_check import SourcePlan, check_sources
 from spark_reconcile.load.spark_session import register_sources, spark_session

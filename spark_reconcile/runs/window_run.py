@@ -18,9 +18,10 @@ from spark_reconcile.compare.drill_down import Mismatches, drilled, windows_besi
 from spark_reconcile.compare.id_digests import Legs, Tolerance, buckets, clean_buckets
 from spark_reconcile.compare.key_digests import MESSAGES, clean_parts, digest, parts, sums_of
 from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS
 from spark_reconcile.core.time_range import Span
-from spark_reconcile.load.evidence import Evidence, in_parallel
+from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.spark_session import few_rows
 from spark_reconcile.recheck.run_context import RunContext
 from spark_reconcile.results.verdict_tables import write_by_window

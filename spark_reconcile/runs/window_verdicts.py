@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spark_reconcile.classify.key_spelling import with_respelled_keys
 from spark_reconcile.classify.window_placement import by_hour
 from spark_reconcile.compare.id_digests import Legs
-from spark_reconcile.load.evidence import in_parallel
+from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.recheck.recheck import recheck
 from spark_reconcile.recheck.run_context import RunContext
 from spark_reconcile.results.verdict_tables import business_verdicts, verdicts
