@@ -86,6 +86,11 @@ class RedisClusterServers:
             )
         )
 
+    def wait_until_replicated(self, master: RedisServer) -> None:
+        """Wait until a master's replica has all that is written by now."""
+        written = _number(master, "master_repl_offset")
+        assert wait_until(lambda: _number(self.replica_of(master), "slave_repl_offset") >= written)
+
     def wait_until_promoted(self, replica: RedisServer) -> None:
         """Wait until a replica is a master."""
         assert wait_until(lambda: _is_master(replica)), replica.ask("CLUSTER", "NODES").decode()
@@ -100,6 +105,12 @@ class RedisClusterServers:
         else:
             in_step = re.findall(rb"master_link_status:(\w+)", replication) == [b"up"]
         return in_step and b"cluster_state:ok" in server.ask("CLUSTER", "INFO")
+
+
+def _number(server: RedisServer, field: str) -> int:
+    found = re.search(rf"{field}:(\d+)".encode(), server.ask("INFO", "replication"))
+    assert found is not None
+    return int(found[1])
 
 
 def _is_master(server: RedisServer) -> bool:

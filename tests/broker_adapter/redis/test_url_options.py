@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -80,13 +79,8 @@ def test_window_ms_bounds_the_ids_that_are_kept_and_the_time_for_which_repeats_a
     ids = f"outbox:{{{made_topic}}}:ids"
     broker.publish([message(made_topic, n) for n in range(500)])
 
-    def is_over() -> bool:
-        """The newest id's time, as the server's clock has it."""
-        seconds, microseconds = map(int, engine.server.ask("TIME"))
-        newest: Any = engine.server.ask("ZRANGE", ids, -1, -1, "WITHSCORES")
-        return not newest or seconds * 1000 + microseconds // 1000 > float(newest[1]) + 1_000
-
-    assert wait_until(is_over)
+    # The key expires as a whole, a window after the newest id.
+    assert wait_until(lambda: engine.server.ask("EXISTS", ids) == 0)
     again = broker.publish([message(made_topic, 0)])
 
     assert again[0].status is PublishStatus.STORED

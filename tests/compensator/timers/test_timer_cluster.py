@@ -115,6 +115,7 @@ def test_timers_that_a_failover_lost_after_they_were_acknowledged_fire_by_the_po
         assert wait_until(lambda: is_complete(store))
     victim = cluster.masters[0]
     heir = cluster.replica_of(victim)
+    cluster.wait_until_replicated(victim)
     with heir.paused():
         victim.ask("CLIENT", "KILL", "TYPE", "replica")  # else the replica reads on, once it is resumed
         box = mysql_shop.box(prompt, timing=url)

@@ -17,12 +17,16 @@ def test_the_folder_of_the_operator_is_taken_with_or_without_a_wildcard(tmp_path
 
 
 def test_a_folder_that_is_not_there_is_refused_with_the_variable_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{JARS_VARIABLE} names .*no-such, which is no folder; pip install"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{JARS_VARIABLE} names .*no-such, which is no folder; set {JARS_VARIABLE} to"
+    ):
         find_jars({JARS_VARIABLE: str(tmp_path / "no-such")})
 
 
 def test_without_a_folder_and_the_wheel_of_jars_the_cure_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=rf"jars .* are missing; pip install .* or set {JARS_VARIABLE}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"jars .* are missing; set {JARS_VARIABLE} to .* or install the wheel"
+    ):
         find_jars({})
 
 
