@@ -208,7 +208,7 @@ def types_of(package: str, python: Path, project: Path) -> dict[str, Any]:
     """What pyright knows of the types of a package of the wheel."""
     command = [sys.executable, "-m", "basedpyright", "--verifytypes", package, "--ignoreexternal", "--outputjson"]
     # In this mode it asks the interpreter that is first on the PATH.
-    environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = {**_environment(), "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=600)
     report: dict[str, Any] = json.loads(done.stdout)["typeCompleteness"]
     assert str(python.parents[1]) in report["packageRootDirectory"]
@@ -225,7 +225,12 @@ def exported(package: str) -> Iterator[str]:
             yield f"{home}.{name}"
 
 
+def _environment() -> dict[str, str]:
+    # Without the PYTHONPATH by which Spark's tests, in the same process before, let its workers find this checkout.
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
 def _run(command: list[str], *, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=cwd, env=_environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

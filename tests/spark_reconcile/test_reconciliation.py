@@ -35,7 +35,7 @@ _PLAIN = {"stored", "done", "announced"}
 _ELSEWHERE = re.compile(
     r'"(\w+_out_of_reach|\w+_not_so_far|message_unknown|not_wanted|filter_changed|not_wanted_or_waiting'
     r"|group_deleted|handled_twice|no_key|too_few_messages|archived_twice|impossible_time|key_respelled"
-    r'|message_key_respelled)"'
+    r'|message_key_respelled|held_by_the_delay_cluster)"'
 )
 """Rules whose records are of worlds of their own: each is expected by name in one of the tests here."""
 DATABASE_TIMES = {"paid_at_us", "due_at_us", "created_at_us", "sent_at_us", "handled_at_us"}
