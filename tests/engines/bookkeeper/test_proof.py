@@ -155,7 +155,8 @@ def test_a_reconciliation_knows_what_waits_in_the_cluster_what_was_canceled_and_
     assert {name: rules[name] for name in ("stored", "canceled", "cancel_taken")} == {
         "stored": 80, "canceled": 10, "cancel_taken": 10,
     }  # fmt: skip
-    assert rules.keys() == {"stored", "canceled", "cancel_taken", "foreign_topic"}
+    # What is published meanwhile is of a topic of its own, or newer than the grace time.
+    assert rules.keys() - {"unrecorded_in_grace"} == {"stored", "canceled", "cancel_taken", "foreign_topic"}
 
 
 def _archived(box: Outbox) -> int:
@@ -198,4 +199,4 @@ def test_errors_of_the_source_name_the_cure(
     zookeeper.set(path, b'{"format": 1, "cluster": "c", "shard": "0-0000", "epoch": 1, "ledger": 1}')
     assert "name this cluster's own ZooKeeper path" in refusal()
     monkeypatch.setitem(os.environ, JARS_VARIABLE, str(tmp_path))
-    assert "pip install outbox-mq-bookkeeper-jars" in refusal()
+    assert "install the wheel outbox-mq-bookkeeper-jars" in refusal()
