@@ -55,7 +55,7 @@ def test_messages_go_over_tls(cluster: RocketMqCluster, engine: RocketMqEngine, 
 def test_a_certificate_of_an_unknown_authority_is_unavailable_and_says_why(
     cluster: RocketMqCluster, opened: Open, topic: str
 ) -> None:
-    error = refusal(opened(with_tls(cluster, is_known=False), timeout_ms=3_000), topic)
+    error = refusal(opened(with_tls(cluster, is_known=False), timeout_ms=10_000), topic)
 
     assert type(error) is BrokerUnavailable
     assert "CERTIFICATE_VERIFY_FAILED" in str(error)
