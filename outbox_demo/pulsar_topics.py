@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import Any, Final
 
 import pulsar
-import requests
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.pulsar.admin_api import AdminApi
@@ -20,7 +16,6 @@ from outbox_demo.foreign_client import WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 MAKE_SECONDS_MAX: Final = 60.0
-RETRY_SECONDS: Final = 0.2
 
 
 class PulsarTopics:
@@ -38,9 +33,10 @@ class PulsarTopics:
     def make_topics(self) -> None:
         """Topics, and their subscriptions before the first message: Pulsar keeps nothing without one."""
         for topic in self._topics.names:
-            self._make(topic)
+            self._admin.create(self._admin.topic_path(topic), timeout_s=MAKE_SECONDS_MAX)
         for topic, group in self._topics.subscriptions:
-            self._make(topic, f"/subscription/{group}")
+            path = f"{self._admin.topic_path(topic)}/subscription/{group}"
+            self._admin.create(path, timeout_s=MAKE_SECONDS_MAX)
 
     def deliveries(self, group: str) -> Iterator[ReceivedMessage]:
         """Receive; the server delivers again what was not acknowledged when the connection ends."""
@@ -77,23 +73,6 @@ class PulsarTopics:
     def close(self) -> None:
         """End the client: its threads must not outlive the interpreter."""
         self._client.shutdown()
-
-    def _make(self, topic: str, rest: str = "") -> None:
-        """Make it; again while the server has no bookie to write to, as for moments after its start."""
-        deadline, pause, refused = time.monotonic() + MAKE_SECONDS_MAX, threading.Event(), False
-        while True:
-            try:
-                self._ask("PUT", topic, rest)
-            except requests.HTTPError as error:
-                status = None if error.response is None else error.response.status_code
-                if refused and status == HTTPStatus.CONFLICT:  # made by the refused request, but for its ledger
-                    return
-                if status != HTTPStatus.INTERNAL_SERVER_ERROR or time.monotonic() > deadline:
-                    raise
-                refused = True
-                pause.wait(RETRY_SECONDS)
-            else:
-                return
 
     def _ask(self, method: str, topic: str, rest: str = "") -> Any:
         return self._admin.ask(method, f"{self._admin.topic_path(topic)}{rest}", timeout_s=self._timeout_s)

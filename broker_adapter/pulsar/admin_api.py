@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import requests
 
 from broker_adapter.pulsar.client_settings import ClientSettings
+
+CREATE_AGAIN_SECONDS: Final = 0.2
 
 
 class AdminApi:
@@ -54,6 +58,25 @@ class AdminApi:
     def topic_path(self, topic: str) -> str:
         """The path that all requests about a topic begin with."""
         return f"persistent/{self._namespace}/{quote(topic, safe='')}"
+
+    def create(self, path: str, *, timeout_s: float) -> None:
+        """Make a topic or a subscription; again while the server has no bookie to write to, as for moments after its
+        start. Raises requests.RequestException.
+        """
+        deadline, pause, is_again = time.monotonic() + timeout_s, threading.Event(), False
+        while True:
+            try:
+                self.ask("PUT", path, timeout_s=deadline - time.monotonic())
+            except requests.HTTPError as error:
+                status = None if error.response is None else error.response.status_code
+                if is_again and status == HTTPStatus.CONFLICT:  # made by a refused request, but for its ledger
+                    return
+                if status != HTTPStatus.INTERNAL_SERVER_ERROR or time.monotonic() > deadline:
+                    raise
+                is_again = True
+                pause.wait(CREATE_AGAIN_SECONDS)
+            else:
+                return
 
     def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
         """Any request. Raises requests.HTTPError, too, where the server refuses it."""

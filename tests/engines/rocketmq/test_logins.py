@@ -16,6 +16,8 @@ from tests.engines.rocketmq.rocketmq_engine import RocketMqEngine
 
 Open = Callable[..., Broker]
 
+ATTEMPTS = 5
+
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
@@ -55,10 +57,12 @@ def test_messages_go_over_tls(cluster: RocketMqCluster, engine: RocketMqEngine, 
 def test_a_certificate_of_an_unknown_authority_is_unavailable_and_says_why(
     cluster: RocketMqCluster, opened: Open, topic: str
 ) -> None:
-    error = refusal(opened(with_tls(cluster, is_known=False), timeout_ms=10_000), topic)
+    broker = opened(with_tls(cluster, is_known=False), timeout_ms=3_000)
+    # An attempt that ends while gRPC waits between two connections says that its time is over.
+    errors = [refusal(broker, topic) for _ in range(ATTEMPTS)]
 
-    assert type(error) is BrokerUnavailable
-    assert "CERTIFICATE_VERIFY_FAILED" in str(error)
+    assert {type(one) for one in errors} == {BrokerUnavailable}
+    assert any("CERTIFICATE_VERIFY_FAILED" in str(one) for one in errors)
 
 
 @pytest.mark.parametrize(
