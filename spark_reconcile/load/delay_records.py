@@ -37,6 +37,11 @@ class DelayRecords:
     messages: DataFrame
     actions: DataFrame
 
+    @property
+    def rows(self) -> int:
+        """How many messages and cancels there are."""
+        return self.export.messages + self.export.cancels
+
 
 def read_configured(session: SparkSession, settings: Settings, say: Callable[[str], None]) -> DelayRecords | None:
     """Read the delay cluster of the settings, if there is one; exports of earlier runs are removed."""

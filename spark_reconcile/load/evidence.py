@@ -133,16 +133,17 @@ def read_all(
     surveyed, messages, actions, tables, ends = _read_rest(session, settings, plan, counts, times, now_ms)
     whole = {log: begins_whole(segments) for log, segments in surveyed.items()}
     archives = _read_archives(session, settings, counts, span, times)
-    few = partial(gathered, rows=sum(one.rows for one in counts), rows_max=settings.limits.one_partition_rows_max)
+    total = sum(one.rows for one in counts) + (0 if delayed is None else delayed.rows)
+    few = partial(gathered, rows=total, rows_max=settings.limits.one_partition_rows_max)
     runs = few(actions.frame)
     named = named_runs(runs, few(messages.frame), is_whole=all(whole.values())).persist()
     rows = few(united(session, [*tables, *(frame for frame, _ in archives)]))
-    stored, acted = with_delayed(messages.frame, single(runs).unionByName(named), delayed)
+    stored, acted = map(few, with_delayed(messages.frame, single(runs).unionByName(named), delayed))
     copies = [*messages.copies, *([] if delayed is None else [delayed.messages])]
     return Evidence(
         inboxes=few(united(session, effects)),
-        messages=few(stored),
-        actions=few(with_answers(acted, rows, few(stored), counts)),
+        messages=stored,
+        actions=few(with_answers(acted, rows, stored, counts)),
         rows=rows,
         tables=(*effects, *tables, *copies, *actions.copies, named),
         groups=_groups(settings, runs, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
