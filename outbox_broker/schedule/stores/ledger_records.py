@@ -34,10 +34,15 @@ def entry_count(size_bytes: int, *, chunk_bytes: int = CHUNK_BYTES_MAX) -> int:
     return max(1, -(-size_bytes // chunk_bytes))
 
 
+def ends_record(entry: bytes) -> bool:
+    """Returns whether an entry is the last one of its record."""
+    return entry[:1] == _LAST
+
+
 def joined(entries: Iterable[bytes]) -> bytes | None:
     """Returns the record that these entries are, exactly; None if they are not one record."""
     parts = list(entries)
-    is_whole = bool(parts) and parts[-1][:1] == _LAST and all(part[:1] == _MORE for part in parts[:-1])
+    is_whole = bool(parts) and ends_record(parts[-1]) and all(part[:1] == _MORE for part in parts[:-1])
     return b"".join(part[1:] for part in parts) if is_whole else None
 
 
@@ -51,6 +56,6 @@ def records_of(entries: Iterable[bytes], *, begin: int) -> Iterator[Record]:
         if not parts:
             start = position
         parts.append(entry[1:])
-        if entry[:1] == _LAST:
+        if ends_record(entry):
             yield Record(start, b"".join(parts), position + 1)
             parts = []

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from outbox_broker.schedule.segment_store import Record
 from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece, SegmentMap, piece_at
 from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_entries, read_record
-from outbox_broker.schedule.stores.ledger_records import records_of
+from outbox_broker.schedule.stores.ledger_records import ends_record, records_of
 from outbox_broker.schedule.stores.ledger_takeover import Shard, read_node, read_segments
 from outbox_broker.schedule.stores.ledgers import EntryMissing, Ledgers
 from outbox_core.common.errors import StorageFailed
@@ -77,5 +77,5 @@ def snapshot_entries(ledgers: Ledgers, manifest_ledger: int) -> int:
         except EntryMissing:
             return count
         count += 1
-        if entry[:1] == b"\x00":
+        if ends_record(entry):
             return count
