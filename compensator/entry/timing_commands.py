@@ -17,7 +17,7 @@ from compensator.work.engines import InstanceEngines
 from compensator.work.source import source_name
 from compensator.work.timed_tables import TimedTables
 from compensator.work.timer_rebuild import RebuildOptions
-from compensator.work.timer_sweep import SweepReport, sweep_timers
+from compensator.work.timer_sweep import TimerSweepReport, sweep_timers
 from outbox.store.database_url import database_url
 from outbox.store.schema import schema_for
 from outbox_core.common.clock import SystemClock
@@ -73,7 +73,7 @@ def sweep(store: str, flags: Mapping[str, Any], config: Path | None, *, as_json:
     raise typer.Exit(0 if report.complete else 1)
 
 
-def _swept(table: SourceTable, chosen: CompensatorConfig, store: str) -> SweepReport:
+def _swept(table: SourceTable, chosen: CompensatorConfig, store: str) -> TimerSweepReport:
     url = database_url(table.url, password_file=table.password_file)
     engines, timing = InstanceEngines(url), connect_timing(store)
     try:

@@ -23,7 +23,7 @@ class SweptStore(RebuiltStore, TimerScan, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepReport:
+class TimerSweepReport:
     """Pending rows that were read, timers that were added for them; timers that were listed, and those of them that
     were removed. `complete`: no slot has to be rebuilt; `stopped`: the pass did not come to its end.
     """
@@ -38,7 +38,7 @@ class SweepReport:
 
 def sweep_timers(
     tables: TimedTables, store: SweptStore, *, options: RebuildOptions, clock: Clock, stopping: threading.Event
-) -> SweepReport:
+) -> TimerSweepReport:
     """Make one pass. Safe beside workers and other sweeps. Raises BrokerError for the store; DatabaseUnavailable,
     SchemaMissing.
     """
@@ -57,7 +57,7 @@ def sweep_timers(
             timers += len(page_of_slot.timers)
             removed += store.remove_timers(slot, _gone(tables, page_of_slot.timers, known=known))
     complete = all(one.complete for one in store.figures())
-    return SweepReport(
+    return TimerSweepReport(
         rows=rows, added=added, timers=timers, removed=removed, complete=complete, stopped=stopping.is_set()
     )
 
