@@ -33,10 +33,9 @@ class PulsarTopics:
     def make_topics(self) -> None:
         """Topics, and their subscriptions before the first message: Pulsar keeps nothing without one."""
         for topic in self._topics.names:
-            self._admin.create(self._admin.topic_path(topic), timeout_s=MAKE_SECONDS_MAX)
+            self._admin.create_topic(topic, timeout_s=MAKE_SECONDS_MAX)
         for topic, group in self._topics.subscriptions:
-            path = f"{self._admin.topic_path(topic)}/subscription/{group}"
-            self._admin.create(path, timeout_s=MAKE_SECONDS_MAX)
+            self._admin.create_subscription(topic, group, timeout_s=MAKE_SECONDS_MAX)
 
     def deliveries(self, group: str) -> Iterator[ReceivedMessage]:
         """Receive; the server delivers again what was not acknowledged when the connection ends."""

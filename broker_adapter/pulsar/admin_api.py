@@ -1,4 +1,4 @@
-"""Reads settings of topics and of their namespace from Pulsar's admin REST interface."""
+"""Reads settings of topics and of their namespace, and creates topics, by Pulsar's admin REST interface."""
 
 from __future__ import annotations
 
@@ -59,24 +59,13 @@ class AdminApi:
         """The path that all requests about a topic begin with."""
         return f"persistent/{self._namespace}/{quote(topic, safe='')}"
 
-    def create(self, path: str, *, timeout_s: float) -> None:
-        """Make a topic or a subscription; again while the server has no bookie to write to, as for moments after its
-        start. Raises requests.RequestException.
-        """
-        deadline, pause, is_again = time.monotonic() + timeout_s, threading.Event(), False
-        while True:
-            try:
-                self.ask("PUT", path, timeout_s=deadline - time.monotonic())
-            except requests.HTTPError as error:
-                status = None if error.response is None else error.response.status_code
-                if is_again and status == HTTPStatus.CONFLICT:  # made by a refused request, but for its ledger
-                    return
-                if status != HTTPStatus.INTERNAL_SERVER_ERROR or time.monotonic() > deadline:
-                    raise
-                is_again = True
-                pause.wait(CREATE_AGAIN_SECONDS)
-            else:
-                return
+    def create_topic(self, topic: str, *, timeout_s: float) -> None:
+        """Create a topic that does not exist; waits while the server has no bookie to write to."""
+        self._create(self.topic_path(topic), timeout_s=timeout_s)
+
+    def create_subscription(self, topic: str, subscription: str, *, timeout_s: float) -> None:
+        """Create a subscription that does not exist; waits as create_topic() does."""
+        self._create(f"{self.topic_path(topic)}/subscription/{quote(subscription, safe='')}", timeout_s=timeout_s)
 
     def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
         """Any request. Raises requests.HTTPError, too, where the server refuses it."""
@@ -94,3 +83,20 @@ class AdminApi:
 
     def _get(self, path: str, *, timeout_s: float) -> requests.Response:
         return self.ask("GET", path, timeout_s=timeout_s)
+
+    def _create(self, path: str, *, timeout_s: float) -> None:
+        # For moments after its start the server may be without a bookie, and answers 500.
+        deadline, pause, is_again = time.monotonic() + timeout_s, threading.Event(), False
+        while True:
+            try:
+                self.ask("PUT", path, timeout_s=deadline - time.monotonic())
+            except requests.HTTPError as error:
+                status = None if error.response is None else error.response.status_code
+                if is_again and status == HTTPStatus.CONFLICT:  # made by a refused request, but for its ledger
+                    return
+                if status != HTTPStatus.INTERNAL_SERVER_ERROR or time.monotonic() > deadline:
+                    raise
+                is_again = True
+                pause.wait(CREATE_AGAIN_SECONDS)
+            else:
+                return

@@ -41,8 +41,8 @@ class PulsarEngine:
 
     def make_topic(self, topic: str) -> None:
         """With a subscription at its beginning, without which nothing is kept."""
-        self.server.create(f"persistent/public/default/{topic}")
-        self.server.create(f"persistent/public/default/{topic}/subscription/{SUBSCRIPTION}")
+        self.server.create_topic(topic)
+        self.server.create_subscription(topic, SUBSCRIPTION)
 
     def read(self, topic: str, *, count: int) -> list[PlainMessage]:
         """Waits for `count` messages, and for more a moment longer; what was read is acknowledged."""

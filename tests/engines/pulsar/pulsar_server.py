@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import requests
 
+from broker_adapter.pulsar.admin_api import AdminApi
+from broker_adapter.pulsar.client_settings import ClientSettings
 from tests.engines.java_server import JavaProgram, JavaServer, free_port
 from tests.engines.pulsar.pulsar_security import ADMIN, PulsarSecurity
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
 MAIN_CLASS: Final = "org.apache.pulsar.PulsarStandaloneStarter"
 ANSWER_SECONDS_MAX: Final = 60
-CONFLICT, SERVER_ERROR = 409, 500
 HEAP_MB: Final = 256
 
 
@@ -100,27 +101,22 @@ class PulsarServer:
         answer.raise_for_status()
         return answer
 
-    def create(self, path: str) -> None:
-        """Make a topic or a subscription by the admin API; again while the only bookie is not registered.
+    def create_topic(self, topic: str) -> None:
+        """Create a topic of the default namespace."""
+        self._admin().create_topic(topic, timeout_s=ANSWER_SECONDS_MAX)
 
-        After a start or a pause it may leave and register once more behind a first topic that could be made.
-        """
-        failures: list[int] = []
+    def create_subscription(self, topic: str, subscription: str) -> None:
+        """Create a subscription at the beginning of a topic."""
+        self._admin().create_subscription(topic, subscription, timeout_s=ANSWER_SECONDS_MAX)
 
-        def is_made() -> bool:
-            try:
-                self.ask("PUT", path)
-            except requests.HTTPError as error:
-                status = None if error.response is None else error.response.status_code
-                if status == CONFLICT and failures:  # made, but for its ledger
-                    return True
-                if status != SERVER_ERROR:
-                    raise
-                failures.append(status)
-                return False
-            return True
-
-        self._server.wait_until(is_made)
+    def _admin(self) -> AdminApi:
+        return AdminApi(
+            ClientSettings(
+                service_url=f"pulsar://{self.addresses}", place=self.addresses, namespace="public/default",
+                timeout_ms=ANSWER_SECONDS_MAX * 1_000, admin_url=self.admin_url,
+                token=None if self._security is None else self._security.token(ADMIN),
+            )
+        )  # fmt: skip
 
     def _is_ready(self) -> bool:
         """It is when a topic can be made: health check and namespace answer before the broker owns its bundle, and

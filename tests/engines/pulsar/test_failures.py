@@ -75,11 +75,11 @@ def test_a_terminated_topic_takes_nothing_and_blocks_no_other(
 def test_strict_defers_messages_of_a_topic_without_a_subscription_until_it_has_one(
     engine: PulsarEngine, open_broker: Open, topic: str
 ) -> None:
-    engine.server.ask("PUT", f"persistent/public/default/{topic}")
+    engine.server.create_topic(topic)
     broker = open_broker(with_option(engine.url, "strict=true"))
 
     [refused] = broker.publish([message(topic, 0)])
-    engine.server.ask("PUT", f"persistent/public/default/{topic}/subscription/plain")
+    engine.server.create_subscription(topic, "plain")
     [stored] = broker.publish([message(topic, 0)])
 
     assert (refused.status, stored.status) == (PublishStatus.DEFERRED, PublishStatus.STORED)

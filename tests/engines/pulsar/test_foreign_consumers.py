@@ -19,8 +19,8 @@ def test_a_consumer_of_pulsar_has_each_effect_once(sqlite_shop: Shop, server: Pu
     topics = server.ask("GET", "persistent/public/default").json()
     if f"persistent://public/default/{TOPIC}" in topics:
         server.ask("DELETE", f"{PATH}?force=true")
-    server.ask("PUT", PATH)
-    server.ask("PUT", f"{PATH}/subscription/{GROUP}")
+    server.create_topic(TOPIC)
+    server.create_subscription(TOPIC, GROUP)
     consumer = ForeignConsumer(
         program=("pulsar_consumer.py",),
         environment={"DATABASE_URL": sqlite_shop.database.url, "PULSAR_URL": f"pulsar://{server.addresses}"},

@@ -37,8 +37,8 @@ def allowed(secured: Secured) -> Secured:
 def topic(allowed: Secured) -> str:
     """A topic with a subscription."""
     name = f"t.{uuid.uuid4().hex}"
-    allowed[0].ask("PUT", f"persistent/public/default/{name}")
-    allowed[0].ask("PUT", f"persistent/public/default/{name}/subscription/plain")
+    allowed[0].create_topic(name)
+    allowed[0].create_subscription(name, "plain")
     return name
 
 
