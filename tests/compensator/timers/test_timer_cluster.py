@@ -51,11 +51,6 @@ def store(url: str) -> Iterator[TimingStore]:
 
 
 @pytest.fixture
-def prompt() -> PromptBroker:
-    return PromptBroker()
-
-
-@pytest.fixture
 def worker(mysql_shop: Shop, prompt: PromptBroker, url: str, serve: Serve, store: TimingStore) -> Iterator[TimerWorker]:
     """That of a service, which also polls; its timing store is complete."""
     with source_over(mysql_shop, prompt) as source:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from compensator.core.config import load
 from compensator.entry.composition import wire
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
-from tests.broker_adapter.redis.redis_server import RedisServer, redis_server, wait_until
+from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.timers.timer_workers import held, move, opened, store_url, timer
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
@@ -24,12 +24,6 @@ from tests.outbox.shop import Shop
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
 WAIT_SECONDS = 300
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with redis_server(appendfsync="no") as running:
-        yield running
 
 
 def database(shop: Shop) -> list[str]:

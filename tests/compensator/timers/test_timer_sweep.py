@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,36 +10,13 @@ from typer.testing import CliRunner, Result
 
 from outbox_broker.delay_service.cli import app
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.messages.message import Message
 from outbox_core.messages.timing_port import TimingStore
-from tests.broker_adapter.redis.redis_server import RedisServer, redis_server, wait_until
-from tests.compensator.timers.timer_workers import held, opened, store_url, timer, worker_over
+from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
+from tests.compensator.timers.timer_workers import held, publish, store_url, timer, worker_over
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
 
-HOUR = timedelta(hours=1)
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with redis_server(appendfsync="no") as running:
-        yield running
-
-
-@pytest.fixture
-def store(server: RedisServer) -> Iterator[TimingStore]:
-    with opened(store_url(server)) as found:
-        yield found
-
-
-def schedule(shop: Shop, url: str, *, count: int) -> list[Message]:
-    """Schedule messages, and have their timers added."""
-    box = shop.box(PromptBroker(), timing=url)
-    with box.begin():
-        messages = [box.publish("reminder", {"n": number}, delay=HOUR) for number in range(count)]
-    assert box.close()
-    return messages
 
 
 def run(shop: Shop, server: RedisServer, *options: str) -> Result:
@@ -61,7 +36,7 @@ def sweep(shop: Shop, server: RedisServer) -> dict[str, Any]:
 def test_what_is_missing_is_added_and_what_has_no_row_is_removed(
     shop: Shop, server: RedisServer, store: TimingStore
 ) -> None:
-    messages = schedule(shop, store_url(server), count=20)
+    messages = publish(shop, PromptBroker(), store_url(server), count=20)
     with worker_over(shop, PromptBroker(), store_url(server)):
         assert wait_until(lambda: all(one.complete for one in store.figures()))
     lost = [one.row for slot in range(store.slots) for one in remove_half(store, slot)]
@@ -82,7 +57,7 @@ def test_what_is_missing_is_added_and_what_has_no_row_is_removed(
 def test_a_store_that_lost_everything_is_complete_after_a_sweep(
     sqlite_shop: Shop, server: RedisServer, store: TimingStore
 ) -> None:
-    schedule(sqlite_shop, store_url(server), count=20)
+    publish(sqlite_shop, PromptBroker(), store_url(server), count=20)
     server.ask("FLUSHALL")
 
     report = sweep(sqlite_shop, server)
@@ -94,7 +69,7 @@ def test_a_store_that_lost_everything_is_complete_after_a_sweep(
 def test_a_timer_that_a_worker_has_taken_stays_with_its_lease(
     sqlite_shop: Shop, server: RedisServer, store: TimingStore
 ) -> None:
-    [message] = schedule(sqlite_shop, store_url(server), count=1)
+    [message] = publish(sqlite_shop, PromptBroker(), store_url(server), count=1)
     store.add([timer(sqlite_shop, message.id)])
     taken = store.take(range(store.slots), limit=100, lease_ms=HOUR_MS)
 
@@ -106,7 +81,7 @@ def test_a_timer_that_a_worker_has_taken_stays_with_its_lease(
 
 
 def test_people_read_what_a_sweep_did(sqlite_shop: Shop, server: RedisServer, store: TimingStore) -> None:
-    schedule(sqlite_shop, store_url(server), count=3)
+    publish(sqlite_shop, PromptBroker(), store_url(server), count=3)
 
     done = run(sqlite_shop, server)
 

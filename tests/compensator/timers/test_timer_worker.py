@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
@@ -20,43 +20,26 @@ from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.message import DUE_HEADER, Message
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_cluster import redis_cluster
-from tests.broker_adapter.redis.redis_server import RedisServer, redis_server, wait_until
+from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.serving import WatchedMetrics
-from tests.compensator.timers.timer_workers import SOON, held, move, opened, source_over, store_url, timer, worker_over
+from tests.compensator.timers.timer_workers import (
+    SOON,
+    held,
+    move,
+    opened,
+    publish,
+    source_over,
+    store_url,
+    timer,
+    worker_over,
+)
 from tests.engines.java_server import free_port
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
 
 Serve = Callable[..., CompensatorService]
-HOUR = timedelta(hours=1)
 HOUR_MS = 3_600_000
 SOON_MS = timedelta(milliseconds=300)
-
-
-@pytest.fixture
-def prompt() -> PromptBroker:
-    return PromptBroker()
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with redis_server(appendfsync="no") as running:
-        yield running
-
-
-@pytest.fixture
-def store(server: RedisServer) -> Iterator[TimingStore]:
-    with opened(store_url(server)) as found:
-        yield found
-
-
-def publish(shop: Shop, prompt: PromptBroker, url: str, *, count: int = 1, delay: timedelta = HOUR) -> list[Message]:
-    """Schedule messages, and have their timers added."""
-    box = shop.box(prompt, timing=url)
-    with box.begin():
-        messages = [box.publish("reminder", {"n": number}, delay=delay) for number in range(count)]
-    assert box.close()
-    return messages
 
 
 def ids(messages: list[Message]) -> list[str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
-from tests.broker_adapter.redis.redis_server import RedisServer, redis_server, wait_until
+from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.timers.timer_workers import held, move, opened, store_url, timer, worker_over
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
@@ -35,12 +34,6 @@ POINTS = {
     "before the timers go": 0,
     "the end": 0,
 }
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with redis_server(appendfsync="no") as running:
-        yield running
 
 
 def run_until_killed(point: str, shop: Shop, broker_url: str, store: str) -> None:

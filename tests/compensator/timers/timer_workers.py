@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from random import Random
 
 from sqlalchemy import update
@@ -17,12 +18,14 @@ from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import SystemClock
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect_timing
+from outbox_core.messages.message import Message
 from outbox_core.messages.timing_port import TimedRow, Timer, TimingStore
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer
 from tests.compensator.serving import QUICK_BREAKER, source_of
 from tests.outbox.shop import Shop
 
 SLOTS = 4
+HOUR = timedelta(hours=1)
 SOON = TimerWorkerOptions(
     idle_ms=200, held_ms=20, rebuild_again_ms=50, failure=Backoff(initial_ms=50, max_ms=200, jitter=0)
 )
@@ -93,3 +96,12 @@ def move(shop: Shop, *, in_ms: int) -> None:
     due_ms = time.time_ns() // 1_000_000 - 2 + in_ms
     with shop.engine.begin() as connection:
         connection.execute(update(message).values(due_at_us=due_ms * 1_000, deliver_at_ms=due_ms))
+
+
+def publish(shop: Shop, broker: Broker, url: str, *, count: int = 1, delay: timedelta = HOUR) -> list[Message]:
+    """Schedule messages, and have their timers added."""
+    box = shop.box(broker, timing=url)
+    with box.begin():
+        messages = [box.publish("reminder", {"n": number}, delay=delay) for number in range(count)]
+    assert box.close()
+    return messages
