@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 from outbox_demo.foreign_broker import Progress
 from outbox_demo.plan import NOTIFICATION, PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER
@@ -197,19 +198,24 @@ def unbind_for_a_while(bound: dict[str, str], rabbitmq: RabbitMqEngine) -> set[s
         own = channel.queue_declare("", exclusive=True).method.queue
         channel.queue_bind(own, bound["source"], bound["routing_key"])
         channel.queue_unbind(queue, bound["source"], bound["routing_key"])
-        for method, properties, body in channel.consume(own, auto_ack=True, inactivity_timeout=WAIT_SECONDS):
-            assert method is not None, "no message came"
-            missed.add(f"message {properties.message_id} (payment.completed, order {json.loads(body)['order_id']})")
+        for name in messages_in(own, channel, wait_s=WAIT_SECONDS):
+            missed.add(name)
             if len(missed) == MISSED:
                 break
+        assert len(missed) == MISSED, "no message came"
         channel.queue_bind(queue, bound["source"], bound["routing_key"])
         channel.queue_unbind(own, bound["source"], bound["routing_key"])
         # What came between the last one and the binding was missed, too.
-        for method, properties, body in channel.consume(own, auto_ack=True, inactivity_timeout=1):
-            if method is None:
-                break
-            missed.add(f"message {properties.message_id} (payment.completed, order {json.loads(body)['order_id']})")
+        missed.update(messages_in(own, channel, wait_s=1))
     return missed
+
+
+def messages_in(queue: str, channel: BlockingChannel, *, wait_s: float) -> Iterator[str]:
+    """Read a queue until nothing comes for a while; yields what the messages are called."""
+    for method, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=wait_s):
+        if method is None:
+            return
+        yield f"message {properties.message_id} (payment.completed, order {json.loads(body)['order_id']})"
 
 
 @pytest.mark.processes
