@@ -15,14 +15,13 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from benchmarks.delay.cluster.arrivals import arrivals
 from benchmarks.delay.cluster.servers import ClusterWatch, Servers, arguments, servers
 from benchmarks.delay.pace import paced
 from benchmarks.harness.report import machine, table, talk
@@ -31,9 +30,8 @@ from benchmarks.harness.servers import broker, delay_process, resident_mib
 from broker_adapter.http import HttpBroker
 from outbox_core import Message
 
-TOPIC, GROUP = "trips", "bench"
+TOPIC: Final = "trips"
 BODY: Final = b"x" * 512
-COME_SECONDS_MAX: Final = 120
 DUE_MS: Final = (200, 1_200)
 KINDS: Final = ("cluster", "process")
 
@@ -62,7 +60,7 @@ def through_process(folder: Path, *, per_second: int, seconds: int) -> dict[str,
 def lateness(url: str, target: str, *, per_second: int, seconds: int) -> dict[str, float]:
     """Publish to `url` and consume from `target`; returns quantiles of the lateness."""
     total, random = per_second * seconds, Random(1)
-    with contextlib.closing(HttpBroker(url)) as publisher, _consumed(target, expected=total) as late_ms:
+    with contextlib.closing(HttpBroker(url)) as publisher, arrivals(target, TOPIC, expected=total) as came:
 
         def publish(first: int, count: int) -> None:
             now_ms = time.time_ns() // 1_000_000
@@ -75,35 +73,8 @@ def lateness(url: str, target: str, *, per_second: int, seconds: int) -> dict[st
             )
 
         paced(publish, total=total, per_second=per_second)
+    late_ms = [at * 1_000 - int(one.headers["outbox-deliver-at-ms"]) for at, one in came]
     return {**percentiles(late_ms), "min_ms": min(late_ms)}
-
-
-@contextlib.contextmanager
-def _consumed(url: str, *, expected: int) -> Iterator[list[float]]:
-    """How late each message came, in milliseconds; on the way out all came."""
-    late_ms: list[float] = []
-    client, is_over = HttpBroker(url), threading.Event()
-    client.pull(TOPIC, GROUP)  # makes the group
-
-    def consume() -> None:
-        while len(late_ms) < expected and not is_over.is_set():
-            deliveries = client.pull(TOPIC, GROUP, max_messages=100, wait_ms=1_000)
-            now_ms = time.time_ns() / 1e6
-            late_ms.extend(now_ms - int(one.headers["outbox-deliver-at-ms"]) for one in deliveries)
-            if deliveries:
-                client.ack([one.receipt for one in deliveries])
-
-    thread = threading.Thread(target=consume)
-    thread.start()
-    try:
-        yield late_ms
-        thread.join(COME_SECONDS_MAX)
-    finally:
-        is_over.set()
-        thread.join()
-        client.close()
-    if len(late_ms) < expected:
-        raise SystemExit(f"only {len(late_ms)} of {expected} came")
 
 
 def main() -> None:

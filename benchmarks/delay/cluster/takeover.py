@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from datetime import datetime
 from random import Random
 from typing import Final
 
+from benchmarks.delay.cluster.arrivals import arrivals
 from benchmarks.delay.cluster.servers import ClusterWatch, Servers, arguments, servers
 from benchmarks.harness.report import machine, table, talk
 from benchmarks.harness.rounds import rotated, spread
@@ -45,7 +45,6 @@ PUBLISHERS: Final = 8
 PROBES: Final = "probes"
 PROBE_PAUSE_SECONDS: Final = 0.02
 SECONDS_MAX: Final = 240
-ANSWER_MS_MAX: Final = 60_000
 EVENTS: Final = ("shard_taken", "shard_taken_over", "shard_opened")
 PARTS: Final = ("session", "fencing", "recovery", "first")
 
@@ -63,10 +62,11 @@ def takeover(running: Servers, *, pending: int, shards: int, seed: str) -> dict[
         ours = {shard for shard, node in owners.items() if node == "first"}
         _fill(first.url, names, ours, count=pending, seed=seed)
         probes = {shard: next(_ids(names, {shard}, Random(f"{seed}-{shard}"))) for shard in sorted(ours)}
-        with _consumed(target.url, expected=len(probes)) as came:
+        with arrivals(target.url, PROBES, expected=len(probes)) as deliveries:
             killed = time.time()
             first.end(signal.SIGKILL)
             _publish_probes(second.url, probes)
+        came = {one.id: at for at, one in reversed(deliveries)}  # the first delivery of each
         dispatched = {shard: came[message_id] - killed for shard, message_id in probes.items()}
         seconds = sorted(dispatched.values())
         slowest = max(dispatched, key=lambda shard: dispatched[shard])
@@ -121,34 +121,6 @@ def _publish(client: HttpBroker, batch: Sequence[Message]) -> None:
             if time.monotonic() > deadline:
                 raise SystemExit(f"not accepted: {error}") from error
             time.sleep(PROBE_PAUSE_SECONDS)
-
-
-@contextlib.contextmanager
-def _consumed(url: str, *, expected: int) -> Iterator[dict[str, float]]:
-    """When each probe came, by id; on the way out all came."""
-    came: dict[str, float] = {}
-    client = HttpBroker(url)
-    client.pull(PROBES, "bench")  # makes the group
-
-    def consume() -> None:
-        deadline = time.monotonic() + SECONDS_MAX
-        while len(came) < expected and time.monotonic() < deadline:
-            deliveries = client.pull(PROBES, "bench", wait_ms=1_000)
-            now = time.time()
-            for one in deliveries:
-                came.setdefault(one.id, now)
-            if deliveries:
-                client.ack([one.receipt for one in deliveries])
-
-    thread = threading.Thread(target=consume)
-    thread.start()
-    try:
-        yield came
-    finally:
-        thread.join()
-        client.close()
-    if len(came) < expected:
-        raise SystemExit(f"{len(came)} of {expected} probes came")
 
 
 def _ids(names: ShardMap, shards: set[str], random: Random) -> Iterator[str]:

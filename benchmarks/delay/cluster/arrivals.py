@@ -1,0 +1,49 @@
+"""Consumes what a delay engine hands to its target, and notes when each message came."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from broker_adapter.http import HttpBroker
+from outbox_core import Delivery
+
+GROUP: Final = "bench"
+SECONDS_MAX: Final = 240
+PULLED_MAX: Final = 100
+
+
+@contextlib.contextmanager
+def arrivals(url: str, topic: str, *, expected: int) -> Iterator[list[tuple[float, Delivery]]]:
+    """Yields each delivery with the Unix time at which it came, in seconds; when the block has ended all messages came.
+
+    Raises SystemExit if fewer than `expected` messages came within SECONDS_MAX of the end of the block.
+    """
+    came: list[tuple[float, Delivery]] = []
+    ids: set[str] = set()  # after a takeover a message may come twice
+    client, is_over = HttpBroker(url), threading.Event()
+    client.pull(topic, GROUP)  # makes the group
+
+    def consume() -> None:
+        while len(ids) < expected and not is_over.is_set():
+            deliveries = client.pull(topic, GROUP, max_messages=PULLED_MAX, wait_ms=1_000)
+            now = time.time()
+            came.extend((now, one) for one in deliveries)
+            ids.update(one.id for one in deliveries)
+            if deliveries:
+                client.ack([one.receipt for one in deliveries])
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        yield came
+        thread.join(SECONDS_MAX)
+    finally:
+        is_over.set()
+        thread.join()
+        client.close()
+    if len(ids) < expected:
+        raise SystemExit(f"only {len(ids)} of {expected} messages came")
