@@ -85,7 +85,7 @@ def _problem(bookie: str, context: ssl.SSLContext, *, timeout_ms: int) -> str | 
             with context.wrap_socket(plain, server_hostname=host) as encrypted:
                 return _refusal(encrypted)
     except ssl.SSLCertVerificationError as error:
-        return f"its certificate is not trusted: {error.verify_message}; renew it, or mend ledgers_ca_file"
+        return f"its certificate is not trusted: {error.verify_message}; renew it, or correct ledgers_ca_file"
     except ssl.SSLError as error:
         return f"TLS fails: {error.reason or error}"
     except OSError as error:
@@ -103,7 +103,7 @@ def _refusal(encrypted: ssl.SSLSocket) -> str | None:
         reason = "not authorized"
     except OSError as error:
         reason = str(getattr(error, "reason", None) or error)
-    return f"it refuses this client: {reason}; mend ledgers_certificate and ledgers_key"
+    return f"it refuses this client: {reason}; correct ledgers_certificate and ledgers_key"
 
 
 def _is_accepted(connection: socket.socket, request: bytes) -> bool:

@@ -153,6 +153,7 @@ def status(
     A compensator with the same timing store (`outbox compensator run --timing URL`) fires its timers, and rebuilds it.
 
     Example: outbox delay status --store bookkeeper://zk1,zk2,zk3/outbox/delay --json
+
     Example: outbox delay status --store "redis://redis/?name=shop"
     """
     if urlsplit(store).scheme == CLUSTER:
@@ -174,7 +175,7 @@ def sweep(
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [cluster], or [timing].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Delete a cluster's orphaned ledgers, or mend a timing store.
+    """Delete a cluster's orphaned ledgers, or repair a timing store.
 
     Ledgers that no manifest names are left by processes that die between two steps. Safe beside running nodes; once a
     day is enough.
