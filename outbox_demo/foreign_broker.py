@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote
 
 from outbox_core import Broker, connect
 from outbox_core.common.errors import BrokerError, ConfigurationError
-from outbox_core.messages.inspection import Inspectable
+from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.url_parts import split_url
 from outbox_demo.foreign_client import ForeignClient, engine_of, open_client
 from outbox_demo.plan import NOTIFICATION, TICKETING, DemoPlan, RunTopics

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_demo.clock import DemoClock
+from outbox_demo.accelerated_clock import DemoClock
 
 PAYMENT_COMPLETED: Final = "payment.completed"
 TRIP_REMINDER: Final = "trip.reminder"

@@ -19,7 +19,7 @@ from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import database_errors, open_engine
 from outbox.store.schema import outbox_tables, schema_for
 from outbox_core.common.errors import ConfigurationError
-from outbox_demo.clock import DemoClock
+from outbox_demo.accelerated_clock import DemoClock
 from outbox_demo.flights import FLIGHTS, load_trips
 from outbox_demo.plan import DEMO_SCHEMA, PAUSED_LINE, DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup, Timeout

@@ -15,7 +15,7 @@ from spark_reconcile.core.settings import (
     Settings,
 )
 from spark_reconcile.results.summary import Summary
-from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.runs.full_run import run
 from spark_reconcile.runs.incremental_run import run_windows
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.reconcile.checking import also_changed, check, found_in_run, found_in_windows, planted_in
 from benchmarks.reconcile.planting import NEWS, TRIPS
 from benchmarks.reconcile.records import START_MS
-from spark_reconcile.compare.digest_cache import DigestCache
+from spark_reconcile.compare.file_digest_cache import DigestCache
 from spark_reconcile.compare.key_digests import MESSAGES
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.core.run_limits import RunLimits
@@ -42,14 +42,14 @@ from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.load.source_check import SourcePlan
+from spark_reconcile.load.read_plan import SourcePlan
 from spark_reconcile.recheck.run_context import RereadSuspects, RunContext
-from spark_reconcile.recheck.suspect_records import Suspects, ids_frame, keys_frame
+from spark_reconcile.recheck.suspect_rereading import Suspects, ids_frame, keys_frame
 from spark_reconcile.results.window_store import WindowStore
-from spark_reconcile.runs.window_run import compare, judge_windows
+from spark_reconcile.runs.window_evaluation import compare, judge_windows
 from spark_reconcile.sources.log_records import ACTION_SCHEMA
 from spark_reconcile.sources.parquet_archives import archive_frame
-from spark_reconcile.sources.parquet_files import Files, some_files
+from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from outbox_core.journal import journal
 from spark_reconcile import run, run_windows
 from spark_reconcile.classify.classification import RULES
 from spark_reconcile.core.settings_file import read_config, settings_of
-from spark_reconcile.rules.verdict import Severity
+from spark_reconcile.rules.verdict_rule import Severity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

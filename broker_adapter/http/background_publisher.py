@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from broker_adapter.http.error_mapping import own
-from broker_adapter.http.publish_batching import REQUEST_BYTES_MAX, Send
+from broker_adapter.http.publish_coalescing import REQUEST_BYTES_MAX, Send
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import Message, PublishResult

@@ -9,7 +9,7 @@ from broker_adapter.http.request_sender import RequestSender
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages import limits
 from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
-from outbox_core.protocol import wire, wire_dead, wire_messages
+from outbox_core.protocol import wire, wire_conversion, wire_dead
 
 _TOPICS_PAGE: Final = 1_000
 _PAGES_MAX: Final = 1_000
@@ -124,5 +124,5 @@ def _letter(one: wire_dead.DeadMessage) -> DeadLetter:
         history=tuple((entry.reason, entry.attempts) for entry in one.history),
         key=one.key,
         headers=one.headers or {},
-        body=b"" if one.body is None else wire_messages.body_bytes(one.body, one.encoding),
+        body=b"" if one.body is None else wire_conversion.body_bytes(one.body, one.encoding),
     )

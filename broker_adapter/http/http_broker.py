@@ -13,7 +13,7 @@ import msgspec
 from broker_adapter.http.background_publisher import BackgroundPublisher
 from broker_adapter.http.error_mapping import own
 from broker_adapter.http.http_admin import HttpAdmin
-from broker_adapter.http.publish_batching import Outcome, PublishBatcher
+from broker_adapter.http.publish_coalescing import Outcome, PublishBatcher
 from broker_adapter.http.publish_requests import PublishRequests, requests_of
 from broker_adapter.http.request_sender import Options, RequestSender, WireCodec
 from broker_adapter.http.topic_reader import read_topic
@@ -38,7 +38,7 @@ from outbox_core.messages.message import (
     check_message_id,
     check_topic,
 )
-from outbox_core.protocol import wire, wire_messages
+from outbox_core.protocol import wire, wire_conversion
 
 TURN_TIMEOUTS_MAX: Final = 4
 """A publish waits at most this many time-outs for those before it."""
@@ -141,7 +141,7 @@ class HttpBroker:
         if self._connection.packed:
             return self._connection.send("POST", path, _Deliveries, body=request, wait_ms=request.wait_ms).deliveries
         answer = self._connection.send("POST", path, wire.PullAnswer, body=request, wait_ms=request.wait_ms)
-        return [wire_messages.delivery_of(one) for one in answer.deliveries]
+        return [wire_conversion.delivery_of(one) for one in answer.deliveries]
 
     def read(
         self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,

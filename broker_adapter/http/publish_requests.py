@@ -9,12 +9,12 @@ from typing import Final
 import msgspec
 
 from broker_adapter.http.error_mapping import NoSuchRoute
-from broker_adapter.http.publish_batching import Outcome
+from broker_adapter.http.publish_coalescing import Outcome
 from broker_adapter.http.request_sender import RequestSender
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, NotAuthorized, NotSupported
 from outbox_core.messages import limits
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
-from outbox_core.protocol import wire, wire_addressed, wire_messages
+from outbox_core.protocol import wire, wire_conversion, wire_multi_topic_publish
 
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 """A publish is split into requests of about this size; one message may be larger."""
@@ -77,15 +77,15 @@ class PublishRequests:
     def _request(self, messages: Sequence[Message], *, is_of_many: bool) -> msgspec.Struct:
         match self._connection.packed, is_of_many:
             case True, False:
-                return wire.PackedPublishRequest(messages=[wire_messages.packed_message(one) for one in messages])
+                return wire.PackedPublishRequest(messages=[wire_conversion.packed_message(one) for one in messages])
             case True, True:
-                packed = [wire_messages.packed_addressed_message(one) for one in messages]
-                return wire_addressed.PackedAddressedPublishRequest(messages=packed)
+                packed = [wire_conversion.packed_addressed_message(one) for one in messages]
+                return wire_multi_topic_publish.PackedAddressedPublishRequest(messages=packed)
             case False, False:
-                return wire.PublishRequest(messages=[wire_messages.text_message(one) for one in messages])
+                return wire.PublishRequest(messages=[wire_conversion.text_message(one) for one in messages])
             case _:
-                text = [wire_messages.text_addressed_message(one) for one in messages]
-                return wire_addressed.AddressedPublishRequest(messages=text)
+                text = [wire_conversion.text_addressed_message(one) for one in messages]
+                return wire_multi_topic_publish.AddressedPublishRequest(messages=text)
 
 
 def requests_of(batch: Sequence[Message]) -> Iterator[Sequence[Message]]:

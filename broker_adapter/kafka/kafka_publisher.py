@@ -15,7 +15,7 @@ from broker_adapter.kafka.topic_durability import inspect_topics
 from broker_adapter.publishing.message_headers import content_type, engine_headers
 from broker_adapter.publishing.treatment import ONE_MESSAGE, Treatment
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
 
 ATTRIBUTE_PREFIX: Final = "ce_"

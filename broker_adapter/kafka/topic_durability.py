@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType, Top
 from broker_adapter.kafka.errors import exception_for, explained
 from broker_adapter.kafka.producer_pool import ProducerPool
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.inspection import Inspection, Weakness
+from outbox_core.messages.durability_inspection import Inspection, Weakness
 
 REPLICAS_MIN: Final = 2
 SECONDS_MIN: Final = 0.1

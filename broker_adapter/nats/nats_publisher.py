@@ -12,15 +12,15 @@ from functools import partial
 from random import Random
 from typing import Any, Final, TypeVar
 
-from broker_adapter.nats.connector import Connector, NatsServers
+from broker_adapter.nats.batch_results import NatsPublishBatch, PubAck
+from broker_adapter.nats.durability_inspection import StreamApi, unseen, weaknesses_of
 from broker_adapter.nats.event_loop import LoopThread
-from broker_adapter.nats.inspection import StreamApi, unseen, weaknesses_of
-from broker_adapter.nats.message_frames import subject_of
+from broker_adapter.nats.failover_connection import Connector, NatsServers
+from broker_adapter.nats.message_conversion import subject_of
 from broker_adapter.nats.outstanding_publishes import NoAnswerReason
-from broker_adapter.nats.publish_batch import NatsPublishBatch, PubAck
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Final
 from nkeys import NkeysError, from_seed
 
 from broker_adapter.nats.connection import Login
-from broker_adapter.nats.connector import NatsServers
+from broker_adapter.nats.failover_connection import NatsServers
 from broker_adapter.nats.nats_publisher import NatsPublisher
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker

@@ -11,7 +11,7 @@ from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerUnavailable, InvalidMessage, NotSupported, StorageFailed
 from outbox_core.messages.broker_port import BrokerAdmin
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.inspection import Inspection, Weakness
+from outbox_core.messages.durability_inspection import Inspection, Weakness
 from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
 from outbox_core.messages.message import (
     AckStatus,

@@ -8,12 +8,12 @@ from broker_adapter.publishing.message_headers import content_type, plain_header
 from broker_adapter.publishing.treatment import Treatment
 from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import ClientSettings
+from broker_adapter.pulsar.durability_inspection import NOT_CHECKED, inspect_topics
 from broker_adapter.pulsar.errors import explained, treatment_of
-from broker_adapter.pulsar.inspection import NOT_CHECKED, inspect_topics
 from broker_adapter.pulsar.producer_connection import PulsarRecord
 from broker_adapter.pulsar.producer_pool import PulsarClientPool
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
 
 

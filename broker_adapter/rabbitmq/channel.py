@@ -12,7 +12,7 @@ import pika
 from pika.channel import Channel
 from pika.exceptions import ChannelClosedByBroker
 
-from broker_adapter.rabbitmq.message_frames import AmqpFrame
+from broker_adapter.rabbitmq.message_conversion import AmqpFrame
 
 
 class ConfirmOutcome(StrEnum):

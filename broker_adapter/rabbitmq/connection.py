@@ -14,7 +14,7 @@ from pika.channel import Channel
 from pika.exceptions import AMQPError, ChannelClosed, ChannelClosedByBroker, StreamLostError
 
 from broker_adapter.rabbitmq.channel import Answer, ConfirmChannel, ConfirmOutcome
-from broker_adapter.rabbitmq.message_frames import AmqpFrame
+from broker_adapter.rabbitmq.message_conversion import AmqpFrame
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)

@@ -11,7 +11,7 @@ import pika
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.publishing.tls_context import tls_context
-from broker_adapter.rabbitmq.inspection import Inspector
+from broker_adapter.rabbitmq.durability_inspection import Inspector
 from broker_adapter.rabbitmq.management_api import ManagementApi
 from broker_adapter.rabbitmq.process_connection import ProcessConnection
 from broker_adapter.rabbitmq.rabbitmq_publisher import RabbitMqPublisher

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from broker_adapter.rabbitmq.batch_results import RabbitMqPublishBatch
 from broker_adapter.rabbitmq.connection import RabbitMqConnection
+from broker_adapter.rabbitmq.durability_inspection import Inspector
 from broker_adapter.rabbitmq.errors import CLIENT_ERRORS, raised_for
-from broker_adapter.rabbitmq.inspection import Inspector
 from broker_adapter.rabbitmq.process_connection import ProcessConnection
-from broker_adapter.rabbitmq.publish_batch import RabbitMqPublishBatch
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult
 
 T = TypeVar("T")

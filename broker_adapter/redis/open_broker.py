@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.redis.connections import opener
-from broker_adapter.redis.master_reports import MasterReports
+from broker_adapter.redis.master_settings import MasterReports
 from broker_adapter.redis.redis_options import PORT, URL_OPTIONS, RedisOptions
 from broker_adapter.redis.redis_publisher import RedisPublisher
 from broker_adapter.redis.script_sender import ScriptSender

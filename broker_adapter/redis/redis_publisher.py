@@ -10,14 +10,14 @@ from typing import Protocol
 from redis.exceptions import ResponseError
 
 from broker_adapter.redis.errors import Meaning, description_of, meaning_of, raised_for
-from broker_adapter.redis.master_reports import MasterReports
+from broker_adapter.redis.master_settings import MasterReports
 from broker_adapter.redis.redis_options import RedisOptions
 from broker_adapter.redis.script_sender import Deadline, ScriptCall, ScriptSender
 from broker_adapter.redis.stream_store import parts
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, NotAuthorized
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 

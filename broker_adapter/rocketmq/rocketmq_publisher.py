@@ -8,16 +8,16 @@ from typing import Final
 
 from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.treatment import Treatment
-from broker_adapter.rocketmq.broker_settings import BrokerSettings
+from broker_adapter.rocketmq.durability_inspection import BrokerSettings
 from broker_adapter.rocketmq.errors import Refusal, treatment_of
-from broker_adapter.rocketmq.known_topics import MISSING, KnownTopics
-from broker_adapter.rocketmq.message_requests import engine_message, message_group, requests_of, topic_name
+from broker_adapter.rocketmq.message_conversion import engine_message, message_group, requests_of, topic_name
+from broker_adapter.rocketmq.outage_detector import MISSING, KnownTopics
 from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from broker_adapter.rocketmq.proxy_connection import ProxyConnection
 from broker_adapter.rocketmq.topic_route import TopicRoute, route_weaknesses
 from outbox_core.common.clock import Clock
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 _EMPTY: Final = Refusal("MESSAGE_BODY_EMPTY", "RocketMQ stores no message with an empty body: give it one")

@@ -9,7 +9,7 @@ import msgspec
 
 from broker_adapter.rocketmq.errors import Refusal
 from broker_adapter.rocketmq.protocol import definition_pb2 as definition
-from outbox_core.messages.inspection import Weakness
+from outbox_core.messages.durability_inspection import Weakness
 
 _WRITABLE: Final = frozenset({definition.WRITE, definition.READ_WRITE})
 

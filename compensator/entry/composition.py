@@ -23,9 +23,9 @@ from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, source_name
 from compensator.work.source_schedule import PacingOptions
+from compensator.work.source_turn import TurnOptions
 from compensator.work.timer_rebuild import RebuildOptions
 from compensator.work.timer_turn import TimerTurnOptions
-from compensator.work.work_slice import TurnOptions
 from outbox.consumers.inbox_table import InboxStore
 from outbox.delivery.relay import RelayPolicy
 from outbox.store.archive_purge import ArchiveStore

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.source import Source
 from compensator.work.source_schedule import HeldBack, MoreRowsDue
-from compensator.work.work_slice import TurnOptions, Turns
+from compensator.work.source_turn import TurnOptions, Turns
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
 from outbox_core.runtime.event_logger import EventLogger

@@ -14,8 +14,8 @@ import typer
 from compensator.core.config import CompensatorConfig, SourceTable, load
 from compensator.entry.cli import run_service
 from compensator.work.engines import InstanceEngines
+from compensator.work.pending_row_reader import TimedTables
 from compensator.work.source import source_name
-from compensator.work.timed_tables import TimedTables
 from compensator.work.timer_rebuild import RebuildOptions
 from compensator.work.timer_sweep import TimerSweepReport, sweep_timers
 from outbox.store.database_url import database_url

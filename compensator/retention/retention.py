@@ -18,7 +18,7 @@ from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import database_errors, retry_conflicts
 from outbox.store.order_table import OrderStore
 from outbox_core.common.clock import Clock, SystemClock
-from outbox_core.runtime.evidence_watermark import EvidenceRetention, Purgeable
+from outbox_core.runtime.retention_hold import EvidenceRetention, Purgeable
 
 T = TypeVar("T")
 

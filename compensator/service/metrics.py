@@ -16,7 +16,7 @@ from compensator.core.batch_totals import OUTCOMES
 from compensator.retention.retention import PurgeResult
 from compensator.work.source import SourceCounts
 from compensator.work.source_schedule import HeldBack
-from compensator.work.work_slice import TurnReport
+from compensator.work.source_turn import TurnReport
 from outbox_core.runtime.build_info import build
 
 TOPICS_MAX: Final = 500

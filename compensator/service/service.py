@@ -21,7 +21,7 @@ from compensator.service.source_upkeep import Upkeep, UpkeepOptions
 from compensator.service.timer_worker import TimerWorker
 from compensator.work.source import Source
 from compensator.work.source_schedule import DatabaseFailure, Outcome, PacingOptions, TurnQueue
-from compensator.work.work_slice import TurnOptions, TurnReport, Turns
+from compensator.work.source_turn import TurnOptions, TurnReport, Turns
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import OutboxError
 from outbox_core.runtime.event_logger import EventLogger

@@ -15,9 +15,9 @@ from typing import Final
 from compensator.service.metrics import CompensatorMetrics
 from compensator.work.source import Source
 from compensator.work.source_schedule import NoRowsDue
+from compensator.work.source_turn import TurnReport
 from compensator.work.timer_rebuild import RebuildOptions, rebuild_timers
 from compensator.work.timer_turn import TimerTurnOptions, TimerTurnReport, take_timer_turn
-from compensator.work.work_slice import TurnReport
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock

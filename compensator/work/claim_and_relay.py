@@ -15,8 +15,8 @@ from typing import Final
 from sqlalchemy import Connection, Engine
 
 from compensator.core.batch_totals import BatchTotals
-from compensator.work.batch_size import BatchBytes
-from compensator.work.poison_rows import IsolatingRelay, SentBatch
+from compensator.work.batch_bytes import BatchBytes
+from compensator.work.poison_row_isolation import IsolatingRelay, SentBatch
 from compensator.work.timer_decision import later_ms, unclaimed
 from outbox.delivery.key_waves import PARKED_DELAY_MS, runs
 from outbox.delivery.relay import Relay, RelayPolicy

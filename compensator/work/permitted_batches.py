@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from compensator.admission.circuit_breaker import Permit
 from compensator.work.claim_and_relay import ClaimedBatch
-from compensator.work.poison_rows import SentBatch
+from compensator.work.poison_row_isolation import SentBatch
 from compensator.work.source import Source
 from outbox_core.common.errors import BrokerError
 

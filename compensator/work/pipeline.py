@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from compensator.work.claim_and_relay import ClaimedBatch
-from compensator.work.poison_rows import SentBatch
+from compensator.work.poison_row_isolation import SentBatch
 from outbox_core.common.errors import BrokerError
 
 _NONE: Mapping[str, Collection[str]] = {}

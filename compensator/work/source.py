@@ -11,10 +11,10 @@ from sqlalchemy.engine import URL
 from compensator.admission.gate import AdmissionGate
 from compensator.retention.retention import Retention
 from compensator.work.claim_and_relay import Batches
-from compensator.work.due_row_query import DuePoll, DueTables
+from compensator.work.due_tables import DuePoll, DueTables
 from compensator.work.low_water_mark import LowWaterMarks, PollResult
+from compensator.work.pending_row_reader import TimedTables
 from compensator.work.source_schedule import PacingOptions
-from compensator.work.timed_tables import TimedTables
 from outbox.store.database import MYSQL_DIALECTS, database_errors
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.clock import Clock

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from compensator.work.timed_tables import TimedTables
+from compensator.work.pending_row_reader import TimedTables
 from outbox.store.timer_rows import DuePosition
 from outbox_core.common.clock import Clock
 from outbox_core.messages.timing_port import TimedRow, Timer, TimerSink, TimingAdmin

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from compensator.work.timed_tables import TimedTables
+from compensator.work.pending_row_reader import TimedTables
 from compensator.work.timer_rebuild import RebuildOptions, RebuiltStore, added_pages, rebuild_timers
 from outbox_core.common.clock import Clock
 from outbox_core.messages.timing_port import PlacedTimer, TimerScan

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from alembic import context
 from sqlalchemy.dialects import mysql
 
-from outbox.migrate import revision_steps as steps
+from outbox.migrate import idempotent_ddl as steps
 
 revision = "0001"
 down_revision = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import context, op
 
-from outbox.migrate import revision_steps as steps
+from outbox.migrate import idempotent_ddl as steps
 
 revision = "0003"
 down_revision = "0002"

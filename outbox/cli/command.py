@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from outbox_core.common.errors import OutboxError, UsageError
-from outbox_core.runtime.command import EXIT_INTERRUPTED
+from outbox_core.runtime.entry_point import EXIT_INTERRUPTED
 
 COMMANDS_GROUP: Final = "outbox.commands"
 EXIT_ERROR: Final = 1

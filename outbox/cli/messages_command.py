@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from outbox.admin.message_admin import AdminAction, MessageSelection
-from outbox.admin.message_view import print_list, print_message, print_sent
+from outbox.admin.message_output import print_list, print_message, print_sent
 from outbox.admin.schema_message_admin import SchemaAdmin, open_schema_admin
 from outbox.store.database_url import database_url
 from outbox.store.schema import RowState
 from outbox_core.common.errors import UsageError
-from outbox_core.runtime.command import EXIT_INTERRUPTED
+from outbox_core.runtime.entry_point import EXIT_INTERRUPTED
 
 app: typer.Typer = typer.Typer(help="Show unsent messages, and decide about parked ones.", no_args_is_help=True)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 
-from outbox.admin.source_shares import SourceShares, read_sharing
+from outbox.admin.source_owners import SourceShares, read_sharing
 from outbox.migrate import schema_upgrade
 from outbox.store.database import background_engine, database_errors, open_engine
 from outbox.store.database_url import database_url
@@ -23,7 +23,7 @@ from outbox.store.message_table import Backlog, MessageStore
 from outbox.store.schema import message_table_names, schema_for
 from outbox_core.common.errors import BrokerError, SchemaMissing
 from outbox_core.messages.connect import connect
-from outbox_core.messages.inspection import Inspectable, Inspection, Weakness
+from outbox_core.messages.durability_inspection import Inspectable, Inspection, Weakness
 
 app: typer.Typer = typer.Typer()
 

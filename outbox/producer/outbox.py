@@ -19,7 +19,7 @@ from outbox.producer import engine_hooks, session_hooks
 from outbox.producer.commit_handler import CommitHandler
 from outbox.producer.message_composer import Composer, delay_ms
 from outbox.producer.sender import Sender, SenderLimits
-from outbox.producer.session_scope import AnySession, SessionFactory, SessionScope
+from outbox.producer.session_provider import AnySession, SessionFactory, SessionScope
 from outbox.producer.timer_adder import TimerAdder
 from outbox.producer.transactional import P, Propagation, R, TransactionalFunction, transactional
 from outbox.producer.unit_writer import UnitWriter

@@ -31,7 +31,7 @@ from outbox.store.row import OutboxRow
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 
 if TYPE_CHECKING:
-    from outbox.producer.commit_sink import CommitSink
+    from outbox.producer.commit_port import CommitSink
 
 _UNITS_KEY: Final = "outbox.units_of_work"
 """The key in Session.info of its units of work, by Outbox."""

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session
 from outbox_core.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from outbox.producer.session_scope import SessionScope
+    from outbox.producer.session_provider import SessionScope
 
 P = ParamSpec("P")
 R = TypeVar("R")

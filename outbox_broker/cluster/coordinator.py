@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from outbox_broker.cluster.cluster_changes import changes_between, moves
 from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable, NotOwner, SessionEnded
+from outbox_broker.cluster.cluster_view_diff import changes_between, moves
 from outbox_broker.cluster.shard_decision import ClusterView, decide_assignment, decide_steps, why_waiting
 from outbox_broker.cluster.shard_host import ShardHost, ShardState
 from outbox_broker.cluster.shard_names import ShardMap

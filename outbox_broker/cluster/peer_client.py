@@ -12,7 +12,7 @@ import urllib3
 
 from outbox_broker.cluster import peer_protocol as peer
 from outbox_broker.cluster.cluster_errors import NotOwner
-from outbox_broker.cluster.local_shards import Wanted
+from outbox_broker.cluster.owned_shard_operations import Wanted
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
 from outbox_core.messages.message import CancelStatus, Message, PublishResult
 from outbox_core.protocol.problem import ProblemAnswer

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from outbox_broker.cluster.local_shards import LocalShards, Wanted
+from outbox_broker.cluster.owned_shard_operations import LocalShards, Wanted
 from outbox_broker.cluster.shard_names import GENERATIONS_MAX
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.request_context import Call

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from outbox_broker.cluster.coordinator import Coordinator
-from outbox_broker.cluster.local_shards import LocalShards, Wanted, sum_counts, sum_topics
+from outbox_broker.cluster.owned_shard_operations import LocalShards, Wanted, sum_counts, sum_topics
 from outbox_broker.cluster.peer_client import PeerClient
 from outbox_broker.engine.publisher import Publishable
-from outbox_broker.state.topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import TopicQuota
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
-from outbox_core.messages.topic_stats import topic_figures
+from outbox_core.messages.topic_figures import topic_figures
 
 FORWARDS_MAX: Final = 16
 """Requests to other nodes at a time, of all requests to this one."""

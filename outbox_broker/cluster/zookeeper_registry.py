@@ -26,10 +26,10 @@ from outbox_broker.cluster.znode_records import (
     decode_config,
     encode,
 )
-from outbox_broker.cluster.zookeeper_session import Znode, ZooKeeperSession
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError, OutboxError
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.zookeeper.zookeeper_session import Znode, ZooKeeperSession
 
 logger: EventLogger = EventLogger(__name__)
 Record = TypeVar("Record", bound=msgspec.Struct)

@@ -17,8 +17,8 @@ import typer
 if TYPE_CHECKING:
     from outbox_broker.cluster.cluster_admin import ClusterState
     from outbox_broker.cluster.znode_records import ZnodeLayout
-    from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
     from outbox_broker.delay_service.cluster_settings import ClusterSettings
+    from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 
 Store = Annotated[str, typer.Option(help="The cluster's address: bookkeeper://zk1,zk2,zk3/path.")]
 Config = Annotated[Path | None, typer.Option(help="TOML file with a table [cluster].")]
@@ -144,7 +144,7 @@ def _settings(store: str, config: Path | None) -> ClusterSettings:
 @contextmanager
 def _session(settings: ClusterSettings) -> Iterator[tuple[ZooKeeperSession, ZnodeLayout]]:
     from outbox_broker.cluster.znode_records import ZnodeLayout
-    from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
+    from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 
     session = ZooKeeperSession(settings.address, options=settings.session)
     try:

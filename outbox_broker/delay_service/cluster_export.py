@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from outbox_broker.delay_service.journal_files import JournalFiles
-from outbox_broker.delay_service.target_relay import published
+from outbox_broker.delay_service.exported_segments import JournalFiles
+from outbox_broker.delay_service.target_publisher import published
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
-from outbox_broker.schedule.schedule_snapshot import ScheduleSnapshot
+from outbox_broker.schedule.schedule_view import ScheduleSnapshot
 from outbox_broker.schedule.segment_store import SegmentReader
 from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.schedule.sorted_run_reader import RunDamaged

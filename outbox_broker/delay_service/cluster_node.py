@@ -11,19 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outbox_broker.cluster.coordinator import Coordinator, CoordinatorOptions, Wakeup
-from outbox_broker.cluster.local_shards import LocalShards
 from outbox_broker.cluster.memory_budget import MemoryBudget
+from outbox_broker.cluster.owned_shard_operations import LocalShards
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.peer_client import PeerClient, PeerOptions
 from outbox_broker.cluster.peer_protocol import peer_routes
 from outbox_broker.cluster.request_router import RequestRouter
 from outbox_broker.cluster.shard_host import HostOptions, OpenedShard, OpenShard, ShardHost
 from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
-from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
-from outbox_broker.cluster.zookeeper_session import SessionOptions, ZooKeeperSession
 from outbox_broker.delay_service.cluster_shard import ClusterShard
-from outbox_broker.delay_service.target_relay import PublishTarget
+from outbox_broker.delay_service.target_publisher import PublishTarget
 from outbox_broker.http.access_control import Access, Principal, Role
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer, Tls, bind
@@ -32,6 +30,8 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.clock import SystemClock
+from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
+from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

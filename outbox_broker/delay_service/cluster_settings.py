@@ -10,12 +10,12 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from outbox_broker.cluster.bookie_tls import BookieTls
 from outbox_broker.cluster.memory_budget import MemoryBudget
-from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
-from outbox_broker.cluster.zookeeper_session import SessionOptions
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.config_files import read_secret
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
 from outbox_core.runtime.settings import ServiceSettings, Table, load_settings
+from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
+from outbox_core.zookeeper.zookeeper_session import SessionOptions
 
 
 class ClusterSettings(Table):

@@ -8,7 +8,7 @@ from outbox_broker.cluster.memory_budget import MemoryBudget, ShardMemory
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard
 from outbox_broker.delay_service.delay_proxy import DelayProxy
-from outbox_broker.delay_service.target_relay import PublishTarget
+from outbox_broker.delay_service.target_publisher import PublishTarget
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_core.common.clock import Clock

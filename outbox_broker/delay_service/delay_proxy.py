@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from outbox_broker.common.cancel_scope import scope_of
-from outbox_broker.delay_service.target_relay import PublishTarget, pass_on, timed
+from outbox_broker.common.cancel_topic_patterns import scope_of
+from outbox_broker.delay_service.target_publisher import PublishTarget, pass_on, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, Publishable
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.disk_reserve import Reserve
@@ -19,12 +19,12 @@ from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.schedule.service import DelayService
-from outbox_broker.state.topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import TopicQuota
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.limits import DELAY_MAX_MS
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
-from outbox_core.messages.topic_stats import topic_figures
+from outbox_core.messages.topic_figures import topic_figures
 
 _TOO_FAR: Final = "a delay may be at most 731 days"
 

@@ -14,13 +14,13 @@ from outbox_broker.cluster.memory_budget import MemoryBudget
 from outbox_broker.cluster.shard_host import OpenedShard, OpenShard
 from outbox_broker.cluster.shard_names import ShardMap
 from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout
-from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
 from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
 from outbox_broker.delay_service.cluster_settings import ClusterSettings
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 
 if TYPE_CHECKING:
     from outbox_broker.cluster.bookkeeper.ledger_shards import LedgerShards

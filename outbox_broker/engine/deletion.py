@@ -11,12 +11,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from outbox_broker.common.cancel_scope import scope_of
+from outbox_broker.common.cancel_topic_patterns import scope_of
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
-from outbox_broker.engine.group_deletions import GroupDeletions
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.recent_group_deletions import GroupDeletions
 from outbox_broker.engine.topic_reader import READERS
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Group

@@ -28,7 +28,7 @@ from outbox_broker.log.disk_reserve import is_disk_full
 from outbox_broker.schedule.dispatch_health import DispatchHealth
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.lateness import Lateness
-from outbox_broker.state.scheduled_copy import dispatched_records
+from outbox_broker.state.scheduled_message_encoding import dispatched_records
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
 from outbox_core.runtime.event_logger import EventLogger

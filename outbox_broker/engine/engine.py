@@ -22,13 +22,13 @@ from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
 from outbox_broker.engine.deletion import Deletion
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_admin import GroupAdmin
-from outbox_broker.engine.group_deletions import GroupDeletions
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.immediate_puller import ImmediatePuller
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
+from outbox_broker.engine.recent_group_deletions import GroupDeletions
 from outbox_broker.engine.retention import LogRetention
 from outbox_broker.engine.settler import Settler
 from outbox_broker.engine.timer import EngineTimer

@@ -20,12 +20,12 @@ from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.dead_letters import DeadRun
 from outbox_broker.log.message_reader import read_runs
 from outbox_broker.log.topic_index import PlaceRun
+from outbox_broker.state.client_topic_quota import TopicQuota
 from outbox_broker.state.engine_state import Topic
-from outbox_broker.state.topic_quota import TopicQuota
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
-from outbox_core.messages.topic_stats import topic_figures
+from outbox_core.messages.topic_figures import topic_figures
 
 REDRIVE_PER_SECOND_MAX: Final = 1_000_000
 

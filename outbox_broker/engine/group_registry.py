@@ -5,8 +5,8 @@ from __future__ import annotations
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.group.consumer_group import Group
+from outbox_broker.state.client_topic_quota import TopicQuota
 from outbox_broker.state.engine_state import Topic, settings_of
-from outbox_broker.state.topic_quota import TopicQuota
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.journal.order_records import Filed

@@ -6,8 +6,8 @@ from typing import Final
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
-from outbox_broker.engine.group_deletions import GroupDeletions
 from outbox_broker.engine.puller import PullChoice, PulledMessages, Puller
+from outbox_broker.engine.recent_group_deletions import GroupDeletions
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.log.topic_index import TopicIndex
 

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from outbox_broker.engine.context import EngineContext
-from outbox_broker.log.chunked_framing import PIECE_BYTES, Piece, pieces
 from outbox_broker.log.disk_reserve import cure_for, may_pass
+from outbox_broker.log.frame_batching import PIECE_BYTES, Piece, pieces
 from outbox_broker.log.segment_index import write_index
 from outbox_broker.log.topic_index import RUN_BYTES_MAX, RUN_MESSAGES_MAX
 from outbox_broker.state import checkpoint

@@ -9,18 +9,18 @@ from contextlib import suppress
 from itertools import chain, repeat
 from typing import Final, Protocol
 
-from outbox_broker.common.cancel_scope import ANY_TOPIC, Scope, covers, scope_of
+from outbox_broker.common.cancel_topic_patterns import ANY_TOPIC, Scope, covers, scope_of
+from outbox_broker.engine.batch_destinations import SortedBatch, arranged, dead_on_arrival, record_of, timed_of
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
-from outbox_broker.engine.published_batch import SortedBatch, arranged, dead_on_arrival, record_of, timed_of
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.schedule.delay_store import CancelResult
 from outbox_broker.schedule.schedule_log import Place
-from outbox_broker.state.scheduled_copy import encode_marker
-from outbox_broker.state.topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.state.scheduled_message_encoding import encode_marker
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.messages.limits import DELAY_MAX, DELAY_MAX_MS

@@ -10,10 +10,10 @@ from typing import Final, cast
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
 from outbox_broker.engine.dispatcher import Dispatcher
-from outbox_broker.engine.group_deletions import GroupDeletions, group_deleted
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.recent_group_deletions import GroupDeletions, group_deleted
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.key_order import KeyOrder
@@ -21,8 +21,8 @@ from outbox_broker.group.key_order_decision import decide_filing, may_deliver
 from outbox_broker.group.receipt import receipts_of
 from outbox_broker.log.message_reader import Found, read_runs
 from outbox_broker.log.topic_index import PlaceRun
+from outbox_broker.state.client_topic_quota import TopicQuota
 from outbox_broker.state.engine_state import Topic
-from outbox_broker.state.topic_quota import TopicQuota
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.journal.order_records import Filed

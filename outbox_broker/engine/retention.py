@@ -24,7 +24,7 @@ from outbox_broker.state import checkpoint
 from outbox_broker.state.engine_state import BrokerState, Topic
 from outbox_core.journal import journal
 from outbox_core.runtime.event_logger import EventLogger
-from outbox_core.runtime.evidence_watermark import EvidenceRetention, Purgeable
+from outbox_core.runtime.retention_hold import EvidenceRetention, Purgeable
 
 logger: EventLogger = EventLogger(__name__)
 

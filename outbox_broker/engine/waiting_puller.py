@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 from outbox_broker.engine.context import EngineContext
-from outbox_broker.engine.group_deletions import GroupDeletions
 from outbox_broker.engine.puller import PulledMessages, Puller, check_within
+from outbox_broker.engine.recent_group_deletions import GroupDeletions
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_core.messages.limits import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
 from outbox_core.messages.message import Delivery, check_group, check_topic

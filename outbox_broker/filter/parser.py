@@ -13,8 +13,8 @@ from typing import Final, cast
 from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
+from outbox_broker.filter.ast_builder import Builder
 from outbox_broker.filter.expression_tree import Node
-from outbox_broker.filter.tree_builder import Builder
 from outbox_core.common.errors import FilterError
 
 FILTER_CHARS_MAX: Final = 16 * 1024

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from outbox_broker.http.problems import Problem
-from outbox_broker.state.topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import TopicQuota
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.protocol.problem import ProblemKind
 

@@ -19,12 +19,12 @@ from typing import Final, cast
 
 from outbox_broker.http.application import AdmittedRequest
 from outbox_broker.http.byte_budget import BudgetLease
-from outbox_broker.http.connection_context import ConnectionContext
 from outbox_broker.http.connection_table import ConnectionSlot
 from outbox_broker.http.problems import CLOSE, Problem
 from outbox_broker.http.request_head import RequestHead
 from outbox_broker.http.request_reader import RequestReader
 from outbox_broker.http.response import CONTINUE, Response, head_of
+from outbox_broker.http.server_context import ConnectionContext
 from outbox_core.protocol.problem import ProblemKind
 
 AHEAD_BYTES_MAX: Final = 16 * 1024

@@ -14,7 +14,7 @@ from outbox_broker.http import content_negotiation
 from outbox_broker.http.long_poll import PolledMessages
 from outbox_broker.http.problems import Problem
 from outbox_broker.http.request_context import Call
-from outbox_broker.http.uniform_responses import alike
+from outbox_broker.http.uniform_result_encoding import alike
 from outbox_core.journal.journal import MessageRecord
 from outbox_core.messages.message import AckStatus, ExtendStatus, NackStatus
 from outbox_core.protocol.wire import (
@@ -31,7 +31,7 @@ from outbox_core.protocol.wire import (
     PulledMessage,
     PullRequest,
 )
-from outbox_core.protocol.wire_messages import text_body
+from outbox_core.protocol.wire_conversion import text_body
 
 ANSWER_COPIES: Final = 3
 """How often delivered bytes are counted: as records, as entries to encode, and as the encoded response."""

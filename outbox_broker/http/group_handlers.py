@@ -32,6 +32,7 @@ from outbox_core.protocol.wire import (
     TopicAnswer,
     TopicsAnswer,
 )
+from outbox_core.protocol.wire_conversion import text_body
 from outbox_core.protocol.wire_dead import (
     DeadMessage,
     Failures,
@@ -39,7 +40,6 @@ from outbox_core.protocol.wire_dead import (
     RedriveAnswer,
     RedriveRequest,
 )
-from outbox_core.protocol.wire_messages import text_body
 
 _REASON_CHAR_BYTES: Final = 4
 _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)

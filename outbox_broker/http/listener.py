@@ -14,8 +14,8 @@ from time import monotonic
 from typing import Any, Final
 
 from outbox_broker.http.connection import HttpConnection
-from outbox_broker.http.connection_context import ConnectionContext
 from outbox_broker.http.connection_table import ConnectionSlot
+from outbox_broker.http.server_context import ConnectionContext
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from outbox_broker.http.access_control import Role, authorize
-from outbox_broker.http.batch_decoding import WHERE
-from outbox_broker.http.bulk_publish_decoding import publish_plain
 from outbox_broker.http.content_negotiation import LONG_BYTES, Codec
+from outbox_broker.http.incremental_batch_decoding import WHERE
+from outbox_broker.http.plain_batch_publish import publish_plain
 from outbox_broker.http.problems import Problem
 from outbox_broker.http.request_context import Call, Entry
-from outbox_broker.http.uniform_responses import alike
+from outbox_broker.http.uniform_result_encoding import alike
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.message import (
@@ -37,13 +37,13 @@ from outbox_core.protocol.wire import (
     ScheduledMessage,
     ScheduledQuery,
 )
-from outbox_core.protocol.wire_addressed import (
+from outbox_core.protocol.wire_conversion import body_bytes
+from outbox_core.protocol.wire_multi_topic_publish import (
     AddressedMessage,
     AddressedPublishRequest,
     PackedAddressedMessage,
     PackedAddressedPublishRequest,
 )
-from outbox_core.protocol.wire_messages import body_bytes
 
 _BUCKET_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 

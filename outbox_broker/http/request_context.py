@@ -8,15 +8,15 @@ from typing import TypeVar
 
 import msgspec
 
-from outbox_broker.http import batch_decoding
 from outbox_broker.http import content_negotiation as codecs
+from outbox_broker.http import incremental_batch_decoding
 from outbox_broker.http.access_control import Access, Principal, Role, authorize
-from outbox_broker.http.batch_decoding import TooManyMessages, packed_messages, text_messages
 from outbox_broker.http.broker_metrics import BrokerMetrics
 from outbox_broker.http.byte_budget import BudgetLease, ByteBudget
 from outbox_broker.http.concurrency_limit import ConcurrencyLimit
 from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.http_settings import HttpSettings
+from outbox_broker.http.incremental_batch_decoding import TooManyMessages, packed_messages, text_messages
 from outbox_broker.http.long_poll import LongPolls
 from outbox_broker.http.problems import CLOSE, Problem, of_query
 from outbox_broker.http.service_ports import ForConsumers, ForOperators, ForReaders, GroupCatalog, ServicePorts
@@ -159,7 +159,7 @@ class Call:
         except TooManyMessages:
             number = limit + 1
         if number > limit:
-            raise self._too_many(f"{number:,} entries or more", where=batch_decoding.WHERE)
+            raise self._too_many(f"{number:,} entries or more", where=incremental_batch_decoding.WHERE)
 
     def read_query(self, shape: type[Shape]) -> Shape:
         """Parse the query. Raises Problem that names the parameter."""

@@ -12,7 +12,7 @@ from outbox_broker.http import delivery_handlers, group_handlers, message_handle
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.work_classes import WorkClass
-from outbox_core.protocol import problem, wire, wire_addressed, wire_broadcast, wire_dead
+from outbox_core.protocol import problem, wire, wire_broadcast, wire_dead, wire_multi_topic_publish
 
 TOPIC: Final = "/v1/topics/{topic}"
 GROUP: Final = TOPIC + "/groups/{group}"
@@ -60,7 +60,7 @@ ROUTES: Final = (
     Route(
         method="POST", path="/v1/publish", role=Role.PUBLISH, work=WorkClass.PUBLISH,
         handler=message_handlers.publish_addressed,
-        body=wire_addressed.AddressedPublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
+        body=wire_multi_topic_publish.AddressedPublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
         summary="Store a batch of messages of many topics; answered when they are durable",
     ),
     Route(

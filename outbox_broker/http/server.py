@@ -17,12 +17,12 @@ from typing import Final
 
 from outbox_broker.http.access_control import Access
 from outbox_broker.http.application import Application
-from outbox_broker.http.connection_context import ConnectionContext
 from outbox_broker.http.connection_table import ConnectionTable
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.listener import Listener, LoopErrors
 from outbox_broker.http.request_context import Services
 from outbox_broker.http.routes import ROUTES, Route
+from outbox_broker.http.server_context import ConnectionContext
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError

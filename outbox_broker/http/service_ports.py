@@ -14,7 +14,7 @@ from outbox_broker.engine.publisher import Publishable
 from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
-from outbox_broker.state.topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import TopicQuota
 from outbox_core.common.errors import NotSupported
 from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.message import (

@@ -17,9 +17,9 @@ from typing import Final
 
 from outbox_broker.common.engine_options import Durability
 from outbox_broker.log import missing_segments
-from outbox_broker.log.chunked_framing import Piece, pieces
 from outbox_broker.log.disk_reserve import cure_for
-from outbox_broker.log.segment_file import begin_segment
+from outbox_broker.log.frame_batching import Piece, pieces
+from outbox_broker.log.segment_creation import begin_segment
 from outbox_broker.log.segment_scan import Gap, Segment, frames_in, header_of, scan
 from outbox_broker.log.storage import Storage
 from outbox_broker.log.sync_proof import SyncProof, note_proven, proven_copy, read_proven

@@ -17,7 +17,7 @@ from outbox_broker.log.missing_segments import content_bytes
 from outbox_broker.log.segment_index import Directory, read_directory, read_ids, write_index
 from outbox_broker.log.segment_scan import Gap, Segment
 from outbox_broker.log.segmented_log import SegmentedLog
-from outbox_broker.recovery.damaged_log_replay import LostActions
+from outbox_broker.recovery.lost_actions import LostActions
 from outbox_broker.state import checkpoint
 from outbox_broker.state.checkpoint import CheckpointView
 from outbox_broker.state.engine_state import BrokerState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from outbox_broker.common.cancel_scope import Scope
+from outbox_broker.common.cancel_topic_patterns import Scope
 from outbox_broker.schedule.recent_cancels import CANCEL_RENEWED_MS
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place

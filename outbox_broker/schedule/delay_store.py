@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
-from outbox_broker.common.cancel_scope import Scope
+from outbox_broker.common.cancel_topic_patterns import Scope
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.schedule.bucket_expansion import BucketExpansion
 from outbox_broker.schedule.bucket_filing import BucketFiling
@@ -23,7 +23,7 @@ from outbox_broker.schedule.cancellation import Cancellation, CancelResult
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_dispatch import DueDispatch
-from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.due_soon import DueHorizon
 from outbox_broker.schedule.id_index import IndexMerge
 from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
 from outbox_broker.schedule.memory_flush import MemoryFlush

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from outbox_broker.schedule.due_batch import DueBatch
-from outbox_broker.schedule.due_horizon import DueHorizon
 from outbox_broker.schedule.due_queue import TakenMessages
-from outbox_broker.schedule.run_merge import Piece
+from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.merge_cursor import Piece
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import FROM_MEMORY, BatchFired, BatchHanded, Part

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from outbox_broker.schedule.run_merge import FAR, Cursor, MergeChoice, Piece
+from outbox_broker.schedule.merge_cursor import FAR, Cursor, MergeChoice, Piece
 from outbox_broker.schedule.sorted_run import Columns, Entry, SortedRun
 
 CROWD_MESSAGES: Final = 256

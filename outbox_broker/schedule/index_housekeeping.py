@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Final
 
-from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.due_soon import DueHorizon
 from outbox_broker.schedule.id_index import IndexMerge, IndexPiece, index_entries, unpacked
 from outbox_broker.schedule.recent_message_ids import RecentMessageIds
 from outbox_broker.schedule.schedule_context import ScheduleContext

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outbox_broker.schedule.bucket_filing import BucketFiling, FiledRuns
-from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.due_soon import DueHorizon
 from outbox_broker.schedule.id_index import IndexPiece
 from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
 from outbox_broker.schedule.recent_message_ids import RecentMessageIds
@@ -14,7 +14,7 @@ from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_records import Flushed, Passed
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
 from outbox_broker.schedule.sorted_run import ID, TOPIC, Entry
-from outbox_broker.state.message_identities import Identities
+from outbox_broker.state.message_id_map import Identities
 
 _CHEAP_PART: Final = 8
 """A checkpoint is cheap if at most this fraction (1/8) of the memory limit is pending."""

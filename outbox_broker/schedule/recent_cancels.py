@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_broker.common.cancel_scope import Scope, covers
+from outbox_broker.common.cancel_topic_patterns import Scope, covers
 
 CANCEL_MEMORY_MS: Final = 7 * 24 * 3_600_000
 """How long a cancel waits for its publish; the compensator resends within minutes of an outage's end."""

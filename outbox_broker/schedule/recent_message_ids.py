@@ -7,7 +7,7 @@ from typing import Protocol
 
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.sorted_run import id_hashes, topic_hash
-from outbox_broker.state.message_identities import Identities
+from outbox_broker.state.message_id_map import Identities
 
 
 class MessageIdentity(Protocol):

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_broker.common.cancel_scope import Scope
+from outbox_broker.common.cancel_topic_patterns import Scope
 from outbox_broker.schedule.recent_cancels import Cancel
 from outbox_broker.schedule.sorted_run import Entry, SortedRun
 

@@ -9,8 +9,8 @@ from functools import cached_property
 from itertools import chain
 from typing import Final
 
-from outbox_broker.common.cancel_scope import Scope, covers
-from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.common.cancel_topic_patterns import Scope, covers
+from outbox_broker.schedule.due_soon import DueHorizon
 from outbox_broker.schedule.levels import candidates
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.sorted_run import Columns, SortedRun, id_hashes, topic_hash, topic_number

@@ -16,7 +16,7 @@ from outbox_broker.schedule.levels import BucketId, BucketState
 from outbox_broker.schedule.recent_cancels import Cancel, RememberedCancels
 from outbox_broker.schedule.schedule_records import FROM_MEMORY, Passed
 from outbox_broker.schedule.sorted_run import ID, PAYLOAD, SEQ, TOPIC, Entry, SortedRun
-from outbox_broker.state.message_identities import Identities
+from outbox_broker.state.message_id_map import Identities
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 
-from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.due_soon import DueHorizon
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.sorted_run import SortedRun, topic_number
 from outbox_broker.schedule.sorted_run_reader import RunDamaged

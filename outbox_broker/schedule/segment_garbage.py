@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from outbox_broker.schedule.due_horizon import DueHorizon
+from outbox_broker.schedule.due_soon import DueHorizon
 from outbox_broker.schedule.id_index import IndexMerge
 from outbox_broker.schedule.levels import BucketState
 from outbox_broker.schedule.schedule_context import ScheduleContext

@@ -22,8 +22,8 @@ from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.subscription_matcher import SubscriptionMatcher
 from outbox_broker.log.segment_index import Directory
 from outbox_broker.log.topic_index import BlockPlace, Blocks, TopicIndex
+from outbox_broker.state.client_topic_quota import Coverage
 from outbox_broker.state.recent_ids import RecentIds
-from outbox_broker.state.topic_quota import Coverage
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
 from outbox_core.journal.journal import count_of

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 
-from outbox_broker.state.message_identities import Identities
+from outbox_broker.state.message_id_map import Identities
 
 
 class RecentIds:

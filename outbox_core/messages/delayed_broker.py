@@ -12,7 +12,7 @@ from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker, BrokerAdmin
 from outbox_core.messages.capabilities import Capability, capabilities_of
-from outbox_core.messages.inspection import Inspectable, Inspection
+from outbox_core.messages.durability_inspection import Inspectable, Inspection
 from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
 from outbox_core.messages.message import (
     AckStatus,

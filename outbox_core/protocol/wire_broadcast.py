@@ -10,7 +10,7 @@ from outbox_core.messages import limits
 from outbox_core.messages.broadcast_port import NO_RECEIPT, Start
 from outbox_core.messages.message import Delivery
 from outbox_core.protocol.wire import TIME_MS_MAX, Encoding, Request
-from outbox_core.protocol.wire_messages import body_bytes, text_body
+from outbox_core.protocol.wire_conversion import body_bytes, text_body
 
 Offset = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 

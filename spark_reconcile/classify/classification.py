@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.classify.topic_differences import with_topic_differences
+from spark_reconcile.classify.topic_mismatches import with_topic_differences
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.parallel_jobs import in_parallel
@@ -17,11 +17,11 @@ from spark_reconcile.evidence.business_evidence import business_evidence
 from spark_reconcile.evidence.delivery_evidence import delivery_evidence
 from spark_reconcile.evidence.message_evidence import business_keys, message_evidence
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.rules.business_rules import BUSINESS_RULES
+from spark_reconcile.rules.business_row_rules import BUSINESS_RULES
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES
 from spark_reconcile.rules.plausible_times import EARLIEST_MS
-from spark_reconcile.rules.verdict import Rule, Scope, case_sql, lookup_sql
+from spark_reconcile.rules.verdict_rule import Rule, Scope, case_sql, lookup_sql
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:

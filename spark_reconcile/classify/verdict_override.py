@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spark_reconcile.rules.verdict import Rule
+from spark_reconcile.rules.verdict_rule import Rule
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

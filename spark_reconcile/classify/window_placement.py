@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_reconcile.core.time_axis import Axis
+from spark_reconcile.core.chart_time_axis import Axis
 from spark_reconcile.core.time_buckets import HOUR_MS, hour, slot, window_of_message
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
 

@@ -61,7 +61,7 @@ from spark_reconcile.repair.findings import hour_folders
 from spark_reconcile.report.prometheus import FILE as METRICS_FILE
 from spark_reconcile.report.prometheus import write_metrics
 from spark_reconcile.results.summary import Summary
-from spark_reconcile.rules.verdict import State
+from spark_reconcile.rules.verdict_rule import State
 
 app = typer.Typer(help="Prove that nothing was lost, invented or early.", no_args_is_help=True)
 app.command()(report)

@@ -10,7 +10,7 @@ from typing import Final
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.message import check_group, check_topic
-from spark_reconcile.core.local_folders import check_local_folder
+from spark_reconcile.core.local_folder_check import check_local_folder
 from spark_reconcile.core.run_limits import RunLimits
 
 GRACE_SECONDS_DEFAULT: Final = 60.0

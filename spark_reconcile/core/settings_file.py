@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
 from outbox_core.runtime.config_files import read_secret, read_toml
-from spark_reconcile.core.local_folders import is_url
+from spark_reconcile.core.local_folder_check import is_url
+from spark_reconcile.core.password_files import with_password
 from spark_reconcile.core.settings import (
     BusinessRule,
     CompletenessBound,
@@ -22,7 +23,6 @@ from spark_reconcile.core.settings import (
     OutboxSource,
     Settings,
 )
-from spark_reconcile.core.url_passwords import with_password
 
 _UNTIL: Final = frozenset({"complete_until", "lag_seconds"})
 _KEYS: Final[Mapping[str, frozenset[str]]] = {

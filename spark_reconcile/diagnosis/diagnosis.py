@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, assert_never
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.diagnosis.clock_offsets import ComparedTimes, Differences, measured_differences
+from spark_reconcile.diagnosis.findings_outside_extent import extents_of, findings_outside
 from spark_reconcile.diagnosis.rows_of_other_hours import UNASKED
-from spark_reconcile.diagnosis.uncovered_findings import extents_of, findings_outside
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.results.cause_rules import (
+from spark_reconcile.results.common_causes import (
     OFFSET_ROWS_MIN,
     Cause,
     Offset,
@@ -24,7 +24,7 @@ from spark_reconcile.results.cause_rules import (
 from spark_reconcile.results.summary import Book
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.results.window_totals import books_of
-from spark_reconcile.rules.verdict import Scope, Severity
+from spark_reconcile.rules.verdict_rule import Scope, Severity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

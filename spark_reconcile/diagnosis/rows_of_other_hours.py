@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.core.dataframes import listed, union
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.load.evidence import Evidence, sql_frame, united
-from spark_reconcile.load.source_check import Read
-from spark_reconcile.rules.verdict import Scope
-from spark_reconcile.sources.database import Place, reading
+from spark_reconcile.load.read_plan import Read
+from spark_reconcile.rules.verdict_rule import Scope
+from spark_reconcile.sources.dbapi_reader import Place, reading
 from spark_reconcile.sources.sql_statements import Leg, business_statement, narrowed
 
 if TYPE_CHECKING:

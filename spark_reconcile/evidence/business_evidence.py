@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.core.dataframes import grouped, union
 from spark_reconcile.core.time_buckets import hour
-from spark_reconcile.rules.verdict import State
+from spark_reconcile.rules.verdict_rule import State
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:

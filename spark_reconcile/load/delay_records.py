@@ -17,10 +17,10 @@ import msgspec
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import DelaySource, Settings
 from spark_reconcile.evidence.message_evidence import HELD_SEQUENCE
-from spark_reconcile.sources.action_runs import single
-from spark_reconcile.sources.delay_export import DelayExport, export_delay
+from spark_reconcile.sources.delay_export_process import DelayExport, export_delay
 from spark_reconcile.sources.log_records import MESSAGE_SCHEMA
 from spark_reconcile.sources.log_segments import LogSegment, survey
+from spark_reconcile.sources.message_range_expansion import single
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

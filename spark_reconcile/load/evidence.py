@@ -24,17 +24,17 @@ from spark_reconcile.core.time_range import Span
 from spark_reconcile.evidence.cancel_answers import with_answers
 from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.evidence.filter_evaluation import FilterEvaluation
-from spark_reconcile.load.completeness import Reach
+from spark_reconcile.load.completeness_bound import Reach
 from spark_reconcile.load.delay_records import read_configured, with_delayed
-from spark_reconcile.load.log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
-from spark_reconcile.load.source_check import Read, SourcePlan, waves
+from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
+from spark_reconcile.load.read_plan import Read, SourcePlan, waves
 from spark_reconcile.rules.plausible_times import LATEST_MS, PlausibleTimes
-from spark_reconcile.sources.action_runs import named_runs, single
-from spark_reconcile.sources.delay_export import DelayExport
+from spark_reconcile.sources.delay_export_process import DelayExport
 from spark_reconcile.sources.log_records import SCHEMAS
 from spark_reconcile.sources.log_segments import LogSegment, begins_whole, reach_ms, survey
+from spark_reconcile.sources.message_range_expansion import named_runs, single
 from spark_reconcile.sources.parquet_archives import archive_files, archive_frame
-from spark_reconcile.sources.parquet_files import Files, some_files
+from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.segment_cache import keep, split, sweep
 from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.journal.checkpoint_groups import groups_in
+from outbox_core.journal.checkpoint_group_reader import groups_in
 from outbox_core.journal.journal import HEADER_BYTES
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import InboxSource, Settings

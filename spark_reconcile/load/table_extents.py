@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_reconcile.sources.database import Backend, Place, Reader
+from spark_reconcile.sources.dbapi_reader import Backend, Place, Reader
 from spark_reconcile.sources.sql_statements import Leg, Statement
 
 

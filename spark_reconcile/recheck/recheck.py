@@ -19,7 +19,7 @@ from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.spark_session import few_rows
 from spark_reconcile.recheck.run_context import RunContext
-from spark_reconcile.recheck.suspect_records import (
+from spark_reconcile.recheck.suspect_rereading import (
     Key,
     MessageName,
     Suspects,
@@ -28,7 +28,7 @@ from spark_reconcile.recheck.suspect_records import (
     messages_frame,
     parted,
 )
-from spark_reconcile.rules.verdict import FINDING
+from spark_reconcile.rules.verdict_rule import FINDING
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:

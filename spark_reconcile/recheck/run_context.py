@@ -11,8 +11,8 @@ from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.load.source_check import SourcePlan
-from spark_reconcile.recheck.suspect_records import Suspects, reread_suspects
+from spark_reconcile.load.read_plan import SourcePlan
+from spark_reconcile.recheck.suspect_rereading import Suspects, reread_suspects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

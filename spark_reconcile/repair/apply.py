@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, assert_never
 
 from spark_reconcile.repair.plan import Repair, RepairAction
-from spark_reconcile.sources.database import Backend, Place, now_us, quoted, writing
+from spark_reconcile.sources.dbapi_reader import Backend, Place, now_us, quoted, writing
 
 _WRITTEN: Final = ("id", "topic", "message_key", "body", "body_sha256", "deliver_at_ms", "created_at_us")
 _JSON_HEADERS: Final = '{"content-type":"application/json"}'

@@ -17,7 +17,7 @@ import msgspec
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.settings import BusinessRule, OutboxSource, Settings
-from spark_reconcile.sources.database import Place, Reader, quoted, reading
+from spark_reconcile.sources.dbapi_reader import Place, Reader, quoted, reading
 from spark_reconcile.sources.sql_statements import SPLIT_NAME
 
 REPAIRS_MAX_DEFAULT: Final = 1_000

@@ -9,11 +9,11 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from spark_reconcile.core.time_axis import Axis
+from spark_reconcile.core.chart_time_axis import Axis
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.summary import Book, Latency, Summary
 from spark_reconcile.results.time_series import Flow
-from spark_reconcile.rules.verdict import Severity, State
+from spark_reconcile.rules.verdict_rule import Severity, State
 
 _WIDTH: Final = 720
 _LEFT: Final = 52

@@ -15,7 +15,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from spark_reconcile.classify.classification import RULES
 from spark_reconcile.report import charts
 from spark_reconcile.results.summary import Book, Example, Summary
-from spark_reconcile.rules.verdict import Rule, Scope, Severity, State
+from spark_reconcile.rules.verdict_rule import Rule, Scope, Severity, State
 
 _TITLES: Final = {
     Scope.BUSINESS: (

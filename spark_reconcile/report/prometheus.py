@@ -9,7 +9,7 @@ from typing import Final
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.results.output_folder import write_whole
 from spark_reconcile.results.summary import Summary
-from spark_reconcile.rules.verdict import Severity, State
+from spark_reconcile.rules.verdict_rule import Severity, State
 
 FILE: Final = "recon.prom"
 

@@ -19,9 +19,9 @@ from outbox_core.runtime.build_info import build
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.output_folder import Staging
-from spark_reconcile.results.run_totals import book
+from spark_reconcile.results.run_figures import book
 from spark_reconcile.results.summary import Summary
-from spark_reconcile.rules.verdict import Scope
+from spark_reconcile.rules.verdict_rule import Scope
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,9 +8,9 @@ from typing import Any
 
 from spark_reconcile.core.settings import Grace
 from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.results.cause_rules import Cause
+from spark_reconcile.results.common_causes import Cause
 from spark_reconcile.results.time_series import Flow
-from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

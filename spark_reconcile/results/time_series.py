@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_reconcile.core.time_axis import Axis
-from spark_reconcile.rules.verdict import State
+from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.rules.verdict_rule import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.window_placement import BUSINESS_AT_MS, DELIVERY_AT_MS, MESSAGE_AT_MS
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.rules.verdict import Scope
+from spark_reconcile.rules.verdict_rule import Scope
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from spark_reconcile.core.chart_time_axis import Axis
 from spark_reconcile.core.dataframes import grouped
 from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.settings import BusinessRule
-from spark_reconcile.core.time_axis import Axis
 from spark_reconcile.core.time_buckets import HOUR_MS, hour
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
-from spark_reconcile.results.run_totals import TROUBLE, Totals, book, loudest_first, verdict_of
+from spark_reconcile.results.run_figures import TROUBLE, Totals, book, loudest_first, verdict_of
 from spark_reconcile.results.summary import Book, Example, Summary, WindowCounts
 from spark_reconcile.results.window_store import Window
-from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:

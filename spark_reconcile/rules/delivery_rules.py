@@ -11,9 +11,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from spark_reconcile.rules.expressions import Fact
+from spark_reconcile.rules.fact_conditions import Fact
 from spark_reconcile.rules.plausible_times import newer
-from spark_reconcile.rules.verdict import Rule, Severity, State
+from spark_reconcile.rules.verdict_rule import Rule, Severity, State
 
 
 class LastKind(IntEnum):

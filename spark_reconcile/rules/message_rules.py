@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_reconcile.rules.expressions import Fact
+from spark_reconcile.rules.fact_conditions import Fact
 from spark_reconcile.rules.plausible_times import newer
-from spark_reconcile.rules.verdict import Rule, Severity, State
+from spark_reconcile.rules.verdict_rule import Rule, Severity, State
 
 _outbox, _parked, _archive, _broker = Fact("outbox"), Fact("parked"), Fact("archive"), Fact("broker")
 _canceled, _covered, _business = Fact("canceled"), Fact("covered"), Fact("business")

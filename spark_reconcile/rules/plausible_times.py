@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.rules.expressions import Fact, Predicate, Sum
+from spark_reconcile.rules.fact_conditions import Fact, Predicate, Sum
 
 if TYPE_CHECKING:
     from spark_reconcile.core.source_counts import LegCount

@@ -15,29 +15,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.classify.key_spelling import with_respelled_keys
+from spark_reconcile.classify.key_spelling_differences import with_respelled_keys
 from spark_reconcile.classify.window_placement import NO_WINDOW, by_bucket
+from spark_reconcile.core.chart_time_axis import Axis
 from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.core.time_axis import Axis
 from spark_reconcile.diagnosis.diagnosis import diagnose
-from spark_reconcile.load.completeness import reach_of
+from spark_reconcile.load.completeness_bound import reach_of
 from spark_reconcile.load.evidence import read_all
-from spark_reconcile.load.rule_topics import check_rule_topics
-from spark_reconcile.load.source_check import SourcePlan, check_sources
+from spark_reconcile.load.read_plan import SourcePlan, check_sources
+from spark_reconcile.load.rule_topic_check import check_rule_topics
 from spark_reconcile.load.spark_session import register_sources, spark_session
 from spark_reconcile.recheck.recheck import recheck
 from spark_reconcile.recheck.run_context import Pause, RunContext
 from spark_reconcile.report.writer import publish
 from spark_reconcile.results.latencies import latencies_of, sampled_hours
 from spark_reconcile.results.output_folder import Staging, staging
-from spark_reconcile.results.run_totals import axis_of, flow_events, hourly, inputs
+from spark_reconcile.results.run_figures import axis_of, flow_events, hourly, inputs
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.results.verdict_tables import business_verdicts, verdicts, write_whole_tables
 from spark_reconcile.results.window_totals import Tally, summary_of, tally_verdicts, trouble_of
-from spark_reconcile.runs.missing_evidence import check_evidence, keep_totals
+from spark_reconcile.runs.lost_evidence_check import check_evidence, keep_totals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,35 +9,35 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.compare.digest_cache import DigestCache
+from spark_reconcile.compare.file_digest_cache import DigestCache
+from spark_reconcile.core.chart_time_axis import Axis
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_arguments import utc_text
-from spark_reconcile.core.time_axis import Axis
 from spark_reconcile.core.time_buckets import HOUR_MS, PERIOD_MS, slot_start
 from spark_reconcile.diagnosis.diagnosis import diagnose, window_tables
 from spark_reconcile.diagnosis.rows_of_other_hours import with_displaced_rows
-from spark_reconcile.load.completeness import Reach, reach_of
+from spark_reconcile.load.completeness_bound import Reach, reach_of
 from spark_reconcile.load.evidence import Evidence, read_all
-from spark_reconcile.load.rule_topics import check_rule_topics
-from spark_reconcile.load.source_check import SourcePlan, check_sources
+from spark_reconcile.load.read_plan import SourcePlan, check_sources
+from spark_reconcile.load.rule_topic_check import check_rule_topics
 from spark_reconcile.recheck.run_context import Pause, RunContext
 from spark_reconcile.report.writer import publish, write_aggregates
 from spark_reconcile.results.latencies import keep_hours, latencies_of, sampled_hours
 from spark_reconcile.results.output_folder import Staging, staging
 from spark_reconcile.results.retention_gaps import first_looked_at_late, reaches, unjudged, with_notes
-from spark_reconcile.results.retention_watermark import write_needed
-from spark_reconcile.results.run_totals import inputs
+from spark_reconcile.results.retention_hold_writer import write_needed
+from spark_reconcile.results.run_figures import inputs
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.results.window_selection import closed_windows, span_of
 from spark_reconcile.results.window_store import Checkpoint, Window, WindowStore
 from spark_reconcile.results.window_totals import books_of, counts_of, published_topics, summary_of, trouble_of
 from spark_reconcile.runs.full_run import Say, StepTimer, only_run, open_session, wait, worker_errors
-from spark_reconcile.runs.missing_evidence import check_evidence, keep_totals
-from spark_reconcile.runs.overdue_rows import overdue_outside
-from spark_reconcile.runs.window_run import DigestComparison, compare, judge_windows
+from spark_reconcile.runs.lost_evidence_check import check_evidence, keep_totals
+from spark_reconcile.runs.overdue_outside_windows import overdue_outside
+from spark_reconcile.runs.window_evaluation import DigestComparison, compare, judge_windows
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.chart_time_axis import Axis
 from spark_reconcile.core.errors import OutputFailed
-from spark_reconcile.core.time_axis import Axis
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.report.page import page_of
 from spark_reconcile.report.writer import NUMBERS, REPORT

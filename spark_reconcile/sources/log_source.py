@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 
 from outbox_core.journal import journal
 from outbox_core.journal.frame_scan import payload_bounds
-from spark_reconcile.sources.log_columns import WIDEST_BYTES, UnusualEncoding, message_columns
+from spark_reconcile.sources.arrow_decoding import WIDEST_BYTES, UnusualEncoding, message_columns
 from spark_reconcile.sources.log_records import (
     HEADER_SCHEMA,
     MESSAGE_SCHEMA,

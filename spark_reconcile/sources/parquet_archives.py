@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.sources.parquet_files import Files, some_files
+from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, CANCELS, Leg
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_reconcile.sources.database import Place, Reader, reading
+from spark_reconcile.sources.dbapi_reader import Place, Reader, reading
 from spark_reconcile.sources.sql_statements import COLUMNS, LEG_SCHEMA, NUMBERS, Statement
 
 ROWS_A_PARTITION: Final = 250_000

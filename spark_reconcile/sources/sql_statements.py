@@ -19,7 +19,7 @@ from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, Operator, Settings
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS, or_null, outside
-from spark_reconcile.sources.database import Backend, Place, Reader, quoted
+from spark_reconcile.sources.dbapi_reader import Backend, Place, Reader, quoted
 
 COLUMNS: Final = (
     "leg", "id", "topic", "message_key", "consumer_group", "body_sha256", "deliver_at_ms", "created_ms", "at_ms",

@@ -23,7 +23,7 @@ from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, SourceCounts, source_name
 from compensator.work.source_schedule import PacingOptions, TurnQueue
-from compensator.work.work_slice import TurnOptions, TurnReport, Turns
+from compensator.work.source_turn import TurnOptions, TurnReport, Turns
 from outbox.delivery.relay import RelayPolicy
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from sqlalchemy import Connection
 
-from compensator.work.due_row_query import DueTables
+from compensator.work.due_tables import DueTables
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox_core.messages.message import Message

@@ -16,7 +16,7 @@ from compensator.service.service import CompensatorService
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source
 from compensator.work.source_schedule import HeldBack
-from compensator.work.work_slice import TurnOptions
+from compensator.work.source_turn import TurnOptions
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from compensator.service.service import CompensatorService
 from compensator.work.source import Source
-from compensator.work.work_slice import TurnOptions
+from compensator.work.source_turn import TurnOptions
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.message import Message

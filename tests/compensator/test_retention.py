@@ -20,7 +20,7 @@ from outbox.store.database import background_engine, now_us, open_engine
 from outbox.store.order_table import OrderStore
 from outbox.store.schema import OutboxTables, outbox_tables, schema_for
 from outbox_core.common.clock import ManualClock
-from outbox_core.runtime.evidence_watermark import EvidenceWatermark
+from outbox_core.runtime.retention_hold import EvidenceWatermark
 from tests.fixtures.databases import Database
 
 

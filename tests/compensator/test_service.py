@@ -17,7 +17,7 @@ from compensator.service.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMet
 from compensator.service.service import CompensatorService
 from compensator.service.source_upkeep import UpkeepOptions
 from compensator.work.source_schedule import MoreRowsDue, PacingOptions
-from compensator.work.work_slice import TurnReport
+from compensator.work.source_turn import TurnReport
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.message import Message

@@ -15,7 +15,7 @@ from compensator.core.config import load
 from compensator.entry.composition import wire
 from compensator.entry.single_pass import run_single_pass
 from compensator.work.source import Source
-from compensator.work.work_slice import TurnOptions, Turns
+from compensator.work.source_turn import TurnOptions, Turns
 from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.telemetry.tracing import OpenTelemetryTracing

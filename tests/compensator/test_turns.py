@@ -13,7 +13,7 @@ from compensator.service.source_upkeep import Upkeep, UpkeepOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import TABLES_ASKED_EVERY_MS, Source
 from compensator.work.source_schedule import DatabaseFailure, HeldBack, MoreRowsDue, NoRowsDue, PacingOptions
-from compensator.work.work_slice import TurnOptions, Turns
+from compensator.work.source_turn import TurnOptions, Turns
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import SchemaMissing
 from outbox_core.messages.message import Message

@@ -10,7 +10,7 @@ from outbox_core.common.errors import BrokerError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.capabilities import Capability, capabilities_of
 from outbox_core.messages.connect import connect
-from outbox_core.messages.inspection import Inspection
+from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from outbox_core.common.clock import ManualClock
-from outbox_core.runtime.evidence_watermark import EvidenceRetention, Purgeable
+from outbox_core.runtime.retention_hold import EvidenceRetention, Purgeable
 from spark_reconcile.results.source_history import read_totals
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.runs.stored_run import stored_hours, stored_run, write_anew

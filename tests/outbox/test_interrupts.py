@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_core.runtime import command
+from outbox_core.runtime import entry_point
 
 ROOT = Path(__file__).parents[2]
 INTERRUPTED_AT_IMPORT = """
@@ -53,15 +53,15 @@ def test_an_interrupt_before_the_command_itself_is_imported(
     monkeypatch.setattr(importlib.metadata, "entry_points", interrupted)
 
     with pytest.raises(SystemExit) as ended:
-        command.main()
+        entry_point.main()
 
     assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted: nothing was begun\n")
 
 
 def test_the_process_finds_the_command_that_the_package_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (named,) = project["entry-points"][command.GROUP].values()
+    (named,) = project["entry-points"][entry_point.GROUP].values()
     module, _, function = named.partition(":")
 
-    assert project["scripts"]["outbox"] == f"{command.__name__}:main"
+    assert project["scripts"]["outbox"] == f"{entry_point.__name__}:main"
     assert callable(getattr(import_module(module), function))

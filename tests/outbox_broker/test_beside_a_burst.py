@@ -17,7 +17,7 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_queue import CROWD_MESSAGES
-from outbox_broker.state.scheduled_copy import dispatched_records
+from outbox_broker.state.scheduled_message_encoding import dispatched_records
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
 from tests.outbox_broker.delay.conftest import NOW_MS, Opened, flush, opened, put, timed

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_broker.engine import dispatcher
 from outbox_broker.engine.engine import Engine
-from outbox_broker.state.scheduled_copy import dispatched_records
+from outbox_broker.state.scheduled_message_encoding import dispatched_records
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.messages.message import Message

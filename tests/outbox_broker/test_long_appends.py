@@ -12,7 +12,7 @@ import pytest
 
 from outbox_broker.common.engine_options import Durability
 from outbox_broker.engine.engine import Engine
-from outbox_broker.log.chunked_framing import PIECE_BYTES
+from outbox_broker.log.frame_batching import PIECE_BYTES
 from outbox_broker.log.segmented_log import SegmentedLog
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import Frame, SegmentKind

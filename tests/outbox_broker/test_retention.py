@@ -12,7 +12,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.message import GroupConfig, Message
-from outbox_core.runtime.evidence_watermark import EvidenceWatermark
+from outbox_core.runtime.retention_hold import EvidenceWatermark
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from outbox_demo.clock import DemoClock
+from outbox_demo.accelerated_clock import DemoClock
 from outbox_demo.flights import FLIGHTS, read_flights
 
 BOOKINGS = 300

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from outbox_broker.common.cancel_scope import covers
+from outbox_broker.common.cancel_topic_patterns import covers
 from outbox_core.journal import journal
 from outbox_core.journal.journal import Frame
 from spark_reconcile import run, run_windows

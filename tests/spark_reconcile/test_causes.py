@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_reconcile import Settings, Summary, run, run_windows
-from spark_reconcile.diagnosis.uncovered_findings import extents_of
+from spark_reconcile.diagnosis.findings_outside_extent import extents_of
 from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.results.cause_rules import (
+from spark_reconcile.results.common_causes import (
     Cause,
     Offset,
     OutOfRangeFindings,
@@ -22,7 +22,7 @@ from spark_reconcile.results.cause_rules import (
     shared_offset_ms,
 )
 from spark_reconcile.results.summary import Book
-from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.runs.stored_run import stored_run
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox_broker.delay_service.journal_files import JournalFiles
+from outbox_broker.delay_service.exported_segments import JournalFiles
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from outbox_core.messages.message import DUE_HEADER

@@ -14,7 +14,7 @@ from benchmarks.reconcile.faults import changed, doubled, lost, phantom, unannou
 from benchmarks.reconcile.records import write_records
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.results.window_totals import books_of
-from spark_reconcile.rules.verdict import Scope
+from spark_reconcile.rules.verdict_rule import Scope
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from spark_reconcile import run_windows
 from spark_reconcile.report.page import page_of
 from spark_reconcile.report.prometheus import metrics_text
 from spark_reconcile.results.summary import Book, Summary, WindowCounts
-from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World, no_wait

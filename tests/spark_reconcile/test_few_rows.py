@@ -12,7 +12,7 @@ from spark_reconcile import Settings
 from spark_reconcile.core.dataframes import gathered
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.load.evidence import read_all
-from spark_reconcile.load.source_check import check_sources
+from spark_reconcile.load.read_plan import check_sources
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import NOW_MS, World
 

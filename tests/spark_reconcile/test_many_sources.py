@@ -15,7 +15,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import OutboxSource, Settings, State, run
 from spark_reconcile.core.settings_file import settings_of
 from spark_reconcile.core.time_range import Span
-from spark_reconcile.load.source_check import check_sources
+from spark_reconcile.load.read_plan import check_sources
 from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, Leg
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
@@ -152,7 +152,7 @@ def _world(count: int) -> World:
 
 def _rows(settings: Settings, span: Span) -> list[str]:
     """The legs of all rows that are read."""
-    from spark_reconcile.sources.database import Place
+    from spark_reconcile.sources.dbapi_reader import Place
     from spark_reconcile.sources.sql_source import Part, SqlReader
 
     plan, found = check_sources(settings, span=span), []

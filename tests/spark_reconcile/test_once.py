@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import InboxSource, OutboxSource, Settings
-from spark_reconcile.load.source_check import check_sources
+from spark_reconcile.load.read_plan import check_sources
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import PAID, REMINDER, TICKETS, World
 

@@ -26,7 +26,7 @@ from benchmarks.reconcile.records import HOUR_MS, START_MS
 from benchmarks.reconcile.sources import ALL_KINDS, write_sources
 from spark_reconcile import Settings, run, run_windows
 from spark_reconcile.core.settings_file import read_config, settings_of
-from spark_reconcile.rules.verdict import State
+from spark_reconcile.rules.verdict_rule import State
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ from spark_reconcile.report.writer import publish, write_aggregates
 from spark_reconcile.results.output_folder import staging
 from spark_reconcile.results.summary import Book, Summary, WindowCounts
 from spark_reconcile.results.window_totals import Tally
-from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 
 HOUR_MS = 3_600_000
 

@@ -21,7 +21,7 @@ from spark_reconcile import (
     run,
     run_windows,
 )
-from spark_reconcile.load.completeness import lag_ms, reach_of
+from spark_reconcile.load.completeness_bound import lag_ms, reach_of
 from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import LocalServer
@@ -31,7 +31,7 @@ from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_reconcile.load.completeness import Reach
+    from spark_reconcile.load.completeness_bound import Reach
 
 HOUR_AGO = CompletenessBound(complete_until_ms=NOW_MS - HOUR_MS)
 WELL = {"stored", "done", "announced"}

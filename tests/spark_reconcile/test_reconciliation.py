@@ -21,7 +21,7 @@ from outbox_core.journal import journal
 from spark_reconcile import BusinessRule, InboxSource, Settings, State, Summary, run
 from spark_reconcile.classify.classification import RULES
 from spark_reconcile.core.run_limits import RunLimits
-from spark_reconcile.sources.database import Reader
+from spark_reconcile.sources.dbapi_reader import Reader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Planted, Verdict, plant_all
 from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, SECOND_MS, TICKETS, World

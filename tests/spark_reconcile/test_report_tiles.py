@@ -9,9 +9,9 @@ import pytest
 
 from spark_reconcile import Summary
 from spark_reconcile.report.page import page_of
-from spark_reconcile.results.run_totals import book
+from spark_reconcile.results.run_figures import book
 from spark_reconcile.results.summary import UnjudgedHours, WindowCounts
-from spark_reconcile.rules.verdict import Scope
+from spark_reconcile.rules.verdict_rule import Scope
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000

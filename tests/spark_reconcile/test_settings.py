@@ -16,7 +16,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import CompletenessBound, Condition, Operator, Settings
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.load.spark_session import spark_session
-from spark_reconcile.sources.database import Place
+from spark_reconcile.sources.dbapi_reader import Place
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World
 

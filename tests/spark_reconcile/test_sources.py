@@ -23,13 +23,13 @@ from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.time_range import Span
-from spark_reconcile.load.source_check import check_sources
+from spark_reconcile.load.read_plan import check_sources
 from spark_reconcile.load.spark_session import Size
-from spark_reconcile.sources.action_runs import named_runs, single
-from spark_reconcile.sources.database import Place, Reader, reading
+from spark_reconcile.sources.dbapi_reader import Place, Reader, reading
 from spark_reconcile.sources.log_records import ACTION_SCHEMA, RUN_SCHEMA, action_rows
 from spark_reconcile.sources.log_segments import survey
 from spark_reconcile.sources.log_source import BrokerLogSource, PushingLogReader, SegmentPart
+from spark_reconcile.sources.message_range_expansion import named_runs, single
 from spark_reconcile.sources.sql_source import Part, PushingSqlReader, SqlReader
 from spark_reconcile.sources.sql_statements import Leg, Statement, business_statement
 from tests.fixtures.databases import Database
@@ -400,7 +400,7 @@ def test_a_database_tells_its_own_clock(mysql_like: Database) -> None:
 def test_clocks_that_are_apart_make_a_run_as_patient(
     written: Settings, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, patience: tuple[float, float]
 ) -> None:
-    monkeypatch.setattr("spark_reconcile.load.source_check.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr("spark_reconcile.load.read_plan.time.time_ns", lambda: NOW_MS * 1_000_000)
     monkeypatch.setattr(Reader, "now_ms", lambda _: NOW_MS + ahead_ms)
 
     plan = check_sources(written)
@@ -414,7 +414,7 @@ def test_clocks_that_are_apart_make_a_run_as_patient(
 def test_an_inbox_is_read_from_where_a_span_begins_by_its_own_clock(
     written: Settings, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, earlier_ms: int
 ) -> None:
-    monkeypatch.setattr("spark_reconcile.load.source_check.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr("spark_reconcile.load.read_plan.time.time_ns", lambda: NOW_MS * 1_000_000)
     monkeypatch.setattr(Reader, "now_ms", lambda _: NOW_MS + ahead_ms)
 
     plan = check_sources(written, span=Span(since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS))

@@ -24,9 +24,9 @@ from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
-from spark_reconcile.load.log_ends import UNSYNCED_MS, log_end
+from spark_reconcile.load.lost_action_check import UnrecordedEffects, is_proven
+from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, log_end
 from spark_reconcile.load.table_extents import TableExtent
-from spark_reconcile.load.unrecorded_effects import UnrecordedEffects, is_proven
 from spark_reconcile.results.source_history import (
     TOTALS_FILE,
     BrokerGroups,
@@ -35,7 +35,7 @@ from spark_reconcile.results.source_history import (
     read_totals,
     write_totals,
 )
-from spark_reconcile.runs.missing_evidence import is_gone
+from spark_reconcile.runs.lost_evidence_check import is_gone
 from spark_reconcile.sources.log_segments import survey
 from spark_reconcile.sources.sql_statements import Leg
 from tests.fixtures.databases import Database

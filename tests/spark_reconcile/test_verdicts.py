@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from spark_reconcile.classify.classification import RULES, judged
 from spark_reconcile.report.page import WORDS
-from spark_reconcile.rules.business_rules import BUSINESS_RULES
+from spark_reconcile.rules.business_row_rules import BUSINESS_RULES
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES
-from spark_reconcile.rules.verdict import UNEXPLAINED, Rule, Severity, State, classify, facts_asked
+from spark_reconcile.rules.verdict_rule import UNEXPLAINED, Rule, Severity, State, classify, facts_asked
 from tests.spark_reconcile import oracle
 
 if TYPE_CHECKING:

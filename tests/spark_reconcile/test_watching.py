@@ -15,7 +15,7 @@ from spark_reconcile.core.time_arguments import length_ms, moment_ms
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.prometheus import metrics_text, write_metrics
 from spark_reconcile.results.summary import Book, Summary, WindowCounts
-from spark_reconcile.rules.verdict import Scope, Severity, State
+from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 
 HOUR_MS = 3_600_000
 NOON_MS = 12 * HOUR_MS

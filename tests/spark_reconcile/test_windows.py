@@ -26,9 +26,9 @@ from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.results.window_selection import closed_windows
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import Tally, findings_of, published_topics
-from spark_reconcile.rules.verdict import Scope
+from spark_reconcile.rules.verdict_rule import Scope
 from spark_reconcile.runs.stored_run import stored_hours
-from spark_reconcile.sources.database import Reader
+from spark_reconcile.sources.dbapi_reader import Reader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
 from tests.spark_reconcile.timed_ids import timed_id, with_timed_ids

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from compensator.admission.circuit_breaker import BreakerOptions
 from compensator.admission.gate import Gates
 from compensator.work.source import Source
-from compensator.work.work_slice import TurnOptions, Turns
+from compensator.work.source_turn import TurnOptions, Turns
 from outbox_core.common.clock import ManualClock
 from tests.compensator.serving import HOUR_US, add_due, source_of
 from tests.outbox.recording_broker import RecordingBroker

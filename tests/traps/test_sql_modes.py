@@ -20,10 +20,10 @@ from sqlalchemy.orm import Session
 from compensator.assignment.lease_registry import LeaseRegistry
 from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased_assignment import LeasedAssignment
-from compensator.work.due_row_query import DueTables
+from compensator.work.due_tables import DueTables
 from outbox import Outbox, consumer
 from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelection
-from outbox.admin.source_shares import read_sharing
+from outbox.admin.source_owners import read_sharing
 from outbox.consumers.handler import Outcome
 from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate.schema_upgrade import upgrade

@@ -35,13 +35,12 @@ from benchmarks.delay.cluster.servers import SESSION_MS, Servers, arguments, ser
 from benchmarks.harness.report import machine, table, talk
 from benchmarks.harness.rounds import ratio, rotated, spread
 from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
-from outbox_broker.cluster.bookkeeper.zookeeper_manifests import ZooKeeperManifests
+from outbox_broker.cluster.bookkeeper.shard_znodes import ZooKeeperManifests
 from outbox_broker.cluster.coordinator import CoordinatorOptions
 from outbox_broker.cluster.shard_host import OpenedShard
-from outbox_broker.cluster.zookeeper_session import SessionOptions
 from outbox_broker.delay_service.cluster_node import ClusterNode, NodeOptions
 from outbox_broker.delay_service.delay_proxy import DelayProxy
-from outbox_broker.delay_service.target_relay import timed
+from outbox_broker.delay_service.target_publisher import timed
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore
@@ -52,6 +51,7 @@ from outbox_core import Message
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.limits import DELAY_MAX_MS
+from outbox_core.zookeeper.zookeeper_session import SessionOptions
 
 BATCH: Final = 500
 BODY: Final = b"x" * 512

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
-from broker_adapter.redis.master_reports import MasterReports
+from broker_adapter.redis.master_settings import MasterReports
 from broker_adapter.redis.redis_options import RedisOptions
 from broker_adapter.redis.redis_publisher import RedisPublisher
 from broker_adapter.redis.script_sender import ScriptSender
+from broker_adapter.redis.timers.slot_scripts import SlotScripts
 from broker_adapter.redis.timers.timer_broker import TimerBroker
-from broker_adapter.redis.timers.timer_calls import TimerCalls
 from broker_adapter.redis.timers.timer_messages import TimerStore
-from broker_adapter.redis.timers.timer_slots import SlotScripts
+from broker_adapter.redis.timers.timer_script_runner import TimerCalls
 from outbox_core.common.clock import SystemClock
 
 

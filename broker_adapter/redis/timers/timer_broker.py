@@ -10,17 +10,17 @@ from typing import Any, Final
 
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.redis.script_sender import Argument, Script, ScriptCall
-from broker_adapter.redis.timers.timer_admin import TimerAdmin, group_arguments
-from broker_adapter.redis.timers.timer_calls import TimerCalls, is_no_group
+from broker_adapter.redis.timers.group_admin import TimerAdmin, group_arguments
+from broker_adapter.redis.timers.slot_scripts import ACK, CANCEL, EXPIRE, EXTEND, FIRE, MOVES_MAX, NACK, TAKE, slot_of
 from broker_adapter.redis.timers.timer_messages import TimerReceipt, decode_message
-from broker_adapter.redis.timers.timer_slots import ACK, CANCEL, EXPIRE, EXTEND, FIRE, MOVES_MAX, NACK, TAKE, slot_of
+from broker_adapter.redis.timers.timer_script_runner import TimerCalls, is_no_group
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages import limits
 from outbox_core.messages.broker_port import BrokerAdmin
 from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.failure_history import EXPIRED, REFUSED
-from outbox_core.messages.inspection import Inspection
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,

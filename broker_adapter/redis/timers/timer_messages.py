@@ -8,8 +8,8 @@ from typing import Final, Self
 import msgspec
 
 from broker_adapter.redis.script_sender import Argument, ScriptCall
-from broker_adapter.redis.timers.timer_calls import TimerCalls
-from broker_adapter.redis.timers.timer_slots import ADD, slot_of
+from broker_adapter.redis.timers.slot_scripts import ADD, slot_of
+from broker_adapter.redis.timers.timer_script_runner import TimerCalls
 from outbox_core.common.clock import Clock
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.message import Message

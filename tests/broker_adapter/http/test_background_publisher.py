@@ -14,7 +14,7 @@ import pytest
 
 from broker_adapter.http import HttpBroker
 from broker_adapter.http.background_publisher import BackgroundPublisher, SubmitLimits
-from broker_adapter.http.publish_batching import Outcome
+from broker_adapter.http.publish_coalescing import Outcome
 from outbox_core import Message
 from outbox_core.common.errors import (
     BrokerRefused,

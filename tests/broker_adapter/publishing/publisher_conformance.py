@@ -18,7 +18,7 @@ from outbox_core.messages.broadcast_port import Broadcaster
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.capabilities import Capability, capabilities_of
 from outbox_core.messages.connect import connect
-from outbox_core.messages.inspection import Inspectable
+from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.engine_under_test import EngineUnderTest
 

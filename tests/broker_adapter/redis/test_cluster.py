@@ -11,7 +11,7 @@ import pytest
 
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
-from outbox_core.messages.inspection import Inspectable
+from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import message
 from tests.broker_adapter.redis.redis_cluster import RedisClusterServers, redis_cluster

@@ -10,7 +10,7 @@ import pytest
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis import open_broker as open_redis
 from broker_adapter.redis.connections import opener
-from broker_adapter.redis.master_reports import MasterReports
+from broker_adapter.redis.master_settings import MasterReports
 from broker_adapter.redis.redis_options import URL_OPTIONS, RedisOptions
 from broker_adapter.redis.redis_publisher import RedisPublisher
 from broker_adapter.redis.script_sender import ScriptSender

@@ -10,7 +10,7 @@ from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
-from outbox_core.messages.inspection import Inspectable
+from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.rocketmq.scripted_proxy import OK, Answer, ScriptedProxy, scripted_proxy, status
 

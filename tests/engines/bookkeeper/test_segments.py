@@ -13,7 +13,7 @@ import pytest
 
 from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
-from outbox_broker.cluster.bookkeeper.zookeeper_manifests import ZooKeeperManifests
+from outbox_broker.cluster.bookkeeper.shard_znodes import ZooKeeperManifests
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.segment_store import WriterFenced
 from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX

@@ -12,7 +12,7 @@ import pytest
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
-from outbox_core.messages.inspection import Inspectable
+from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import open_broker, publish_until_stored, with_option
 from tests.engines.pulsar.pulsar_engine import PulsarEngine

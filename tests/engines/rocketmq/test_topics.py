@@ -10,7 +10,7 @@ import pytest
 from outbox_core.common.errors import StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
-from outbox_core.messages.inspection import Inspectable
+from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.engines.rocketmq.rocketmq_cluster import RocketMqCluster
 from tests.engines.rocketmq.rocketmq_engine import RocketMqEngine

@@ -17,12 +17,12 @@ from outbox_broker.cluster.memory_budget import ShardMemory
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard, ShardHost
 from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
-from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
-from outbox_broker.cluster.zookeeper_session import SessionOptions, ZooKeeperSession
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.clock import SystemClock
-from tests.outbox_broker.cluster.zookeeper_server import ZooKeeper, zookeeper
+from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
+from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from tests.fixtures.zookeeper_server import ZooKeeper, zookeeper
 
 SESSION_MS = 3_000
 BEAT_MS = 300

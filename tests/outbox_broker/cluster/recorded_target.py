@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.publisher import Publishable
-from outbox_broker.state.topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import TopicQuota
 from outbox_core.messages.message import CancelStatus, Message, PublishResult
 from tests.outbox_broker.cluster.delay_history import Arrival
 

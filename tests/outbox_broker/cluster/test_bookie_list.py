@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from outbox_broker.cluster.bookie_list import BookieList, read_bookies
-from outbox_broker.cluster.zookeeper_address import ZooKeeperAddress
-from outbox_broker.cluster.zookeeper_session import SessionOptions, ZooKeeperSession
 from outbox_core.common.errors import ConfigurationError
-from tests.outbox_broker.cluster.zookeeper_server import ZooKeeper
+from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
+from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from tests.fixtures.zookeeper_server import ZooKeeper
 
 OPTIONS = SessionOptions(session_ms=30_000, request_ms_max=60_000)
 _numbers = itertools.count()

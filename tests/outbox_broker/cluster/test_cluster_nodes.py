@@ -13,10 +13,10 @@ import pytest
 import requests
 
 from broker_adapter.http import HttpBroker
+from tests.fixtures.zookeeper_server import ZooKeeper
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.node_process import NodeProcess
 from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish, refusal
-from tests.outbox_broker.cluster.zookeeper_server import ZooKeeper
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

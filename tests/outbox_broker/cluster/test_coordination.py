@@ -10,11 +10,11 @@ import pytest
 from outbox_broker.cluster.cluster_admin import add_generation, init_cluster, read_state
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.znode_records import ZnodeLayout
-from outbox_broker.cluster.zookeeper_session import ZooKeeperSession
 from outbox_core.common.errors import ConfigurationError, StorageFailed
+from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 from tests.fixtures.cutting_tcp_proxy import cutting_tcp_proxy
+from tests.fixtures.zookeeper_server import zookeeper
 from tests.outbox_broker.cluster.conftest import Cluster, InProcessNode, eventually
-from tests.outbox_broker.cluster.zookeeper_server import zookeeper
 
 pytestmark = pytest.mark.processes
 SHARDS = {f"0-{number:04d}" for number in range(8)}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_broker.schedule.due_queue import DueQueue, TakenMessages
-from outbox_broker.schedule.run_merge import Piece
+from outbox_broker.schedule.merge_cursor import Piece
 from outbox_broker.schedule.sorted_run import (
     RUN_MESSAGES_MAX,
     Columns,

@@ -13,7 +13,7 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
 from outbox_core.messages.limits import REASON_CHARS_MAX
 from outbox_core.protocol.wire import Encoding
-from outbox_core.protocol.wire_messages import body_bytes, text_body
+from outbox_core.protocol.wire_conversion import body_bytes, text_body
 
 MIB = 1024 * 1024
 LETTERS = 12

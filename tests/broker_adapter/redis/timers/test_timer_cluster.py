@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from broker_adapter.redis.timers.timer_slots import slot_of
+from broker_adapter.redis.timers.slot_scripts import slot_of
 from outbox_core.common.errors import BrokerUnavailable, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 )
 
 from broker_adapter.redis.script_sender import Argument, Script
-from broker_adapter.redis.timers import timer_slots as scripts
-from broker_adapter.redis.timers.timer_admin import group_arguments
-from broker_adapter.redis.timers.timer_slots import SlotScripts
+from broker_adapter.redis.timers import slot_scripts as scripts
+from broker_adapter.redis.timers.group_admin import group_arguments
+from broker_adapter.redis.timers.slot_scripts import SlotScripts
 from outbox_core.messages.message import GroupConfig
 from tests.broker_adapter.redis.redis_server import redis_server
 from tests.broker_adapter.redis.timers.timer_model import ModelGroup, ModelSlot, check

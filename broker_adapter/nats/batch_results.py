@@ -1,0 +1,103 @@
+"""Tracks the result of each message of a batch that is published to JetStream. Sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+import msgspec
+
+from broker_adapter.nats.errors import CURES, ApiError, NatsErrorClass, verdict_of
+from broker_adapter.nats.message_conversion import frame_of, refusal_of, wire_bytes
+from broker_adapter.nats.outstanding_publishes import NatsFrame, NoAnswerReason
+from outbox_core.common.errors import StorageFailed
+from outbox_core.messages.message import Message, PublishResult, PublishStatus
+
+
+class PubAck(msgspec.Struct, frozen=True, gc=False):
+    """JetStream's answer to a publish."""
+
+    stream: str = ""
+    duplicate: bool = False
+    error: ApiError | None = None
+
+    def __post_init__(self) -> None:
+        if not self.stream and self.error is None:
+            raise ValueError("the answer of a subscriber, and not of a stream")
+
+
+class NatsPublishBatch:
+    """Messages, the results that are known, and the frames that have none yet, in order."""
+
+    def __init__(self, messages: Sequence[Message], *, prefix: str) -> None:
+        self.frames: dict[int, NatsFrame] = {}
+        """By the message's place in the batch."""
+        self.problem = ""
+        """Why a message has no result yet."""
+        self._messages = messages
+        self._results: dict[int, PublishResult] = {}
+        self._repeated: set[int] = set()
+        for number, message in enumerate(messages):
+            refusal = refusal_of(message)
+            if refusal is None:
+                self.frames[number] = frame_of(message, prefix=prefix)
+            else:
+                self._settle(number, PublishStatus.REJECTED, refusal)
+
+    def reject_larger(self, max_payload: int) -> None:
+        """Reject what is larger: a server ends the connection of a client that sends it more."""
+        for number, frame in list(self.frames.items()):
+            size = wire_bytes(frame)
+            if size > max_payload:
+                text = f"headers and body are too large: {size:,} bytes of max_payload {max_payload:,}"
+                self._settle(number, PublishStatus.REJECTED, f"{text}; {CURES[NatsErrorClass.REJECTED]}")
+
+    def settle_answered(self, answers: Sequence[PubAck | NoAnswerReason]) -> dict[str, NoAnswerReason]:
+        """Take an answer for each frame, in order; returns why subjects have none.
+
+        Raises StorageFailed where the server can store nothing.
+        """
+        unanswered: dict[str, NoAnswerReason] = {}
+        for number, answer in zip(list(self.frames), answers, strict=True):
+            if isinstance(answer, PubAck):
+                self._settle_answered(number, answer)
+            else:
+                self._repeated.add(number)
+                unanswered[self.frames[number].subject] = answer
+                self.problem = f"{len(self.frames)} of {len(self._messages)} messages: {answer.value}"
+        return unanswered
+
+    def defer(self, subject: str, error: str) -> None:
+        """Defer what has no result on a subject."""
+        for number in [number for number, frame in self.frames.items() if frame.subject == subject]:
+            self._settle(number, PublishStatus.DEFERRED, error)
+
+    def in_order(self) -> list[PublishResult]:
+        """All results, once no frame is left."""
+        return [self._results[number] for number in range(len(self._messages))]
+
+    def _settle_answered(self, number: int, answer: PubAck) -> None:
+        if answer.error is None:
+            # What is sent twice here is mostly its own duplicate, and says nothing of an earlier call.
+            is_duplicate = answer.duplicate and number not in self._repeated
+            self._settle(number, PublishStatus.DUPLICATE if is_duplicate else PublishStatus.STORED)
+            return
+        verdict = verdict_of(answer.error)
+        where = f"stream {answer.stream}" if answer.stream else "JetStream"
+        error = f"{where}: {answer.error.description} (error {answer.error.err_code}); {CURES[verdict]}"
+        match verdict:
+            case NatsErrorClass.REJECTED:
+                self._settle(number, PublishStatus.REJECTED, error)
+            case NatsErrorClass.DEFERRED:
+                self._settle(number, PublishStatus.DEFERRED, error)
+            case NatsErrorClass.FULL:
+                raise StorageFailed(error)
+            case NatsErrorClass.REPEAT:
+                self._repeated.add(number)
+                self.problem = error
+            case _:
+                assert_never(verdict)
+
+    def _settle(self, number: int, status: PublishStatus, error: str | None = None) -> None:
+        self._results[number] = PublishResult(self._messages[number].id, status, error)
+        self.frames.pop(number, None)

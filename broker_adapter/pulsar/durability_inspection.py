@@ -1,0 +1,76 @@
+"""Finds settings of a namespace and its topics that would let Pulsar lose a confirmed message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import requests
+
+from broker_adapter.pulsar.admin_api import AdminApi
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerUnavailable, NotAuthenticated
+from outbox_core.messages.durability_inspection import Inspection, Weakness
+
+ACKNOWLEDGED_BY: Final = "bookkeeperAckQuorum"
+COPIES: Final = "bookkeeperWriteQuorum"
+COPIES_MIN: Final = 2
+
+NOT_CHECKED: Final = Weakness(
+    subject="admin",
+    problem="nobody checks whether topics have a subscription, without which a confirmed message is deleted",
+    cure="add admin=http://HOST:8080 to the broker's URL",
+)
+
+NOT_ALLOWED: Final = Weakness(
+    subject="admin",
+    problem="this login may not ask the admin API how the namespace and its topics are set, so nobody checks them",
+    cure="let its role read them (pulsar-admin tenants update --admin-roles), or leave out admin=",
+)
+
+
+def inspect_topics(
+    admin: AdminApi, topics: Sequence[str], *, namespace: str, product: str, clock: Clock, timeout_ms: int
+) -> Inspection:
+    """Ask the admin API. Raises NotAuthenticated where it refuses the login, BrokerUnavailable where it fails."""
+    deadline_ms = clock.monotonic_ms() + timeout_ms
+
+    def left_s() -> float:
+        return (deadline_ms - clock.monotonic_ms()) / 1000
+
+    version = ""
+    try:
+        version = admin.version(timeout_s=left_s())
+        weaknesses = list(namespace_weaknesses(namespace, admin.persistence(timeout_s=left_s())))
+        for topic in topics:
+            weaknesses += topic_weaknesses(topic, admin.subscriptions(topic, timeout_s=left_s()))
+    except requests.RequestException as error:
+        status = None if error.response is None else error.response.status_code
+        if status == HTTPStatus.FORBIDDEN:
+            return Inspection(product=product, version=version, weaknesses=(NOT_ALLOWED,))
+        text = f"the admin API of Pulsar, which admin= names: {error}"
+        raise (NotAuthenticated if status == HTTPStatus.UNAUTHORIZED else BrokerUnavailable)(text) from error
+    return Inspection(product=product, version=version, weaknesses=tuple(weaknesses))
+
+
+def namespace_weaknesses(namespace: str, persistence: Mapping[str, Any]) -> Iterator[Weakness]:
+    """Returns the value of a policy that was set; defaults of the servers are not in it."""
+    for name, problem in (
+        (COPIES, "a message has one copy, and is lost with one bookie"),
+        (ACKNOWLEDGED_BY, "a message is confirmed when one bookie alone has it"),
+    ):
+        if int(persistence.get(name, COPIES_MIN)) < COPIES_MIN:
+            cure = f"set {name} to {COPIES_MIN} with pulsar-admin namespaces set-persistence"
+            yield Weakness(subject=namespace, problem=problem, cure=cure)
+
+
+def topic_weaknesses(topic: str, subscriptions: Sequence[str] | None) -> Iterator[Weakness]:
+    """`subscriptions`: None where the topic is missing."""
+    cure = f"create one with pulsar-admin topics create-subscription, before the first message of {topic}"
+    if subscriptions is None:
+        problem = "it is missing; where the server makes it, it has no subscription, and what is confirmed is deleted"
+        yield Weakness(subject=topic, topic=topic, problem=problem, cure=cure)
+    elif not subscriptions:
+        problem = "it has no subscription, and what is confirmed is deleted"
+        yield Weakness(subject=topic, topic=topic, problem=problem, cure=cure)

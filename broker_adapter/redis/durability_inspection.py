@@ -1,0 +1,148 @@
+"""Finds settings of a Redis server by which an acknowledged message could be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+from redis.exceptions import ResponseError
+
+from broker_adapter.redis.errors import CODES, Meaning, code_of
+from outbox_core.messages.durability_inspection import Weakness
+
+BULK_BYTES_MAX_DEFAULT: Final = 512 * 1024 * 1024
+VERSION_MIN: Final = (7, 0)
+"""The first whose scripts declare that they write, so that a full or read-only server runs none of a script."""
+_SETTINGS: Final = (
+    "appendfsync",
+    "no-appendfsync-on-rewrite",
+    "aof-load-truncated",
+    "min-replicas-to-write",
+    "proto-max-bulk-len",
+)
+_LOST_WITH_FSYNC: Final[Mapping[str, str]] = {
+    "everysec": "the machine's crash loses what was acknowledged in the second before, or two while the disk is slow",
+    "no": "the machine's crash loses what the kernel had not written yet, commonly what was acknowledged in 30 seconds",
+}
+_HALF_TRANSACTION: Final = (
+    "a crash in the middle of a write leaves half a transaction in the append-only file; after a second crash messages "
+    "stand there twice, or what was acknowledged between the two is lost"
+)
+_NO_HALF_TRANSACTION: Final = (
+    "CONFIG SET aof-load-truncated no, and in redis.conf; if the server then does not start after a crash, run "
+    "redis-check-aof --fix"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterReport:
+    """One node that takes writes, as it says itself. `replicas`: how many are connected and in step."""
+
+    version: str
+    replicas: int
+    bulk_bytes_max: int
+    weaknesses: tuple[Weakness, ...]
+
+
+def inspect_master(address: str, node: redis.Redis, *, replicas_wanted: int | None) -> MasterReport:
+    """Ask one node; changes nothing. `replicas_wanted`: what the URL says, None where it says nothing.
+
+    Raises exceptions of the client.
+    """
+    info: Mapping[str, Any] = {}
+    for section in ("server", "memory", "persistence", "replication"):
+        info = {**info, **node.info(section)}
+    settings = _settings(node)
+    replicas = _replicas_online(info)
+    found = [
+        *_of_version(info),
+        *_of_persistence(info, settings),
+        *_of_memory(info),
+        *_of_replication(settings, replicas=replicas, wanted=replicas_wanted),
+    ]
+    return MasterReport(
+        version=str(info.get("redis_version", "")),
+        replicas=replicas,
+        bulk_bytes_max=int(settings.get("proto-max-bulk-len", BULK_BYTES_MAX_DEFAULT)),
+        weaknesses=tuple(Weakness(subject=f"node {address}", problem=problem, cure=cure) for problem, cure in found),
+    )
+
+
+def _settings(node: redis.Redis) -> Mapping[str, str]:
+    """The settings that INFO does not show; none where CONFIG is forbidden, or unknown to a managed service."""
+    try:
+        found: Any = node.config_get(*_SETTINGS)
+    except ResponseError as error:
+        if CODES.get(code_of(error)) is Meaning.UNAUTHORIZED or code_of(error) == "ERR":
+            return {}
+        raise
+    return {_text(name): _text(value) for name, value in found.items()}
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _replicas_online(info: Mapping[str, Any]) -> int:
+    listed = [value for name, value in info.items() if name.startswith("slave") and isinstance(value, dict)]
+    return sum(replica.get("state") == "online" for replica in listed)
+
+
+def _of_version(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    version = str(info.get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < VERSION_MIN:
+        yield f"version {version} cannot run the script that appends", "install Redis 7.0 or later"
+
+
+def _of_persistence(info: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if not info.get("aof_enabled"):
+        yield (
+            "without appendonly a crash loses all that was acknowledged since the last snapshot",
+            "CONFIG SET appendonly yes, and appendonly yes in redis.conf",
+        )
+    elif "appendfsync" not in settings:
+        yield (
+            "CONFIG GET is forbidden here, so appendfsync is unknown: a crash may lose what was acknowledged last",
+            "allow it: ACL SETUSER <user> +config|get",
+        )
+    elif settings["appendfsync"] != "always":
+        yield (_LOST_WITH_FSYNC[settings["appendfsync"]], "CONFIG SET appendfsync always, and in redis.conf")
+    elif settings.get("no-appendfsync-on-rewrite") == "yes":
+        yield (
+            "while the append-only file is rewritten nothing is synced, and a crash loses what was acknowledged then",
+            "CONFIG SET no-appendfsync-on-rewrite no, and in redis.conf",
+        )
+    # The effects of a script are one transaction in the file. Redis 7.0 leaves the first half of a torn one there and
+    # appends behind it: the next load runs both as one, or drops both where no EXEC follows (valkey-io/valkey 4342).
+    if info.get("aof_enabled") and settings.get("aof-load-truncated") == "yes":
+        yield (_HALF_TRANSACTION, _NO_HALF_TRANSACTION)
+
+
+def _of_memory(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy == "noeviction" or not info.get("maxmemory"):
+        return
+    what = "streams with messages" if policy.startswith("allkeys") else "the ids by which repeats are known"
+    yield f"maxmemory-policy {policy} evicts {what}", "CONFIG SET maxmemory-policy noeviction, and in redis.conf"
+
+
+def _of_replication(settings: Mapping[str, str], *, replicas: int, wanted: int | None) -> Iterator[tuple[str, str]]:
+    if wanted is None and replicas == 0:
+        yield (
+            "no replica is connected, so what was acknowledged is lost with this node's disk",
+            "connect a replica (REPLICAOF), or say ?wait=0 in the broker's URL where one copy is enough",
+        )
+    elif wanted is not None and replicas < wanted:
+        yield f"?wait={wanted} and only {replicas} replicas are connected: nothing is acknowledged", "start replicas"
+    elif replicas > 0 and wanted == 0:
+        yield (
+            "with ?wait=0 a failover loses what was acknowledged and its replica had not got",
+            "say ?wait=1 in the broker's URL, or leave it out",
+        )
+    if replicas > 0 and settings.get("min-replicas-to-write") == "0":
+        yield (
+            "a master that was cut off from its replicas goes on taking writes that a failover loses",
+            "CONFIG SET min-replicas-to-write 1, and in redis.conf",
+        )

@@ -1,0 +1,56 @@
+"""Keeps the masters' last reports of their settings, on which publishes depend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from broker_adapter.redis.connections import Servers
+from broker_adapter.redis.durability_inspection import BULK_BYTES_MAX_DEFAULT, MasterReport, inspect_master
+from broker_adapter.redis.redis_options import RedisOptions
+from broker_adapter.redis.script_sender import Deadline, ScriptSender
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
+
+
+class MasterReports:
+    """Thread-safe. Raises BrokerError where the masters cannot be asked."""
+
+    def __init__(self, sender: ScriptSender, options: RedisOptions) -> None:
+        self._sender = sender
+        self._options = options
+        self._lock = threading.Lock()
+        self._replicas = options.replicas
+        self.bulk_bytes_max = BULK_BYTES_MAX_DEFAULT
+
+    def ask(self, deadline: Deadline) -> list[MasterReport]:
+        """Inspect each master, and remember what publishes have to know."""
+        reports = self._sender.until_answered(self._master_reports, deadline)
+        self._learn(reports)
+        return reports
+
+    def replicas_to_wait_for(self, deadline: Deadline) -> int:
+        """Returns how many replicas must have a message before it is acknowledged; asks the masters the first time."""
+        if self._replicas is None:
+            self.ask(deadline)
+        return self._replicas or 0
+
+    def _master_reports(self, servers: Servers) -> list[MasterReport]:
+        return [
+            inspect_master(address, node, replicas_wanted=self._options.replicas) for address, node in servers.masters()
+        ]
+
+    def _learn(self, reports: Sequence[MasterReport]) -> None:
+        """Remember what publishes must know. The number to wait for never falls: a replica that is lost is an outage
+        of durability, which must not pass for a server that never had one.
+        """
+        with self._lock:
+            self.bulk_bytes_max = min(report.bulk_bytes_max for report in reports)
+            if self._options.replicas is not None:
+                return
+            known, found = self._replicas, int(any(report.replicas for report in reports))
+            self._replicas = max(found, known or 0)
+        if self._replicas != known:
+            extra = {"replicas": self._replicas, "addresses": self._sender.addresses}
+            logger.info("redis_waits_for_replicas", extra=extra)

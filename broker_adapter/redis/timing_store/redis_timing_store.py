@@ -1,0 +1,255 @@
+"""Implements the timing store of one source on Redis."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from broker_adapter.redis.connections import Servers
+from broker_adapter.redis.durability_inspection import VERSION_MIN
+from broker_adapter.redis.errors import raised_for
+from broker_adapter.redis.script_sender import Argument, Deadline, ScriptCall, ScriptSender
+from broker_adapter.redis.timers.slot_scripts import REGISTER, slot_of
+from broker_adapter.redis.timing_store.timing_keys import (
+    ADD,
+    FIGURES,
+    LIST,
+    REMOVE,
+    SETTLE,
+    TAKE,
+    TimingKeys,
+    member_of,
+    row_of,
+)
+from broker_adapter.redis.wake_subscription import WakeSubscription
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerError, ConfigurationError, StorageFailed
+from outbox_core.messages.ids import new_token
+from outbox_core.messages.timing_port import (
+    PlacedTimer,
+    Rebuild,
+    SlotFigures,
+    TakenTimers,
+    TimedRow,
+    Timer,
+    TimerPage,
+)
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
+
+TIMERS_A_CALL_MAX: Final = 500
+"""In one call of a script, beside which nothing else runs on the server."""
+TAKE_MS_MAX: Final = 1_000
+"""A shard that is out holds up the slots of the others for so long."""
+REBUILD_MS: Final = 60_000
+"""A rebuild that does not go on for so long is over, and another one may begin."""
+_BUILDING: Final = "building/"
+_POLICY: Final = "noeviction"
+
+
+class RedisTimingStore:
+    """A TimingStore. Thread-safe, but for wait(); does no I/O before it is used; a forked child connects anew."""
+
+    def __init__(self, sender: ScriptSender, keys: TimingKeys, *, slots: int, timeout_ms: int, clock: Clock) -> None:
+        self._sender = sender
+        self._keys = keys
+        self._slots = slots
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+        self._registered = False
+        self._closing = threading.Event()
+        self._wakeups = WakeSubscription(sender, keys.channel, closing=self._closing, clock=clock)
+
+    # -- timers ------------------------------------------------------------------------------------------------------
+
+    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> int:
+        """See TimerSink.add."""
+        self._register()
+        by_slot: defaultdict[int, list[Argument]] = defaultdict(list)
+        for timer in timers:
+            by_slot[slot_of(timer.row.id, self._slots)] += [timer.due_at_ms * 1000, member_of(timer.row)]
+        head: list[Argument] = [self._keys.channel, "NX" if only_missing else "CH"]
+        part = 2 * TIMERS_A_CALL_MAX
+        calls = [
+            self._keys.call_on_due(ADD, slot, [*head, *pairs[begin : begin + part]])
+            for slot, pairs in by_slot.items()
+            for begin in range(0, len(pairs), part)
+        ]
+        return sum(self._run(calls))
+
+    def take(self, slots: Sequence[int], *, limit: int, lease_ms: int) -> list[TakenTimers]:
+        """See TimerQueue.take. Begins at a slot by chance, each with a share, so that a full one starves no other."""
+        asked = random.sample(list(slots), min(len(slots), limit))
+        share = min(TIMERS_A_CALL_MAX, limit // max(1, len(asked)))
+        calls = [self._keys.call_on_slot(TAKE, slot, [share, lease_ms]) for slot in asked]
+        self._sender.send(calls, Deadline(self._clock, min(self._timeout_ms, TAKE_MS_MAX)))
+        answered = [
+            _taken(slot, call.outcome)
+            for slot, call in zip(asked, calls, strict=True)
+            if not isinstance(call.outcome, Exception)
+        ]
+        return answered or [_taken(slot, answer) for slot, answer in zip(asked, self._answers(calls), strict=True)]
+
+    def settle(self, taken: Sequence[TakenTimers], *, later_ms: Mapping[TimedRow, int]) -> None:
+        """See TimerQueue.settle. The calls of one node go together, so that a batch costs a round trip to each."""
+        self._run([self._settlement(one, later_ms) for one in taken if one.rows])
+
+    def wait(self, timeout_ms: int) -> None:
+        """See TimerQueue.wait."""
+        self._wakeups.wait(timeout_ms)
+
+    # -- administration ----------------------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> int:
+        """See TimingAdmin.slots."""
+        return self._slots
+
+    def prepare(self) -> None:
+        """See TimingAdmin.prepare."""
+        deadline = Deadline(self._clock, self._timeout_ms)
+        for address, info in self._sender.until_answered(_settings, deadline):
+            _check_settings(address, info)
+        try:
+            self._register()
+        except StorageFailed as error:
+            raise ConfigurationError(str(error)) from error
+
+    def begin_rebuild(self, slots: Sequence[int]) -> Rebuild:
+        """See TimingAdmin.begin_rebuild. A server that lost everything lost the source's registration, too."""
+        self._registered = False
+        self._register()
+        name = _BUILDING + new_token()
+        marked = self._mark(slots, expected="", new=name, for_ms=REBUILD_MS)
+        return Rebuild(name, [slot for slot, is_ours in zip(slots, marked, strict=True) if is_ours])
+
+    def continue_rebuild(self, rebuild: Rebuild) -> bool:
+        """See TimingAdmin.continue_rebuild."""
+        return all(self._mark(rebuild.slots, expected=rebuild.name, new=rebuild.name, for_ms=REBUILD_MS))
+
+    def end_rebuild(self, rebuild: Rebuild) -> bool:
+        """See TimingAdmin.end_rebuild."""
+        complete = rebuild.name.removeprefix(_BUILDING)
+        return all(self._mark(rebuild.slots, expected=rebuild.name, new=complete, for_ms=0))
+
+    def _mark(self, slots: Sequence[int], *, expected: str, new: str, for_ms: int) -> list[Any]:
+        return self._run([self._keys.call_on_generation(slot, [expected, new, for_ms]) for slot in slots])
+
+    def figures(self) -> list[SlotFigures]:
+        """See TimingAdmin.figures."""
+        calls = [self._keys.call_on_slot(FIGURES, slot) for slot in range(self._slots)]
+        return [
+            SlotFigures(slot=slot, timers=timers, due=due, next_ms=_ms(next_ms), complete=_is_complete(generation))
+            for slot, (generation, timers, due, next_ms) in enumerate(self._run(calls))
+        ]
+
+    def list_timers(self, slot: int, *, cursor: int, limit: int) -> TimerPage:
+        """See TimerScan.list_timers."""
+        [answer] = self._run([self._keys.call_on_due(LIST, slot, [cursor, min(limit, TIMERS_A_CALL_MAX)])])
+        following, *parts = answer
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return TimerPage([PlacedTimer(row_of(member), int(at_us)) for member, at_us in pairs], int(following) or None)
+
+    def remove_timers(self, slot: int, timers: Sequence[PlacedTimer]) -> int:
+        """See TimerScan.remove_timers."""
+        pairs: list[Argument] = [part for one in timers for part in (member_of(one.row), one.at_us)]
+        part = 2 * TIMERS_A_CALL_MAX
+        calls = [
+            self._keys.call_on_due(REMOVE, slot, pairs[begin : begin + part]) for begin in range(0, len(pairs), part)
+        ]
+        return sum(self._run(calls))
+
+    def close(self) -> None:
+        """See TimerSink.close. Who waits returns."""
+        self._closing.set()
+        self._wakeups.close()
+        self._sender.close()
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        """Register the source where it is new. Raises StorageFailed where it has another number of slots: what one
+        process adds, the other would not take.
+        """
+        if self._registered:
+            return
+        slots = self._registered_slots() or self._run([self._registration()])[0]
+        if slots != self._slots:
+            raise StorageFailed(
+                f"the timing store {self._keys.source} has {slots} slots, and its URL says slots={self._slots}: "
+                "give all processes the same URL, or another name="
+            )
+        self._registered = True
+
+    def _registered_slots(self) -> int | None:
+        """Returns the registered number of slots. Read first: a full server refuses to register one that exists."""
+        key, source = self._keys.sources, self._keys.source
+        deadline = Deadline(self._clock, self._timeout_ms)
+        slots: Any = self._sender.until_answered(lambda servers: servers.node_of(key).hget(key, source), deadline)
+        return None if slots is None else int(slots)
+
+    def _settlement(self, taken: TakenTimers, later_ms: Mapping[TimedRow, int]) -> ScriptCall:
+        pairs = [part for row in taken.rows for part in (member_of(row), later_ms.get(row, -1))]
+        return self._keys.call_on_due(SETTLE, taken.slot, [taken.lease, *pairs])
+
+    def _registration(self) -> ScriptCall:
+        arguments: list[Argument] = [self._keys.source, self._slots]
+        return ScriptCall(script=REGISTER, keys=[self._keys.sources], arguments=arguments)
+
+    def _run(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """The answers, in order. Raises the first error."""
+        self._sender.send(calls, Deadline(self._clock, self._timeout_ms))
+        return self._answers(calls)
+
+    def _answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        for call in calls:
+            if isinstance(call.outcome, BrokerError):
+                raise call.outcome
+            if isinstance(call.outcome, Exception):
+                raise raised_for(call.outcome, place=self._sender.addresses) from call.outcome
+        return [call.outcome for call in calls]
+
+
+def _settings(servers: Servers) -> list[tuple[str, Mapping[str, Any]]]:
+    return [
+        (address, {**node.info("server"), **node.info("memory"), **node.info("persistence")})
+        for address, node in servers.masters()
+    ]
+
+
+def _check_settings(address: str, info: Mapping[str, Any]) -> None:
+    version = str(info.get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < VERSION_MIN:
+        raise ConfigurationError(f"Redis at {address} is version {version}: the timing store needs 7.0 or later")
+    policy = str(info.get("maxmemory_policy", _POLICY))
+    if policy != _POLICY:
+        raise ConfigurationError(
+            f"Redis at {address} has maxmemory-policy {policy}, which removes timers: "
+            "CONFIG SET maxmemory-policy noeviction, and in redis.conf"
+        )
+    if not info.get("aof_enabled"):
+        logger.warning("timing_store_without_aof", extra={"node": address, "effect": "a restart causes a rebuild"})
+
+
+def _taken(slot: int, answer: Sequence[Any]) -> TakenTimers:
+    generation, next_ms, late_ms, lease, *members = answer
+    return TakenTimers(
+        slot=slot,
+        rows=[row_of(member) for member in members],
+        lease=lease.decode(),
+        late_ms=late_ms,
+        next_ms=_ms(next_ms),
+        complete=_is_complete(generation),
+    )
+
+
+def _ms(answer: int) -> int | None:
+    return None if answer < 0 else answer
+
+
+def _is_complete(generation: bytes) -> bool:
+    return bool(generation) and not generation.startswith(_BUILDING.encode())

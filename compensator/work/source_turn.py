@@ -1,0 +1,160 @@
+"""One turn of one source: a poll, then batches as long as the gate permits them. No schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from compensator.core.batch_totals import BatchTotals, add
+from compensator.work.claim_and_relay import ClaimedBatch, TableScan
+from compensator.work.due_tables import TableDue
+from compensator.work.permitted_batches import PermittedBatches
+from compensator.work.pipeline import run_pipeline
+from compensator.work.poison_row_isolation import SentBatch
+from compensator.work.source import Source
+from compensator.work.source_schedule import DatabaseFailure, HeldBack, MoreRowsDue, NoRowsDue, Outcome
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerError
+
+_MS_US: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOptions:
+    """Limits of a turn, after which other sources have theirs: rows of a batch, batches, and time."""
+
+    batch_rows: int = 200
+    batches_max: int = 50
+    turn_ms_max: int = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnReport:
+    """The result of a turn. `oldest_due_us`: for how long the longest due row was due; None: without a poll.
+    `pending`: False if a full scan found no pending row at all.
+    """
+
+    outcome: Outcome
+    report: BatchTotals = field(default_factory=BatchTotals)
+    topics: Counter[str] = field(default_factory=Counter)
+    oldest_due_us: int | None = None
+    pending: bool = True
+
+
+class Turns:
+    """The turns of one source. Each continues where the last one ended, so that a full table does not block others."""
+
+    def __init__(self, source: Source, *, options: TurnOptions, clock: Clock) -> None:
+        self.source = source
+        self._options = options
+        self._clock = clock
+        self._last_table = ""
+
+    def take(self, *, going_on: Callable[[], bool]) -> TurnReport:
+        """Run one turn. `going_on` is called before each claim and send. Raises DatabaseUnavailable, SchemaMissing."""
+        held_ms = self.source.gate.wait_ms(self._options.batch_rows)
+        if held_ms:
+            return TurnReport(outcome=HeldBack(held_ms))
+        polled = self.source.poll()
+        found = polled.due
+        scans = _due(found, after=self._last_table)
+        work = _TurnWork(self.source, scans, options=self._options, clock=self._clock, going_on=going_on)
+        try:
+            run_pipeline(work)
+        finally:
+            self._last_table = work.last_table or self._last_table
+        return TurnReport(
+            outcome=work.outcome(next_due_ms=_next_due_ms(found)),
+            report=add(work.total, BatchTotals(held=work.held)),
+            topics=work.topics,
+            oldest_due_us=max(0, -found[0].due_in_us) if found else 0,
+            pending=bool(found) or not polled.whole,
+        )
+
+
+class _TurnWork:
+    """One turn, as the steps of run_pipeline(). Each field is written by only one of the steps."""
+
+    def __init__(
+        self,
+        source: Source,
+        scans: Sequence[TableScan],
+        *,
+        options: TurnOptions,
+        clock: Clock,
+        going_on: Callable[[], bool],
+    ) -> None:
+        self.total = BatchTotals()
+        self.topics: Counter[str] = Counter()
+        self.last_table = ""
+        self.held = 0
+        self._source = source
+        self._scans = scans
+        self._options = options
+        self._clock = clock
+        self._going_on = going_on
+        self._ends_ms = clock.monotonic_ms() + options.turn_ms_max
+        self._begun = 0
+        self._permitted = PermittedBatches(source, rows=options.batch_rows)
+
+    def outcome(self, *, next_due_ms: int | None) -> Outcome:
+        """The outcome, which decides when the source has its next turn."""
+        report = self.total
+        if self._permitted.refused or report.outage is not None:
+            return HeldBack(max(1, self._source.gate.wait_ms(self._options.batch_rows)))
+        if report.defects and not report.accepted:
+            return DatabaseFailure()  # an adapter that fails for every row must not cause a busy loop
+        if self._scans:
+            return MoreRowsDue()
+        return NoRowsDue(found=report.claimed > 0, next_due_ms=next_due_ms)
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def claim(self) -> ClaimedBatch | None:
+        while self.more() and not self.stopped():
+            claimed = self._permitted.claim(self._claim)
+            if claimed is not None or self._permitted.refused:
+                return claimed  # else other claims took all of them: there may be more
+        return None
+
+    def send(self, claimed: ClaimedBatch, *, accepted: Mapping[str, Collection[str]]) -> SentBatch:
+        sent = self._permitted.send(claimed, accepted=accepted)
+        self.topics += claimed.topics
+        return sent
+
+    def settle(self, sent: SentBatch) -> None:
+        self.total = add(self.total, self._source.batches.settle(sent))
+
+    def release(self, claimed: ClaimedBatch, *, error: BrokerError | None) -> None:
+        self._permitted.release(claimed, error=error)
+
+    def more(self) -> bool:
+        in_time = not self._begun or self._clock.monotonic_ms() < self._ends_ms
+        return bool(self._scans) and self._begun < self._options.batches_max and in_time
+
+    def stopped(self) -> bool:
+        return not self._going_on()
+
+    def _claim(self, rows_max: int) -> ClaimedBatch:
+        self._begun += 1
+        claimed = self._source.batches.claim(self._scans, rows_max=rows_max)
+        self._scans, self.last_table = claimed.scans_left, claimed.last_table
+        self.held += claimed.held
+        return claimed
+
+
+def _due(found: Sequence[TableDue], *, after: str) -> list[TableScan]:
+    """Returns the due tables, each from its first due row on, beginning after the one that was served last."""
+    scans = [TableScan(one.table, one.due_at_us) for one in sorted(found, key=_table) if one.due_in_us <= 0]
+    return [scan for scan in scans if scan.table > after] + [scan for scan in scans if scan.table <= after]
+
+
+def _table(one: TableDue) -> str:
+    return one.table
+
+
+def _next_due_ms(found: Sequence[TableDue]) -> int | None:
+    later = [one.due_in_us for one in found if one.due_in_us > 0]
+    return -(-min(later) // _MS_US) if later else None

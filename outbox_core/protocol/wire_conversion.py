@@ -1,0 +1,146 @@
+"""Converts messages and deliveries to the shapes of wire, and back. Pure."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from typing import Any, Final
+
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.message import Delivery, Message
+from outbox_core.protocol.wire import Encoding, NewMessage, PackedMessage, PackedPulledMessage, PulledMessage
+from outbox_core.protocol.wire_multi_topic_publish import AddressedMessage, PackedAddressedMessage
+
+_LONG_BYTES: Final = 4 * 1024
+_ESCAPED_PART: Final = 10
+"""One byte in this many may be escaped, so that escapes lengthen a text by half at most."""
+_CONTROLS: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
+
+
+def body_bytes(body: object, encoding: Encoding | None) -> bytes:
+    """Decodes a body from the wire to bytes. Raises InvalidMessage."""
+    match body, encoding:
+        case bytes(), None | Encoding.BINARY:
+            return body
+        case str(), None | Encoding.UTF8:
+            return _utf8(body)
+        case str(), Encoding.BASE64:
+            return _base64(body)
+        case ((str() | bytes()), _):
+            raise InvalidMessage(f"a body of this type cannot have the encoding {str(encoding)!r}")
+        case _:
+            raise InvalidMessage("the body must be text or, in MessagePack, bin; write objects as JSON text")
+
+
+def text_body(body: bytes) -> tuple[str, Encoding]:
+    """Encodes a body for JSON: as text if it is UTF-8, else as base64; also as base64 if it is long and JSON would
+    escape many of its bytes, to six bytes each.
+    """
+    if len(body) >= _LONG_BYTES and _ESCAPED_PART * _escaped(body) > len(body):
+        return _base64_text(body)
+    try:
+        return body.decode(), Encoding.UTF8
+    except UnicodeDecodeError:
+        return _base64_text(body)
+
+
+def packed_message(message: Message) -> PackedMessage:
+    """Returns a message as a client sends it in MessagePack."""
+    return PackedMessage(
+        body=message.body,
+        id=message.id,
+        key=message.key,
+        headers=dict(message.headers) if message.headers else None,
+        created_at_ms=message.created_at_ms or None,
+        deliver_at_ms=message.deliver_at_ms,
+    )
+
+
+def packed_addressed_message(message: Message) -> PackedAddressedMessage:
+    """The same where the request does not name the topic."""
+    return PackedAddressedMessage(topic=message.topic, body=message.body, **_message_fields(message))
+
+
+def text_message(message: Message) -> NewMessage:
+    """Returns a message as a client sends it in JSON."""
+    body, encoding = text_body(message.body)
+    return NewMessage(body=body, encoding=encoding, **_message_fields(message))
+
+
+def text_addressed_message(message: Message) -> AddressedMessage:
+    """The same where the request does not name the topic."""
+    body, encoding = text_body(message.body)
+    return AddressedMessage(topic=message.topic, body=body, encoding=encoding, **_message_fields(message))
+
+
+def pulled_message(delivery: Delivery) -> PulledMessage:
+    """Returns a delivery as the server sends it in JSON."""
+    body, encoding = text_body(delivery.body)
+    return PulledMessage(body=body, encoding=encoding, **_delivery_fields(delivery))
+
+
+def packed_pulled_message(delivery: Delivery) -> PackedPulledMessage:
+    """Returns a delivery as the server sends it in MessagePack."""
+    return PackedPulledMessage(body=delivery.body, encoding=Encoding.BINARY, **_delivery_fields(delivery))
+
+
+def delivery_of(pulled: PulledMessage) -> Delivery:
+    """Returns the delivery that a client decodes from a response, in either codec."""
+    return Delivery(
+        receipt=pulled.receipt,
+        id=pulled.id,
+        topic=pulled.topic,
+        body=body_bytes(pulled.body, pulled.encoding),
+        key=pulled.key,
+        headers=pulled.headers,
+        attempt=pulled.attempt,
+        created_at_ms=pulled.created_at_ms,
+        deliver_at_ms=pulled.deliver_at_ms,
+    )
+
+
+def _base64_text(body: bytes) -> tuple[str, Encoding]:
+    return b64encode(body).decode("ascii"), Encoding.BASE64
+
+
+def _escaped(body: bytes) -> int:
+    """Returns how many of its bytes JSON escapes to six bytes."""
+    return len(body) - len(body.translate(None, _CONTROLS))
+
+
+def _message_fields(message: Message) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "key": message.key,
+        "headers": dict(message.headers) if message.headers else None,
+        "created_at_ms": message.created_at_ms or None,
+        "deliver_at_ms": message.deliver_at_ms,
+    }
+
+
+def _delivery_fields(delivery: Delivery) -> dict[str, Any]:
+    headers = delivery.headers
+    return {
+        "receipt": delivery.receipt,
+        "id": delivery.id,
+        "topic": delivery.topic,
+        "key": delivery.key,
+        "headers": headers if isinstance(headers, dict) else dict(headers),
+        "attempt": delivery.attempt,
+        "created_at_ms": delivery.created_at_ms,
+        "deliver_at_ms": delivery.deliver_at_ms,
+    }
+
+
+def _utf8(body: str) -> bytes:
+    try:
+        return body.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage("the body cannot be written as UTF-8") from error
+
+
+def _base64(body: str) -> bytes:
+    try:
+        return b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidMessage(f"the body is not base64: {error}") from error

@@ -1,0 +1,104 @@
+"""Determines until when each database is complete: by settings, by a replica's status, or until now. Reads no rows.
+
+A replica that lags or is stopped lacks rows that the broker's log already has: without these times, correct messages
+would become phantom or lost. The newest row of a table is no evidence: a table without new rows need not lag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.settings import CompletenessBound, Settings
+from spark_reconcile.core.time_range import EVER_MS
+from spark_reconcile.sources.dbapi_reader import Place, Reader, reading
+
+_STEP_SECONDS: Final = 1
+"""Servers report whole seconds."""
+_BEHIND: Final = ("seconds_behind_source", "seconds_behind_master")
+_THREADS: Final = ("replica_io_running", "replica_sql_running", "slave_io_running", "slave_sql_running")
+_CURE: Final = (
+    "say so in the settings file: complete_until = TIME where it stands still, lag_seconds = N where it follows, in "
+    "[database] or beside the source's url"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Until when sources are complete, in milliseconds: each the minimum over its databases.
+
+    `archive_ms`: outboxes and their archives; `business`: by topic; `inboxes`: by topic ("": all) and group.
+    """
+
+    archive_ms: int = EVER_MS
+    business: Mapping[str, int] = field(default_factory=dict)
+    inboxes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def least_ms(self) -> int:
+        """The time until which every source is complete."""
+        return min(self.archive_ms, *self.business.values(), *self.inboxes.values(), EVER_MS)
+
+
+def reach_of(settings: Settings, *, now_ms: int) -> Reach:
+    """Query the status of every database without a setting.
+
+    Raises NotComparable if a replica's lag is not known, DatabaseUnavailable and ConfigurationError.
+    """
+    behind: dict[str, int] = {}
+
+    def until(told: CompletenessBound, urls: Iterable[str]) -> int:
+        known = told if told.told else settings.until
+        if known.told:
+            return known.at(now_ms)
+        return min(now_ms - _behind_ms(url, behind) for url in urls)
+
+    business: dict[str, int] = {}
+    for rule in settings.rules:
+        business[rule.topic] = min(until(rule.until, settings.urls_of(rule)), business.get(rule.topic, EVER_MS))
+    inboxes: dict[tuple[str, str], int] = {}
+    for inbox in settings.inboxes:
+        found = until(inbox.until, [inbox.url or settings.database_url])
+        for topic in inbox.topics or ("",):
+            inboxes[topic, inbox.group] = min(found, inboxes.get((topic, inbox.group), EVER_MS))
+    archive_ms = min(until(one.until, [one.url]) for one in settings.all_outboxes)
+    return Reach(archive_ms=archive_ms, business=business, inboxes=inboxes)
+
+
+def _behind_ms(url: str, known: dict[str, int]) -> int:
+    place = Place.of(url)
+    if str(place) not in known:
+        with reading(place) as reader:
+            known[str(place)] = _lag_ms(reader)
+    return known[str(place)]
+
+
+def _lag_ms(reader: Reader) -> int:
+    """Returns a replica's lag; 0 if the database is no replica."""
+    status = reader.replica_status()
+    if status is not None:
+        return lag_ms(status, name=str(reader.place))
+    if reader.read_only():
+        raise ConfigurationError(
+            f"{reader.place} is read_only, so it may be a replica, and this user may not ask how far behind it is: "
+            f"GRANT REPLICATION CLIENT (on MariaDB REPLICA MONITOR) to the url's user, or {_CURE}"
+        )
+    return 0
+
+
+def lag_ms(status: Sequence[Mapping[str, Any]], *, name: str) -> int:
+    """Returns a replica's greatest lag behind its sources, by its status. Raises NotComparable if that is not known."""
+    lags_ms = [0]
+    for told in status:
+        one = {key.lower(): value for key, value in told.items()}
+        behind = next((one[key] for key in _BEHIND if one.get(key) is not None), None)
+        if behind is None or any(str(one.get(key, "Yes")) != "Yes" for key in _THREADS):
+            raise NotComparable(
+                f"{name} is a replica that does not follow its source now, so nothing tells until when it is complete: "
+                f"start it, or {_CURE}; lag_seconds = 0 where it was made a primary"
+            )
+        lags_ms.append((int(behind) + _STEP_SECONDS) * 1000)
+    return max(lags_ms)

@@ -1,0 +1,213 @@
+"""Plans the reads of a run, checked against every source before any work: their order and partitions. Reads no leg."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final
+
+import msgspec
+
+from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.settings import BusinessRule, Settings
+from spark_reconcile.core.time_range import Span
+from spark_reconcile.load.completeness_bound import Reach
+from spark_reconcile.load.duplicate_sources import NamedSources, check_archives
+from spark_reconcile.load.spark_session import Size
+from spark_reconcile.load.table_extents import TableExtent, extent_of
+from spark_reconcile.rules.plausible_times import EARLIEST_MS
+from spark_reconcile.sources.dbapi_reader import Backend, Place, Reader, reading
+from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.sql_statements import (
+    Leg,
+    Statement,
+    business_statement,
+    inbox_statement,
+    outbox_statements,
+    schema_of,
+)
+
+SMALL_BROKER_BYTES: Final = 128 * 1024 * 1024
+MEDIUM_BROKER_BYTES: Final = 4 * 1024 * 1024 * 1024
+APART_STEP_SECONDS: Final = 60
+"""Clock differences are rounded up to whole steps, so that the next run allows for the same difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Statements of one database that are read together."""
+
+    url: str
+    statements: tuple[Statement, ...]
+    snapshot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """The reads of a run, checked against the sources; executed in order, with the broker in between."""
+
+    inboxes: tuple[Read, ...]
+    rest: tuple[Read, ...]
+    broker_bytes: int
+    oldest_ms: Mapping[tuple[Leg, str], int] = field(default_factory=dict)
+    """For a run on a time range: the oldest row of the archive and of each group's inbox, read or not."""
+    clocks: Mapping[str, int] = field(default_factory=dict)
+    """By how many milliseconds databases' clocks are ahead of this machine's, if above the permitted skew."""
+    reach: Reach = field(default_factory=Reach)
+    """Until when each source is complete."""
+    extents: Sequence[TableExtent] = ()
+    """Extents of each archive and each inbox as a whole, whatever time range is read."""
+    limits: RunLimits = field(default_factory=RunLimits)
+
+    @property
+    def size(self) -> Size:
+        """The expected amount of work."""
+        reads = (*self.inboxes, *self.rest)
+        if self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in reads):
+            return Size.SMALL
+        rows = sum(one.rows_about for read in reads for one in read.statements)
+        return (
+            Size.MEDIUM
+            if self.broker_bytes <= MEDIUM_BROKER_BYTES and rows <= self.limits.medium_rows_max
+            else Size.LARGE
+        )
+
+    def allowing(self, settings: Settings) -> Settings:
+        """Returns the settings with a grace time extended by the clock differences: wrong clocks decide no verdict."""
+        apart_ms = max(map(abs, self.clocks.values()), default=0)
+        if not apart_ms:
+            return settings
+        seconds = _in_steps(apart_ms) // 1000
+        grace = settings.grace
+        return replace(
+            settings, grace=replace(grace, seconds=grace.seconds + seconds, clock_skew_seconds=float(seconds))
+        )
+
+
+def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span | None = None) -> SourcePlan:
+    """Check every source before any work; `span`: the time range that will be read, by default all times.
+
+    Raises ConfigurationError, SchemaMissing, DatabaseUnavailable or NotComparable, each with the cure.
+    """
+    check_archives(settings.archives)
+    once = NamedSources()
+    oldest: dict[tuple[Leg, str], int] = {}
+    clocks: dict[str, int] = {}
+    extents: list[TableExtent] = []
+    inboxes = []
+    for inbox in settings.inboxes:
+        place = Place.of(inbox.url or settings.database_url)
+        with reading(place) as reader:
+            _note_clock(reader, settings, clocks)
+            schema = schema_of(settings, inbox, place)
+            once.note(f"[[inboxes]] {inbox.group} in {place}", _group(reader, schema, inbox.group), parts=inbox.topics)
+            behind = span and _by_clock(span, clocks[str(place)])
+            statement = inbox_statement(reader, inbox, schema=schema, span=behind)
+            extents.append(extent_of(reader, statement, what=inbox.group, schema=schema))
+            if span is not None:
+                _note_oldest(reader, statement, inbox.group, oldest)
+        inboxes.append((inbox.url or settings.database_url, statement))
+    rest = _rest(settings, span, oldest, clocks, once, extents)
+    segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
+    return SourcePlan(
+        inboxes=tuple(_together(inboxes, settings.limits)),
+        rest=tuple(_together(rest, settings.limits)),
+        broker_bytes=sum(one.size_bytes for one in segments),
+        oldest_ms=oldest,
+        clocks={name: ahead_ms for name, ahead_ms in clocks.items() if ahead_ms},
+        reach=reach or Reach(),
+        # Two inboxes of one group in one table, with different topics, are one table.
+        extents=tuple({one.name: one for one in extents}.values()),
+        limits=settings.limits,
+    )
+
+
+def waves(reads: Sequence[Read]) -> list[list[Read]]:
+    """Groups reads that may run concurrently into waves: all snapshots, then large tables leg by leg."""
+    ordered = sorted(reads, key=_wave)
+    return [list(wave) for _, wave in groupby(ordered, key=_wave)]
+
+
+def _rest(
+    settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], int], clocks: dict[str, int],
+    once: NamedSources, extents: list[TableExtent],
+) -> list[tuple[str, Statement]]:  # fmt: skip
+    """Returns the statements of the outboxes, then those of the business tables."""
+    found = []
+    for outbox in settings.all_outboxes:
+        place = Place.of(outbox.url)
+        with reading(place) as reader:
+            _note_clock(reader, settings, clocks)
+            schema = place.schema_of(outbox.schema)
+            once.note(f"the outbox in {place}", ("outbox", *reader.identity(), schema))
+            statements = outbox_statements(reader, schema=schema, span=span)
+            extents.append(extent_of(reader, statements[-1], what="", schema=schema))
+            if span is not None:
+                _note_oldest(reader, statements[-1], "", oldest)
+            found += [(outbox.url, one) for one in statements]
+    for number, rule in enumerate(settings.rules):
+        for url in settings.urls_of(rule):
+            with reading(Place.of(url)) as reader:
+                _note_clock(reader, settings, clocks)
+                once.note(f"rule {rule.name}: {rule.table} in {reader.place}", _table(reader, rule))
+                found.append((url, business_statement(reader, rule, number, span=span)))
+    return found
+
+
+def _group(reader: Reader, schema: str | None, group: str) -> tuple[object, ...]:
+    return "inbox", *reader.identity(), schema, group
+
+
+def _table(reader: Reader, rule: BusinessRule) -> tuple[object, ...]:
+    schema, _, table = rule.table.rpartition(".")
+    database = None if reader.place.backend is Backend.SQLITE else schema or reader.place.database
+    return "rule", rule.name, *reader.identity(), database, table
+
+
+def _note_clock(reader: Reader, settings: Settings, clocks: dict[str, int]) -> None:
+    """Record how far a database's clock is ahead, at least; 0 within the permitted skew."""
+    name = str(reader.place)
+    if name not in clocks:
+        before_ms, now_ms, after_ms = time.time_ns() // 1_000_000, reader.now_ms(), time.time_ns() // 1_000_000
+        ahead_ms = min(0, now_ms - before_ms) + max(0, now_ms - after_ms)
+        clocks[name] = ahead_ms if abs(ahead_ms) > settings.grace.clock_skew_seconds * 1000 else 0
+
+
+def _by_clock(span: Span, ahead_ms: int) -> Span:
+    """Returns the range extended for a clock that is behind: its rows look older than they are."""
+    return msgspec.structs.replace(span, since_ms=span.since_ms - _in_steps(max(0, -ahead_ms)))
+
+
+def _in_steps(apart_ms: int) -> int:
+    step_ms = APART_STEP_SECONDS * 1000
+    return -(-apart_ms // step_ms) * step_ms
+
+
+def _note_oldest(reader: Reader, one: Statement, note: str, oldest: dict[tuple[Leg, str], int]) -> None:
+    """Record the oldest row of a source, which a time range hides: one look-up of an index's first entry."""
+    conditions = one.where[:1]  # the kind or the group; the others are the time range
+    # A row with an impossible time is no evidence for the age of the others.
+    sql = f"SELECT MIN({one.range_by}) FROM {one.table} WHERE {conditions[0]} AND {one.range_by} >= ?"  # noqa: S608 - checked names
+    ((found,),) = reader.rows(sql, [*one.parameters[: conditions[0].count("?")], EARLIEST_MS * 1000])
+    if found is not None:
+        oldest[one.leg, note] = min(int(found) // 1000, oldest.get((one.leg, note), int(found) // 1000))
+
+
+def _together(found: Sequence[tuple[str, Statement]], limits: RunLimits) -> list[Read]:
+    """Groups statements of one database into one snapshot if they are small; else one read each, in order."""
+    by_url: dict[str, list[Statement]] = {}
+    for url, statement in found:
+        by_url.setdefault(url, []).append(statement)
+    reads = []
+    for url, statements in by_url.items():
+        if sum(one.rows_about for one in statements) <= limits.snapshot_rows_max:
+            reads.append(Read(url, tuple(statements), snapshot=True))
+        else:
+            reads += [Read(url, (one,), snapshot=False) for one in statements]
+    return reads
+
+
+def _wave(one: Read) -> int:
+    return -1 if one.snapshot else list(Leg).index(one.statements[0].leg)

@@ -1,0 +1,157 @@
+"""Reads the records of suspects again: a mismatch is a suspect until the recheck confirms it.
+
+The order is that of the first read: inboxes, broker, outbox, business. Of the broker's logs only appended records are
+read: earlier ones cannot change. Times are still compared with the time of the first evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_reconcile.core.dataframes import gathered, listed, union
+from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.source_counts import LegCount
+from spark_reconcile.evidence.cancel_answers import answers, are_answered
+from spark_reconcile.load.delay_records import read_delay
+from spark_reconcile.load.evidence import Evidence, read_log, sql_frame, united
+from spark_reconcile.load.read_plan import Read, SourcePlan
+from spark_reconcile.sources.log_segments import begins_whole, grown, survey
+from spark_reconcile.sources.message_range_expansion import named_runs, single
+from spark_reconcile.sources.sql_statements import Leg, narrowed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+Key = tuple[str, str]
+"""A topic and a business key."""
+MessageName = tuple[str, str]
+"""A topic and an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Messages by topic and id, and business keys with their topics, for which the first evaluation has findings."""
+
+    messages: Sequence[MessageName]
+    keys: Sequence[Key]
+
+    @property
+    def ids(self) -> list[str]:
+        """The distinct ids of the messages."""
+        return list(dict.fromkeys(id_ for _, id_ in self.messages))
+
+
+def parted(under: Mapping[Key | None, Sequence[MessageName]], limits: RunLimits) -> list[Suspects] | None:
+    """Splits keys with their messages, and messages without a key, into parts; None: there are too many.
+
+    A key with more messages than a part may have is left out.
+    """
+    if max(sum(map(len, under.values())), len(under.keys() - {None})) > limits.suspects_max:
+        return None
+    loose: list[tuple[Sequence[Key], Sequence[MessageName]]] = [((), [one]) for one in sorted(under.get(None, ()))]
+    keyed = [((key,), sorted(under[key])) for key in sorted(one for one in under if one is not None)]
+    parts: list[tuple[list[Key], list[MessageName]]] = []
+    for keys, messages in (*keyed, *loose):
+        if len(messages) > limits.suspects_a_part:
+            continue
+        if not parts or max(len(parts[-1][0]) + len(keys), len(parts[-1][1]) + len(messages)) > limits.suspects_a_part:
+            parts.append(([], []))
+        parts[-1][0].extend(keys)
+        parts[-1][1].extend(messages)
+    return [Suspects(messages=messages, keys=keys) for keys, messages in parts]
+
+
+def ids_frame(session: SparkSession, ids: Iterable[str]) -> DataFrame:
+    """Returns ids of messages, in the column `id`."""
+    return listed(session, [(id_,) for id_ in ids], "id string").hint("broadcast")
+
+
+def messages_frame(session: SparkSession, messages: Sequence[MessageName]) -> DataFrame:
+    """Returns messages, in the columns `topic` and `id`."""
+    return listed(session, messages, "topic string, id string").hint("broadcast")
+
+
+def keys_frame(session: SparkSession, keys: Iterable[Key]) -> DataFrame:
+    """Returns keys with their topics, in the columns `topic` and `message_key`."""
+    return listed(session, list(keys), "topic string, message_key string").hint("broadcast")
+
+
+def reread_suspects(
+    session: SparkSession, settings: Settings, plan: SourcePlan, first: Evidence, suspects: Suspects
+) -> Evidence:
+    """Read the suspects' current evidence. Raises NotComparable if a log is damaged now.
+
+    Another source may have a message of these keys under other keys: all records of such messages are read.
+    """
+    inboxes = _tables(session, plan.inboxes, ids=suspects.ids, keys=suspects.keys)
+    messages, actions = _logs(session, settings, first)
+    ids, keys = ids_frame(session, suspects.ids), keys_frame(session, suspects.keys)
+    stored = messages.where("damage is null")
+    under = stored.join(keys, ["topic", "message_key"], "left_semi").select("id")
+    named = union(ids, under).distinct().localCheckpoint()
+    more = [row["id"] for row in named.join(ids, "id", "left_anti").limit(settings.limits.suspects_a_part).collect()]
+    tables = _tables(session, plan.rest, ids=[*suspects.ids, *more], keys=suspects.keys)
+    known = len(suspects.messages) + len(suspects.keys) + len(more)
+    few = partial(gathered, rows=known, rows_max=settings.limits.one_partition_rows_max)
+    rows = few(united(session, tables))
+    if settings.archives:
+        archived = first.rows.where(f"leg = '{Leg.ARCHIVE}'")
+        asked = union(named, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
+        # The tables were read again: the remaining rows (a multiset difference) are those in files.
+        in_files = archived.join(asked, "id", "left_semi").select(*rows.columns).exceptAll(rows)
+        rows = few(union(rows, in_files))
+    named = union(named, rows.where("id is not null").select("id")).distinct().localCheckpoint()
+    if are_answered(first.counts):
+        actions = union(actions, answers(rows, messages=stored, actions=actions))
+    messages = stored.join(named, "id", "left_semi").select(*first.messages.columns).localCheckpoint()
+    actions = actions.join(named, "id", "left_semi").select(*first.actions.columns).localCheckpoint()
+    return replace(
+        first,
+        inboxes=few(united(session, inboxes)),
+        messages=few(messages),
+        actions=few(actions),
+        rows=rows,
+        tables=(*inboxes, *tables),
+    )
+
+
+def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[DataFrame, DataFrame]:
+    """Returns the messages and actions of the first read, and those appended since; actions are surveyed first."""
+    counts: list[LegCount] = []
+    messages, actions = first.messages, first.actions
+    if settings.delay is not None:
+        delayed = read_delay(session, settings, settings.delay)
+        messages, actions = union(messages, delayed.messages), union(actions, delayed.actions)
+    now = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
+    more = {log: grown(first.surveyed[log], now[log]) if log in first.surveyed else [] for log in now}
+    appended = {log: read_log(session, log, some, counts).frame for log, some in more.items() if some}
+    if "messages" in appended:
+        messages = union(messages, appended["messages"])
+    if "actions" in appended:
+        runs = appended["actions"]
+        named = named_runs(runs, messages, is_whole=all(map(begins_whole, now.values())))
+        actions = union(actions, single(runs), named)
+    return messages, actions
+
+
+def _tables(
+    session: SparkSession, reads: Sequence[Read], *, ids: Sequence[str], keys: Sequence[Key]
+) -> list[DataFrame]:
+    """Read the tables now, and cache the rows: a second query of a table could return other rows."""
+    frames = []
+    for one in reads:
+        statements = [
+            asked
+            for statement in one.statements
+            if (asked := narrowed(statement, ids=ids, keys=[key for _, key in keys])) is not None
+        ]
+        if statements:
+            kept = sql_frame(session, Read(one.url, tuple(statements), snapshot=True)).persist()
+            kept.count()
+            frames.append(kept)
+    return frames

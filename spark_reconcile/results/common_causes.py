@@ -1,0 +1,215 @@
+"""Derives causes that explain many findings at once from measured numbers, with a sentence each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+from spark_reconcile.rules.verdict_rule import Scope
+
+FINDINGS_MIN: Final = 100
+"""Fewer findings of a rule need no common cause: users read them one by one."""
+SHARE_MIN: Final = 0.95
+OFFSET_ROWS_MIN: Final = 20
+"""Fewer rows may have the same difference by chance."""
+_QUARTER_MS: Final = 900_000
+_ZONES: Final = range(-48, 57)
+"""Offsets of time zones in quarters of an hour, from UTC-12:00 to UTC+14:00."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A cause of `count` verdicts, in a sentence. `source` and `what` as in an Input; `size_ms`: the offset of times,
+    positive if the source is ahead.
+    """
+
+    sentence: str
+    source: str
+    what: str
+    count: int
+    size_ms: int = 0
+
+
+class SourceKind(StrEnum):
+    """The kind of records on which a rule depends."""
+
+    MESSAGE_LOG = "message log"
+    ACTION_LOG = "action log"
+    ARCHIVE = "archive"
+    BUSINESS = "business"
+    INBOX = "inbox"
+
+
+DEPENDS_ON: Final[Mapping[tuple[Scope, str], Sequence[SourceKind]]] = {
+    (Scope.MESSAGE, "not_in_broker"): (SourceKind.MESSAGE_LOG,),
+    (Scope.MESSAGE, "cancel_not_noted"): (SourceKind.ACTION_LOG,),
+    (Scope.MESSAGE, "unrecorded"): (SourceKind.ARCHIVE,),
+    (Scope.MESSAGE, "no_business_row"): (SourceKind.BUSINESS,),
+    (Scope.DELIVERY, "delivered_from_nowhere"): (SourceKind.MESSAGE_LOG,),
+    (Scope.DELIVERY, "handled_from_nowhere"): (SourceKind.MESSAGE_LOG,),
+    (Scope.DELIVERY, "acknowledged_from_nowhere"): (SourceKind.ACTION_LOG,),
+    (Scope.DELIVERY, "acknowledged_not_handled"): (SourceKind.INBOX,),
+    (Scope.BUSINESS, "no_message"): (SourceKind.ARCHIVE, SourceKind.MESSAGE_LOG),
+    (Scope.BUSINESS, "too_few_messages"): (SourceKind.ARCHIVE, SourceKind.MESSAGE_LOG),
+}
+"""Findings that a source without its end, or without its beginning, would cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleExtent:
+    """The time range of a source, for the findings of one rule; `of`: the topic, group or business rule of these
+    findings, empty for all. A source without rows has no range.
+    """
+
+    scope: Scope
+    rule: str
+    of: str
+    source: str
+    what: str
+    rows: int
+    first_ms: int
+    last_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfRangeFindings:
+    """The number of a rule's `findings` that are `before` the first time of a source, and `after` its last."""
+
+    extent: RuleExtent
+    findings: int
+    before: int
+    after: int
+
+
+def extent_causes(found: Iterable[OutOfRangeFindings]) -> list[Cause]:
+    """Returns a cause for each source and side with nearly all findings of a rule; rules of one source are summed."""
+    sides: dict[tuple[str, str, str], list[tuple[OutOfRangeFindings, int]]] = {}
+    for (source, what), outside in _by_rule(found).items():
+        for one in outside:
+            for side, count in _sides(one):
+                if one.findings >= FINDINGS_MIN and count >= SHARE_MIN * one.findings:
+                    sides.setdefault((source, what, side), []).append((one, count))
+    return [
+        Cause(sentence=_of_extent(side, some), source=source, what=what, count=sum(count for _, count in some))
+        for (source, what, side), some in sides.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """A source whose times are ahead by `size_ms` in at least SHARE_MIN of the `rows` compared.
+
+    `name`: of its times; `reference`: of the times they were compared with. `explains`: verdicts that this may have
+    caused, by rule. `is_clock`: the times are of a database's clock, not of a column that the business writes.
+    """
+
+    name: str
+    reference: str
+    source: str
+    what: str
+    size_ms: int
+    rows: int
+    explains: Mapping[str, int]
+    is_clock: bool
+
+
+def shared_offset_ms(percentiles_ms: Sequence[int], *, rows: int, skew_ms: int) -> int | None:
+    """Returns the median of differences, given as evenly spaced percentiles, if it exceeds the permitted skew and at
+    least SHARE_MIN of all are within the skew around it; else None.
+    """
+    if rows < OFFSET_ROWS_MIN:
+        return None
+    median = percentiles_ms[len(percentiles_ms) // 2]
+    near = sum(abs(one - median) <= skew_ms for one in percentiles_ms)
+    return median if abs(median) > skew_ms and near >= SHARE_MIN * len(percentiles_ms) else None
+
+
+def offset_causes(found: Iterable[Offset], *, skew_ms: int) -> list[Cause]:
+    """Returns a cause for each offset; tables written by one wrong clock have one cause."""
+    clocks: list[list[Offset]] = []
+    causes = []
+    for one in found:
+        if not one.is_clock:
+            causes.append(_of_offset([one], skew_ms=skew_ms))
+            continue
+        same = next((some for some in clocks if abs(some[0].size_ms - one.size_ms) <= skew_ms), None)
+        if same is None:
+            clocks.append([one])
+        else:
+            same.append(one)
+    return [*(_of_offset(some, skew_ms=skew_ms) for some in clocks), *causes]
+
+
+def _of_offset(some: Sequence[Offset], *, skew_ms: int) -> Cause:
+    first, rows = some[0], sum(one.rows for one in some)
+    explains: dict[str, int] = {}
+    for one in some:
+        for rule, count in one.explains.items():
+            explains[rule] = explains.get(rule, 0) + count
+    names = " and ".join(one.name for one in some)
+    size = f"{abs(first.size_ms) / 1000:,.0f} s {'ahead of' if first.size_ms > 0 else 'behind'}"
+    if first.is_clock:
+        why = "the database's clock was wrong when they were written"
+    else:
+        zone = _zone(first.size_ms, skew_ms=skew_ms)
+        why = f"it looks like {zone}, local time where UTC is expected" if zone else "it is constant"
+    told = ", ".join(f"{count:,} {rule}" for rule, count in explains.items())
+    return Cause(
+        sentence=f"{names[0].upper()}{names[1:]} are {size} {first.reference}, in 95 % or more of {rows:,} rows "
+        f"that were compared: {why}. It may explain {told}.",
+        source=first.source, what=first.what, count=sum(explains.values()), size_ms=first.size_ms,
+    )  # fmt: skip
+
+
+def _zone(size_ms: int, *, skew_ms: int) -> str | None:
+    """Returns the time zone with this offset from UTC; None: there is none."""
+    quarters = round(size_ms / _QUARTER_MS)
+    if not quarters or quarters not in _ZONES or abs(size_ms - quarters * _QUARTER_MS) > skew_ms:
+        return None
+    hours, rest = divmod(abs(quarters), 4)
+    return f"UTC{'+' if quarters > 0 else '-'}{hours:02d}:{rest * 15:02d}"
+
+
+def _by_rule(found: Iterable[OutOfRangeFindings]) -> dict[tuple[str, str], list[OutOfRangeFindings]]:
+    """Groups by source; the findings of a rule on several topics are summed."""
+    sums: dict[tuple[str, str, Scope, str], OutOfRangeFindings] = {}
+    for one in found:
+        extent = one.extent
+        place = (extent.source, extent.what, extent.scope, extent.rule)
+        known = sums.get(place)
+        if known is None:
+            sums[place] = one
+        else:
+            sums[place] = OutOfRangeFindings(
+                extent=extent, findings=known.findings + one.findings, before=known.before + one.before,
+                after=known.after + one.after,
+            )  # fmt: skip
+    sources: dict[tuple[str, str], list[OutOfRangeFindings]] = {}
+    for (source, what, *_), one in sums.items():
+        sources.setdefault((source, what), []).append(one)
+    return sources
+
+
+def _sides(one: OutOfRangeFindings) -> list[tuple[str, int]]:
+    if not one.extent.rows:
+        return [("empty", one.findings)]
+    return [("after", one.after), ("before", one.before)]
+
+
+def _of_extent(side: str, some: Sequence[tuple[OutOfRangeFindings, int]]) -> str:
+    extent = some[0][0].extent
+    count, total = sum(count for _, count in some), sum(one.findings for one, _ in some)
+    rules = ", ".join(f"{count:,} {one.extent.rule}" for one, count in some)
+    name = f"the {extent.source} ({extent.what})"
+    if side == "empty":
+        return f"{name[0].upper()}{name[1:]} gave no row: {rules}."
+    which = f"All {count:,}" if count == total else f"{count:,} of {total:,}"
+    time_ms, verb = (extent.last_ms, "ends") if side == "after" else (extent.first_ms, "begins")
+    return f"{which} findings are {side} {_moment(time_ms)}, where {name} {verb}: {rules}."
+
+
+def _moment(time_ms: int) -> str:
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

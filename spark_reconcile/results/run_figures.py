@@ -1,0 +1,167 @@
+"""The numbers of a run besides its verdict counts: its sources, totals, and time series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from spark_reconcile.classify.classification import RULES
+from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.source_counts import LegCount
+from spark_reconcile.core.time_buckets import HOUR_MS
+from spark_reconcile.core.time_range import EVER_MS
+from spark_reconcile.load.empty_sources import with_empty_notes
+from spark_reconcile.load.evidence import NEVER_MS, Evidence
+from spark_reconcile.load.input_extent import InputExtent
+from spark_reconcile.load.rule_topic_check import note_on_topic
+from spark_reconcile.results.summary import Book, Example
+from spark_reconcile.rules.plausible_times import note_on
+from spark_reconcile.rules.verdict_rule import Scope, Severity, State
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+TROUBLE: Final = f"severity in ('{Severity.ATTENTION}', '{Severity.FINDING}')"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over a whole run."""
+
+    messages: int = 0
+    stored: int = 0
+    resent: int = 0
+    deduplicated_by_broker: int = 0
+    message_groups: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    deduplicated_by_inbox: int = 0
+
+
+def hourly(table: DataFrame) -> DataFrame:
+    """Returns counts by topic, group, verdict and hour, in the columns of the written table."""
+    return table.groupBy(
+        "scope", "topic", "consumer_group", "state", "rule", _expression(f"at_ms div {HOUR_MS} * {HOUR_MS}L", "hour_ms")
+    ).count()
+
+
+def axis_of(evidence: Evidence) -> Axis:
+    """Returns the time axis of this run: from the first message stored to the broker's last action.
+
+    Without records of the broker, over those of the other sources. Impossible times are in no count.
+    """
+    timed = [one for one in evidence.counts if one.first_ms > 0]
+    shown = [one for one in timed if one.leg in {"messages", "actions"}] or timed
+    if not shown:
+        return Axis(0, 1, 1)
+    return Axis.over(min(one.first_ms for one in shown), max(one.last_ms for one in shown))
+
+
+def flow_events(table: DataFrame, axis: Axis) -> dict[str, dict[int, int]]:
+    """Returns counts by time bucket from the table of verdicts: stored, delivered first, acknowledged."""
+    times = {
+        "stored": (Scope.MESSAGE, "stored_ms"),
+        "handed out": (Scope.DELIVERY, "first_delivered_ms"),
+        "acknowledged": (Scope.DELIVERY, "acked_ms"),
+    }
+    frames = [
+        table.where(f"scope = '{scope}' and {column} > 0").selectExpr(
+            f"'{name}' as name", f"({column} - {axis.start_ms}L) div {axis.width_ms}L as bucket"
+        )
+        for name, (scope, column) in times.items()
+    ]
+    events: dict[str, dict[int, int]] = {name: {} for name in times}
+    placed = union(*frames).where(f"bucket between 0 and {axis.buckets - 1}")
+    for row in placed.groupBy("name", "bucket").count().collect():
+        events[row["name"]][row["bucket"]] = row["count"]
+    return events
+
+
+def loudest_first(one: Example) -> tuple[bool, int, str, int, str, str]:
+    return one.severity is not Severity.FINDING, list(State).index(one.state), one.rule, one.at_ms, one.id, one.of
+
+
+def inputs(evidence: Evidence, settings: Settings) -> list[InputExtent]:
+    """Returns the inputs, from consumers to the business, and the time range for which each is complete."""
+    found: dict[tuple[str, str], list[int]] = {}
+    reach: dict[tuple[str, str], tuple[int, int]] = {}
+    counts: dict[tuple[str, str], list[LegCount]] = {}
+    for one in [*_expected(settings), *evidence.counts]:
+        place, reaches = _source(one.leg, one.note, evidence, settings)
+        spans = found.setdefault(place, [0, NEVER_MS, 0])
+        spans[0] += one.rows
+        spans[1], spans[2] = min(spans[1], one.first_ms or NEVER_MS), max(spans[2], one.last_ms)
+        reach[place] = reaches
+        counts.setdefault(place, []).append(one)
+    given = [
+        InputExtent(
+            source=source, what=what, rows=rows, first_ms=first_ms if first_ms < NEVER_MS else 0, last_ms=last_ms,
+            complete_since_ms=None if reach[source, what][0] >= NEVER_MS else reach[source, what][0],
+            complete_until_ms=None if reach[source, what][1] >= EVER_MS else reach[source, what][1],
+            note="; ".join(filter(None, _notes(source, what, counts[source, what], evidence, settings))),
+        )
+        for (source, what), (rows, first_ms, last_ms) in found.items()
+    ]  # fmt: skip
+    topics = {*evidence.known_topics, *(rule.topic for rule in settings.rules)}
+    return with_empty_notes(given, evidence.counts, topics=[] if settings.archives else sorted(topics))
+
+
+def _notes(source: str, what: str, counts: Sequence[LegCount], evidence: Evidence, settings: Settings) -> Iterator[str]:
+    """Yields the notes on a source; empty ones are ignored."""
+    yield evidence.torn.get(what, "") if source == "broker" else ""
+    yield note_on(counts)
+    for number in {int(one.note) for one in counts if one.leg == Leg.BUSINESS}:
+        yield note_on_topic(settings, evidence.counts, number)
+
+
+def _expected(settings: Settings) -> list[LegCount]:
+    """Returns a line for each source, so that empty ones are listed, too."""
+    legs: list[tuple[str, str]] = [(Leg.INBOX, inbox.group) for inbox in settings.inboxes]
+    legs += [("actions", ""), ("messages", ""), (Leg.ARCHIVE, ""), (Leg.OUTBOX, "")]
+    legs += [(Leg.BUSINESS, str(number)) for number in range(len(settings.rules))]
+    return [LegCount(leg=leg, topic="", note=note, rows=0, first_ms=0, last_ms=0) for leg, note in legs]
+
+
+def _source(leg: str, note: str, evidence: Evidence, settings: Settings) -> tuple[tuple[str, str], tuple[int, int]]:
+    """Returns a leg's name; since when and until when it is complete."""
+    until = evidence.reach
+    match leg:
+        case Leg.INBOX:
+            since = [one.inbox_reach_ms for one in evidence.groups if one.consumer_group == note]
+            ends = [until_ms for (_, group), until_ms in until.inboxes.items() if group == note]
+            return ("inbox", note), (max(since, default=0), min(ends, default=EVER_MS))
+        case Leg.OUTBOX:
+            return ("outbox", "unsent messages"), (0, until.archive_ms)
+        case Leg.ARCHIVE:
+            return ("archive", "sent messages"), (evidence.archive_reach_ms, until.archive_ms)
+        case Leg.BUSINESS:
+            rule = settings.rules[int(note)]
+            ends_ms = until.business.get(rule.topic, EVER_MS)
+            return ("business", rule.name), (evidence.business_reaches[rule.topic], ends_ms)
+        case "messages":
+            return ("broker", "message log"), (evidence.broker_reach_ms, EVER_MS)
+        case _:
+            return ("broker", "action log"), (evidence.actions_reach_ms, EVER_MS)
+
+
+def verdict_of(scope: Scope, name: str) -> tuple[State, Severity, bool]:
+    for rule in RULES[scope]:
+        if rule.name == name:
+            return rule.state, rule.severity, rule.echo
+    return State.UNEXPLAINED, Severity.FINDING, False
+
+
+def book(scope: Scope, topic: str, of: str, rule: str, *, count: int) -> Book:
+    state, severity, echo = verdict_of(scope, rule)
+    return Book(scope=scope, topic=topic, of=of, state=state, severity=severity, rule=rule, count=count, echo=echo)
+
+
+def _expression(text: str, name: str) -> Column:
+    from pyspark.sql.functions import expr
+
+    return expr(text).alias(name)

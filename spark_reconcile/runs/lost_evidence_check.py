@@ -1,0 +1,207 @@
+"""Detects evidence that a source had in an earlier run and lost since, without a purge or deletion that explains it.
+
+Compares sources as a whole: "no row in this time range" is not "no row". Reads only totals.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.time_arguments import utc_text
+from spark_reconcile.load.evidence import Evidence, kept_since
+from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
+from spark_reconcile.load.lost_action_check import refuse_lost_actions
+from spark_reconcile.load.table_extents import TableExtent
+from spark_reconcile.results.run_figures import inputs
+from spark_reconcile.results.source_history import (
+    GROUPS_MAX,
+    TOTALS_FILE,
+    BrokerGroups,
+    KeptTotals,
+    SourceTotals,
+    read_totals,
+    write_totals,
+)
+from spark_reconcile.sources.log_segments import begins_whole
+from spark_reconcile.sources.sql_statements import Leg
+
+if TYPE_CHECKING:
+    from spark_reconcile.load.read_plan import SourcePlan
+
+LOGS: Final = {"messages": "message log", "actions": "action log"}
+NAMED_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingEvidence:
+    """A source or group with missing evidence: what it had, and how to restore it."""
+
+    name: str
+    had: str
+    cure: str
+
+
+def check_evidence(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int) -> None:
+    """Refuse to evaluate if the action log lost its end, evidence of earlier runs is missing, or the settings name a
+    group unknown to the broker. Unproven losses are noted with the evidence.
+
+    Raises NotComparable; ConfigurationError if a name is wrong, or if a source in `settings.accept_missing` misses
+    nothing.
+    """
+    note = refuse_lost_actions(evidence, settings, now_ms=now_ms)
+    if note:
+        torn = evidence.torn.get("action log", "")
+        evidence.torn = {**evidence.torn, "action log": "; ".join(filter(None, (torn, note)))}
+    known = _known(evidence)
+    missing = find_missing(read_totals(settings.output), evidence, settings, plan, known=known, now_ms=now_ms)
+    accepted = set(settings.accept_missing)
+    needless = sorted(accepted - {one.name for one in missing})
+    if needless:
+        raise ConfigurationError(
+            f"--accept-missing {needless[0]!r}: nothing of that is missing, so leave it out; it is not for every run"
+        )
+    refused = [one for one in missing if one.name not in accepted]
+    if refused:
+        named = "; ".join(f"{one.name}: {one.had}. {one.cure}" for one in refused[:NAMED_MAX])
+        more = f"; and {len(refused) - NAMED_MAX:,} more" if len(refused) > NAMED_MAX else ""
+        options = " ".join(f"--accept-missing {one.name!r}" for one in refused[:NAMED_MAX])
+        raise NotComparable(
+            f"evidence is missing that an earlier run had, so nothing is judged: {named}{more}. Where that was done on "
+            f"purpose, run it once with {options}, or move {settings.output / TOTALS_FILE} away to forget all of it"
+        )
+    logs = {log: sum(one.rows for one in evidence.counts if one.leg == log) for log in LOGS}
+    check_names(settings, known, plan.extents, rows=logs)
+
+
+def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int) -> None:
+    """Store the totals of the sources for later runs; call after the results are published. Raises OSError."""
+    before, known = read_totals(settings.output), _known(evidence)
+    given = {(one.source, one.what): one for one in inputs(evidence, settings)}
+    sources = dict(before.sources)
+    for extent in plan.extents:
+        read = given["inbox" if extent.leg is Leg.INBOX else "archive", extent.what or "sent messages"]
+        sources[extent.name] = SourceTotals(
+            rows=read.rows, first_ms=extent.first_ms or 0, last_ms=extent.last_ms or 0,
+            complete_since_ms=read.complete_since_ms, noted_at_ms=now_ms,
+        )  # fmt: skip
+    for log, what in LOGS.items():
+        read, name = given["broker", what], _log_name(log, settings)
+        noted = before.sources.get(name)
+        end = evidence.ends[log]
+        kept_end = noted.end_offset if noted is not None and noted.end_offset <= end.offset else 0
+        sources[name] = SourceTotals(
+            rows=read.rows, first_ms=read.first_ms, last_ms=max(read.last_ms, end.last_ms),
+            complete_since_ms=read.complete_since_ms, noted_at_ms=now_ms,
+            end_offset=max(kept_end, end.settled_offset),
+        )  # fmt: skip
+    folder = _folder(settings)
+    # If the set of groups is not known, those of earlier runs are still expected.
+    earlier = before.groups.get(folder, BrokerGroups(pairs=[], noted_at_ms=0)).pairs
+    pairs = known.live if known.is_complete else known.live.union(earlier) - known.deleted
+    groups = {**before.groups, folder: BrokerGroups(pairs=sorted(pairs)[:GROUPS_MAX], noted_at_ms=now_ms)}
+    write_totals(settings.output, KeptTotals(sources=sources, groups=groups))
+
+
+def find_missing(
+    before: KeptTotals, evidence: Evidence, settings: Settings, plan: SourcePlan, *, known: KnownGroups, now_ms: int
+) -> list[MissingEvidence]:
+    """Returns what is missing compared to the totals of earlier runs, for sources that are in the settings."""
+    return [
+        *_tables(before, settings, plan.extents, now_ms=now_ms),
+        *_logs(before, settings, evidence),
+        *_groups(before, settings, evidence, known=known),
+    ]
+
+
+def is_gone(before: SourceTotals, now: TableExtent, *, since_ms: int | None) -> bool:
+    """Whether a table lost rows that no purge deletes.
+
+    `since_ms`: rows from then on are kept, by the settings; None: no setting. Then a table that lost all rows is
+    missing, and one that lost some of them may have been purged.
+    """
+    if not before.last_ms:
+        return False
+    if since_ms is None:
+        return now.first_ms is None
+    if before.first_ms >= since_ms:
+        return now.first_ms is None or now.first_ms > before.first_ms
+    # Of the rows in between only the last one is known.
+    return before.last_ms >= since_ms and (now.first_ms is None or now.first_ms > before.last_ms)
+
+
+def _tables(
+    before: KeptTotals, settings: Settings, extents: Sequence[TableExtent], *, now_ms: int
+) -> Iterator[MissingEvidence]:
+    for extent in extents:
+        noted = before.sources.get(extent.name)
+        # Rows of an archive may have been moved to Parquet files.
+        if noted is None or (extent.leg is Leg.ARCHIVE and settings.archives):
+            continue
+        since_ms, option = _kept(settings, extent, now_ms=now_ms)
+        if is_gone(noted, extent, since_ms=since_ms):
+            now = "it is empty" if extent.first_ms is None else f"its rows begin at {utc_text(extent.first_ms)}"
+            yield MissingEvidence(
+                name=extent.name,
+                had=f"it had rows from {utc_text(noted.first_ms)} to {utc_text(noted.last_ms)} when a run read it at "
+                f"{utc_text(noted.noted_at_ms)}, and now {now}",
+                cure=f"Restore it from a copy, or let {option} in the settings say for how long its rows are kept",
+            )
+
+
+def _kept(settings: Settings, extent: TableExtent, *, now_ms: int) -> tuple[int | None, str]:
+    """Returns since when a table's rows are kept, by the settings, and the key of the setting."""
+    if extent.leg is Leg.ARCHIVE:
+        return kept_since(settings.complete_since_ms, settings.archive_days, now_ms=now_ms), "archive_days"
+    told = [one.complete_since_ms for one in settings.inboxes if one.group == extent.what]
+    since = [kept_since(one, settings.inbox_days, now_ms=now_ms) for one in told]
+    known = [one for one in since if one is not None]
+    return max(known) if len(known) == len(since) else None, "inbox_days"
+
+
+def _logs(before: KeptTotals, settings: Settings, evidence: Evidence) -> Iterator[MissingEvidence]:
+    for log in LOGS:
+        name, end = _log_name(log, settings), evidence.ends[log].offset
+        noted = before.sources.get(name)
+        if noted is not None and end < noted.end_offset:
+            yield MissingEvidence(
+                name=name,
+                had=f"it went on to byte {noted.end_offset:,}, up to {utc_text(noted.last_ms)}, when a run read it at "
+                f"{utc_text(noted.noted_at_ms)}, and now ends at byte {end:,}",
+                cure="Restore the log's newest segments from a copy",
+            )
+
+
+def _groups(
+    before: KeptTotals, settings: Settings, evidence: Evidence, *, known: KnownGroups
+) -> Iterator[MissingEvidence]:
+    folder = _folder(settings)
+    noted = before.groups.get(folder)
+    segments = evidence.surveyed["actions"]
+    # A later deletion is in the log, unless that part of the log was dropped, too.
+    is_told = begins_whole(segments) or (noted is not None and segments[0].created_at_ms <= noted.noted_at_ms)
+    if noted is None or not known.is_complete or not is_told:
+        return
+    for topic, group in sorted(set(noted.pairs) - known.pairs):
+        yield MissingEvidence(
+            name=f"group {topic}/{group} in {folder}",
+            had=f"the action log knew it when a run read it at {utc_text(noted.noted_at_ms)}, and now has no action of "
+            "it, nor its deletion",
+            cure="Restore the action log from a copy",
+        )
+
+
+def _known(evidence: Evidence) -> KnownGroups:
+    return known_groups(evidence.counts, evidence.groups, evidence.surveyed["actions"])
+
+
+def _log_name(log: str, settings: Settings) -> str:
+    return f"{LOGS[log]} in {_folder(settings)}"
+
+
+def _folder(settings: Settings) -> str:
+    return str(settings.broker_data.resolve())

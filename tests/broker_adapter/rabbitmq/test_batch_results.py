@@ -1,0 +1,104 @@
+"""What of a batch is sent together, and what becomes of each message after each answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pika.exceptions import ChannelClosedByBroker
+
+from broker_adapter.rabbitmq.batch_results import PIPELINED_BYTES, RabbitMqPublishBatch
+from broker_adapter.rabbitmq.channel import Answer, ConfirmOutcome
+from outbox_core.common.errors import BrokerUnavailable, NotAuthorized, StorageFailed
+from outbox_core.messages.message import Message, PublishStatus
+
+TOO_LARGE = ChannelClosedByBroker(406, "PRECONDITION_FAILED - message size 9 is larger than configured max size 8")
+CONFIRMED, NACKED, RETURNED = ConfirmOutcome.CONFIRMED, ConfirmOutcome.NACKED, ConfirmOutcome.RETURNED
+STORED, DEFERRED, REJECTED = PublishStatus.STORED, PublishStatus.DEFERRED, PublishStatus.REJECTED
+
+
+def batch_of(*bodies: bytes, **parts: Any) -> RabbitMqPublishBatch:
+    messages = [Message(id=str(n), topic="t", body=body, **parts) for n, body in enumerate(bodies)]
+    return RabbitMqPublishBatch(messages, frame_bytes_max=131_072, place="mq:5672")
+
+
+def answer(
+    batch: RabbitMqPublishBatch, *outcomes: ConfirmOutcome | None, refusal: ChannelClosedByBroker | None = None
+) -> None:
+    """Answer the next run."""
+    batch.settle(batch.next_run(confirmed_bytes_max=0), Answer(outcomes=outcomes, refusal=refusal))
+
+
+def statuses(batch: RabbitMqPublishBatch) -> list[PublishStatus]:
+    return [one.status for one in batch.in_order()]
+
+
+def test_a_body_larger_than_any_that_the_server_took_goes_alone_and_the_others_together() -> None:
+    large = b"x" * (PIPELINED_BYTES + 1)
+    batch = batch_of(b"", b"", large, b"")
+
+    runs = []
+    while batch.pending:
+        runs.append(list(batch.next_run(confirmed_bytes_max=0)))
+        answer(batch, *[CONFIRMED] * len(runs[-1]))
+
+    assert runs == [[0, 1], [2], [3]]
+    assert list(batch_of(b"", large, b"").next_run(confirmed_bytes_max=len(large))) == [0, 1, 2]
+
+
+def test_one_that_is_too_large_among_others_is_found_by_sending_what_is_in_doubt_one_by_one() -> None:
+    batch = batch_of(b"", b"", b"", b"")
+
+    answer(batch, CONFIRMED, None, None, None, refusal=TOO_LARGE)
+    answer(batch, CONFIRMED)
+    answer(batch, None, refusal=TOO_LARGE)
+    answer(batch, CONFIRMED)
+
+    assert statuses(batch) == [STORED, STORED, REJECTED, STORED]
+    assert "larger than configured" in str(batch.in_order()[2].error)
+
+
+def test_after_a_message_that_waits_none_of_its_key_is_reported_as_stored() -> None:
+    messages = [Message(id=str(n), topic="t", body=b"", key=key) for n, key in enumerate(["a", "a", "b", "a", None])]
+    batch = RabbitMqPublishBatch(messages, frame_bytes_max=131_072, place="mq:5672")
+
+    answer(batch, CONFIRMED, NACKED, CONFIRMED, CONFIRMED, CONFIRMED)
+
+    assert statuses(batch) == [STORED, DEFERRED, STORED, DEFERRED, STORED]
+    assert str(batch.in_order()[3].error).endswith("its key waits: 1")
+
+
+def test_the_same_key_of_another_topic_does_not_wait() -> None:
+    messages = [Message(id=topic, topic=topic, body=b"", key="a") for topic in ("t", "u")]
+    batch = RabbitMqPublishBatch(messages, frame_bytes_max=131_072, place="mq:5672")
+
+    answer(batch, RETURNED, CONFIRMED)
+
+    assert statuses(batch) == [DEFERRED, STORED]
+
+
+def test_an_exchange_that_is_gone_defers_what_it_did_not_confirm() -> None:
+    batch = batch_of(b"", b"", b"")
+
+    answer(batch, CONFIRMED, None, None, refusal=ChannelClosedByBroker(404, "NOT_FOUND - no exchange 'shop'"))
+
+    assert statuses(batch) == [STORED, DEFERRED, DEFERRED]
+
+
+@pytest.mark.parametrize(("code", "kind"), [(403, NotAuthorized), (506, StorageFailed), (541, BrokerUnavailable)])
+def test_what_is_not_about_single_messages_is_raised(code: int, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="mq:5672"):
+        answer(batch_of(b"", b""), None, None, refusal=ChannelClosedByBroker(code, "text"))
+
+
+def test_what_amqp_cannot_carry_is_rejected_and_not_sent() -> None:
+    headers = {"content-type": "x" * 256}, {"note": "y" * 4_000}, {"note": "y"}
+    messages = [Message(id=str(n), topic="t", body=b"", headers=one) for n, one in enumerate(headers)]
+    batch = RabbitMqPublishBatch(messages, frame_bytes_max=4_096, place="mq:5672")
+
+    answer(batch, CONFIRMED)
+
+    assert statuses(batch) == [REJECTED, REJECTED, STORED]
+    assert ["content type" in str(batch.in_order()[0].error), "frame_max" in str(batch.in_order()[1].error)] == [
+        True
+    ] * 2

@@ -1,0 +1,90 @@
+"""A node's operations on many of its shards: all are under way before one is waited for; answers keep their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from outbox_broker.cluster.cluster_errors import NotOwner
+from outbox_broker.cluster.owned_shard_operations import LocalShards
+from outbox_core import Message
+from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus
+
+
+@dataclass
+class RecordedShard:
+    """A shard that notes what it was told and when it was waited for."""
+
+    name: str
+    events: list[str] = field(default_factory=list)
+
+    @property
+    def service(self) -> RecordedShard:
+        return self
+
+    def begin_publish(self, batch: Sequence[Message]) -> Callable[[], list[PublishResult]]:
+        return self._begun([PublishResult(message.id, PublishStatus.STORED) for message in batch])
+
+    def begin_cancel(
+        self, message_ids: Sequence[str], *, topics: Sequence[str] | None
+    ) -> Callable[[], list[CancelStatus]]:
+        return self._begun([CancelStatus.CANCELED if self.name == "a" else CancelStatus.UNKNOWN for _ in message_ids])
+
+    def _begun(self, answers: list[Any]) -> Callable[[], list[Any]]:
+        self.events.append(f"{self.name} sent {len(answers)}")
+
+        def finish() -> list[Any]:
+            self.events.append(f"{self.name} waited for")
+            return answers
+
+        return finish
+
+
+EVENTS = ["a sent 2", "b sent 1", "a waited for", "b waited for"]
+
+
+@pytest.fixture
+def events() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def local(events: list[str]) -> LocalShards:
+    shards = {name: RecordedShard(name, events) for name in ("a", "b")}
+
+    def get(name: str) -> Any:
+        if name not in shards:
+            raise NotOwner(f"shard {name} is not served")
+        return shards[name]
+
+    return LocalShards(get)
+
+
+def test_a_batch_is_on_its_way_in_all_shards_before_the_first_is_waited_for(
+    local: LocalShards, events: list[str]
+) -> None:
+    batch = [(shard, Message(id=f"m{number}", topic="t", body=b"")) for number, shard in enumerate("aba")]
+
+    results = local.publish(batch)
+
+    assert [result.id for result in results] == ["m0", "m1", "m2"]
+    assert events == EVENTS
+
+
+def test_cancels_are_on_their_way_in_all_shards_before_the_first_is_waited_for(
+    local: LocalShards, events: list[str]
+) -> None:
+    statuses = local.cancel([("a", "m0"), ("b", "m1"), ("a", "m2")], topics=None)
+
+    assert statuses == [CancelStatus.CANCELED, CancelStatus.UNKNOWN, CancelStatus.CANCELED]
+    assert events == EVENTS
+
+
+def test_nothing_is_sent_if_one_of_the_shards_is_not_served(local: LocalShards, events: list[str]) -> None:
+    with pytest.raises(NotOwner):
+        local.cancel([("a", "m0"), ("c", "m1")], topics=None)
+
+    assert events == []

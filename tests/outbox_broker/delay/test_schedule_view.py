@@ -1,0 +1,161 @@
+"""A shard's schedule is read beside its owner: what the bookies know to be confirmed, and nobody is fenced."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+
+from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions, ExportReport
+from outbox_broker.delay_service.exported_segments import JournalFiles
+from outbox_broker.delay_service.target_publisher import timed
+from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
+from outbox_broker.schedule.segment_store import SegmentReader
+from outbox_broker.schedule.stores.ledger_view import LedgerView
+from outbox_broker.schedule.stores.ledgers import LedgerMissing
+from outbox_core import Message
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import ConfigurationError, StorageFailed
+from outbox_core.journal import journal
+from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, settle
+from tests.outbox_broker.delay.ledger_stores import SHARD, LedgerCluster
+
+OPTIONS = DelayOptions(
+    memory_messages_max=9, batch_messages_max=3, hand_outs_max=2, log_bytes_max=4_000, expand_above_messages=0
+)
+AHEAD_MS = (0, 5_000, 2 * HOUR_MS, 3 * DAY_MS, 400 * DAY_MS)
+
+
+def message(name: str, *, due_ms: int | None) -> Message:
+    return Message(id=name, topic="t", body=name.encode(), key="k", created_at_ms=NOW_MS, deliver_at_ms=due_ms)
+
+
+def put(owner: DelayStore, *messages: Message) -> None:
+    assert set(owner.schedule([timed(one, NOW_MS) for one in messages], now_ms=NOW_MS)) == {"stored"}
+
+
+class Views:
+    """Views of the cluster's shards; some fail first."""
+
+    def __init__(self, cluster: LedgerCluster, failures: int = 0) -> None:
+        self.failures = failures
+        self._cluster = cluster
+
+    def view(self, shard: str) -> SegmentReader | None:
+        if self.failures:
+            self.failures -= 1
+            raise LedgerMissing("a ledger was deleted meanwhile")
+        return LedgerView.open(self._cluster.shard(shard))
+
+
+def export(views: Views, folder: Path, *shards: str, attempts_max: int = 3) -> ExportReport:
+    options = ExportOptions(cancels_max=100, attempts_max=attempts_max, retry_ms=0)
+    return ClusterExport(shards=shards or (SHARD,), views=views, clock=ManualClock(), options=options).write(folder)
+
+
+def exported(folder: Path) -> list[journal.MessageRecord]:
+    paths = journal.segment_paths(folder / "messages")
+    return [journal.decode_message(frame.payload) for path in paths for frame in journal.read_segment(path)[1]]
+
+
+def canceled(folder: Path) -> set[str]:
+    [path] = journal.segment_paths(folder / "actions")
+    actions = [journal.decode_action(frame.payload) for frame in journal.read_segment(path)[1]]
+    return {id_ for one in actions if isinstance(one, journal.Canceled) for id_ in one.ids}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_waits_and_what_was_canceled_is_exported_while_the_owner_goes_on(tmp_path: Path, seed: int) -> None:
+    chance, cluster = random.Random(seed), LedgerCluster(seed)
+    owner = DelayStore.open(cluster.open(), options=OPTIONS)
+    dues: dict[str, int] = {}
+    waiting: set[str] = set()
+    stopped: set[str] = set()
+    now_ms, handed = NOW_MS, None
+    for number in range(60):
+        due_ms = now_ms + chance.choice(AHEAD_MS)
+        put(owner, message(f"m{number}", due_ms=due_ms))
+        dues[f"m{number}"] = due_ms
+        waiting.add(f"m{number}")
+        if chance.random() < 0.2 and (one := f"m{chance.randrange(number + 1)}") in waiting:
+            [result] = owner.cancel([one], now_ms=now_ms)
+            if result == "canceled":
+                stopped.add(one)
+                waiting.discard(one)
+        if chance.random() < 0.2:
+            now_ms += chance.choice((1_000, HOUR_MS, 3 * HOUR_MS))  # cancels are remembered for a week
+            settle(owner, now_ms)
+        while chance.random() < 0.5 and (batch := owner.due(now_ms)) is not None:
+            owner.fired(batch.number)
+            waiting -= {one.id for one in batch.messages}
+    handed = owner.due(now_ms)
+    put(owner, message("last", due_ms=None))
+    cluster.ledgers.say_confirmed()
+
+    report = export(Views(cluster), tmp_path / "export")
+
+    found = {one.id: one for one in exported(tmp_path / "export")}
+    assert found.keys() == waiting | {"last"}
+    assert handed is None or found.keys() >= {one.id for one in handed.messages}, "not delivered as far as is known"
+    assert all(found[name].deliver_at_ms == dues[name] for name in waiting)
+    assert found["last"].deliver_at_ms is None
+    assert found["last"].body == hashlib.sha256(b"last").digest()
+    assert canceled(tmp_path / "export") == stopped
+    assert (report.messages, report.cancels) == (len(found), len(stopped))
+    assert len(cluster.ledgers.recovered) == 0, "nothing was fenced"
+    put(owner, message("later", due_ms=now_ms + DAY_MS))
+
+
+def test_what_the_bookies_do_not_know_to_be_confirmed_is_not_seen(tmp_path: Path) -> None:
+    cluster = LedgerCluster()
+    owner = DelayStore.open(cluster.open(), options=OPTIONS)
+    put(owner, message("known", due_ms=NOW_MS + HOUR_MS))
+    cluster.ledgers.say_confirmed()
+    put(owner, message("after", due_ms=NOW_MS + HOUR_MS))
+
+    export(Views(cluster), tmp_path / "export")
+
+    assert [one.id for one in exported(tmp_path / "export")] == ["known"]
+
+
+def test_a_shard_that_changed_meanwhile_is_read_again_and_counts_once(tmp_path: Path) -> None:
+    cluster = LedgerCluster()
+    owner = DelayStore.open(cluster.open(), options=OPTIONS)
+    put(owner, message("a", due_ms=NOW_MS + HOUR_MS), message("b", due_ms=NOW_MS + HOUR_MS))
+    cluster.ledgers.say_confirmed()
+
+    report = export(Views(cluster, failures=2), tmp_path / "export", SHARD, "1-0008")
+
+    assert sorted(one.id for one in exported(tmp_path / "export")) == ["a", "b"]
+    assert (report.shards, report.messages) == (1, 2), "the other shard was never opened"
+    with pytest.raises(StorageFailed, match="deleted meanwhile"):
+        export(Views(cluster, failures=3), tmp_path / "again")
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        export(Views(cluster), tmp_path / "export")
+
+
+def test_a_manifest_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    cluster = LedgerCluster()
+    cluster.open()
+
+    with pytest.raises(ConfigurationError, match="own ZooKeeper path"):
+        LedgerView.open(cluster.shard(cluster="others"))
+
+
+def test_records_behind_an_earlier_end_are_removed_with_their_segments(tmp_path: Path) -> None:
+    files = JournalFiles(
+        tmp_path / "log", kind=journal.SegmentKind.MESSAGES, created_at_ms=NOW_MS, segment_bytes_max=100
+    )  # fmt: skip
+    files.append([b"\x90" * 60])
+    end = files.end
+    for _ in range(5):
+        files.append([b"\x91" * 60])
+
+    files.rewind(end)
+    files.append([b"\x92" * 60])
+
+    paths = journal.segment_paths(tmp_path / "log")
+    assert [frame.payload[:1] for path in paths for frame in journal.read_segment(path)[1]] == [b"\x90", b"\x92"]
+    assert sum(path.stat().st_size - journal.HEADER_BYTES for path in paths) == files.end

@@ -1,0 +1,156 @@
+"""Where the broker's logs end: a torn tail is named, and a lost end that the actions prove is never judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outbox_core.journal import journal
+from spark_reconcile import NotComparable, Settings, run
+from spark_reconcile.core.source_counts import LegCount
+from spark_reconcile.load.evidence import read_all
+from spark_reconcile.load.lost_log_ends import beyond_the_end, torn_tail
+from spark_reconcile.load.read_plan import check_sources
+from spark_reconcile.sources import log_segments as segments_module
+from spark_reconcile.sources.log_segments import LogSegment, survey
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def world() -> World:
+    """Four orders whose messages went all the way."""
+    world = World()
+    world.groups()
+    for _ in range(4):
+        world.settled(age_ms=2 * HOUR_MS)
+    return world
+
+
+@pytest.fixture
+def written(world: World, sqlite: Database, tmp_path: Path) -> Settings:
+    """The world on SQLite, a segment a log."""
+    return world.write(sqlite, tmp_path)
+
+
+def test_a_flip_in_any_byte_of_the_last_record_is_a_torn_tail_that_is_named(written: Settings) -> None:
+    path, begins = _last_record(written)
+    good = path.read_bytes()
+    torn_bytes = len(good) - begins
+
+    told = set()
+    for place in range(begins, len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 0x81]) + good[place + 1 :])
+        told.add(torn_tail(survey(written.broker_data, "messages")))
+
+    assert told == {f"torn tail of {torn_bytes} bytes at {path}: read up to it"}
+
+
+@pytest.mark.parametrize("behind", [b"", bytes(4096)], ids=["whole", "zeros"])
+def test_a_log_that_ends_with_a_record_or_with_zeros_has_no_torn_tail(written: Settings, behind: bytes) -> None:
+    path, _ = _last_record(written)
+    path.write_bytes(path.read_bytes() + behind)
+
+    assert torn_tail(survey(written.broker_data, "messages")) == ""
+
+
+def test_a_record_that_was_just_being_written_is_no_torn_tail(written: Settings) -> None:
+    path, _ = _last_record(written)
+    good = path.read_bytes()
+    path.write_bytes(good[:-7])
+    half = survey(written.broker_data, "messages")
+    path.write_bytes(good)
+
+    assert torn_tail(half) == ""
+
+
+@pytest.mark.spark
+def test_a_lost_end_that_the_actions_prove_is_refused_with_the_file_to_restore(
+    spark: SparkSession, written: Settings
+) -> None:
+    path, _ = _last_record(written)
+    data = path.read_bytes()
+    path.write_bytes(data[:-5] + bytes([data[-5] ^ 1]) + data[-4:])
+
+    with pytest.raises(
+        NotComparable, match=f"message 3 of {PAID} .*last one there is 2.*torn tail of .*Restore {path}"
+    ):
+        run(written, session=spark, now_ms=NOW_MS)
+
+    assert not (written.output / "manifest.json").exists()
+
+
+@pytest.mark.spark
+def test_a_torn_tail_that_nobody_was_handed_is_read_up_to_and_told_in_the_report(
+    spark: SparkSession, written: Settings
+) -> None:
+    path, _ = _last_record(written)
+    with path.open("ab") as file:
+        file.write(b"\x20\x00\x00\x00torn")
+
+    summary = run(written, session=spark, now_ms=NOW_MS)
+
+    told = f"torn tail of 8 bytes at {path}: read up to it"
+    assert summary.balanced
+    assert [one.note for one in summary.inputs if one.what == "message log"] == [told]
+    assert told in (Path(summary.folder) / "report.html").read_text()
+
+
+@pytest.mark.spark
+def test_a_broker_that_writes_while_it_is_read_is_looked_at_again_before_it_is_refused(
+    spark: SparkSession, written: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, begins = _last_record(written)
+    good = path.read_bytes()
+    plan = check_sources(written)
+    path.write_bytes(good[:begins])
+
+    look: Callable[[Path, str], list[LogSegment]] = segments_module.survey
+
+    def grows(folder: Path, log: str) -> list[LogSegment]:
+        found = look(folder, log)
+        if log == "messages":
+            path.write_bytes(good)
+        return found
+
+    monkeypatch.setattr("spark_reconcile.load.evidence.survey", grows)
+
+    evidence = read_all(spark, written, plan, now_ms=NOW_MS, say=lambda _: None)
+
+    evidence.release()
+    assert evidence.torn["message log"] == ""
+
+
+@pytest.mark.parametrize(
+    ("held", "is_whole", "refused"),
+    [
+        ({PAID: 7}, True, False),
+        ({PAID: 6}, True, True),
+        ({PAID: 6}, False, True),
+        ({}, True, True),
+        ({}, False, False),
+    ],
+)
+def test_what_was_dropped_of_a_log_is_no_lost_end(held: dict[str, int], is_whole: bool, refused: bool) -> None:
+    counts = [_count("messages", topic, "", place) for topic, place in held.items()]
+    counts += [_count("actions", PAID, "delivered mail", 7), _count("actions", PAID, "sought mail", 99)]
+
+    assert bool(beyond_the_end(counts, is_whole=is_whole)) is refused
+
+
+def _count(leg: str, topic: str, note: str, place: int) -> LegCount:
+    return LegCount(leg=leg, topic=topic, note=note, rows=1, first_ms=1, last_ms=1, last_place=place)
+
+
+def _last_record(settings: Settings) -> tuple[Path, int]:
+    """The last segment of the message log, and where its last frame begins in the file."""
+    path = Path(survey(settings.broker_data, "messages")[-1].path)
+    header, frames = journal.read_segment(path)
+    *_, last = frames
+    return path, journal.HEADER_BYTES + last.offset - header.first_offset
