@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from broker_adapter.http.error_mapping import own
-from broker_adapter.http.publish_coalescing import REQUEST_BYTES_MAX, Send
+from broker_adapter.http.publish_coalescing import REQUEST_BYTES_MAX, Outcome
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import Message, PublishResult
@@ -61,7 +61,14 @@ class _Line:
 class BackgroundPublisher:
     """Publishes messages of one client in a thread, which the first submit() starts. Thread-safe and fork-safe."""
 
-    def __init__(self, publish: Send, *, place: str, wait_s_max: float, limits: SubmitLimits | None = None) -> None:
+    def __init__(
+        self,
+        publish: Callable[[Sequence[Message]], Sequence[Outcome]],
+        *,
+        place: str,
+        wait_s_max: float,
+        limits: SubmitLimits | None = None,
+    ) -> None:
         """`wait_s_max` bounds how long submit() waits for room, and close() for what is left; `place` is where they go,
         for messages.
         """

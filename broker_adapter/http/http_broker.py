@@ -13,7 +13,7 @@ import msgspec
 from broker_adapter.http.background_publisher import BackgroundPublisher
 from broker_adapter.http.error_mapping import own
 from broker_adapter.http.http_admin import HttpAdmin
-from broker_adapter.http.publish_coalescing import Outcome, PublishBatcher
+from broker_adapter.http.publish_coalescing import Outcome, PublishCoalescer
 from broker_adapter.http.publish_requests import PublishRequests, requests_of
 from broker_adapter.http.request_sender import Options, RequestSender, WireCodec
 from broker_adapter.http.topic_reader import read_topic
@@ -26,6 +26,7 @@ from outbox_core.common.errors import (
 from outbox_core.messages import limits
 from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.guarded_publish import Guard, allow
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
@@ -92,7 +93,7 @@ class HttpBroker:
         publish = PublishRequests(self._connection).publish
         turns_s_max = TURN_TIMEOUTS_MAX * timeout_ms / 1000
         self._submitting = BackgroundPublisher(publish, place=self._connection.place, wait_s_max=turns_s_max)
-        self._gathering = PublishBatcher(publish, place=self._connection.place, wait_s_max=turns_s_max)
+        self._gathering = PublishCoalescer(publish, place=self._connection.place, wait_s_max=turns_s_max)
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.
@@ -100,9 +101,13 @@ class HttpBroker:
         Where the token does not allow some of its topics, the others are published all the same, and NotAuthorized is
         raised in the end: publish the batch again once an operator has seen to it.
         """
+        return self.publish_guarded(batch, guard=allow)
+
+    def publish_guarded(self, batch: Sequence[Message], *, guard: Guard) -> list[PublishResult]:
+        """As publish(), see GuardedPublisher. Where the guard raises, requests before may have been sent."""
         outcomes: list[Outcome] = []
         for chunk in requests_of(batch):
-            outcomes += self._gathering.publish(chunk)
+            outcomes += self._gathering.publish(chunk, guard)
         results = [one for one in outcomes if type(one) is PublishResult]
         if len(results) < len(batch):
             refusal = next(one for one in outcomes if isinstance(one, BrokerRefused))

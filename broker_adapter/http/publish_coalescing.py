@@ -4,6 +4,9 @@ A call that finds fewer than two requests on the way sends its own at once. Call
 request ends, the first of them sends one request for all, whatever their topics, and gives each its results. So nobody
 is delayed for the sake of a batch, and no thread works for others for longer than one request. A thread's own order
 stays: it waits. Two, since the broker writes one while it syncs the other.
+
+The guard of each call is called right before the request that carries it, however long the call has waited; what a
+guard holds back is left out of the request, and the others go.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from broker_adapter.http.error_mapping import own
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, OutboxError
 from outbox_core.messages import limits
+from outbox_core.messages.guarded_publish import Guard, allow
 from outbox_core.messages.message import Message, PublishResult
 
 CALL_MESSAGES_MAX: Final = 100
@@ -27,8 +32,12 @@ ON_THEIR_WAY_MAX: Final = 2
 
 Outcome = PublishResult | BrokerRefused
 """What became of one message; an error where its topic is refused, whatever the message."""
-Send = Callable[[Sequence[Message]], Sequence[Outcome]]
-"""Publishes: by one request, or several where it is refused."""
+Send = Callable[[Sequence[Message], Guard], Sequence[Outcome]]
+"""Publishes by one request, or several where it is refused. Calls the guard right before each, and raises its error."""
+
+
+class _HeldBack(Exception):
+    """A request was not sent, since guards of its calls raised; these calls have the errors."""
 
 
 class _Signal:
@@ -61,6 +70,7 @@ class _Call:
     """One publish that waits. `leads` is what it is to send, itself first; else `results` or `error` is what it got."""
 
     messages: Sequence[Message]
+    guard: Guard = allow
     woken: _Signal = field(default_factory=_Signal)
     leads: list[_Call] | None = None
     results: Sequence[Outcome] | None = None
@@ -79,7 +89,7 @@ class _Lane:
     waiting: list[_Call] = field(default_factory=list)
 
 
-class PublishBatcher:
+class PublishCoalescer:
     """Batches the concurrent publishes of one client."""
 
     def __init__(self, send: Send, *, place: str, wait_s_max: float, on_their_way_max: int = ON_THEIR_WAY_MAX) -> None:
@@ -90,20 +100,20 @@ class PublishBatcher:
         self._wait_s_max = wait_s_max
         self._lane = _Lane()
 
-    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+    def publish(self, messages: Sequence[Message], guard: Guard = allow) -> Sequence[Outcome]:
         """As `send`, perhaps together with others'. Raises what `send` raises, and BrokerUnavailable out of turn."""
         if len(messages) > CALL_MESSAGES_MAX or _size_bytes(messages) > CALL_BYTES_MAX:
-            return self._send(messages)
+            return self._send(messages, guard)
         lane = self._own_lane()
         with lane.lock:
-            call = None if lane.on_their_way < self._on_their_way_max else _Call(messages)
+            call = None if lane.on_their_way < self._on_their_way_max else _Call(messages, guard)
             if call is None:
                 lane.on_their_way += 1
             else:
                 lane.waiting.append(call)
         if call is None:
             try:
-                return self._send(messages)
+                return self._send(messages, guard)
             finally:
                 _hand_over(lane)
         self._wait(lane, call)
@@ -131,12 +141,13 @@ class PublishBatcher:
     def _lead(self, lane: _Lane, calls: list[_Call]) -> None:
         """One request for all; each call gets its part of the results, or the error."""
         try:
-            results = iter(self._send([message for call in calls for message in call.messages]))
-            for call in calls:
-                call.results = [next(results) for _ in call.messages]
+            while going := [call for call in calls if call.error is None]:
+                with suppress(_HeldBack):
+                    self._send_together(going)
+                    break
         except BaseException as error:
             for call in calls:
-                call.error = error
+                call.error = call.error or error
             if not isinstance(error, OutboxError):
                 raise
         finally:
@@ -144,10 +155,27 @@ class PublishBatcher:
             for call in calls[1:]:
                 call.woken.set()
 
+    def _send_together(self, calls: Sequence[_Call]) -> None:
+        messages = [message for call in calls for message in call.messages]
+        results = iter(self._send(messages, lambda: _check_guards(calls)))
+        for call in calls:
+            call.results = [next(results) for _ in call.messages]
+
     def _own_lane(self) -> _Lane:
         if self._lane.process != os.getpid():
             self._lane = _Lane()
         return self._lane
+
+
+def _check_guards(calls: Sequence[_Call]) -> None:
+    """Raise _HeldBack unless all of these calls may be sent."""
+    for call in calls:
+        try:
+            call.guard()
+        except OutboxError as error:
+            call.error = error
+    if any(call.error is not None for call in calls):
+        raise _HeldBack
 
 
 def _hand_over(lane: _Lane) -> None:

@@ -13,6 +13,7 @@ from broker_adapter.http.publish_coalescing import Outcome
 from broker_adapter.http.request_sender import RequestSender
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, NotAuthorized, NotSupported
 from outbox_core.messages import limits
+from outbox_core.messages.guarded_publish import Guard, allow
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 from outbox_core.protocol import wire, wire_conversion, wire_multi_topic_publish
 
@@ -35,39 +36,41 @@ class PublishRequests:
         self._takes_many_topics = True
         """Until the broker has said that it knows no requests of many topics: it is older than this client."""
 
-    def publish(self, messages: Sequence[Message]) -> list[Outcome]:
-        """Publish one request's worth; where its topics are refused, each by itself, and where it is, each half."""
+    def publish(self, messages: Sequence[Message], guard: Guard = allow) -> list[Outcome]:
+        """Publish one request's worth; where its topics are refused, each by itself, and where it is, each half.
+        `guard` is called right before each request.
+        """
         is_of_many = len({one.topic for one in messages}) > 1
         if is_of_many and not self._takes_many_topics:
-            return self._publish_by_topic(messages)
+            return self._publish_by_topic(messages, guard)
         try:
-            return [*self._post(messages, is_of_many=is_of_many)]
+            return [*self._post(messages, guard, is_of_many=is_of_many)]
         except NoSuchRoute:
             if not is_of_many:
                 raise
             self._takes_many_topics = False
-            return self._publish_by_topic(messages)
+            return self._publish_by_topic(messages, guard)
         except (NotAuthorized, NotSupported) as error:
-            return self._publish_by_topic(messages) if is_of_many else [error] * len(messages)
+            return self._publish_by_topic(messages, guard) if is_of_many else [error] * len(messages)
         except BrokerRefused as error:
             if len(messages) == 1:
                 return [PublishResult(messages[0].id, PublishStatus.REJECTED, str(error))]
         half = len(messages) // 2
-        return self.publish(messages[:half]) + self.publish(messages[half:])
+        return self.publish(messages[:half], guard) + self.publish(messages[half:], guard)
 
-    def _publish_by_topic(self, messages: Sequence[Message]) -> list[Outcome]:
+    def _publish_by_topic(self, messages: Sequence[Message], guard: Guard) -> list[Outcome]:
         places: defaultdict[str, list[int]] = defaultdict(list)
         for place, one in enumerate(messages):
             places[one.topic].append(place)
         outcomes: dict[int, Outcome] = {}
         for mine in places.values():
-            outcomes.update(zip(mine, self.publish([messages[place] for place in mine]), strict=True))
+            outcomes.update(zip(mine, self.publish([messages[place] for place in mine], guard), strict=True))
         return [outcomes[place] for place in range(len(messages))]
 
-    def _post(self, messages: Sequence[Message], *, is_of_many: bool) -> list[PublishResult]:
+    def _post(self, messages: Sequence[Message], guard: Guard, *, is_of_many: bool) -> list[PublishResult]:
         path = "/v1/publish" if is_of_many else f"/v1/topics/{messages[0].topic}/messages"
         body = self._request(messages, is_of_many=is_of_many)
-        results = self._connection.send("POST", path, _ReadAnswer, body=body, repeatable=True).results
+        results = self._connection.send("POST", path, _ReadAnswer, body=body, repeatable=True, guard=guard).results
         if [one.id for one in results] != [one.id for one in messages]:
             raise BrokerUnavailable(
                 f"POST {path} at {self._connection.place}: the answer is about other messages than those published"
@@ -79,13 +82,13 @@ class PublishRequests:
             case True, False:
                 return wire.PackedPublishRequest(messages=[wire_conversion.packed_message(one) for one in messages])
             case True, True:
-                packed = [wire_conversion.packed_addressed_message(one) for one in messages]
-                return wire_multi_topic_publish.PackedAddressedPublishRequest(messages=packed)
+                packed = [wire_conversion.packed_multi_topic_message(one) for one in messages]
+                return wire_multi_topic_publish.PackedMultiTopicPublishRequest(messages=packed)
             case False, False:
                 return wire.PublishRequest(messages=[wire_conversion.text_message(one) for one in messages])
             case _:
-                text = [wire_conversion.text_addressed_message(one) for one in messages]
-                return wire_multi_topic_publish.AddressedPublishRequest(messages=text)
+                text = [wire_conversion.text_multi_topic_message(one) for one in messages]
+                return wire_multi_topic_publish.MultiTopicPublishRequest(messages=text)
 
 
 def requests_of(batch: Sequence[Message]) -> Iterator[Sequence[Message]]:

@@ -18,6 +18,7 @@ from broker_adapter.http.connection_pool import PORTS, ConnectionPool
 from broker_adapter.http.error_mapping import of_answer, of_exception
 from broker_adapter.http.response_reader import HttpResponse, read_answer
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.messages.guarded_publish import Guard, allow
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.wire import (
     JSON_TYPE,
@@ -97,22 +98,24 @@ class RequestSender:
         query: dict[str, str] | None = None,
         wait_ms: int = 0,
         repeatable: bool = False,
+        guard: Guard = allow,
     ) -> Shape:
         """One request. Each try takes at most the time-out, `wait_ms` on top of it, and a second a MiB of the answer.
 
         It is sent a second time, once, where that is safe: where no connection could be made, so that nothing was sent,
         or, if it is `repeatable`, where the connection broke before the answer was whole. After a time-out it is not:
-        a broker that is late is not helped by the same work twice.
+        a broker that is late is not helped by the same work twice. `guard` is called before each try, once there is a
+        connection; where it raises, nothing is sent.
         """
         what = f"{method} {path} at {self.place}"
         request = self._request(method, path, body, query=query)
         try:
-            response = self._exchange(request, wait_ms=wait_ms)
+            response = self._exchange(request, wait_ms=wait_ms, guard=guard)
         except http.RequestException as first:
             if not _may_repeat(first, repeatable=repeatable):
                 raise of_exception(first, what=what) from first
             try:
-                response = self._exchange(request, wait_ms=wait_ms)
+                response = self._exchange(request, wait_ms=wait_ms, guard=guard)
             except http.RequestException as error:
                 raise of_exception(error, what=what) from error
         if response.status_code != 200:
@@ -138,12 +141,13 @@ class RequestSender:
         fields = f"content-type: {self._type}\r\ncontent-length: {len(data)}\r\n"
         return f"{method} {target} HTTP/1.1\r\n{self._head}{fields}\r\n".encode("ascii") + data
 
-    def _exchange(self, request: bytes, *, wait_ms: int) -> HttpResponse:
+    def _exchange(self, request: bytes, *, wait_ms: int, guard: Guard) -> HttpResponse:
         timeout_s = self.options.timeout_ms / 1000
         pool = self._own_pool()
         connection = pool.take()
         stays_open = False
         try:
+            guard()  # after the connection was made, which takes up to its time-out
             answer = _asked(connection, request, timeout_s=timeout_s, wait_s=wait_ms / 1000)
             stays_open = answer.stays_open
             return answer

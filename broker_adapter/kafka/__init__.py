@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from broker_adapter.kafka.client_settings import URL_OPTIONS, client_settings
+from broker_adapter.kafka.client_settings import URL_OPTIONS, KafkaServers, client_settings, producer_settings
 from broker_adapter.kafka.kafka_publisher import KafkaPublisher
-from broker_adapter.kafka.producer_pool import ProducerPool
+from broker_adapter.kafka.producer_connection import ProducerConnection
 from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
+from outbox_core.common.clock import SystemClock
 from outbox_core.messages.broker_port import Broker
 
 __all__ = ["KafkaPublisher", "open_broker"]
@@ -27,5 +30,7 @@ def open_broker(
     parts = BrokerUrl.parse(url, port=PORT_DEFAULT, options=URL_OPTIONS)
     bound_ms = parts.timeout_ms if timeout_ms is None else timeout_ms
     settings = client_settings(parts, timeout_ms=bound_ms, token=token, ca_file=ca_file)
-    pool = ProducerPool(settings, timeout_ms=bound_ms, place=parts.addresses)
-    return PublishOnlyBroker(KafkaPublisher(pool), strict=parts.is_strict, timeout_ms=bound_ms)
+    of_producers, clock = producer_settings(settings, timeout_ms=bound_ms), SystemClock()
+    pool = ClientPool(partial(ProducerConnection, of_producers, place=parts.addresses, clock=clock))
+    publisher = KafkaPublisher(pool, KafkaServers(settings, parts.addresses), clock=clock)
+    return PublishOnlyBroker(publisher, strict=parts.is_strict, timeout_ms=bound_ms)

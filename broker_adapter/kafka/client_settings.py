@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from broker_adapter.publishing.broker_url import BrokerUrl
@@ -19,6 +20,14 @@ RETRY_MS: Final = 100
 MESSAGE_BYTES_MAX: Final = BODY_BYTES_MAX + HEADERS_BYTES_MAX + KEY_BYTES_MAX + 65_536
 """Above what a message of ours can be, so that the server decides what is too large."""
 TOKEN_SECONDS: Final = 3_600
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaServers:
+    """librdkafka's settings of every client, of which repr() shows none, and the servers' addresses, for messages."""
+
+    settings: Mapping[str, object] = field(repr=False)
+    place: str
 
 
 def client_settings(

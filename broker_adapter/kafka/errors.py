@@ -7,8 +7,8 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from broker_adapter.publishing.treatment import Treatment, treatments_by_name
-from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
+from broker_adapter.publishing.treatment import Treatment, batch_error, treatments_by_name
+from outbox_core.common.errors import BrokerError
 
 _REJECTED = "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_RECORD INVALID_MSG_SIZE TOPIC_EXCEPTION"
 _DEFERRED = """
@@ -82,6 +82,10 @@ _CURES: Final[Mapping[str, str]] = {
     "_TRANSPORT": _NO_CONNECTION,
     "_TIMED_OUT": _NO_CONNECTION,
 }
+_LOGIN_CURES: Final[Mapping[Treatment, str]] = {
+    Treatment.NOT_AUTHENTICATED: "check user, password and sasl= of the broker's URL",
+    Treatment.NOT_AUTHORIZED: "allow IdempotentWrite on the cluster, or Write on the topic",
+}
 
 
 def treatment_of(error: KafkaError) -> Treatment:
@@ -98,16 +102,9 @@ def explained(error: KafkaError) -> str:
 
 def exception_for(error: KafkaError, *, what: str, reason: str | None = None) -> BrokerError:
     """Returns the exception for a whole batch. `reason`: librdkafka's last message, if the error itself says less."""
-    text = f"{what}: {explained(error)}" + (f"; {reason}" if reason else "")
-    match treatment_of(error):
-        case Treatment.NOT_AUTHENTICATED:
-            return NotAuthenticated(f"{text}; check user, password and sasl= of the broker's URL")
-        case Treatment.NOT_AUTHORIZED:
-            return NotAuthorized(f"{text}; allow IdempotentWrite on the cluster, or Write on the topic")
-        case Treatment.STORAGE:
-            return StorageFailed(text)
-        case _:
-            return BrokerUnavailable(text)
+    treatment = treatment_of(error)
+    parts = [f"{what}: {explained(error)}", reason, _LOGIN_CURES.get(treatment)]
+    return batch_error(treatment, "; ".join(part for part in parts if part))
 
 
 def _name(error: KafkaError) -> str:

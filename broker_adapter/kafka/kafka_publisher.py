@@ -8,15 +8,17 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
+from broker_adapter.kafka.client_settings import KafkaServers
 from broker_adapter.kafka.errors import exception_for, explained, treatment_of
 from broker_adapter.kafka.producer_connection import ANY_PARTITION, KafkaRecord, ProducerConnection
-from broker_adapter.kafka.producer_pool import ProducerPool
 from broker_adapter.kafka.topic_durability import inspect_topics
-from broker_adapter.publishing.message_headers import content_type, engine_headers
-from broker_adapter.publishing.treatment import ONE_MESSAGE, Treatment
+from broker_adapter.publishing.client_pool import ClientPool
+from broker_adapter.publishing.message_headers import headers_with_type
+from broker_adapter.publishing.treatment import ONE_MESSAGE, refused_result
+from outbox_core.common.clock import Clock
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection
-from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
+from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 ATTRIBUTE_PREFIX: Final = "ce_"
 TIMESTAMP_AGE_MS_MAX: Final = 3_600_000
@@ -29,19 +31,28 @@ class KafkaPublisher:
     product = "Apache Kafka"
     capabilities: frozenset[Capability] = frozenset()
 
-    def __init__(self, pool: ProducerPool) -> None:
+    def __init__(self, pool: ClientPool[ProducerConnection], servers: KafkaServers, *, clock: Clock) -> None:
         self._pool = pool
+        self._servers = servers
+        self._clock = clock
 
     def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
         """Store a batch; one result a message, in order."""
-        deadline_ms = self._pool.clock.monotonic_ms() + timeout_ms
-        with self._pool.connection() as connection:
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        with self._pool.client() as connection:
             errors = self._store(connection, batch, deadline_ms=deadline_ms)
         return [_result(message, error) for message, error in zip(batch, errors, strict=True)]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
         """Ask the servers how topics are replicated."""
-        return inspect_topics(self._pool, topics, product=self.product, timeout_ms=timeout_ms)
+        return inspect_topics(
+            self._pool,
+            topics,
+            servers=self._servers,
+            product=self.product,
+            clock=self._clock,
+            timeout_ms=timeout_ms,
+        )
 
     def close(self) -> None:
         """End the producers. Idempotent."""
@@ -53,7 +64,7 @@ class KafkaPublisher:
         topics = {topic: self._partitions(connection, topic, deadline_ms) for topic in {one.topic for one in batch}}
         errors: list[KafkaError | None] = [None] * len(batch)
         records: dict[int, KafkaRecord] = {}
-        now_ms = self._pool.clock.now_ms()
+        now_ms = self._clock.now_ms()
         for number, message in enumerate(batch):
             partitions = topics[message.topic]
             if isinstance(partitions, int):
@@ -74,15 +85,12 @@ class KafkaPublisher:
         if found.error is None:
             return len(found.partitions)
         if treatment_of(found.error) not in ONE_MESSAGE:
-            raise exception_for(found.error, what=f"Kafka at {self._pool.place}")
+            raise exception_for(found.error, what=f"Kafka at {self._servers.place}")
         return found.error
 
 
 def _record(message: Message, partitions: int, *, now_ms: int) -> KafkaRecord:
-    kind = content_type(message.headers)
-    headers = engine_headers(message, attribute_prefix=ATTRIBUTE_PREFIX)
-    if kind is not None:
-        headers[CONTENT_TYPE] = kind
+    headers = headers_with_type(message, attribute_prefix=ATTRIBUTE_PREFIX)
     return KafkaRecord(
         topic=message.topic,
         key=None if message.key is None else message.key.encode(),
@@ -107,5 +115,4 @@ def _partition(message: Message, partitions: int) -> int:
 def _result(message: Message, error: KafkaError | None) -> PublishResult:
     if error is None:
         return PublishResult(message.id, PublishStatus.STORED)
-    status = PublishStatus.REJECTED if treatment_of(error) is Treatment.REJECTED else PublishStatus.DEFERRED
-    return PublishResult(message.id, status, f"topic {message.topic}: {explained(error)}")
+    return refused_result(message, treatment_of(error), explained(error))

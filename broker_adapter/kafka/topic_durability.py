@@ -9,8 +9,11 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType, TopicMetadata
 
+from broker_adapter.kafka.client_settings import KafkaServers
 from broker_adapter.kafka.errors import exception_for, explained
-from broker_adapter.kafka.producer_pool import ProducerPool
+from broker_adapter.kafka.producer_connection import ProducerConnection
+from broker_adapter.publishing.client_pool import ClientPool
+from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.durability_inspection import Inspection, Weakness
 
@@ -18,26 +21,34 @@ REPLICAS_MIN: Final = 2
 SECONDS_MIN: Final = 0.1
 
 
-def inspect_topics(pool: ProducerPool, topics: Sequence[str], *, product: str, timeout_ms: int) -> Inspection:
+def inspect_topics(
+    pool: ClientPool[ProducerConnection],
+    topics: Sequence[str],
+    *,
+    servers: KafkaServers,
+    product: str,
+    clock: Clock,
+    timeout_ms: int,
+) -> Inspection:
     """Ask the servers. Kafka's protocol does not name a release: the version is the cluster.
 
     Raises BrokerUnavailable, NotAuthorized.
     """
-    deadline_ms = pool.clock.monotonic_ms() + timeout_ms
-    with pool.connection() as connection:
+    deadline_ms = clock.monotonic_ms() + timeout_ms
+    with pool.client() as connection:
         cluster = connection.metadata(None, deadline_ms=deadline_ms)
         found = {topic: connection.topic(topic, deadline_ms=deadline_ms) for topic in topics}
     there = [topic for topic, one in found.items() if one.error is None]
-    left_s = max(SECONDS_MIN, (deadline_ms - pool.clock.monotonic_ms()) / 1000)
-    settings = _settings(pool, there, timeout_s=left_s) if there else {}
+    left_s = max(SECONDS_MIN, (deadline_ms - clock.monotonic_ms()) / 1000)
+    settings = _settings(servers, there, timeout_s=left_s) if there else {}
     weaknesses = [weakness for topic in topics for weakness in _weaknesses(found[topic], settings.get(topic, {}))]
     version = f"cluster {cluster.cluster_id} of {len(cluster.brokers)} brokers"
     return Inspection(product=product, version=version, weaknesses=tuple(weaknesses))
 
 
-def _settings(pool: ProducerPool, topics: Sequence[str], *, timeout_s: float) -> dict[str, Mapping[str, str]]:
+def _settings(servers: KafkaServers, topics: Sequence[str], *, timeout_s: float) -> dict[str, Mapping[str, str]]:
     """The settings of topics as they take effect, with the cluster's defaults."""
-    admin = AdminClient({**pool.client})  # type: ignore[dict-item]
+    admin = AdminClient({**servers.settings})  # type: ignore[dict-item]
     asked = admin.describe_configs(
         [ConfigResource(ResourceType.TOPIC, topic) for topic in topics], request_timeout=timeout_s
     )
@@ -47,9 +58,11 @@ def _settings(pool: ProducerPool, topics: Sequence[str], *, timeout_s: float) ->
             for resource, answer in asked.items()
         }
     except KafkaException as error:
-        raise exception_for(error.args[0], what=f"the settings of topics of Kafka at {pool.place}") from error
+        raise exception_for(error.args[0], what=f"the settings of topics of Kafka at {servers.place}") from error
     except TimeoutError as error:  # of the future, which may come before librdkafka's own
-        raise BrokerUnavailable(f"Kafka at {pool.place} did not answer for the settings of topics in time") from error
+        raise BrokerUnavailable(
+            f"Kafka at {servers.place} did not answer for the settings of topics in time"
+        ) from error
 
 
 def _weaknesses(topic: TopicMetadata, settings: Mapping[str, str]) -> Iterator[Weakness]:

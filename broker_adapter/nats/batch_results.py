@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
 
 import msgspec
 
-from broker_adapter.nats.errors import CURES, ApiError, NatsErrorClass, verdict_of
+from broker_adapter.nats.errors import CURES, ApiError, treatment_of
 from broker_adapter.nats.message_conversion import frame_of, refusal_of, wire_bytes
 from broker_adapter.nats.outstanding_publishes import NatsFrame, NoAnswerReason
+from broker_adapter.publishing.treatment import Treatment
 from outbox_core.common.errors import StorageFailed
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
@@ -26,7 +26,7 @@ class PubAck(msgspec.Struct, frozen=True, gc=False):
             raise ValueError("the answer of a subscriber, and not of a stream")
 
 
-class NatsPublishBatch:
+class NatsBatchResults:
     """Messages, the results that are known, and the frames that have none yet, in order."""
 
     def __init__(self, messages: Sequence[Message], *, prefix: str) -> None:
@@ -50,7 +50,7 @@ class NatsPublishBatch:
             size = wire_bytes(frame)
             if size > max_payload:
                 text = f"headers and body are too large: {size:,} bytes of max_payload {max_payload:,}"
-                self._settle(number, PublishStatus.REJECTED, f"{text}; {CURES[NatsErrorClass.REJECTED]}")
+                self._settle(number, PublishStatus.REJECTED, f"{text}; {CURES[Treatment.REJECTED]}")
 
     def settle_answered(self, answers: Sequence[PubAck | NoAnswerReason]) -> dict[str, NoAnswerReason]:
         """Take an answer for each frame, in order; returns why subjects have none.
@@ -82,21 +82,19 @@ class NatsPublishBatch:
             is_duplicate = answer.duplicate and number not in self._repeated
             self._settle(number, PublishStatus.DUPLICATE if is_duplicate else PublishStatus.STORED)
             return
-        verdict = verdict_of(answer.error)
+        treatment = treatment_of(answer.error)
         where = f"stream {answer.stream}" if answer.stream else "JetStream"
-        error = f"{where}: {answer.error.description} (error {answer.error.err_code}); {CURES[verdict]}"
-        match verdict:
-            case NatsErrorClass.REJECTED:
+        error = f"{where}: {answer.error.description} (error {answer.error.err_code}); {CURES[treatment]}"
+        match treatment:
+            case Treatment.REJECTED:
                 self._settle(number, PublishStatus.REJECTED, error)
-            case NatsErrorClass.DEFERRED:
+            case Treatment.DEFERRED:
                 self._settle(number, PublishStatus.DEFERRED, error)
-            case NatsErrorClass.FULL:
+            case Treatment.STORAGE:
                 raise StorageFailed(error)
-            case NatsErrorClass.REPEAT:
+            case _:  # not now: it is published again
                 self._repeated.add(number)
                 self.problem = error
-            case _:
-                assert_never(verdict)
 
     def _settle(self, number: int, status: PublishStatus, error: str | None = None) -> None:
         self._results[number] = PublishResult(self._messages[number].id, status, error)

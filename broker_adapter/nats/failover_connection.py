@@ -9,7 +9,7 @@ from random import Random
 from nats import errors as client_errors
 
 from broker_adapter.nats.connection import Limits, Login, NatsConnection
-from broker_adapter.nats.errors import of_exception
+from broker_adapter.nats.errors import exception_for
 from broker_adapter.nats.event_loop import ClientLoop
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 
@@ -24,7 +24,7 @@ class NatsServers:
     limits: Limits = field(default_factory=Limits)
 
 
-class Connector:
+class FailoverConnection:
     """Connects on one event loop, whose coroutines share the connection."""
 
     def __init__(self, servers: NatsServers, *, loop: ClientLoop, random: Random) -> None:
@@ -68,4 +68,4 @@ class Connector:
                 address, login=self._servers.login, limits=self._servers.limits, loop=self._loop
             )
         except (client_errors.Error, OSError) as error:
-            raise of_exception(error, what=f"NATS at {address.partition('://')[2]} cannot be used") from error
+            raise exception_for(error, what=f"NATS at {address.partition('://')[2]} cannot be used") from error

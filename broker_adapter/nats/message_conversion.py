@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import quote
 
 from broker_adapter.nats.outstanding_publishes import NatsFrame
-from broker_adapter.publishing.message_headers import CLOUDEVENTS_HEADER_PREFIX, content_type, plain_headers
+from broker_adapter.publishing.message_headers import CLOUDEVENTS_HEADER_PREFIX, headers_with_type
 from outbox_core.messages.message import CONTENT_TYPE, Message
 
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
@@ -45,12 +45,10 @@ def frame_of(message: Message, *, prefix: str) -> NatsFrame:
     """The message as it goes over the wire. CloudEvents attributes stand as the NATS binding (version 1.0.3) has them:
     under `ce-`, percent-encoded, with the content type as `ce-datacontenttype`, too.
     """
-    headers = plain_headers(message)
-    kind = content_type(message.headers)
-    if kind is not None:
-        headers[CONTENT_TYPE] = kind
-        if _SPEC_VERSION in headers:
-            headers.setdefault(_DATA_CONTENT_TYPE, quote(kind, safe=_PRINTABLE))
+    headers = headers_with_type(message, attribute_prefix=None)
+    kind = headers.get(CONTENT_TYPE)
+    if kind is not None and _SPEC_VERSION in headers:
+        headers.setdefault(_DATA_CONTENT_TYPE, quote(kind, safe=_PRINTABLE))
     headers[MESSAGE_ID_HEADER] = f"{message.topic}:{message.id}"
     return NatsFrame(subject=subject_of(message.topic, prefix=prefix), body=message.body, headers=headers)
 

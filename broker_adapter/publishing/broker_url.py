@@ -42,11 +42,12 @@ class BrokerUrl:
         user, _, password = login.partition(":")
         given = dict(parse_qsl(parts.query, keep_blank_values=True))
         _check_options(given, COMMON_OPTIONS | set(options))
+        password_path = given.get("password_file")
         return cls(
             scheme=parts.scheme,
             hosts=tuple(host_and_port(address, port) for address in addresses.split(",")),
             user=unquote(user) or None,
-            password=_password_in(given["password_file"]) if "password_file" in given else unquote(password) or None,
+            password=unquote(password) or None if password_path is None else _secret_in("password_file", password_path),
             path=unquote(parts.path.removeprefix("/")),
             options=given,
         )
@@ -91,6 +92,10 @@ class BrokerUrl:
             raise ConfigurationError(f"{name} in the broker's URL is one of {', '.join(sorted(among))}, not {value!r}")
         return value
 
+    def secret(self, name: str) -> str | None:
+        """What an option's file says, without its end of line; None where the option is not given."""
+        return _secret_in(name, self.options[name]) if name in self.options else None
+
     def file(self, name: str) -> str | None:
         """An option that names a file, which must be there."""
         value = self.options.get(name)
@@ -122,8 +127,8 @@ def _check_options(given: Mapping[str, str], known: Collection[str]) -> None:
             raise ConfigurationError(f"the broker's URL has the unknown option {name!r}{hint}")
 
 
-def _password_in(path: str) -> str:
+def _secret_in(name: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the broker's password_file cannot be read: {error}") from error
+        raise ConfigurationError(f"the broker's {name} cannot be read: {error}") from error

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from broker_adapter.publishing.fork_reset import reset_in_children
 from outbox_core.common.errors import ConfigurationError
 
 
@@ -70,7 +69,7 @@ class ClientPool(Generic[C]):
             if self._free:
                 return self._free.pop()
             if not self._watches_forks:
-                os.register_at_fork(after_in_child=_reset(weakref.ref(self)))
+                reset_in_children(self)
                 self._watches_forks = True
             client = self._make()
             self._open.add(client)
@@ -88,12 +87,3 @@ class ClientPool(Generic[C]):
         client.close()
         with self._lock:
             self._open.discard(client)
-
-
-def _reset(pool: weakref.ref[ClientPool[C]]) -> Callable[[], None]:
-    def reset() -> None:
-        alive = pool()
-        if alive is not None:
-            alive.reset_after_fork()
-
-    return reset

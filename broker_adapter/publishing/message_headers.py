@@ -47,6 +47,21 @@ def plain_headers(message: Message) -> dict[str, str]:
     return {**headers, **outbox_headers(message)}
 
 
+def headers_with_type(message: Message, *, attribute_prefix: str | None) -> dict[str, str]:
+    """All headers, the content type among them under its own name, for an engine that has no field for it.
+
+    `attribute_prefix`: as of engine_headers(); None: attributes as the message has them.
+    """
+    if attribute_prefix is None:
+        headers = plain_headers(message)
+    else:
+        headers = engine_headers(message, attribute_prefix=attribute_prefix)
+    kind = content_type(message.headers)
+    if kind is not None:
+        headers[CONTENT_TYPE] = kind
+    return headers
+
+
 def content_type(headers: Mapping[str, str]) -> str | None:
     """The message's content type."""
     return next((value for name, value in headers.items() if name.lower() == CONTENT_TYPE), None)

@@ -141,6 +141,10 @@ class PublishOnlyBroker:
         """Ask the server about its settings and these topics."""
         return self._publisher.inspect(topics, timeout_ms=self._timeout_ms)
 
+    def report_weaknesses(self) -> None:
+        """Inspect the server, and log each weakness that was not logged yet."""
+        self._report(self.inspect().weaknesses)
+
     def close(self) -> None:
         """Let go of connections. Idempotent."""
         self._publisher.close()
@@ -163,21 +167,25 @@ class PublishOnlyBroker:
         if not wanted:
             return ()
         weaknesses = self._publisher.inspect(wanted, timeout_ms=self._timeout_ms).weaknesses
+        self._report(weaknesses)
         with self._lock:
-            new = [one for one in weaknesses if str(one) not in self._reported]
-            self._reported.update(map(str, new))
             if not (weaknesses and self._strict):
                 self._inspected_at_ms.update(dict.fromkeys(wanted, now_ms))
-        for one in new:
-            logger.warning(
-                "broker_durability_weak", extra={"subject": one.subject, "problem": one.problem, "cure": one.cure}
-            )
         if not self._strict:
             return ()
         for one in weaknesses:
             if one.topic is None:
                 raise StorageFailed(f"refused because of strict=true: {one}")
         return weaknesses
+
+    def _report(self, weaknesses: Sequence[Weakness]) -> None:
+        with self._lock:
+            new = [one for one in weaknesses if str(one) not in self._reported]
+            self._reported.update(map(str, new))
+        for one in new:
+            logger.warning(
+                "broker_durability_weak", extra={"subject": one.subject, "problem": one.problem, "cure": one.cure}
+            )
 
 
 def _answer_at_once(

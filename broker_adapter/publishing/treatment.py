@@ -1,10 +1,13 @@
-"""The treatments of messages after an engine's error, as each adapter's table of errors assigns them."""
+"""The treatments of messages after an engine's error, which each adapter's table assigns, and what they lead to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
+
+from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
+from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 
 class Treatment(StrEnum):
@@ -19,13 +22,31 @@ class Treatment(StrEnum):
     NOT_AUTHENTICATED = "not_authenticated"
     """The login was refused."""
     NOT_AUTHORIZED = "not_authorized"
-    """The login may not produce on this cluster."""
+    """The login may not do this."""
     OUTAGE = "outage"
     """BrokerUnavailable: anything may have been stored."""
 
 
 ONE_MESSAGE: Final = frozenset({Treatment.REJECTED, Treatment.DEFERRED})
 """What concerns one message: it was not stored, and others may be taken. All else concerns the whole batch."""
+
+
+_RAISED: Final[Mapping[Treatment, type[BrokerError]]] = {
+    Treatment.STORAGE: StorageFailed,
+    Treatment.NOT_AUTHENTICATED: NotAuthenticated,
+    Treatment.NOT_AUTHORIZED: NotAuthorized,
+}
+
+
+def batch_error(treatment: Treatment, text: str) -> BrokerError:
+    """Returns the exception for a whole batch. There, what concerns one message is an outage."""
+    return _RAISED.get(treatment, BrokerUnavailable)(text)
+
+
+def refused_result(message: Message, treatment: Treatment, reason: str) -> PublishResult:
+    """Returns the result of a message that was not stored."""
+    status = PublishStatus.REJECTED if treatment is Treatment.REJECTED else PublishStatus.DEFERRED
+    return PublishResult(message.id, status, f"topic {message.topic}: {reason}")
 
 
 def treatments_by_name(names: Mapping[Treatment, str]) -> dict[str, Treatment]:

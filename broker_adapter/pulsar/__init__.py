@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import TLS_SCHEME, URL_OPTIONS, ClientSettings
-from broker_adapter.pulsar.producer_pool import PulsarClientPool
+from broker_adapter.pulsar.producer_connection import PulsarConnection
 from broker_adapter.pulsar.pulsar_publisher import PulsarPublisher
+from outbox_core.common.clock import SystemClock
 from outbox_core.messages.broker_port import Broker
 
 __all__ = ["PulsarPublisher", "open_broker"]
@@ -32,5 +35,7 @@ def open_broker(
     bound_ms = parts.timeout_ms if timeout_ms is None else timeout_ms
     settings = ClientSettings.of(parts, timeout_ms=bound_ms, token=token, ca_file=ca_file)
     admin = None if settings.admin_url is None else AdminApi(settings)
-    publisher = PulsarPublisher(PulsarClientPool(settings), admin, settings=settings)
+    clock = SystemClock()
+    pool = ClientPool(partial(PulsarConnection, settings, clock=clock))
+    publisher = PulsarPublisher(pool, admin, settings=settings, clock=clock)
     return PublishOnlyBroker(publisher, strict=parts.is_strict, timeout_ms=bound_ms)

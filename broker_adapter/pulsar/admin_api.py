@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import requests
 
+from broker_adapter.publishing.admin_http import AdminHttp
 from broker_adapter.pulsar.client_settings import ClientSettings
 
 CREATE_AGAIN_SECONDS: Final = 0.2
@@ -21,26 +22,22 @@ class AdminApi:
 
     def __init__(self, settings: ClientSettings) -> None:
         """Does no I/O."""
-        self._url = f"{settings.admin_url}/admin/v2"
         self._namespace = "/".join(quote(part, safe="") for part in settings.namespace.split("/"))
-        self._headers = {} if settings.token is None else {"Authorization": f"Bearer {settings.token}"}
-        self._login = (
-            None
-            if settings.user is None
-            else (settings.user.encode().decode("latin-1"), str(settings.password).encode().decode("latin-1"))
-        )
-        self._ca_file = settings.ca_file
-        self._certificate = (
-            None if settings.cert_file is None or settings.key_file is None else (settings.cert_file, settings.key_file)
+        self._http = AdminHttp(
+            f"{settings.admin_url}/admin/v2",
+            login=None if settings.user is None else (settings.user, str(settings.password)),
+            token=settings.token,
+            ca_file=settings.ca_file,
+            certificate=None if settings.cert_file is None else (settings.cert_file, str(settings.key_file)),
         )
 
     def version(self, *, timeout_s: float) -> str:
         """Returns the version of the server that answers."""
-        return str(self._get("brokers/version", timeout_s=timeout_s).text).strip()
+        return str(self._http.get("brokers/version", timeout_s=timeout_s).text).strip()
 
     def persistence(self, *, timeout_s: float) -> Mapping[str, Any]:
         """The namespace's policy, by Pulsar's names of its parts; empty where the servers' defaults hold."""
-        answer = self._get(f"namespaces/{self._namespace}/persistence", timeout_s=timeout_s)
+        answer = self._http.get(f"namespaces/{self._namespace}/persistence", timeout_s=timeout_s)
         found: Mapping[str, Any] = (answer.json() if answer.content else None) or {}
         return found
 
@@ -48,7 +45,7 @@ class AdminApi:
         """The names of a topic's subscriptions; None where the topic is missing."""
         path = f"{self.topic_path(topic)}/subscriptions"
         try:
-            found: Sequence[str] = self._get(path, timeout_s=timeout_s).json()
+            found: Sequence[str] = self._http.get(path, timeout_s=timeout_s).json()
         except requests.HTTPError as error:
             if error.response is not None and error.response.status_code == HTTPStatus.NOT_FOUND:
                 return None
@@ -69,23 +66,10 @@ class AdminApi:
 
     def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
         """Any request. Raises requests.HTTPError, too, where the server refuses it."""
-        answer = requests.request(
-            method,
-            f"{self._url}/{path}",
-            headers=self._headers,
-            auth=self._login,
-            cert=self._certificate,
-            verify=self._ca_file or True,
-            timeout=max(timeout_s, 0.001),
-        )
-        answer.raise_for_status()
-        return answer
-
-    def _get(self, path: str, *, timeout_s: float) -> requests.Response:
-        return self.ask("GET", path, timeout_s=timeout_s)
+        return self._http.ask(method, path, timeout_s=timeout_s)
 
     def _create(self, path: str, *, timeout_s: float) -> None:
-        # For moments after its start the server may be without a bookie, and answers 500.
+        # A standalone server that was killed may lose its only bookie again and again, and answers 500 meanwhile.
         deadline, pause, is_again = time.monotonic() + timeout_s, threading.Event(), False
         while True:
             try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final, Self
-from urllib.parse import urlsplit
 
+from broker_adapter.publishing.admin_http import admin_url
 from broker_adapter.publishing.broker_url import BrokerUrl
 from outbox_core.common.errors import ConfigurationError
 
@@ -13,6 +13,7 @@ URL_OPTIONS: Final = frozenset({"admin"})
 TLS_SCHEME: Final = "pulsar+ssl"
 TENANT_DEFAULT: Final = "public"
 NAMESPACE_DEFAULT: Final = "default"
+PORT_ADMIN: Final = 8080
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,8 @@ class ClientSettings:
         ca_file, cert_file, key_file = ca_file or url.file("ca_file"), url.file("cert_file"), url.file("key_file")
         if (cert_file is None) != (key_file is None):
             raise ConfigurationError("cert_file and key_file in the broker's URL belong together: give both")
-        admin_url = _admin_url(url.options.get("admin"))
-        has_tls = url.scheme == TLS_SCHEME or str(admin_url).startswith("https:")
+        admin = url.options.get("admin")
+        has_tls = url.scheme == TLS_SCHEME or str(admin).startswith("https:")
         if (ca_file or cert_file) and not has_tls:
             raise ConfigurationError(f"ca_file, cert_file and key_file need TLS: write {TLS_SCHEME}://")
         return cls(
@@ -58,7 +59,7 @@ class ClientSettings:
             ca_file=ca_file,
             cert_file=cert_file,
             key_file=key_file,
-            admin_url=admin_url,
+            admin_url=None if admin is None else admin_url(admin, option="admin", port=PORT_ADMIN),
         )
 
     def topic_url(self, topic: str) -> str:
@@ -71,12 +72,3 @@ def _namespace(path: str) -> str:
     if len(parts) != len((TENANT_DEFAULT, NAMESPACE_DEFAULT)) or not all(parts):
         raise ConfigurationError(f"the path of a pulsar URL is /TENANT/NAMESPACE or nothing, not /{path}")
     return "/".join(parts)
-
-
-def _admin_url(text: str | None) -> str | None:
-    if text is None:
-        return None
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
-        raise ConfigurationError("admin in the broker's URL is like http://HOST:8080, without a login")
-    return text.rstrip("/")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from broker_adapter.publishing.treatment import Treatment, treatments_by_name
-from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
+from broker_adapter.publishing.treatment import Treatment, batch_error, treatments_by_name
+from outbox_core.common.errors import BrokerError
 
 _REJECTED = "MessageTooBig InvalidMessage InvalidTopicName"
 _DEFERRED = """
@@ -48,7 +48,7 @@ _CURES: Final[Mapping[str, str]] = {
     "ProducerBlockedQuotaExceededException": "its backlog is full: consume it, or raise its quota",
     "ConnectError": "start the servers; if they run, check whether they want pulsar:// or pulsar+ssl://",
     "AuthenticationError": "check the token, or user and password, of the broker's URL",
-    "Timeout": "no answer in time. The client tries a refused login again until then: with admin= it is reported",
+    "Timeout": "see whether brokers and bookies run, and have room; a refused login is reported with admin= only",
     "BrokerPersistenceError": "look at the bookies, which could not store it",
 }
 
@@ -66,13 +66,4 @@ def explained(result: str) -> str:
 
 def exception_for(result: str, *, what: str) -> BrokerError:
     """Returns the exception for a whole batch."""
-    text = f"{what}: {explained(result)}"
-    match treatment_of(result):
-        case Treatment.NOT_AUTHENTICATED:
-            return NotAuthenticated(text)
-        case Treatment.NOT_AUTHORIZED:
-            return NotAuthorized(text)
-        case Treatment.STORAGE:
-            return StorageFailed(text)
-        case _:
-            return BrokerUnavailable(text)
+    return batch_error(treatment_of(result), f"{what}: {explained(result)}")

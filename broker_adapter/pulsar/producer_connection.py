@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import queue
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 
 PRODUCERS_MAX: Final = 1_000
 """How many topics keep their producer; the one that was idle longest makes room."""
+SUCCESS: Final = "Ok"
 
 
 class PulsarRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -32,6 +33,33 @@ class PulsarRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     body: bytes
     properties: Mapping[str, str]
     event_timestamp_ms: int | None
+
+
+class Receipts:
+    """Passes receipts from the client's threads to the one that waits, which is woken once and not for each of them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._found: list[tuple[int, str]] = []
+        self._has_error = False
+        self._wanted = 0
+
+    def add(self, number: int, result: Any, _message_id: object) -> None:
+        """Keep the result of a message. Called by threads of the client."""
+        name = result.name
+        with self._changed:
+            self._found.append((number, name))
+            self._has_error = self._has_error or name != SUCCESS
+            if self._has_error or len(self._found) >= self._wanted > 0:
+                self._changed.notify()
+
+    def take(self, count: int, *, timeout_s: float) -> list[tuple[int, str]]:
+        """What has come once there are `count`, or an error is among them, or the time is over."""
+        with self._changed:
+            self._wanted = count
+            self._changed.wait_for(lambda: self._has_error or len(self._found) >= count, timeout_s)
+            found, self._found, self._has_error = self._found, [], False
+        return found
 
 
 class PulsarConnection:
@@ -53,13 +81,13 @@ class PulsarConnection:
         Raises BrokerUnavailable, StorageFailed or NotAuthenticated where one of them is in doubt.
         """
         answers: list[str | None] = [None] * len(records)
-        receipts: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        receipts = Receipts()
         outstanding = 0
         refused: dict[str, str] = {}
         for number, record in enumerate(records):
             if record.topic not in refused:
                 try:
-                    self._send(record, partial(_note, receipts, number), deadline_ms=deadline_ms)
+                    self._send(record, partial(receipts.add, number), deadline_ms=deadline_ms)
                     outstanding += 1
                     continue
                 except pulsar.PulsarException as error:
@@ -70,12 +98,13 @@ class PulsarConnection:
                 # All of the topic's that follow have the same fate: otherwise one of them could go before this one.
                 refused[record.topic] = result
             answers[number] = refused[record.topic]
-        for _ in range(outstanding):
-            number, result = self._receipt(receipts, deadline_ms=deadline_ms)
-            if result != "Ok":
-                answers[number] = self._checked(result)
-                if result != "MessageTooBig":
-                    self._producers.pop(records[number].topic, None)  # it may be what was wrong
+        while outstanding:
+            for number, result in self._next_receipts(receipts, outstanding, deadline_ms=deadline_ms):
+                outstanding -= 1
+                if result != SUCCESS:
+                    answers[number] = self._checked(result)
+                    if result != "MessageTooBig":
+                        self._producers.pop(records[number].topic, None)  # it may be what was wrong
         return answers
 
     def close(self) -> None:
@@ -99,7 +128,7 @@ class PulsarConnection:
         )
 
     def _producer(self, topic: str, *, deadline_ms: int) -> Any:
-        """Returns a producer without batching: a batch goes to one consumer of a Key_Shared subscription."""
+        """Returns a producer without batching: consumers would get a batch as a whole, again and again."""
         if topic in self._producers:
             self._producers.move_to_end(topic)
             return self._producers[topic]
@@ -117,22 +146,18 @@ class PulsarConnection:
             self._producers.popitem(last=False)
         return producer
 
-    def _receipt(self, receipts: queue.SimpleQueue[tuple[int, str]], *, deadline_ms: int) -> tuple[int, str]:
+    def _next_receipts(self, receipts: Receipts, outstanding: int, *, deadline_ms: int) -> list[tuple[int, str]]:
         left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
-        try:
-            return receipts.get(timeout=left_ms / 1000)
-        except queue.Empty:
-            raise exception_for("Timeout", what=self._what) from None
+        found = receipts.take(outstanding, timeout_s=left_ms / 1000)
+        if not found:
+            raise exception_for("Timeout", what=self._what)
+        return found
 
     def _checked(self, result: str) -> str:
         """Raise what concerns the whole batch."""
         if treatment_of(result) not in ONE_MESSAGE:
             raise exception_for(result, what=self._what)
         return result
-
-
-def _note(receipts: queue.SimpleQueue[tuple[int, str]], number: int, result: Any, _: object) -> None:
-    receipts.put((number, result.name))
 
 
 def pulsar_client(settings: ClientSettings) -> Any:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_adapter.publishing.message_headers import content_type, plain_headers
-from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.publishing.client_pool import ClientPool
+from broker_adapter.publishing.message_headers import headers_with_type
+from broker_adapter.publishing.treatment import refused_result
 from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import ClientSettings
 from broker_adapter.pulsar.durability_inspection import NOT_CHECKED, inspect_topics
 from broker_adapter.pulsar.errors import explained, treatment_of
-from broker_adapter.pulsar.producer_connection import PulsarRecord
-from broker_adapter.pulsar.producer_pool import PulsarClientPool
+from broker_adapter.pulsar.producer_connection import PulsarConnection, PulsarRecord
+from outbox_core.common.clock import Clock
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection
-from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
+from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 
 class PulsarPublisher:
@@ -26,16 +27,19 @@ class PulsarPublisher:
     product = "Apache Pulsar"
     capabilities: frozenset[Capability] = frozenset()
 
-    def __init__(self, pool: PulsarClientPool, admin: AdminApi | None, *, settings: ClientSettings) -> None:
+    def __init__(
+        self, pool: ClientPool[PulsarConnection], admin: AdminApi | None, *, settings: ClientSettings, clock: Clock
+    ) -> None:
         self._pool = pool
         self._admin = admin
         self._settings = settings
+        self._clock = clock
 
     def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
         """Store a batch; one result a message, in order."""
-        deadline_ms = self._pool.clock.monotonic_ms() + timeout_ms
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
         records = [_record(message, self._settings) for message in batch]
-        with self._pool.connection() as connection:
+        with self._pool.client() as connection:
             answers = connection.store(records, deadline_ms=deadline_ms)
         return [_result(message, answer) for message, answer in zip(batch, answers, strict=True)]
 
@@ -48,7 +52,7 @@ class PulsarPublisher:
             topics,
             namespace=self._settings.namespace,
             product=self.product,
-            clock=self._pool.clock,
+            clock=self._clock,
             timeout_ms=timeout_ms,
         )
 
@@ -58,15 +62,11 @@ class PulsarPublisher:
 
 
 def _record(message: Message, settings: ClientSettings) -> PulsarRecord:
-    properties = plain_headers(message)
-    kind = content_type(message.headers)
-    if kind is not None:
-        properties[CONTENT_TYPE] = kind
     return PulsarRecord(
         topic=settings.topic_url(message.topic),
         key=message.key,
         body=message.body,
-        properties=properties,
+        properties=headers_with_type(message, attribute_prefix=None),
         event_timestamp_ms=message.created_at_ms or None,
     )
 
@@ -74,5 +74,4 @@ def _record(message: Message, settings: ClientSettings) -> PulsarRecord:
 def _result(message: Message, answer: str | None) -> PublishResult:
     if answer is None:
         return PublishResult(message.id, PublishStatus.STORED)
-    status = PublishStatus.REJECTED if treatment_of(answer) is Treatment.REJECTED else PublishStatus.DEFERRED
-    return PublishResult(message.id, status, f"topic {message.topic}: {explained(answer)}")
+    return refused_result(message, treatment_of(answer), explained(answer))

@@ -8,8 +8,9 @@ from typing import Final
 from pika import spec
 from pika.exceptions import ChannelClosedByBroker
 
+from broker_adapter.publishing.treatment import Treatment
 from broker_adapter.rabbitmq.channel import Answer, ConfirmOutcome
-from broker_adapter.rabbitmq.errors import CURES, NACK_CURE, RabbitMqErrorClass, explained, raised_for_code, verdict_of
+from broker_adapter.rabbitmq.errors import CURES, NACK_CURE, exception_for_code, explained, treatment_of
 from broker_adapter.rabbitmq.message_conversion import AmqpFrame, frame_of, header_bytes, refusal_of
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
@@ -17,7 +18,7 @@ PIPELINED_BYTES: Final = 64 * 1024
 """A body up to this size is sent with others before it is known that the server takes such a size."""
 
 
-class RabbitMqPublishBatch:
+class RabbitMqBatchResults:
     """Messages, the results that are known, and the frames that have none yet, in order."""
 
     def __init__(self, messages: Sequence[Message], *, frame_bytes_max: int, place: str) -> None:
@@ -91,16 +92,16 @@ class RabbitMqPublishBatch:
 
     def _refuse(self, numbers: Sequence[int], refusal: ChannelClosedByBroker) -> None:
         code, text = refusal.reply_code, refusal.reply_text
-        match verdict_of(code, text):
-            case RabbitMqErrorClass.DEFERRED:  # the exchange, which is that of all
+        match treatment_of(code, text):
+            case Treatment.DEFERRED:  # the exchange, which is that of all
                 for number in numbers:
                     self._settle(number, PublishStatus.DEFERRED, explained(code, text))
-            case RabbitMqErrorClass.REJECTED if len(numbers) == 1:
+            case Treatment.REJECTED if len(numbers) == 1:
                 self._settle(numbers[0], PublishStatus.REJECTED, explained(code, text))
-            case RabbitMqErrorClass.REJECTED:
+            case Treatment.REJECTED:
                 self._alone.update(numbers)
             case _:
-                raise raised_for_code(code, text, place=self._place) from refusal
+                raise exception_for_code(code, text, place=self._place) from refusal
 
     def _settle(self, number: int, status: PublishStatus, error: str | None = None) -> None:
         self._results[number] = PublishResult(self._messages[number].id, status, error)

@@ -4,51 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final
 
 from pika import exceptions as client
 from pika import spec
 from pika.adapters.utils import connection_workflow as workflow
 
-from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
+from broker_adapter.publishing.treatment import Treatment, batch_error
+from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, StorageFailed
 
-
-class RabbitMqErrorClass(StrEnum):
-    """The meaning of a reply code for the message that it answers, or the connection that it ends."""
-
-    REJECTED = "rejected"
-    """This message can never be stored as it is."""
-    DEFERRED = "deferred"
-    """Not this message, until an operator has helped."""
-    NOT_AUTHORIZED = "not authorized"
-    """This user may not do it."""
-    STORAGE = "storage"
-    """The server cannot store anything now."""
-    OUTAGE = "outage"
-    """Anything may have been stored."""
-
-
-REPLY_CODES: Final[Mapping[int, RabbitMqErrorClass]] = {
-    spec.REPLY_SUCCESS: RabbitMqErrorClass.OUTAGE,
-    spec.CONTENT_TOO_LARGE: RabbitMqErrorClass.REJECTED,
-    spec.NO_ROUTE: RabbitMqErrorClass.DEFERRED,
-    spec.NO_CONSUMERS: RabbitMqErrorClass.DEFERRED,
-    spec.CONNECTION_FORCED: RabbitMqErrorClass.OUTAGE,
-    spec.INVALID_PATH: RabbitMqErrorClass.NOT_AUTHORIZED,
-    spec.ACCESS_REFUSED: RabbitMqErrorClass.NOT_AUTHORIZED,
-    spec.NOT_FOUND: RabbitMqErrorClass.DEFERRED,
-    spec.RESOURCE_LOCKED: RabbitMqErrorClass.DEFERRED,
-    spec.PRECONDITION_FAILED: RabbitMqErrorClass.DEFERRED,  # unless it is about the message's size
-    spec.FRAME_ERROR: RabbitMqErrorClass.OUTAGE,
-    spec.SYNTAX_ERROR: RabbitMqErrorClass.OUTAGE,
-    spec.COMMAND_INVALID: RabbitMqErrorClass.OUTAGE,
-    spec.CHANNEL_ERROR: RabbitMqErrorClass.OUTAGE,
-    spec.UNEXPECTED_FRAME: RabbitMqErrorClass.OUTAGE,
-    spec.RESOURCE_ERROR: RabbitMqErrorClass.STORAGE,
-    spec.NOT_ALLOWED: RabbitMqErrorClass.NOT_AUTHORIZED,
-    spec.NOT_IMPLEMENTED: RabbitMqErrorClass.OUTAGE,
-    spec.INTERNAL_ERROR: RabbitMqErrorClass.OUTAGE,
+REPLY_CODES: Final[Mapping[int, Treatment]] = {
+    spec.REPLY_SUCCESS: Treatment.OUTAGE,
+    spec.CONTENT_TOO_LARGE: Treatment.REJECTED,
+    spec.NO_ROUTE: Treatment.DEFERRED,
+    spec.NO_CONSUMERS: Treatment.DEFERRED,
+    spec.CONNECTION_FORCED: Treatment.OUTAGE,
+    spec.INVALID_PATH: Treatment.NOT_AUTHORIZED,
+    spec.ACCESS_REFUSED: Treatment.NOT_AUTHORIZED,
+    spec.NOT_FOUND: Treatment.DEFERRED,
+    spec.RESOURCE_LOCKED: Treatment.DEFERRED,
+    spec.PRECONDITION_FAILED: Treatment.DEFERRED,  # unless it is about the message's size
+    spec.FRAME_ERROR: Treatment.OUTAGE,
+    spec.SYNTAX_ERROR: Treatment.OUTAGE,
+    spec.COMMAND_INVALID: Treatment.OUTAGE,
+    spec.CHANNEL_ERROR: Treatment.OUTAGE,
+    spec.UNEXPECTED_FRAME: Treatment.OUTAGE,
+    spec.RESOURCE_ERROR: Treatment.STORAGE,
+    spec.NOT_ALLOWED: Treatment.NOT_AUTHORIZED,
+    spec.NOT_IMPLEMENTED: Treatment.OUTAGE,
+    spec.INTERNAL_ERROR: Treatment.OUTAGE,
 }
 """All of AMQP 0.9.1, with which a server returns a message, or ends a channel or a connection."""
 
@@ -85,11 +69,11 @@ _PROBABLE: Final = (client.ProbableAuthenticationError, client.ProbableAccessDen
 _CODE_IN_TEXT: Final = re.compile(r"ConnectionClosedByBroker: \((\d+)\) (.*)")
 
 
-def verdict_of(code: int, text: str) -> RabbitMqErrorClass:
-    """Returns the meaning of a reply. An unknown code is an outage, which costs no attempt."""
+def treatment_of(code: int, text: str) -> Treatment:
+    """Returns the treatment of a reply. An unknown code is an outage, which costs no attempt."""
     if code == spec.PRECONDITION_FAILED and "message size" in text:
-        return RabbitMqErrorClass.REJECTED
-    return REPLY_CODES.get(code, RabbitMqErrorClass.OUTAGE)
+        return Treatment.REJECTED
+    return REPLY_CODES.get(code, Treatment.OUTAGE)
 
 
 def explained(code: int, text: str) -> str:
@@ -98,14 +82,14 @@ def explained(code: int, text: str) -> str:
     return f"{text} ({code}); {cure}" if cure else f"{text} ({code})"
 
 
-def raised_for(error: BaseException, *, place: str) -> BrokerError:
+def exception_for(error: BaseException, *, place: str) -> BrokerError:
     """The error of ours that an exception of the client's stands for; `place`: the addresses asked, no secret."""
     causes = _causes(error)
-    of_each = [_raised_for(cause, place=place) for cause in causes]
+    of_each = [_exception_for(cause, place=place) for cause in causes]
     return next((one for one in of_each if not isinstance(one, BrokerUnavailable)), of_each[-1])
 
 
-def _raised_for(error: BaseException, *, place: str) -> BrokerError:
+def _exception_for(error: BaseException, *, place: str) -> BrokerError:
     code, text = _reply(error)
     if code is None:
         kind = next((kind for known, kind in EXCEPTIONS if isinstance(error, known)), BrokerUnavailable)
@@ -113,19 +97,12 @@ def _raised_for(error: BaseException, *, place: str) -> BrokerError:
         return kind(f"RabbitMQ at {place}: {text}; {cure}" if cure else f"RabbitMQ at {place}: {text}")
     if isinstance(error, client.ProbableAuthenticationError):
         return NotAuthenticated(f"RabbitMQ at {place}: {text} ({code}); correct user or password in the broker's URL")
-    return raised_for_code(code, text, place=place)
+    return exception_for_code(code, text, place=place)
 
 
-def raised_for_code(code: int, text: str, *, place: str) -> BrokerError:
+def exception_for_code(code: int, text: str, *, place: str) -> BrokerError:
     """The error of ours for what concerns more than one message."""
-    explanation = f"RabbitMQ at {place}: {explained(code, text)}"
-    match verdict_of(code, text):
-        case RabbitMqErrorClass.NOT_AUTHORIZED:
-            return NotAuthorized(explanation)
-        case RabbitMqErrorClass.STORAGE:
-            return StorageFailed(explanation)
-        case _:
-            return BrokerUnavailable(explanation)
+    return batch_error(treatment_of(code, text), f"RabbitMQ at {place}: {explained(code, text)}")
 
 
 def _reply(error: BaseException) -> tuple[int | None, str]:

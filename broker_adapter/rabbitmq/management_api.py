@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import requests
+from broker_adapter.publishing.admin_http import AdminHttp
 
 
 class ManagementApi:
@@ -14,12 +14,8 @@ class ManagementApi:
 
     def __init__(self, url: str, *, vhost: str, login: tuple[str, str], ca_file: str | None) -> None:
         """`login`: of a user who has the tag `monitoring`."""
-        self.url = url
         self._vhost = quote(vhost, safe="")
-        # requests sends Latin-1, and the server reads UTF-8.
-        user, password = (part.encode().decode("latin-1") for part in login)
-        self._login = user, password
-        self._ca_file = ca_file
+        self._http = AdminHttp(f"{url}/api", login=login, ca_file=ca_file)
 
     def exchange_type(self, name: str, *, timeout_s: float) -> str:
         """Such as `topic`."""
@@ -41,8 +37,4 @@ class ManagementApi:
         return len(self._get("nodes", timeout_s=timeout_s))
 
     def _get(self, path: str, *, timeout_s: float) -> Any:
-        answer = requests.get(
-            f"{self.url}/api/{path}", auth=self._login, timeout=max(timeout_s, 0.001), verify=self._ca_file or True
-        )
-        answer.raise_for_status()
-        return answer.json()
+        return self._http.get(path, timeout_s=timeout_s).json()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ssl
 from typing import Final
-from urllib.parse import urlsplit
 
 import pika
 
+from broker_adapter.publishing.admin_http import admin_url
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.publishing.tls_context import tls_context
@@ -20,6 +20,7 @@ from outbox_core.messages.broker_port import Broker
 
 PORT: Final = 5672
 PORT_TLS: Final = 5671
+PORT_MANAGEMENT: Final = 15672
 TLS_SCHEMES: Final = frozenset({"rabbitmqs"})
 OPTIONS: Final = frozenset({"exchange", "management"})
 GUEST: Final = "guest"
@@ -47,8 +48,8 @@ def open_broker(
     servers = _servers(parsed, vhost=vhost, login=(user, password), tls=tls, timeout_s=bound_ms / 1000)
     api = None
     if "management" in parsed.options:
-        address, authorities = _checked(parsed.options["management"]), ca_file or parsed.file("ca_file")
-        api = ManagementApi(address, vhost=vhost, login=(user, password), ca_file=authorities)
+        address = admin_url(parsed.options["management"], option="management", port=PORT_MANAGEMENT)
+        api = ManagementApi(address, vhost=vhost, login=(user, password), ca_file=ca_file or parsed.file("ca_file"))
     publisher = RabbitMqPublisher(
         ProcessConnection(servers),
         Inspector(exchange=exchange, api=api),
@@ -78,12 +79,3 @@ def _servers(
         )
         for host, port in url.hosts
     ]
-
-
-def _checked(management: str) -> str:
-    parts = urlsplit(management)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
-        raise ConfigurationError(
-            f"management in the broker's URL is like http://HOST:15672, without a login, not one of {parts.scheme!r}"
-        )
-    return management.rstrip("/")

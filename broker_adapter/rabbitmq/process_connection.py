@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Sequence
-from functools import partial
 from random import Random
 
 import pika
 
+from broker_adapter.publishing.fork_reset import reset_in_children
 from broker_adapter.rabbitmq.connection import RabbitMqConnection
 from outbox_core.common.errors import ConfigurationError
 
@@ -26,7 +24,7 @@ class ProcessConnection:
         self._connection: RabbitMqConnection | None = None
         self._of_parents: list[RabbitMqConnection] = []
         self._is_closed = False
-        os.register_at_fork(after_in_child=partial(_reset_after_fork, weakref.ref(self)))
+        reset_in_children(self)
 
     def opened(self, *, timeout_s: float) -> RabbitMqConnection:
         """The connection, to any of the servers, tried in random order.
@@ -68,9 +66,3 @@ class ProcessConnection:
         if self._connection is not None:
             self._of_parents.append(self._connection)
             self._connection = None
-
-
-def _reset_after_fork(connection: weakref.ref[ProcessConnection]) -> None:
-    alive = connection()
-    if alive is not None:
-        alive.reset_after_fork()

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from broker_adapter.rabbitmq.batch_results import RabbitMqPublishBatch
+from broker_adapter.rabbitmq.batch_results import RabbitMqBatchResults
 from broker_adapter.rabbitmq.connection import RabbitMqConnection
 from broker_adapter.rabbitmq.durability_inspection import Inspector
-from broker_adapter.rabbitmq.errors import CLIENT_ERRORS, raised_for
+from broker_adapter.rabbitmq.errors import CLIENT_ERRORS, exception_for
 from broker_adapter.rabbitmq.process_connection import ProcessConnection
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.messages.capabilities import Capability
@@ -56,7 +56,7 @@ class RabbitMqPublisher:
     def _publish(
         self, messages: Sequence[Message], connection: RabbitMqConnection, left_s: Callable[[], float]
     ) -> list[PublishResult]:
-        batch = RabbitMqPublishBatch(messages, frame_bytes_max=connection.frame_bytes_max, place=self._place)
+        batch = RabbitMqBatchResults(messages, frame_bytes_max=connection.frame_bytes_max, place=self._place)
         while batch.pending:
             run = batch.next_run(confirmed_bytes_max=connection.confirmed_bytes_max)
             answer = connection.send(self._exchange, list(run.values()), timeout_s=left_s())
@@ -84,4 +84,4 @@ class RabbitMqPublisher:
         except CLIENT_ERRORS as error:
             if connection is not None:
                 self._connection.drop(connection)
-            raise raised_for(error, place=self._place) from error
+            raise exception_for(error, place=self._place) from error

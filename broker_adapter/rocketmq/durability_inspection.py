@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from broker_adapter.rocketmq.remoting import RemotingError, ask, decoded
@@ -79,9 +80,13 @@ class BrokerSettings:
 
 
 def _weaknesses(broker: str, settings: dict[str, str]) -> Iterator[Weakness]:
+    weakness = partial(Weakness, subject=f"broker {broker}")
     if settings.get("flushDiskType") != "SYNC_FLUSH":
         problem = "it confirms a message before it is on disk, and loses it with its power"
-        yield Weakness(subject=f"broker {broker}", problem=problem, cure="set flushDiskType=SYNC_FLUSH")
+        yield weakness(problem=problem, cure="set flushDiskType=SYNC_FLUSH")
+    if settings.get("cleanFileForciblyEnable") == "true":
+        problem = "when 85 % of its disk are used it deletes its oldest messages, read or not"
+        yield weakness(problem=problem, cure="set cleanFileForciblyEnable=false: it then refuses messages instead")
 
 
 def _left_s(deadline: float) -> float:

@@ -8,9 +8,9 @@ from typing import Final
 import grpc
 import msgspec
 
-from broker_adapter.publishing.treatment import ONE_MESSAGE, Treatment, treatments_by_name
+from broker_adapter.publishing.treatment import ONE_MESSAGE, Treatment, batch_error, treatments_by_name
 from broker_adapter.rocketmq.protocol.definition_pb2 import Code, Status
-from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
+from outbox_core.common.errors import BrokerError
 
 _REJECTED = """
 ILLEGAL_TOPIC ILLEGAL_LITE_TOPIC ILLEGAL_MESSAGE_TAG ILLEGAL_MESSAGE_KEY ILLEGAL_MESSAGE_GROUP
@@ -52,6 +52,7 @@ _BY_TEXT: Final[tuple[tuple[str, str, Treatment], ...]] = (
     ("INTERNAL_SERVER_ERROR", "message body size exceeded", Treatment.REJECTED),
     ("INTERNAL_SERVER_ERROR", "the message is illegal", Treatment.REJECTED),
     ("INTERNAL_SERVER_ERROR", "disk is full", Treatment.STORAGE),
+    ("INTERNAL_SERVER_ERROR", "create mapped file failed", Treatment.STORAGE),
 )
 """What a code does not tell apart, and its text does: the proxy passes on what a broker says under one code."""
 
@@ -68,7 +69,11 @@ _CURES: Final[tuple[tuple[str, str, str], ...]] = (
     ("UNAUTHORIZED", "is not found", "start the brokers; if they run, check the access key in the broker's URL"),
     ("UNAUTHORIZED", "", "check access key and secret in the broker's URL"),
     ("INTERNAL_SERVER_ERROR", "disk is full", "make room on the broker's disk"),
+    ("INTERNAL_SERVER_ERROR", "create mapped file failed", "make room on the broker's disk"),
     ("HA_NOT_AVAILABLE", "", "start the broker's slave, or lower inSyncReplicas"),
+    ("gRPC UNAVAILABLE", "CERTIFICATE_VERIFY_FAILED", "name who signed it with ca_file= in the broker's URL"),
+    ("gRPC UNAVAILABLE", "", "start the proxies; if they run, check hosts, ports and rocketmqs:// of the broker's URL"),
+    ("gRPC DEADLINE_EXCEEDED", "", "see whether the proxies or brokers hang, or are cut off"),
 )
 
 
@@ -122,13 +127,7 @@ def concerns_one_message(refusal: Refusal) -> bool:
 
 def exception_for(refusal: Refusal, *, place: str) -> BrokerError:
     """Returns the exception for a whole batch; `place`: the proxies' addresses."""
-    text = f"RocketMQ at {place}: {refusal}"
-    match treatment_of(refusal):
-        case Treatment.NOT_AUTHENTICATED:
-            return NotAuthenticated(text)
-        case Treatment.NOT_AUTHORIZED | Treatment.DEFERRED:
-            return NotAuthorized(text)
-        case Treatment.STORAGE:
-            return StorageFailed(text)
-        case _:
-            return BrokerUnavailable(text)
+    treatment = treatment_of(refusal)
+    if treatment is Treatment.DEFERRED:  # of a client as a whole, whom an operator can help
+        treatment = Treatment.NOT_AUTHORIZED
+    return batch_error(treatment, f"RocketMQ at {place}: {refusal}")

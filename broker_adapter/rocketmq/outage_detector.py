@@ -23,7 +23,7 @@ class TopicRouter(Protocol):
         """Ask anew for each topic."""
 
 
-class KnownTopics:
+class OutageDetector:
     """Thread-safe. Seconds after the last broker died a name server says of each topic that it is not there."""
 
     def __init__(self, *, place: str) -> None:

@@ -103,6 +103,7 @@ class ProxyChannel:
 
 def connect(servers: ProxyServers, *, clock: Clock, deadline_ms: int) -> ProxyChannel:
     """A channel to the first proxy that answers until the deadline. Raises BrokerUnavailable and NotAuthenticated."""
+    reason: Refusal | None = None
     for host, port in itertools.cycle(servers.hosts):
         left_s = max(1, deadline_ms - clock.monotonic_ms()) / 1000
         channel = ProxyChannel(servers, host, port, clock=clock)
@@ -110,9 +111,12 @@ def connect(servers: ProxyServers, *, clock: Clock, deadline_ms: int) -> ProxyCh
             status = channel.greet(timeout_s=left_s / len(servers.hosts))
         except grpc.RpcError as error:
             channel.channel.close()
+            # The last try has little time, and says that this is over: what one before it met says more.
+            if reason is None or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                reason = Refusal.of_call(error)
             ends_ms = clock.monotonic_ms() + 1000 * REPEAT_SECONDS
             if error.code() not in _NO_CONNECTION or ends_ms >= deadline_ms:
-                raise exception_for(Refusal.of_call(error), place=servers.place) from error
+                raise exception_for(reason, place=servers.place) from error
             threading.Event().wait(REPEAT_SECONDS)
             continue
         if status.code == definition.OK:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from broker_adapter.publishing.client_pool import ClientPool
-from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.publishing.treatment import Treatment, refused_result
 from broker_adapter.rocketmq.durability_inspection import BrokerSettings
 from broker_adapter.rocketmq.errors import Refusal, treatment_of
 from broker_adapter.rocketmq.message_conversion import engine_message, message_group, requests_of, topic_name
-from broker_adapter.rocketmq.outage_detector import MISSING, KnownTopics
+from broker_adapter.rocketmq.outage_detector import MISSING, OutageDetector
 from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from broker_adapter.rocketmq.proxy_connection import ProxyConnection
 from broker_adapter.rocketmq.topic_route import TopicRoute, route_weaknesses
@@ -35,7 +35,7 @@ class RocketMqPublisher:
     ) -> None:
         """`place`: the proxies' addresses."""
         self._pool = pool
-        self._known = KnownTopics(place=place)
+        self._known = OutageDetector(place=place)
         self._settings = settings
         self._clock = clock
 
@@ -159,5 +159,4 @@ def _refusal(message: Message, route: TopicRoute | Refusal) -> Refusal | None:
 def _result(message: Message, refusal: Refusal | None) -> PublishResult:
     if refusal is None:
         return PublishResult(message.id, PublishStatus.STORED)
-    status = PublishStatus.REJECTED if treatment_of(refusal) is Treatment.REJECTED else PublishStatus.DEFERRED
-    return PublishResult(message.id, status, f"topic {message.topic}: {refusal}")
+    return refused_result(message, treatment_of(refusal), str(refusal))

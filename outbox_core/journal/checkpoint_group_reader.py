@@ -28,7 +28,7 @@ class _Checkpoint(msgspec.Struct, array_like=True, frozen=True):
 _decode = msgspec.msgpack.Decoder(_Checkpoint).decode
 
 
-def groups_in(payloads: Iterable[bytes]) -> list[tuple[str, str]] | None:
+def read_groups(payloads: Iterable[bytes]) -> list[tuple[str, str]] | None:
     """Returns the (topic, group) pairs of the checkpoint at the start of a segment of the action log.
 
     `payloads`: the segment's records, from its first one on; reading stops after the checkpoint. Returns None if the

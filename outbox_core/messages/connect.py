@@ -22,6 +22,8 @@ EXTRAS: Final = {
     "rediss": "redis",
     "redis+cluster": "redis",
     "rediss+cluster": "redis",
+    "redis+sentinel": "redis",
+    "rediss+sentinel": "redis",
     "natss": "nats",
     "tls": "nats",
     "rabbitmqs": "rabbitmq",

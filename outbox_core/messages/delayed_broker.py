@@ -1,18 +1,18 @@
 """DelayedBroker: a broker without delayed delivery, combined with our delay service.
 
-Messages that are due go to the target directly. Scheduled messages go to the delay service, which publishes them to the
-same target when they are due. Cancels go to the delay service.
+Messages without a due time go to the target directly. Those with one go to the delay service, which publishes them to
+the same target when they are due, and so do cancels. A due time that has passed makes no difference: the message may be
+a repeat, and only the delay service knows whether it has published it already, or whether it was canceled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker, BrokerAdmin
 from outbox_core.messages.capabilities import Capability, capabilities_of
-from outbox_core.messages.durability_inspection import Inspectable, Inspection
+from outbox_core.messages.durability_inspection import Inspectable, Inspection, WeaknessReporter
 from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
 from outbox_core.messages.message import (
     AckStatus,
@@ -26,9 +26,9 @@ from outbox_core.messages.message import (
 
 
 class DelayedBroker:
-    """A Broker that publishes to `target`, and scheduled messages to `delay`. Thread-safe if both are."""
+    """A Broker that publishes to `target`, and messages with a due time to `delay`. Thread-safe if both are."""
 
-    def __init__(self, target: Broker, delay: Broker, *, clock: Clock | None = None) -> None:
+    def __init__(self, target: Broker, delay: Broker) -> None:
         """`delay`: a delay service whose own target is the same broker. close() closes both."""
         if Capability.DELAY not in capabilities_of(delay):
             raise ConfigurationError(
@@ -36,7 +36,6 @@ class DelayedBroker:
             )
         self._target = target
         self._delay = delay
-        self._clock = clock or SystemClock()
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -48,13 +47,11 @@ class DelayedBroker:
 
         If one of the two raises, the other may have stored its part: publish the whole batch again.
         """
-        now_ms = self._clock.now_ms()
-        scheduled = [message.deliver_at_ms is not None and message.deliver_at_ms > now_ms for message in batch]
-        due = [message for message, later in zip(batch, scheduled, strict=True) if not later]
-        waiting = [message for message, later in zip(batch, scheduled, strict=True) if later]
-        of_target = iter(self._target.publish(due) if due else [])
-        of_delay = iter(self._delay.publish(waiting) if waiting else [])
-        return [next(of_delay if later else of_target) for later in scheduled]
+        immediate = [message for message in batch if message.deliver_at_ms is None]
+        scheduled = [message for message in batch if message.deliver_at_ms is not None]
+        of_target = iter(self._target.publish(immediate) if immediate else [])
+        of_delay = iter(self._delay.publish(scheduled) if scheduled else [])
+        return [next(of_target if message.deliver_at_ms is None else of_delay) for message in batch]
 
     def pull(
         self,
@@ -96,6 +93,11 @@ class DelayedBroker:
         if not isinstance(self._target, Inspectable):
             return Inspection(product="outbox-mq", version="")
         return self._target.inspect(topics)
+
+    def report_weaknesses(self) -> None:
+        """Log those of the target's server."""
+        if isinstance(self._target, WeaknessReporter):
+            self._target.report_weaknesses()
 
     def close(self) -> None:
         """Close both. Idempotent."""

@@ -38,3 +38,11 @@ class Inspectable(Protocol):
 
     def inspect(self, topics: Sequence[str] = ()) -> Inspection:
         """Inspect the server's settings and these topics; changes nothing. Errors are those of Broker."""
+
+
+@runtime_checkable
+class WeaknessReporter(Protocol):
+    """A Broker that logs how its server is weaker than it promises; before a first publish it does so by itself."""
+
+    def report_weaknesses(self) -> None:
+        """Inspect the server's settings, and log each weakness that was not logged yet. Errors are those of Broker."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 
@@ -29,10 +30,11 @@ class Timer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenTimers:
-    """Due timers of one slot, the longest due first, for the taker alone until the lease ends.
+    """Timers of one slot, the longest due first, for the taker alone until the lease ends.
 
-    `lease` names this take. `late_ms`: how long the first of them has been due; `next_ms`: until the slot's next timer
-    is due, None where it has none. `complete`: whether all timers were added since the store last lost everything.
+    `lease` names this take. `late_ms`: how long the first of them has been due, 0 if it is not yet; `next_ms`: until
+    the slot's next timer can be taken, None where it has none. `complete`: whether all timers were added since the
+    store last lost everything.
     """
 
     slot: int
@@ -43,15 +45,55 @@ class TakenTimers:
     complete: bool
 
 
+class SlotState(StrEnum):
+    """Whether a slot has all timers: COMPLETE, or not since the store lost them (INCOMPLETE), which a rebuild mends."""
+
+    COMPLETE = "complete"
+    REBUILDING = "being rebuilt"
+    INCOMPLETE = "to be rebuilt"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFigures:
-    """What one slot holds: its timers, those of them that are due, and how long until the next one is due."""
+    """What one slot holds: its timers, those of them that are due, and how long until the next one is due.
+
+    Timers that a worker has taken count; they are due again at the end of its lease.
+    """
 
     slot: int
     timers: int
     due: int
     next_ms: int | None
-    complete: bool
+    state: SlotState
+
+    @property
+    def complete(self) -> bool:
+        """Whether all timers were added since the store last lost everything."""
+        return self.state is SlotState.COMPLETE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotServer:
+    """The process whose worker serves a slot; `instance`: its id in the registry of leases, empty without leases.
+
+    `rebuilt_rows`: the pending rows that its rebuild has read so far, None while it rebuilds nothing.
+    """
+
+    host: str
+    process: int
+    instance: str
+    rebuilt_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStatus:
+    """What one slot holds, or why it does not answer; who announced itself as its server last, and how long ago."""
+
+    slot: int
+    figures: SlotFigures | None = None
+    problem: str | None = None
+    server: SlotServer | None = None
+    seen_ms_ago: int | None = None
 
 
 class TimerSink(Protocol):
@@ -69,11 +111,14 @@ class TimerSink(Protocol):
 
 
 class TimerQueue(Protocol):
-    """Hands out due timers to workers. Any number of them may take from a slot. Raises BrokerError."""
+    """Hands out timers that are due, or will be soon, to workers. Any number of them may take from a slot.
 
-    def take(self, slots: Sequence[int], *, limit: int, lease_ms: int) -> list[TakenTimers]:
-        """Take due timers of these slots, at most `limit` of all together, and say when the next are due. Slots that do
-        not answer are left out; raises if none does.
+    Raises BrokerError.
+    """
+
+    def take(self, slots: Sequence[int], *, limit: int, lease_ms: int, ahead_ms: int = 0) -> list[TakenTimers]:
+        """Take timers of these slots that are due, or will be within `ahead_ms`, at most `limit` of all together, and
+        say when the next can be taken. Slots that do not answer are left out; raises if none does.
 
         A timer that is not settled within the lease is taken again.
         """
@@ -121,7 +166,19 @@ class TimingAdmin(Protocol):
         """Mark the slots as complete. Returns as continue_rebuild()."""
 
     def figures(self) -> list[SlotFigures]:
-        """Returns what each slot holds."""
+        """Returns what each slot holds. Raises BrokerError if one does not answer."""
+
+
+class TimingStatus(Protocol):
+    """Shows slots to people, and who serves them. Nothing is decided by it. Raises BrokerError."""
+
+    def announce(self, slots: Sequence[int], server: SlotServer) -> None:
+        """Record who serves these slots, for 30 seconds, unless another server announces itself. After an error some
+        may have it.
+        """
+
+    def statuses(self, slots: Sequence[int]) -> list[SlotStatus]:
+        """Returns the status of these slots; raises if none of them answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +209,5 @@ class TimerScan(Protocol):
         """Remove timers of a slot whose time is still the same; returns how many."""
 
 
-class TimingStore(TimerSink, TimerQueue, TimingAdmin, TimerScan, Protocol):
+class TimingStore(TimerSink, TimerQueue, TimingAdmin, TimingStatus, TimerScan, Protocol):
     """The whole store of one source."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.message import Delivery, Message
 from outbox_core.protocol.wire import Encoding, NewMessage, PackedMessage, PackedPulledMessage, PulledMessage
-from outbox_core.protocol.wire_multi_topic_publish import AddressedMessage, PackedAddressedMessage
+from outbox_core.protocol.wire_multi_topic_publish import MultiTopicMessage, PackedMultiTopicMessage
 
 _LONG_BYTES: Final = 4 * 1024
 _ESCAPED_PART: Final = 10
@@ -56,9 +56,9 @@ def packed_message(message: Message) -> PackedMessage:
     )
 
 
-def packed_addressed_message(message: Message) -> PackedAddressedMessage:
+def packed_multi_topic_message(message: Message) -> PackedMultiTopicMessage:
     """The same where the request does not name the topic."""
-    return PackedAddressedMessage(topic=message.topic, body=message.body, **_message_fields(message))
+    return PackedMultiTopicMessage(topic=message.topic, body=message.body, **_message_fields(message))
 
 
 def text_message(message: Message) -> NewMessage:
@@ -67,10 +67,10 @@ def text_message(message: Message) -> NewMessage:
     return NewMessage(body=body, encoding=encoding, **_message_fields(message))
 
 
-def text_addressed_message(message: Message) -> AddressedMessage:
+def text_multi_topic_message(message: Message) -> MultiTopicMessage:
     """The same where the request does not name the topic."""
     body, encoding = text_body(message.body)
-    return AddressedMessage(topic=message.topic, body=body, encoding=encoding, **_message_fields(message))
+    return MultiTopicMessage(topic=message.topic, body=body, encoding=encoding, **_message_fields(message))
 
 
 def pulled_message(delivery: Delivery) -> PulledMessage:

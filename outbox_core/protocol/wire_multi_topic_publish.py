@@ -12,25 +12,25 @@ TopicName = Annotated[str, Meta(extra_json_schema={"pattern": r"^(?!\.{1,2}$)[A-
 """Documentation only: the server checks the limit, so that it has one error text."""
 
 
-class AddressedMessage(NewMessage, frozen=True, kw_only=True):
+class MultiTopicMessage(NewMessage, frozen=True, kw_only=True):
     """One message; see NewMessage."""
 
     topic: TopicName
 
 
-class PackedAddressedMessage(PackedMessage, frozen=True, kw_only=True):
+class PackedMultiTopicMessage(PackedMessage, frozen=True, kw_only=True):
     """The same in MessagePack."""
 
     topic: TopicName
 
 
-class AddressedPublishRequest(Request, frozen=True, kw_only=True):
+class MultiTopicPublishRequest(Request, frozen=True, kw_only=True):
     """POST /v1/publish; the response is a PublishAnswer."""
 
-    messages: Annotated[list[AddressedMessage], Batch]
+    messages: Annotated[list[MultiTopicMessage], Batch]
 
 
-class PackedAddressedPublishRequest(Request, frozen=True, kw_only=True):
+class PackedMultiTopicPublishRequest(Request, frozen=True, kw_only=True):
     """The same in MessagePack."""
 
-    messages: Annotated[list[PackedAddressedMessage], Batch]
+    messages: Annotated[list[PackedMultiTopicMessage], Batch]

@@ -21,6 +21,16 @@ def read_secret(path: Path, *, what: str) -> str:
         raise ConfigurationError(f"the {what} file {path} is not UTF-8") from None
 
 
+def read_optional_secret(path: Path | None, *, what: str) -> str | None:
+    """Returns what read_secret() returns, and None for no file. Raises ConfigurationError for an empty one, too."""
+    if path is None:
+        return None
+    text = read_secret(path, what=what)
+    if not text:
+        raise ConfigurationError(f"the {what} file {path} is empty")
+    return text
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Returns the tables of a configuration file. Raises ConfigurationError."""
     try:

@@ -1,4 +1,4 @@
-"""The retention watermark: a file in which the reconciliation records what it has evaluated, read before each purge.
+"""The retention hold: a file in which the reconciliation records what it has evaluated, read before each purge.
 
 Evidence that is not evaluated yet is retained for up to RETENTION_FACTOR_MAX times its normal age: a stopped
 reconciliation delays a purge, but never fills a disk. A file that cannot be read delays it likewise. Purges nothing.
@@ -34,7 +34,7 @@ class Purgeable(StrEnum):
     BROKER = "broker"
 
 
-class EvidenceWatermark(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionHold(msgspec.Struct, frozen=True, kw_only=True):
     """Since when evidence is still needed (milliseconds since the epoch); no purge waits for kinds that are absent."""
 
     format: int = FORMAT
@@ -56,10 +56,10 @@ class EvidenceRetention:
         self._log_change(_state(found, now_ms=now_ms))
         return retention_age_ms(found, evidence, keep_ms=keep_ms, now_ms=now_ms)
 
-    def _read(self) -> EvidenceWatermark | None:
+    def _read(self) -> RetentionHold | None:
         try:
             with self._path.open("rb") as file:
-                found = msgspec.json.decode(file.read(FILE_BYTES_MAX), type=EvidenceWatermark)
+                found = msgspec.json.decode(file.read(FILE_BYTES_MAX), type=RetentionHold)
         except (OSError, msgspec.MsgspecError):
             return None
         return found if found.format == FORMAT else None
@@ -72,17 +72,17 @@ class EvidenceRetention:
         self._logged_state = state
 
 
-def retention_age_ms(judged: EvidenceWatermark | None, evidence: Purgeable, *, keep_ms: int, now_ms: int) -> int:
-    """Returns the age from which evidence may be purged, given the watermark."""
+def retention_age_ms(judged: RetentionHold | None, evidence: Purgeable, *, keep_ms: int, now_ms: int) -> int:
+    """Returns the age from which evidence may be purged, given the hold."""
     most_ms = keep_ms * RETENTION_FACTOR_MAX
     if judged is None:
         return most_ms
     needed_since_ms = judged.needed_since_ms.get(evidence, now_ms)
-    # Evidence of the watermark's own millisecond is still needed.
+    # Evidence of the hold's own millisecond is still needed.
     return min(max(keep_ms, now_ms - needed_since_ms + 1), most_ms)
 
 
-def _state(judged: EvidenceWatermark | None, *, now_ms: int) -> str:
+def _state(judged: RetentionHold | None, *, now_ms: int) -> str:
     if judged is None:
         return "judged_file_cannot_be_read"
     return "judged_file_is_old" if now_ms - judged.written_at_ms > OLD_AFTER_MS else ""

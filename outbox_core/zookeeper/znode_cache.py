@@ -14,7 +14,7 @@ class CacheHit:
     value: Any
 
 
-class ReadCache:
+class ZnodeCache:
     """By path, or by children_key() of a path. Thread-safe."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The address of a cluster in ZooKeeper: servers, root path, and how to authenticate."""
+"""An address in ZooKeeper: servers, root path, and how to authenticate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Final
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.url_parts import shown_url, split_url
 
-SCHEME: Final = "bookkeeper"
 PORT: Final = 2181
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _PATH: Final = re.compile(r"(/[A-Za-z0-9._-]+)+")
-_CURE: Final = "an address looks like bookkeeper://zk1:2181,zk2:2181,zk3:2181/outbox/delay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,33 +32,37 @@ class ZooKeeperSecurity:
         if (self.certificate is None) != (self.key is None):
             raise ConfigurationError("a client certificate for ZooKeeper needs both its file and that of its key")
         if not self.tls and (self.ca_file is not None or self.certificate is not None):
-            raise ConfigurationError("a CA file or a certificate for ZooKeeper is for TLS: give --zookeeper-tls too")
+            raise ConfigurationError("a CA file or a certificate for ZooKeeper is for TLS: set zookeeper_tls too")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooKeeperAddress:
-    """`hosts`: `zk1:2181,zk2:2181`; `root`: the absolute path of the cluster's znodes."""
+    """`hosts`: `zk1:2181,zk2:2181`; `root`: the absolute path of the znodes."""
 
     hosts: str
     root: str
 
     @classmethod
-    def parse(cls, url: str) -> ZooKeeperAddress:
-        """Returns the parts of `bookkeeper://zk1,zk2,zk3/path`. Raises ConfigurationError that names the mistake."""
+    def parse(cls, url: str, *, example: str) -> ZooKeeperAddress:
+        """Returns the parts of `scheme://zk1,zk2,zk3/path`; `example`: an address of the same scheme, for errors.
+
+        Raises ConfigurationError that names the mistake.
+        """
         parts = split_url(url)
-        if parts.scheme != SCHEME or parts.query or parts.fragment:
-            raise ConfigurationError(f"not a cluster's address: {shown_url(url)!r}; {_CURE}")
+        cure = f"an address looks like {example}"
+        if parts.scheme != split_url(example).scheme or parts.query or parts.fragment:
+            raise ConfigurationError(f"not an address in ZooKeeper: {shown_url(url)!r}; {cure}")
         if "@" in parts.netloc:
-            raise ConfigurationError("a cluster's address has no user and password: they are options of their own")
-        hosts = [_with_port(host) for host in parts.netloc.split(",")]
+            raise ConfigurationError("an address in ZooKeeper has no user and password: they are options of their own")
+        hosts = [_with_port(host, cure) for host in parts.netloc.split(",")]
         root = parts.path.rstrip("/")
         if not _PATH.fullmatch(root) or {".", ".."} & set(root.split("/")):
-            raise ConfigurationError(f"the path of a cluster is one or more names, not {parts.path!r}; {_CURE}")
+            raise ConfigurationError(f"the path in ZooKeeper is one or more names, not {parts.path!r}; {cure}")
         return cls(hosts=",".join(hosts), root=root)
 
 
-def _with_port(host: str) -> str:
+def _with_port(host: str, cure: str) -> str:
     found = _HOST.fullmatch(host)
     if found is None:
-        raise ConfigurationError(f"not a ZooKeeper server: {host!r}; {_CURE}")
+        raise ConfigurationError(f"not a ZooKeeper server: {host!r}; {cure}")
     return host if found[2] else f"{host}:{PORT}"

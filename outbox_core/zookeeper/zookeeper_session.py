@@ -9,6 +9,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -19,11 +20,11 @@ from kazoo.loggingsupport import BLATHER
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, make_acl
 
-from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable, SessionEnded
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.event_logger import EventLogger
-from outbox_core.zookeeper.znode_cache import ReadCache, children_key
+from outbox_core.zookeeper.znode_cache import ZnodeCache, children_key
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
+from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable, SessionEnded
 
 logger: EventLogger = EventLogger(__name__)
 Value = TypeVar("Value")
@@ -31,6 +32,18 @@ Value = TypeVar("Value")
 _GRANTED: Final = re.compile(r"negotiated session timeout")
 _GRANTED_ARGUMENT: Final = 2
 _CLOSE_SECONDS_MAX: Final = 5
+_GAVE_UP: Final = "Failed connecting"
+"""What kazoo reports at the end of a client that never connected, whatever the cause."""
+_LOGIN_REFUSED: Final = "AUTH_FAILED"
+_LOGIN: Final = "does not accept the login: check zookeeper_user and zookeeper_password_file"
+_CERTIFICATE: Final = "demands a certificate that it trusts: set zookeeper_certificate and zookeeper_key"
+_REFUSALS: Final = (
+    # A server that ends in the middle of a login looks like one that refuses it.
+    (_LOGIN_REFUSED, _LOGIN),
+    ("CERTIFICATE_VERIFY_FAILED", "has a certificate that is not trusted: name its CA in zookeeper_ca_file"),
+    *((alert, _CERTIFICATE) for alert in ("ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE", "ALERT_UNKNOWN_CA")),
+)
+"""What a client reports, and the mistake in its settings. No retry helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +74,29 @@ class ZooKeeperSession:
     ) -> None:
         """Connect. `changed` is called, from any thread, when a cached read is no longer current or the session ends.
 
-        Raises CoordinatorUnavailable if no server answers.
+        Raises CoordinatorUnavailable if no server answers, ConfigurationError if one does not accept this client.
         """
         self._options = options
         self._changed = changed or _ignore
-        self._cache = ReadCache()
+        self._cache = ZnodeCache()
         self._grants = _GrantedTimeouts()
         self._ended = threading.Event()
         self._client = zookeeper_client(address, options, self._grants.logger)
         self._client.add_listener(self._listen)
         self.id = ""
+        self._credentials = (0, b"")
         try:
             self._client.start(timeout=options.request_ms_max / 1000)
         except (KazooTimeoutError, kazoo_errors.KazooException) as error:
+            problem = self._grants.last_problem or str(error)
             self.close()
-            raise CoordinatorUnavailable(
-                f"no ZooKeeper server of {address.hosts} accepts a session: {error}"
-            ) from error
-        self.id = _session_id(self._client.client_id[0])
+            raise _refused(address, problem, options.security) from error
+        known = self._client.client_id
+        if known is None:  # the connection was lost just now
+            self.close()
+            raise CoordinatorUnavailable(f"the connection to ZooKeeper at {address.hosts} was lost")
+        self._credentials = known
+        self.id = _session_id(known[0])
         if self._grants.last_ms is None:
             self.close()
             raise ConfigurationError("this version of kazoo does not report the session time-out: install 2.11.0")
@@ -96,8 +114,7 @@ class ZooKeeperSession:
     @property
     def credentials(self) -> tuple[int, bytes]:
         """The session's number and password, with which another client can continue or end it."""
-        number, password = self._client.client_id
-        return number, password
+        return self._credentials
 
     def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> Znode | None:
         """Create a znode; returns it, or None if there is one already, maybe this session's own.
@@ -118,6 +135,23 @@ class ZooKeeperSession:
             raise SessionEnded("the session with ZooKeeper ended")
         return znode
 
+    def create_ephemerals(self, paths: Sequence[str], data: bytes) -> set[str]:
+        """Create ephemeral znodes of this session, all requests at once; returns the paths that did not exist.
+
+        Raises SessionEnded if one did not become this session's.
+        """
+        requests = {path: self._begin(self._client.create_async, path, data, ephemeral=True) for path in paths}
+        created = set()
+        try:
+            for path, request in requests.items():
+                with suppress(kazoo_errors.NodeExistsError):
+                    self._wait(request)
+                    created.add(path)
+        finally:
+            self._cache.forget(*paths, *{path.rpartition("/")[0] for path in paths})
+        self._check_own(sorted(created))
+        return created
+
     def write(self, path: str, data: bytes, *, version: int = -1) -> Znode | None:
         """Change a znode, if it has this version; returns it, or None if it has another one or does not exist."""
         try:
@@ -127,11 +161,27 @@ class ZooKeeperSession:
         finally:
             self._cache.forget(path)
 
-    def delete(self, path: str) -> None:
-        """Delete a znode; idempotent."""
+    def replace(self, path: str, data: bytes, *, version: int) -> bool:
+        """Delete a znode of any session, if it has this version, and create an ephemeral one of this session in its
+        place, in one transaction; returns whether that was done.
+        """
+        transaction = self._client.transaction()
+        transaction.delete(path, version=version)
+        transaction.create(path, data, ephemeral=True)
         try:
-            self._call(self._client.delete_async, path)
-        except kazoo_errors.NoNodeError:
+            results = self._call(transaction.commit_async)
+        finally:
+            self._cache.forget(path, path.rpartition("/")[0])
+        if any(isinstance(result, Exception) for result in results):
+            return False
+        self._check_own([path])
+        return True
+
+    def delete(self, path: str, *, version: int = -1) -> None:
+        """Delete a znode, if it has this version; idempotent."""
+        try:
+            self._call(self._client.delete_async, path, version=version)
+        except (kazoo_errors.BadVersionError, kazoo_errors.NoNodeError):
             return
         finally:
             self._cache.forget(path, path.rpartition("/")[0])
@@ -165,7 +215,7 @@ class ZooKeeperSession:
         try:
             names = self._call(self._client.get_children_async, path, watch=self._watch_children)
         except kazoo_errors.NoNodeError as error:
-            raise ConfigurationError(f"there is no cluster here: the znode {path} is missing") from error
+            raise ConfigurationError(f"nothing is set up at this path: the znode {path} is missing") from error
         self._cache.put(key, tuple(sorted(names)), began=began)
         return sorted(names)
 
@@ -178,6 +228,12 @@ class ZooKeeperSession:
         except (KazooTimeoutError, kazoo_errors.KazooException) as error:
             logger.warning("zookeeper_close_failed", extra={"error": str(error)})
 
+    def _check_own(self, paths: Sequence[str]) -> None:
+        """Raise SessionEnded unless these znodes are this session's: the client begins a new session by itself."""
+        if any(znode is None or znode.session != self.id for znode in self.read_all(paths)):
+            self._end()
+            raise SessionEnded("the session with ZooKeeper ended")
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -185,7 +241,7 @@ class ZooKeeperSession:
 
     def _begin(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if self._ended.is_set():
-            raise SessionEnded("the session with ZooKeeper ended")
+            raise self._end_error()
         return method(*arguments, **options)
 
     def _wait(self, request: Any) -> Any:
@@ -193,13 +249,19 @@ class ZooKeeperSession:
             result = request.get(timeout=self._options.request_ms_max / 1000)
         except (kazoo_errors.NodeExistsError, kazoo_errors.NoNodeError, kazoo_errors.BadVersionError):
             if self._ended.is_set():
-                raise SessionEnded("the session with ZooKeeper ended") from None
+                raise self._end_error() from None
             raise
         except (KazooTimeoutError, kazoo_errors.KazooException) as error:
-            raise _translated(error) from error
+            raise (self._end_error() if self._ended.is_set() else _translated(error)) from error
         if self._ended.is_set():  # it may be the answer to another session
             raise SessionEnded("the session with ZooKeeper ended")
         return result
+
+    def _end_error(self) -> Exception:
+        """Why nothing goes on: a server accepts a session before it refuses its login."""
+        if _LOGIN_REFUSED in self._grants.last_problem:
+            return ConfigurationError(f"ZooKeeper {_LOGIN}")
+        return SessionEnded("the session with ZooKeeper ended")
 
     # -- what kazoo reports, in threads of its own --------------------------------------------------------------------
 
@@ -227,7 +289,8 @@ class ZooKeeperSession:
 
 
 class _GrantedTimeouts(logging.Handler):
-    """Finds the session time-out that a server granted in kazoo's log, which is where kazoo reports it (#769).
+    """Finds in kazoo's log the session time-out that a server granted and the last problem with a connection, since
+    kazoo reports them nowhere else (#769).
 
     Warnings and errors, one at each attempt to connect, go on to our own log for debugging; all other records end here,
     since one has the session's password.
@@ -236,6 +299,7 @@ class _GrantedTimeouts(logging.Handler):
     def __init__(self) -> None:
         super().__init__(level=BLATHER)
         self.last_ms: int | None = None
+        self.last_problem = ""
         self.logger = logging.Logger("kazoo", level=BLATHER)  # noqa: LOG001  (not in the tree of loggers)
         self.logger.addHandler(self)
 
@@ -243,7 +307,10 @@ class _GrantedTimeouts(logging.Handler):
         if isinstance(record.args, tuple) and _GRANTED.search(str(record.msg)):
             self.last_ms = int(str(record.args[_GRANTED_ARGUMENT]))
         elif record.levelno >= logging.WARNING:
-            logger.log(logging.DEBUG, "zookeeper_client", extra={"text": record.getMessage()})
+            text = record.getMessage()
+            if not text.startswith(_GAVE_UP):
+                self.last_problem = text
+            logger.log(logging.DEBUG, "zookeeper_client", extra={"text": text})
 
 
 def zookeeper_client(address: ZooKeeperAddress, options: SessionOptions, log: logging.Logger) -> Any:
@@ -270,12 +337,27 @@ def zookeeper_client(address: ZooKeeperAddress, options: SessionOptions, log: lo
     )
 
 
+def _refused(address: ZooKeeperAddress, problem: str, security: ZooKeeperSecurity) -> Exception:
+    """The error of a client to which no server gave a session; `problem`: what it reported last."""
+    for sign, mistake in _REFUSALS:
+        if sign in problem:
+            return ConfigurationError(f"ZooKeeper at {address.hosts} {mistake} ({problem})")
+    # A server that starts or ends drops connections as one does that expects TLS, or none.
+    if security.tls:
+        hint = "; if its port has no TLS, name that of its secureClientPort"
+    else:
+        hint = "; if its port is one of TLS, set zookeeper_tls"
+    return CoordinatorUnavailable(f"no ZooKeeper server of {address.hosts} accepts a session: {problem}{hint}")
+
+
 def _translated(error: Exception) -> Exception:
     match error:
         case kazoo_errors.SessionExpiredError() | kazoo_errors.ConnectionClosedError():
             return SessionEnded("the session with ZooKeeper ended")
-        case kazoo_errors.NoAuthError() | kazoo_errors.AuthFailedError() | kazoo_errors.InvalidACLError():
-            return ConfigurationError("ZooKeeper does not allow this user: give --zookeeper-user and its password file")
+        case kazoo_errors.AuthFailedError():
+            return ConfigurationError(f"ZooKeeper {_LOGIN}")
+        case kazoo_errors.NoAuthError() | kazoo_errors.InvalidACLError():
+            return ConfigurationError("ZooKeeper does not allow this user: set zookeeper_user and its password file")
         case _:
             text = str(error) or type(error).__name__
             return CoordinatorUnavailable(f"ZooKeeper did not confirm a request: {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from outbox_broker.http.server import HttpServer, Tls, bind
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.storage import Storage
 from outbox_core import Broker
-from tests.fixtures.fork_server import Program, fork_server
+from tests.fixtures.fork_server import Program, environment, fork_server
 
 DEADLINE_S = 120.0
 
@@ -89,8 +88,7 @@ class ServerProcess:
             *("--port", str(self._port), "--ready-file", str(self._ready_file), *options),
         ]
         self._ready_file.unlink(missing_ok=True)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
-        process = self._begin(command, environment)
+        process = self._begin(command, environment())
         self._process = process
         assert process.stderr is not None
         first_line = process.stderr.readline().decode()  # blocks until it is ready, or gone
@@ -134,10 +132,10 @@ class ServerProcess:
         self._process = None
         return code
 
-    def _begin(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | Program:
+    def _begin(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes] | Program:
         if self._is_fresh:
-            return subprocess.Popen([sys.executable, "-m", "outbox", *command], stderr=subprocess.PIPE, env=environment)
-        return fork_server().start("outbox", *command, stderr=subprocess.PIPE, env=environment)
+            return subprocess.Popen([sys.executable, "-m", "outbox", *command], stderr=subprocess.PIPE, env=env)
+        return fork_server().start("outbox", *command, stderr=subprocess.PIPE, env=env)
 
 
 def delay_process(folder: Path, *, target_url: str) -> ServerProcess:

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_core.common.clock import ManualClock
 from outbox_core.runtime.logs import event_name
-from outbox_core.runtime.retention_hold import EvidenceRetention, EvidenceWatermark, Purgeable, retention_age_ms
+from outbox_core.runtime.retention_hold import EvidenceRetention, Purgeable, RetentionHold, retention_age_ms
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -26,7 +26,7 @@ DAY_MS = 24 * HOUR_MS
 def test_what_is_needed_is_kept_up_to_twice_as_long(needed_days_ago: float | None, kept_ms: int) -> None:
     now_ms = 1000 * DAY_MS
     needed = {} if needed_days_ago is None else {"archive": now_ms - int(needed_days_ago * DAY_MS), "inbox": 0}
-    judged = EvidenceWatermark(written_at_ms=now_ms, needed_since_ms=needed)
+    judged = RetentionHold(written_at_ms=now_ms, needed_since_ms=needed)
 
     age_ms = retention_age_ms(judged, Purgeable.ARCHIVE, keep_ms=7 * DAY_MS, now_ms=now_ms)
 
@@ -44,7 +44,7 @@ def test_a_file_that_cannot_be_read_keeps_all_for_twice_as_long_and_is_told_once
 
     with caplog.at_level(logging.INFO, "outbox_core.runtime.retention_hold"):
         ages = {guard.age_ms(one, keep_ms=DAY_MS) for one in Purgeable}
-        path.write_bytes(msgspec.json.encode(EvidenceWatermark(written_at_ms=clock.now_ms(), needed_since_ms={})))
+        path.write_bytes(msgspec.json.encode(RetentionHold(written_at_ms=clock.now_ms(), needed_since_ms={})))
         mended = guard.age_ms(Purgeable.BROKER, keep_ms=DAY_MS)
 
     assert (ages, mended) == ({2 * DAY_MS}, DAY_MS)
@@ -57,7 +57,7 @@ def test_a_reconciliation_that_stands_still_is_told_and_what_it_did_not_judge_is
     path, clock = tmp_path / "judged.json", ManualClock()
     guard = EvidenceRetention(path, clock=clock)
     needed = {"archive": clock.now_ms() - HOUR_MS}
-    path.write_bytes(msgspec.json.encode(EvidenceWatermark(written_at_ms=clock.now_ms(), needed_since_ms=needed)))
+    path.write_bytes(msgspec.json.encode(RetentionHold(written_at_ms=clock.now_ms(), needed_since_ms=needed)))
 
     ages = []
     for _ in range(4):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,7 +24,9 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
 from outbox_core import Broker, Message, connect
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, NotAuthorized, StorageFailed
+from outbox_core.messages.guarded_publish import publish_guarded
 from outbox_core.messages.ids import new_message_id
+from outbox_core.messages.message import PublishResult
 from tests.broker_adapter.servers import served
 
 
@@ -105,6 +107,62 @@ def ok(answer: object) -> bytes:
 
 
 STORED = ok({"results": [{"id": "m", "status": "stored", "a-field-of-tomorrow": 1}]})
+
+
+class Lease:
+    """A guard that allows a number of requests."""
+
+    def __init__(self, requests: int) -> None:
+        self.requests = requests
+
+    def __call__(self) -> None:
+        if not self.requests:
+            raise BrokerUnavailable("the lease has ended")
+        self.requests -= 1
+
+
+PROBLEM = b'{"type": "urn:outbox-mq:problem:batch-too-large", "title": "", "status": 413, "detail": ""}'
+REFUSED = b"HTTP/1.1 413 Content Too Large\r\ncontent-length: %d\r\n\r\n%s" % (len(PROBLEM), PROBLEM)
+BROKEN = None
+
+
+@pytest.mark.parametrize(
+    ("answers", "allowed", "sent"),
+    [
+        pytest.param([STORED], 0, 0, id="the first"),
+        pytest.param([BROKEN, STORED], 1, 1, id="a repetition after the connection broke"),
+        pytest.param([REFUSED, STORED, STORED], 1, 1, id="the halves of a refused one"),
+        pytest.param([REFUSED, STORED, STORED], 2, 2, id="the second half of a refused one"),
+    ],
+)
+def test_each_request_of_a_publish_is_sent_only_while_its_guard_allows_it(
+    answers: list[bytes | None], allowed: int, sent: int, connected: Callable[..., HttpBroker]
+) -> None:
+    with scripted(*answers) as (url, asked):
+        broker = connected(url)
+        batch = [message("t", id=one) for one in ("m", "n")]
+
+        with pytest.raises(BrokerUnavailable, match="the lease has ended"):
+            publish_guarded(broker, batch, guard=Lease(allowed))
+
+    assert len(asked) == sent
+
+
+def test_a_target_that_knows_no_guard_gets_nothing_after_it_raised() -> None:
+    class Target:
+        published = 0
+
+        def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+            self.published += len(batch)
+            return []
+
+    target, lease = Target(), Lease(1)
+
+    publish_guarded(target, [message("t")], guard=lease)
+    with pytest.raises(BrokerUnavailable, match="the lease has ended"):
+        publish_guarded(target, [message("t")], guard=lease)
+
+    assert target.published == 1
 
 
 def test_connect_finds_it_by_the_scheme_of_the_url() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import pytest
 
-from broker_adapter.http.publish_coalescing import CALL_MESSAGES_MAX, Outcome, PublishBatcher, _Call, _Lane, _leave
+from broker_adapter.http.publish_coalescing import CALL_MESSAGES_MAX, Outcome, PublishCoalescer, _Call, _Lane, _leave
 from outbox_core import Message
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, OutboxError
+from outbox_core.messages.guarded_publish import Guard, allow
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import PublishResult, PublishStatus
 
@@ -27,7 +29,8 @@ class Wire:
         self.go_on = threading.Semaphore(0)
         self.errors: list[BaseException | None] = []
 
-    def send(self, messages: Sequence[Message]) -> list[PublishResult]:
+    def send(self, messages: Sequence[Message], guard: Guard) -> list[PublishResult]:
+        guard()
         self.requests.append([one.id for one in messages])
         self.arrived.release()
         assert self.go_on.acquire(timeout=DEADLINE_S)
@@ -46,13 +49,13 @@ def wire() -> Wire:
 def publish(wire: Wire) -> Any:
     """Publish ids in a thread of its own; gives the future of the ids of the results."""
     pool = ThreadPoolExecutor(64)
-    gathering = PublishBatcher(wire.send, place="host:1", wait_s_max=DEADLINE_S, on_their_way_max=1)
+    gathering = PublishCoalescer(wire.send, place="host:1", wait_s_max=DEADLINE_S, on_their_way_max=1)
 
-    def start(*ids: str, topic: str = "t") -> Future[list[str]]:
+    def start(*ids: str, topic: str = "t", guard: Guard = allow) -> Future[list[str]]:
         before = gathering.waiting
         on_its_way = bool(wire.requests)
         batch = [Message(id=one, topic=topic, body=b"b") for one in ids]
-        future = pool.submit(lambda: _ids(gathering.publish(batch)))
+        future = pool.submit(lambda: _ids(gathering.publish(batch, guard)))
         if on_its_way:
             until(lambda: gathering.waiting == before + 1)
         else:
@@ -96,7 +99,7 @@ def test_those_who_come_while_a_request_is_on_its_way_share_the_next_one(wire: W
 
 
 def test_two_requests_are_on_their_way_and_the_next_goes_when_either_ends(wire: Wire) -> None:
-    gathering = PublishBatcher(wire.send, place="host:1", wait_s_max=DEADLINE_S)
+    gathering = PublishCoalescer(wire.send, place="host:1", wait_s_max=DEADLINE_S)
     with ThreadPoolExecutor(5) as pool:
 
         def publish(name: str) -> Future[list[str]]:
@@ -151,6 +154,136 @@ def test_an_interrupt_of_the_thread_that_sends_leaves_nobody_waiting(wire: Wire,
     assert behind.result(DEADLINE_S) == ["d"]
 
 
+class Permit:
+    """May be withdrawn; counts how often it was read."""
+
+    def __init__(self) -> None:
+        self.is_valid = True
+        self.reads = 0
+
+    def __call__(self) -> None:
+        self.reads += 1
+        if not self.is_valid:
+            raise BrokerUnavailable("withdrawn")
+
+
+def test_what_may_not_be_sent_any_more_when_its_turn_comes_is_left_out_and_the_others_go(
+    wire: Wire, publish: Any
+) -> None:
+    permits = {name: Permit() for name in "bcde"}
+    futures = {"a": publish("a"), **{name: publish(name, guard=permit) for name, permit in permits.items()}}
+    assert [one.reads for one in permits.values()] == [0] * 4, "read before their turn"
+    permits["b"].is_valid = permits["d"].is_valid = False  # b would send for all
+
+    wire.go_on.release(2)
+
+    assert [futures[name].result(DEADLINE_S) for name in "ace"] == [["a"], ["c"], ["e"]]
+    for name in "bd":
+        assert isinstance(error := futures[name].exception(DEADLINE_S), BrokerUnavailable)
+        assert str(error) == "withdrawn"
+    assert wire.requests == [["a"], ["c", "e"]]
+
+
+def test_if_nothing_may_be_sent_any_more_there_is_no_request_and_the_next_publish_goes_at_once(wire: Wire) -> None:
+    permit = Permit()
+    gathering = PublishCoalescer(wire.send, place="host:1", wait_s_max=DEADLINE_S, on_their_way_max=1)
+    batches = [[Message(id=name, topic="t", body=b"")] for name in "abcd"]
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(gathering.publish, batches[0])
+        assert wire.arrived.acquire(timeout=DEADLINE_S)
+        waiting = [pool.submit(gathering.publish, batch, permit) for batch in batches[1:3]]
+        until(lambda: gathering.waiting == 2)
+        permit.is_valid = False
+        wire.go_on.release(2)
+
+        assert _ids(first.result(DEADLINE_S)) == ["a"]
+        assert [str(one.exception(DEADLINE_S)) for one in waiting] == ["withdrawn"] * 2
+    assert _ids(gathering.publish(batches[3])) == ["d"]
+    assert wire.requests == [["a"], ["d"]]
+
+
+def test_a_publish_that_need_not_wait_is_not_sent_without_its_permit(wire: Wire) -> None:
+    permit = Permit()
+    gathering = PublishCoalescer(wire.send, place="host:1", wait_s_max=DEADLINE_S)
+    wire.go_on.release(1)
+
+    gathering.publish([Message(id="a", topic="t", body=b"")], permit)
+    permit.is_valid = False
+    with pytest.raises(BrokerUnavailable, match="withdrawn"):
+        gathering.publish([Message(id="b", topic="t", body=b"")], permit)
+
+    assert wire.requests == [["a"]]
+
+
+class Shards:
+    """Four shards whose owner publishes by one client; the test ends requests and withdraws permits, one at a time."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.permits = [Permit() for _ in range(4)]
+        self.calls: list[tuple[int, Future[list[str]]]] = []
+        self.sent: list[str] = []
+        self.late: list[str] = []
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._on_their_way: list[tuple[list[str], threading.Event]] = []
+        self._coalescer = PublishCoalescer(self._send, place="host:1", wait_s_max=DEADLINE_S)
+
+    def publish(self, shard: int) -> None:
+        message = Message(id=f"{shard}-{len(self.calls)}", topic="t", body=b"")
+        future = self._pool.submit(lambda: _ids(self._coalescer.publish([message], self.permits[shard])))
+        self.calls.append((shard, future))
+        until(self._stands)
+
+    def end_request(self, number: int) -> None:
+        if self._on_their_way:
+            self._on_their_way.pop(number % len(self._on_their_way))[1].set()
+            until(self._stands)
+
+    def withdraw(self, shard: int) -> None:
+        with self._lock:
+            self.permits[shard].is_valid = False
+
+    def end_all(self) -> None:
+        while not all(future.done() for _, future in self.calls):
+            self.end_request(0)
+
+    def _send(self, messages: Sequence[Message], guard: Guard) -> list[PublishResult]:
+        ids, ended = [one.id for one in messages], threading.Event()
+        with self._lock:
+            guard()
+            self.sent += ids
+            self.late += [one for one in ids if not self.permits[int(one[0])].is_valid]
+            self._on_their_way.append((ids, ended))
+        assert ended.wait(DEADLINE_S)
+        return [PublishResult(one, PublishStatus.STORED) for one in ids]
+
+    def _stands(self) -> bool:
+        """Whether each call is done, on its way, waiting, or held back beside others that are on their way: then
+        nothing happens by itself.
+        """
+        sent = {one for ids, _ in list(self._on_their_way) for one in ids}
+        left = [f"{shard}-{at}" for at, (shard, future) in enumerate(self.calls) if not future.done()]
+        held_back = sum(one not in sent and not self.permits[int(one[0])].is_valid for one in left)
+        return 0 <= len(left) - len(sent) - self._coalescer.waiting <= held_back
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_history_of_publishes_and_answers_sends_what_its_permit_does_not_allow_any_more(seed: int) -> None:
+    random = Random(seed)
+    with ThreadPoolExecutor(64) as pool:
+        shards = Shards(pool)
+        for _ in range(40):
+            act = random.choice([shards.publish] * 6 + [shards.end_request] * 3 + [shards.withdraw])
+            act(random.randrange(4))
+        shards.end_all()
+
+        answered = [future.result(0) for _, future in shards.calls if future.exception(0) is None]
+        refused = [shard for shard, future in shards.calls if future.exception(0) is not None]
+    assert shards.late == []
+    assert sorted(shards.sent) == sorted(one for ids in answered for one in ids)
+    assert not any(shards.permits[shard].is_valid for shard in refused)
+
+
 def test_an_error_of_the_first_hands_over_to_those_who_wait(wire: Wire, publish: Any) -> None:
     wire.errors = [BrokerUnavailable("gone"), None]
     futures = [publish("a"), publish("b")]
@@ -162,7 +295,7 @@ def test_an_error_of_the_first_hands_over_to_those_who_wait(wire: Wire, publish:
 
 
 def test_a_call_that_has_waited_for_too_long_is_never_sent(wire: Wire) -> None:
-    gathering = PublishBatcher(wire.send, place="host:1", wait_s_max=0.05, on_their_way_max=1)
+    gathering = PublishCoalescer(wire.send, place="host:1", wait_s_max=0.05, on_their_way_max=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(gathering.publish, [Message(id="a", topic="t", body=b"")])
         assert wire.arrived.acquire(timeout=DEADLINE_S)
@@ -201,7 +334,7 @@ def test_no_request_carries_more_than_a_request_may(wire: Wire, publish: Any) ->
 
 
 def test_a_large_publish_waits_for_nobody(wire: Wire, publish: Any) -> None:
-    gathering = PublishBatcher(wire.send, place="host:1", wait_s_max=DEADLINE_S)
+    gathering = PublishCoalescer(wire.send, place="host:1", wait_s_max=DEADLINE_S)
     large = [Message(id=f"m{number}", topic="t", body=b"") for number in range(CALL_MESSAGES_MAX + 1)]
     with ThreadPoolExecutor(2) as pool:
         pool.submit(gathering.publish, large[:1])

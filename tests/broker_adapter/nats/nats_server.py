@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,8 +24,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, StreamConfig
 
+from outbox_demo.ports import free_port
 from tests.broker_adapter.publishing.engine_under_test import PlainMessage
-from tests.engines.java_server import free_port
+from tests.fixtures.local_server import guarded
 from tests.fixtures.stopped_process import stop_process
 
 T = TypeVar("T")
@@ -37,7 +37,6 @@ MORE_SECONDS = 0.05
 READ_SECONDS_MAX = 120
 HOST = "127.0.0.1"
 DURABLE = {"sync_interval": "always"}
-_GUARD = Path(__file__).parents[2] / "fixtures" / "guarded.py"
 
 
 def program() -> str:
@@ -85,8 +84,7 @@ class NatsServer:
         file = self._folder / "server.conf"
         file.write_text(json.dumps(configuration, ensure_ascii=False))
         command = [program(), "-c", str(file), "-l", str(self._folder / "log")]
-        guard = [sys.executable, "-S", "-E", str(_GUARD), str(os.getpid())]
-        self._process = subprocess.Popen([*guard, *command], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(guarded(command), stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS_MAX
         while not self._answers():
             assert time.monotonic() < deadline, self.log()

@@ -15,10 +15,10 @@ from broker_adapter.nats.errors import (
     OF_STORE_TEXTS,
     STORE_FAILED,
     ApiError,
-    NatsErrorClass,
-    of_exception,
-    verdict_of,
+    exception_for,
+    treatment_of,
 )
+from broker_adapter.publishing.treatment import Treatment
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotAuthenticated
 from tests.broker_adapter.nats.nats_server import program
 
@@ -62,25 +62,25 @@ def test_every_number_in_the_table_is_one_of_the_servers_and_every_answer_to_a_p
     assert {listed()[name].err_code for name in OF_PUBLISH} <= {*OF_CODES, STORE_FAILED}
 
 
-def test_every_error_of_the_server_has_a_verdict_and_only_too_large_ones_park_a_message() -> None:
-    verdicts = {name: verdict_of(error) for name, error in listed().items()}
+def test_every_error_of_the_server_has_a_treatment_and_only_too_large_ones_park_a_message() -> None:
+    treatments = {name: treatment_of(error) for name, error in listed().items()}
 
-    assert {name for name, one in verdicts.items() if one is NatsErrorClass.REJECTED} == {
+    assert {name for name, one in treatments.items() if one is Treatment.REJECTED} == {
         "JSStreamMessageExceedsMaximumErr",
         "JSStreamHeaderExceedsMaximumErr",
     }
     for name, error in listed().items():
         if error.err_code not in OF_CODES and error.err_code != STORE_FAILED:
             own_trouble = error.code >= 500 or error.code == 429
-            assert verdicts[name] is (NatsErrorClass.REPEAT if own_trouble else NatsErrorClass.DEFERRED), name
+            assert treatments[name] is (Treatment.OUTAGE if own_trouble else Treatment.DEFERRED), name
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict"),
-    [*OF_STORE_TEXTS.items(), ("write /data/1.blk: no space left on device", NatsErrorClass.FULL)],
+    ("text", "treatment"),
+    [*OF_STORE_TEXTS.items(), ("write /data/1.blk: no space left on device", Treatment.STORAGE)],
 )
-def test_a_store_that_refused_is_known_by_its_text(text: str, verdict: NatsErrorClass) -> None:
-    assert verdict_of(ApiError(503, STORE_FAILED, text)) is verdict
+def test_a_store_that_refused_is_known_by_its_text(text: str, treatment: Treatment) -> None:
+    assert treatment_of(ApiError(503, STORE_FAILED, text)) is treatment
 
 
 def test_every_exception_of_the_client_has_its_class() -> None:
@@ -88,7 +88,7 @@ def test_every_exception_of_the_client_has_its_class() -> None:
     made = [one() for one in classes - {nats.errors.SlowConsumerError}]
     made.append(nats.errors.SlowConsumerError("subject", "reply", 1, None))
 
-    kinds = {type(one).__name__: type(of_exception(one, what="publish")) for one in made}
+    kinds = {type(one).__name__: type(exception_for(one, what="publish")) for one in made}
 
     assert len(kinds) > 20
     assert {name for name, kind in kinds.items() if kind is ConfigurationError} == CONFIGURATION
@@ -98,11 +98,11 @@ def test_every_exception_of_the_client_has_its_class() -> None:
 
 @pytest.mark.parametrize("error", [OSError("refused"), TimeoutError(), ssl.SSLError("bad certificate")])
 def test_troubles_of_the_network_are_outages(error: BaseException) -> None:
-    assert type(of_exception(error, what="publish")) is BrokerUnavailable
+    assert type(exception_for(error, what="publish")) is BrokerUnavailable
 
 
 @pytest.mark.parametrize(
     "text", ["nats: 'Authorization Violation'", "nats: 'user authentication expired'", "'User Authentication Revoked'"]
 )
 def test_a_refused_login_is_known_by_its_text(text: str) -> None:
-    assert type(of_exception(nats.errors.Error(text), what="log in")) is NotAuthenticated
+    assert type(exception_for(nats.errors.Error(text), what="log in")) is NotAuthenticated

@@ -26,6 +26,7 @@ FAR = DIRECT + SCHEDULED
 FIRST_MS = 1_000
 STEP_MS = 40
 HOUR_MS = 3_600_000
+TWO_YEARS_MS = 730 * 24 * HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,31 @@ def delayed(engine: EngineUnderTest, open_broker: Callable[[str], Broker], tmp_p
     service.kill()
 
 
-def test_what_is_due_reaches_the_target_though_the_delay_service_is_dead(
+def test_what_has_no_due_time_reaches_the_target_though_the_delay_service_is_dead(
     engine: EngineUnderTest, delayed: Delayed, made_topic: str
 ) -> None:
     delayed.service.kill()
-    due = [message(made_topic, 0), message(made_topic, 1, deliver_at_ms=1), message(made_topic, 2)]
+    immediate = [message(made_topic, number) for number in range(3)]
 
-    results = delayed.broker.publish(due)
-    with pytest.raises(BrokerUnavailable):
-        delayed.broker.publish([message(made_topic, 3, deliver_at_ms=_now_ms() + HOUR_MS)])
+    results = delayed.broker.publish(immediate)
+    for due_ms in (1, _now_ms() + HOUR_MS):
+        with pytest.raises(BrokerUnavailable):
+            delayed.broker.publish([message(made_topic, 3, deliver_at_ms=due_ms)])
 
     assert {one.status for one in results} == {PublishStatus.STORED}
-    assert [one.id for one in engine.read(made_topic, count=3)] == [one.id for one in due]
+    assert [one.id for one in engine.read(made_topic, count=3)] == [one.id for one in immediate]
+
+
+def test_what_was_canceled_does_not_come_when_it_is_published_after_its_due_time(
+    engine: EngineUnderTest, delayed: Delayed, made_topic: str
+) -> None:
+    canceled, other = message(made_topic, 0, deliver_at_ms=1), message(made_topic, 1, deliver_at_ms=1)
+    assert delayed.broker.cancel([canceled.id]) == [CancelStatus.UNKNOWN]
+
+    results = delayed.broker.publish([canceled, other])
+
+    assert {one.status for one in results} == {PublishStatus.STORED}
+    assert [one.id for one in engine.read(made_topic, count=1)] == [other.id]
 
 
 def test_the_scheduled_come_when_due_and_once_and_cancels_tell_the_truth_though_the_service_is_killed(
@@ -65,7 +79,7 @@ def test_the_scheduled_come_when_due_and_once_and_cancels_tell_the_truth_though_
 ) -> None:
     begin_ms = _now_ms()
     due_ms = {number: begin_ms + FIRST_MS + number * STEP_MS for number in range(DIRECT, FAR)}
-    due_ms[FAR] = begin_ms + HOUR_MS
+    due_ms[FAR] = begin_ms + TWO_YEARS_MS
     batch = [message(made_topic, number, deliver_at_ms=due_ms.get(number)) for number in range(FAR + 1)]
     number_of = {one.id: number for number, one in enumerate(batch)}
 

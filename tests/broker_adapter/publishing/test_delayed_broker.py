@@ -1,4 +1,4 @@
-"""DelayedBroker: what is due goes to the target, what is scheduled to the delay service; answers keep their order."""
+"""DelayedBroker: without a due time to the target, with one to the delay service; answers keep their order."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Delayed:
     """A target that cannot delay, and an embedded broker that stands for the delay service."""
 
     def __init__(self, folder: Path) -> None:
-        self.clock = ManualClock()
+        self.clock = ManualClock(HOUR_MS)  # so all due times have long passed by the machine's clock
         self.target = MemoryPublisher()
         self.delay = EmbeddedBroker(f"embedded:{folder}", clock=self.clock)
-        self.broker = DelayedBroker(PublishOnlyBroker(self.target, clock=self.clock), self.delay, clock=self.clock)
+        self.broker = DelayedBroker(PublishOnlyBroker(self.target, clock=self.clock), self.delay)
 
     def message(self, number: int, *, in_ms: int | None = None) -> Message:
         due_ms = None if in_ms is None else self.clock.now_ms() + in_ms
@@ -49,8 +49,9 @@ def test_each_message_goes_where_it_belongs_and_answers_come_in_order(delayed: D
     results = delayed.broker.publish(batch)
 
     assert [(one.id, one.status) for one in results] == [(f"m-{n}", PublishStatus.STORED) for n in range(4)]
-    assert [one.id for one in delayed.target.stored] == ["m-1", "m-2"]
+    assert [one.id for one in delayed.target.stored] == ["m-1"]
     assert delayed.delay.admin.figures("trip")["scheduled"] == 2
+    assert [one.id for one in delayed.delay.pull("trip", "g")] == ["m-2"]
 
 
 def test_a_cancel_reaches_what_is_scheduled_and_nothing_that_was_sent(delayed: Delayed) -> None:
@@ -58,6 +59,21 @@ def test_a_cancel_reaches_what_is_scheduled_and_nothing_that_was_sent(delayed: D
 
     assert delayed.broker.cancel(["m-0"]) == [CancelStatus.CANCELED]
     assert delayed.delay.admin.figures("trip")["scheduled"] == 0
+
+
+def test_a_canceled_message_does_not_reach_the_target_when_it_is_published_again_after_its_due_time(
+    delayed: Delayed,
+) -> None:
+    message = delayed.message(0, in_ms=HOUR_MS)
+    delayed.broker.publish([message])
+    assert delayed.broker.cancel([message.id]) == [CancelStatus.CANCELED]
+    delayed.clock.advance(2 * HOUR_MS)
+
+    results = delayed.broker.publish([message])
+
+    assert [one.status for one in results] == [PublishStatus.DUPLICATE]
+    assert delayed.target.stored == []
+    assert delayed.delay.pull("trip", "g") == []
 
 
 def test_it_can_delay_and_cancel_and_nothing_else_that_its_target_cannot(delayed: Delayed) -> None:

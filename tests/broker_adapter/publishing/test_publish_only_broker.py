@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from outbox_core.common.clock import ManualClock
-from outbox_core.common.errors import BrokerUnavailable, StorageFailed
+from outbox_core.common.errors import BrokerUnavailable, NotSupported, StorageFailed
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection, Weakness
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
@@ -48,6 +48,25 @@ class MemoryPublisher:
 
 def on(topic: str, number: int = 0, **parts: int) -> Message:
     return Message(id=f"{topic}-{number}", topic=topic, body=b"", **parts)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda broker: broker.pull("a", "g"),
+        lambda broker: broker.ack(["r"]),
+        lambda broker: broker.nack(["r"]),
+        lambda broker: broker.extend(["r"], invisible_ms=1),
+        lambda broker: broker.cancel(["a-0"]),
+        lambda broker: broker.admin,
+    ],
+    ids=["pull", "ack", "nack", "extend", "cancel", "admin"],
+)
+def test_all_but_a_publish_is_refused_by_the_engines_name(call: Callable[[PublishOnlyBroker], object]) -> None:
+    broker = PublishOnlyBroker(MemoryPublisher(), clock=ManualClock())
+
+    with pytest.raises(NotSupported, match="not supported on Memory"):
+        call(broker)
 
 
 def test_each_topic_is_inspected_before_its_first_publish_and_again_after_a_minute() -> None:
@@ -96,6 +115,16 @@ def test_a_weakness_is_logged_once_and_stops_nothing(caplog: pytest.LogCaptureFi
 
     assert [event_name(record) for record in caplog.records] == ["broker_durability_weak"]
     assert caplog.records[0].cure == "set min.insync.replicas=2"  # type: ignore[attr-defined]
+
+
+def test_a_weakness_that_was_reported_at_the_start_is_not_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+    broker = PublishOnlyBroker(MemoryPublisher(WEAK), clock=ManualClock())
+
+    broker.report_weaknesses()
+    broker.report_weaknesses()
+    broker.publish([on("paid")])
+
+    assert [event_name(record) for record in caplog.records] == ["broker_durability_weak"]
 
 
 def test_a_strict_broker_stores_nothing_until_the_weakness_is_cured() -> None:

@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,9 @@ import pytest
 import requests
 
 from outbox_broker.http.server import Tls
-from tests.engines.java_server import free_port
+from outbox_demo.ports import free_port
+from tests.fixtures.local_server import guarded
+from tests.fixtures.stopped_process import stop_process
 
 HOST: Final = "127.0.0.1"
 ADMIN: Final = ("admin", "admin-secret")
@@ -34,8 +35,6 @@ DISK_FREE_LIMIT: Final = "50MB"
 START_SECONDS_MAX: Final = 180
 COMMAND_SECONDS_MAX: Final = 120
 POLL_SECONDS: Final = 0.05
-
-_GUARD = Path(__file__).parents[2] / "fixtures" / "guarded.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class PortMapper:
         if self._process is None:
             arguments = ("-port", str(self.port), "-address", HOST, "-relaxed_command_check")
             self._process = subprocess.Popen(
-                [*_guard(), self._programs.port_mapper(), *arguments],
+                guarded([self._programs.port_mapper(), *arguments]),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 env={**os.environ, "ERL_EPMD_ADDRESS": HOST},
             )  # fmt: skip
@@ -140,7 +139,7 @@ class RabbitMqServer:
         self._mapper.start()
         with (self._folder / "output").open("ab") as output:
             self._process = subprocess.Popen(
-                [*_guard(), program], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment()
+                guarded([program]), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment()
             )
 
     def wait_until_served(self) -> None:
@@ -168,11 +167,13 @@ class RabbitMqServer:
 
     def pause(self) -> None:
         """Stop it by SIGSTOP: connections stay, nothing is answered."""
-        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        stop_process(self._process.pid)
 
     def resume(self) -> None:
         """Let it go on."""
-        self._signal(signal.SIGCONT)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -225,10 +226,6 @@ class RabbitMqServer:
         ports = {f"{self.port:04X}", f"{self.tls_port:04X}"}
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         return sum(row[1].rpartition(":")[2] in ports and row[3] == "01" for row in rows)
-
-    def _signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
 
     def _configuration(self) -> str:
         lines = {
@@ -292,10 +289,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         nothing.wait(POLL_SECONDS)
-
-
-def _guard() -> list[str]:
-    return [sys.executable, "-S", "-E", str(_GUARD), str(os.getpid())]
 
 
 def _missing() -> NoReturn:

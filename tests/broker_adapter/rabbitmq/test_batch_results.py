@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from broker_adapter.rabbitmq.batch_results import PIPELINED_BYTES, RabbitMqPublishBatch
+from broker_adapter.rabbitmq.batch_results import PIPELINED_BYTES, RabbitMqBatchResults
 from broker_adapter.rabbitmq.channel import Answer, ConfirmOutcome
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized, StorageFailed
 from outbox_core.messages.message import Message, PublishStatus
@@ -17,19 +17,19 @@ CONFIRMED, NACKED, RETURNED = ConfirmOutcome.CONFIRMED, ConfirmOutcome.NACKED, C
 STORED, DEFERRED, REJECTED = PublishStatus.STORED, PublishStatus.DEFERRED, PublishStatus.REJECTED
 
 
-def batch_of(*bodies: bytes, **parts: Any) -> RabbitMqPublishBatch:
+def batch_of(*bodies: bytes, **parts: Any) -> RabbitMqBatchResults:
     messages = [Message(id=str(n), topic="t", body=body, **parts) for n, body in enumerate(bodies)]
-    return RabbitMqPublishBatch(messages, frame_bytes_max=131_072, place="mq:5672")
+    return RabbitMqBatchResults(messages, frame_bytes_max=131_072, place="mq:5672")
 
 
 def answer(
-    batch: RabbitMqPublishBatch, *outcomes: ConfirmOutcome | None, refusal: ChannelClosedByBroker | None = None
+    batch: RabbitMqBatchResults, *outcomes: ConfirmOutcome | None, refusal: ChannelClosedByBroker | None = None
 ) -> None:
     """Answer the next run."""
     batch.settle(batch.next_run(confirmed_bytes_max=0), Answer(outcomes=outcomes, refusal=refusal))
 
 
-def statuses(batch: RabbitMqPublishBatch) -> list[PublishStatus]:
+def statuses(batch: RabbitMqBatchResults) -> list[PublishStatus]:
     return [one.status for one in batch.in_order()]
 
 
@@ -60,7 +60,7 @@ def test_one_that_is_too_large_among_others_is_found_by_sending_what_is_in_doubt
 
 def test_after_a_message_that_waits_none_of_its_key_is_reported_as_stored() -> None:
     messages = [Message(id=str(n), topic="t", body=b"", key=key) for n, key in enumerate(["a", "a", "b", "a", None])]
-    batch = RabbitMqPublishBatch(messages, frame_bytes_max=131_072, place="mq:5672")
+    batch = RabbitMqBatchResults(messages, frame_bytes_max=131_072, place="mq:5672")
 
     answer(batch, CONFIRMED, NACKED, CONFIRMED, CONFIRMED, CONFIRMED)
 
@@ -70,7 +70,7 @@ def test_after_a_message_that_waits_none_of_its_key_is_reported_as_stored() -> N
 
 def test_the_same_key_of_another_topic_does_not_wait() -> None:
     messages = [Message(id=topic, topic=topic, body=b"", key="a") for topic in ("t", "u")]
-    batch = RabbitMqPublishBatch(messages, frame_bytes_max=131_072, place="mq:5672")
+    batch = RabbitMqBatchResults(messages, frame_bytes_max=131_072, place="mq:5672")
 
     answer(batch, RETURNED, CONFIRMED)
 
@@ -94,7 +94,7 @@ def test_what_is_not_about_single_messages_is_raised(code: int, kind: type[Excep
 def test_what_amqp_cannot_carry_is_rejected_and_not_sent() -> None:
     headers = {"content-type": "x" * 256}, {"note": "y" * 4_000}, {"note": "y"}
     messages = [Message(id=str(n), topic="t", body=b"", headers=one) for n, one in enumerate(headers)]
-    batch = RabbitMqPublishBatch(messages, frame_bytes_max=4_096, place="mq:5672")
+    batch = RabbitMqBatchResults(messages, frame_bytes_max=4_096, place="mq:5672")
 
     answer(batch, CONFIRMED)
 

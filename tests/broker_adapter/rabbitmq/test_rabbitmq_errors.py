@@ -11,7 +11,8 @@ import pytest
 from pika import spec
 from pika.adapters.utils import connection_workflow as workflow
 
-from broker_adapter.rabbitmq.errors import CLIENT_ERRORS, REPLY_CODES, RabbitMqErrorClass, raised_for, verdict_of
+from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.rabbitmq.errors import CLIENT_ERRORS, REPLY_CODES, exception_for, treatment_of
 from outbox_core.common.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -37,16 +38,14 @@ def test_every_reply_code_of_the_protocol_and_of_the_client_is_in_the_table() ->
 def test_only_a_message_that_is_too_large_is_parked() -> None:
     too_large = "PRECONDITION_FAILED - message size 2 is larger than configured max size 1"
 
-    assert {code for code in OF_AMQP if verdict_of(code, "text") is RabbitMqErrorClass.REJECTED} == {
-        spec.CONTENT_TOO_LARGE
-    }
-    assert verdict_of(spec.PRECONDITION_FAILED, too_large) is RabbitMqErrorClass.REJECTED
-    assert verdict_of(599, "") is RabbitMqErrorClass.OUTAGE
+    assert {code for code in OF_AMQP if treatment_of(code, "text") is Treatment.REJECTED} == {spec.CONTENT_TOO_LARGE}
+    assert treatment_of(spec.PRECONDITION_FAILED, too_large) is Treatment.REJECTED
+    assert treatment_of(599, "") is Treatment.OUTAGE
 
 
 @pytest.mark.parametrize("kind", [pika.exceptions.ConnectionClosedByBroker, pika.exceptions.ChannelClosedByBroker])
 def test_every_code_that_ends_a_connection_or_a_channel_is_raised(kind: Any) -> None:
-    kinds = {code: type(raised_for(kind(code, "text"), place=PLACE)) for code in OF_AMQP}
+    kinds = {code: type(exception_for(kind(code, "text"), place=PLACE)) for code in OF_AMQP}
 
     assert {code for code, one in kinds.items() if one is NotAuthorized} == {402, 403, 530}
     assert {code for code, one in kinds.items() if one is StorageFailed} == {506}
@@ -57,7 +56,7 @@ def test_every_exception_of_the_client_is_caught_and_has_its_class() -> None:
     classes = [one for _, one in inspect.getmembers(pika.exceptions, inspect.isclass) if issubclass(one, Exception)]
     made = [made_of(one) for one in classes]
 
-    kinds = {type(one).__name__: type(raised_for(one, place=PLACE)) for one in made}
+    kinds = {type(one).__name__: type(exception_for(one, place=PLACE)) for one in made}
 
     assert len(kinds) > 30
     assert [one for one in made if not isinstance(one, CLIENT_ERRORS)] == []
@@ -67,7 +66,7 @@ def test_every_exception_of_the_client_is_caught_and_has_its_class() -> None:
 
 @pytest.mark.parametrize("error", [OSError("refused"), TimeoutError(), ssl.SSLError("bad certificate")])
 def test_troubles_of_the_network_are_outages_with_the_address(error: Exception) -> None:
-    raised = raised_for(error, place=PLACE)
+    raised = exception_for(error, place=PLACE)
 
     assert (type(raised), PLACE in str(raised)) == (BrokerUnavailable, True)
 
@@ -87,7 +86,7 @@ def test_a_guess_of_the_client_counts_where_the_server_gave_a_code(
     lost = pika.exceptions.StreamLostError("connection reset")
     cause = lost if reply is None else pika.exceptions.ConnectionClosedByBroker(*reply)
 
-    raised = raised_for(guess(repr(cause)), place=PLACE)
+    raised = exception_for(guess(repr(cause)), place=PLACE)
 
     assert type(raised) is kind
     assert reply is None or reply[1] in str(raised)
@@ -101,7 +100,7 @@ def test_of_several_servers_one_that_refuses_the_login_says_more_than_one_that_i
         workflow.AMQPConnectorSocketConnectError(ConnectionRefusedError()),
     ]
 
-    raised = raised_for(workflow.AMQPConnectionWorkflowFailed(of_each), place=PLACE)
+    raised = exception_for(workflow.AMQPConnectionWorkflowFailed(of_each), place=PLACE)
 
     assert type(raised) is NotAuthenticated
 

@@ -11,6 +11,7 @@ import grpc
 
 from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from broker_adapter.rocketmq.protocol import service_pb2 as service
+from outbox_broker.http.server import Tls
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 OK: Final = definition.Status(code=definition.OK)
@@ -23,9 +24,12 @@ def status(code: int, text: str = "") -> definition.Status:
 
 
 class ScriptedProxy:
-    """`answer` decides on each send; `topics` are those that are there. `sent` has the ids of each request."""
+    """`answer` decides on each send; `topics` are those that are there. `sent` has the ids of each request.
 
-    def __init__(self, kind: int) -> None:
+    With `tls` a client shows the same certificate as the proxy.
+    """
+
+    def __init__(self, kind: int, *, tls: Tls | None = None) -> None:
         self.answer: Answer = lambda _: OK
         self.topics = {"t", "u"}
         self.sent: list[list[str]] = []
@@ -40,7 +44,7 @@ class ScriptedProxy:
             "NotifyClientTermination": _unary(self._end, service.NotifyClientTerminationRequest),
         }
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
-        self.port: int = self._server.add_insecure_port("127.0.0.1:0")
+        self.port: int = _listen(self._server, tls)
         self._server.start()
 
     @property
@@ -71,13 +75,21 @@ class ScriptedProxy:
 
 
 @contextlib.contextmanager
-def scripted_proxy(kind: int) -> Iterator[ScriptedProxy]:
+def scripted_proxy(kind: int, *, tls: Tls | None = None) -> Iterator[ScriptedProxy]:
     """A proxy whose topics take this type of messages, for the length of a block."""
-    proxy = ScriptedProxy(kind)
+    proxy = ScriptedProxy(kind, tls=tls)
     try:
         yield proxy
     finally:
         proxy.close()
+
+
+def _listen(server: grpc.Server, tls: Tls | None) -> int:
+    if tls is None:
+        return int(server.add_insecure_port("127.0.0.1:0"))
+    key, certificate = tls.key.read_bytes(), tls.certificate.read_bytes()
+    credentials = grpc.ssl_server_credentials([(key, certificate)], certificate, require_client_auth=True)
+    return int(server.add_secure_port("127.0.0.1:0", credentials))
 
 
 def _unary(method: Callable[..., Any], request: Any) -> grpc.RpcMethodHandler:

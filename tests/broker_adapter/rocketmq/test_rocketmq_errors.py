@@ -37,6 +37,7 @@ def test_the_table_names_no_code_that_the_protocol_does_not_have() -> None:
         ("MASTER_PERSISTENCE_TIMEOUT", "send message failed, sendStatus=FLUSH_DISK_TIMEOUT", Treatment.STORAGE),
         ("INTERNAL_SERVER_ERROR", "connect to 127.0.0.1:20911 failed. RemotingConnectException", Treatment.OUTAGE),
         ("INTERNAL_SERVER_ERROR", "it may be caused by: the broker's disk is full [CL: 0.95]", Treatment.STORAGE),
+        ("INTERNAL_SERVER_ERROR", "create mapped file failed, server is busy or broken.", Treatment.STORAGE),
         ("gRPC DEADLINE_EXCEEDED", "Deadline Exceeded", Treatment.OUTAGE),
         ("54321", "a code of tomorrow", Treatment.OUTAGE),
         ("INVALID_RECEIPT_HANDLE", "a consumer's", Treatment.OUTAGE),

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import grpc
 import pytest
 
 from broker_adapter.rocketmq.protocol import definition_pb2 as definition
+from broker_adapter.rocketmq.proxy_channel import ProxyServers
+from broker_adapter.rocketmq.proxy_channel import connect as connect_to_proxy
+from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
+from tests.broker_adapter.http.test_tls import certificate
 from tests.broker_adapter.rocketmq.scripted_proxy import OK, Answer, ScriptedProxy, scripted_proxy, status
 
+HOST = "127.0.0.1"
+TIMEOUT_MS = 60_000
 STORED, REJECTED, DEFERRED = PublishStatus.STORED, PublishStatus.REJECTED, PublishStatus.DEFERRED
 
 
@@ -212,6 +220,44 @@ def test_no_proxy_is_unavailable_at_the_time_out_and_says_why() -> None:
     with pytest.raises(BrokerUnavailable, match="onnect"):
         broker.publish(batch(0))
     broker.close()
+
+
+def test_why_a_proxy_is_not_used_is_said_though_the_last_try_had_no_time_to_find_it_out(tmp_path: Path) -> None:
+    tls = certificate(tmp_path, address=HOST)
+    with scripted_proxy(definition.NORMAL, tls=tls) as proxy:
+        servers = ProxyServers(
+            hosts=[(HOST, proxy.port)], place="p", login=None, credentials=grpc.ssl_channel_credentials()
+        )
+        with pytest.raises(BrokerUnavailable, match=r"CERTIFICATE_VERIFY_FAILED.*ca_file="):
+            connect_to_proxy(servers, clock=JumpingClock(), deadline_ms=TIMEOUT_MS)
+
+
+def test_a_client_shows_its_certificate_where_a_proxy_wants_one(tmp_path: Path) -> None:
+    tls = certificate(tmp_path, address=HOST)
+    with scripted_proxy(definition.NORMAL, tls=tls) as proxy:
+        url = f"rocketmqs://{HOST}:{proxy.port}?ca_file={tls.certificate}"
+        shown = connect(f"{url}&cert_file={tls.certificate}&key_file={tls.key}")
+        results = shown.publish(batch(0))
+        shown.close()
+        hidden = connect(f"{url}&timeout_ms=1000")
+        with pytest.raises(BrokerUnavailable):
+            hidden.publish(batch(1))
+        hidden.close()
+
+    assert [one.status for one in results] == [STORED]
+    assert proxy.sent == [["m0"]]
+
+
+class JumpingClock(SystemClock):
+    """Has a millisecond left of TIMEOUT_MS from the third time on that it is read."""
+
+    def __init__(self) -> None:
+        self._readings = 0
+
+    def monotonic_ms(self) -> int:
+        """Its own time."""
+        self._readings += 1
+        return 0 if self._readings < 3 else TIMEOUT_MS - 1
 
 
 def _only(topic: str) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from outbox_core.zookeeper.znode_cache import ReadCache, children_key
+from outbox_core.zookeeper.znode_cache import ZnodeCache, children_key
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
 from tests.fixtures.zookeeper_server import ZooKeeper
@@ -13,13 +13,13 @@ from tests.outbox_broker.cluster.conftest import eventually
 OPTIONS = SessionOptions(session_ms=30_000, request_ms_max=60_000)
 
 
-def value(cache: ReadCache, key: str) -> object:
+def value(cache: ZnodeCache, key: str) -> object:
     hit = cache.get(key)
     return "to be read" if hit is None else hit.value
 
 
 def test_what_was_read_is_kept_until_its_znode_changes() -> None:
-    cache = ReadCache()
+    cache = ZnodeCache()
     cache.put("/a", 1, began=cache.begin())
     cache.put("/b", None, began=cache.begin())
     cache.forget("/a")
@@ -28,7 +28,7 @@ def test_what_was_read_is_kept_until_its_znode_changes() -> None:
 
 
 def test_a_read_that_a_change_overtakes_is_not_kept_and_the_next_one_is() -> None:
-    cache = ReadCache()
+    cache = ZnodeCache()
     began = cache.begin()
     cache.forget("/a")
     cache.put("/a", "old", began=began)
@@ -39,7 +39,7 @@ def test_a_read_that_a_change_overtakes_is_not_kept_and_the_next_one_is() -> Non
 
 
 def test_a_lost_connection_forgets_everything_and_what_was_being_read() -> None:
-    cache = ReadCache()
+    cache = ZnodeCache()
     cache.put("/a", 1, began=cache.begin())
     began = cache.begin()
     cache.forget_all()
@@ -49,7 +49,7 @@ def test_a_lost_connection_forgets_everything_and_what_was_being_read() -> None:
 
 
 def test_a_znode_that_changes_forgets_the_list_of_its_children() -> None:
-    cache = ReadCache()
+    cache = ZnodeCache()
     cache.put(children_key("/a"), ("b",), began=cache.begin())
     cache.forget("/a")
 

@@ -1,0 +1,65 @@
+"""Asks an engine's admin API over HTTP, with the login and the certificates of the broker's URL."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlsplit
+
+import requests
+
+from outbox_core.common.errors import ConfigurationError
+
+TIMEOUT_S_MIN: Final = 0.001
+
+
+class AdminHttp:
+    """Thread-safe; each request has a connection of its own."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        login: tuple[str, str] | None = None,
+        token: str | None = None,
+        ca_file: str | None = None,
+        certificate: tuple[str, str] | None = None,
+    ) -> None:
+        """`url`: what all paths begin with; `token`: a bearer token; `certificate`: files of it and of its key."""
+        self._url = url
+        self._login = None if login is None else (_as_latin_1(login[0]), _as_latin_1(login[1]))
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._ca_file = ca_file
+        self._certificate = certificate
+
+    def get(self, path: str, *, timeout_s: float) -> requests.Response:
+        """Read. Raises what ask() does."""
+        return self.ask("GET", path, timeout_s=timeout_s)
+
+    def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
+        """Any request. Raises requests.RequestException: an HTTPError where the server refuses it."""
+        answer = requests.request(
+            method,
+            f"{self._url}/{path}",
+            headers=self._headers,
+            auth=self._login,
+            cert=self._certificate,
+            verify=self._ca_file or True,
+            timeout=max(timeout_s, TIMEOUT_S_MIN),
+        )
+        answer.raise_for_status()
+        return answer
+
+
+def admin_url(text: str, *, option: str, port: int) -> str:
+    """The URL of an admin API that an option names, without a slash at its end. Raises ConfigurationError; `port`: of
+    the example in it.
+    """
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
+        raise ConfigurationError(f"{option} in the broker's URL is like http://HOST:{port}, without a login")
+    return text.rstrip("/")
+
+
+def _as_latin_1(text: str) -> str:
+    """Returns the text that requests, which sends Latin-1, sends as UTF-8, which servers read."""
+    return text.encode().decode("latin-1")

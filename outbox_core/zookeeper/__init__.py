@@ -1,0 +1,1 @@
+"""Sessions with ZooKeeper, by kazoo, which the extra `zookeeper` brings."""
