@@ -6,8 +6,8 @@
 All publish 512 bytes with one id as a property to one topic that has a subscription, on one server whose bookie syncs
 its journal before it answers: 500 messages whose receipts are awaited together, and one at a time. `plain` sends each
 message by itself, as the adapter does; `plain_batched` lets the client put them into batches, each of which goes to one
-consumer, whatever keys are in it. Rounds are rotated, figures are medians, in messages a second; the ratio is to the
-faster plain program of each kind.
+consumer, and again as a whole where one of its messages is not acknowledged (decision 98). Rounds are rotated, figures
+are medians, in messages a second; the ratio is to the faster plain program of each kind.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from redis.retry import Retry
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.errors import CLIENT_ERRORS
 from broker_adapter.redis.redis_options import database_of
+from broker_adapter.redis.sentinel_servers import open_sentinel_servers, refuse_sentinel_options
 from outbox_core.common.errors import ConfigurationError
 
 Command = Sequence[str | bytes | int]
@@ -166,34 +167,54 @@ class ProcessServers:
 
 def opener(url: BrokerUrl, *, timeout_ms: int, ca_file: str | None) -> Callable[[], Servers]:
     """Returns a function that opens the URL's servers. Raises ConfigurationError for options that cannot work."""
-    is_cluster = "+cluster" in url.scheme
-    if not is_cluster and len(url.hosts) > 1:
-        raise ConfigurationError("redis:// names one server; several are the nodes of a cluster: redis+cluster://")
+    is_cluster, is_sentinel = "+cluster" in url.scheme, "+sentinel" in url.scheme
+    if not is_cluster and not is_sentinel and len(url.hosts) > 1:
+        raise ConfigurationError(
+            "redis:// names one server; several are the nodes of a cluster, redis+cluster://, or Sentinels, "
+            "redis+sentinel://"
+        )
     database = database_of(url, is_cluster=is_cluster)
     settings = {**_settings(url, timeout_ms=timeout_ms), **_tls_settings(url, ca_file=ca_file)}
+    if is_sentinel:
+        return open_sentinel_servers(url, settings, database=database)
+    refuse_sentinel_options(list(url.options))
     if is_cluster:
         return lambda: ClusterServers(lambda: _open_cluster(url, settings))
     host, port = url.hosts[0]
     return lambda: SingleServer(redis.Redis(host=host, port=port, db=database, **settings), address=url.addresses)
 
 
-def exchange(node: redis.Redis, commands: Sequence[Command], *, remaining_s: Callable[[], float]) -> list[Answer]:
-    """Send commands together on one connection, and read an answer for each; an error of the server's is an answer.
+def exchange(
+    node: redis.Redis, groups: Sequence[Sequence[Command]], *, wait: Command | None, remaining_s: Callable[[], float]
+) -> tuple[list[Answer], Answer]:
+    """Send groups of commands together on one connection, and `wait`, a WAIT, behind them. Returns the answer to the
+    last command of each group, and that to `wait`; an error of the server's is an answer.
 
-    Raises exceptions of the client where the connection broke, or `remaining_s` ran out.
+    Where the connection breaks, or `remaining_s` runs out, that error stands for each answer that has not come. Where
+    each group was refused, there is nothing to wait for: None. Raises exceptions of the client where it cannot connect.
     """
     pool = node.connection_pool
     connection: Any = pool.get_connection()
+    answers: list[Answer] = []
+    waited: Answer = None
     is_whole = False
     try:
-        connection.send_packed_command(connection.pack_commands(commands))
-        answers = [_answer(connection, remaining_s()) for _ in commands]
-        is_whole = True
-        return answers
+        commands = [command for group in groups for command in group]
+        connection.send_packed_command(connection.pack_commands([*commands, *([] if wait is None else [wait])]))
+        for group in groups:
+            *_, last = [_answer(connection, remaining_s()) for _ in group]
+            answers.append(last)
+        if wait is not None and not all(isinstance(answer, Exception) for answer in answers):
+            waited = _answer(connection, remaining_s())
+        is_whole = wait is None or waited is not None
+    except CLIENT_ERRORS as error:
+        answers += [error] * (len(groups) - len(answers))
+        waited = error
     finally:  # an interrupt, too: an answer that is left would be taken for the next command's
         if not is_whole:
             connection.disconnect()
         pool.release(connection)
+    return answers, waited
 
 
 def _answer(connection: Any, timeout_s: float) -> Answer:
@@ -230,7 +251,7 @@ def _settings(url: BrokerUrl, *, timeout_ms: int) -> dict[str, Any]:
 def _tls_settings(url: BrokerUrl, *, ca_file: str | None) -> dict[str, Any]:
     if not url.scheme.startswith("rediss"):
         if ca_file or {"ca_file", "cert_file", "key_file"} & set(url.options):
-            raise ConfigurationError("certificates are for TLS: use rediss:// or rediss+cluster://")
+            raise ConfigurationError("certificates are for TLS: use rediss://, rediss+cluster:// or rediss+sentinel://")
         return {}
     return {
         "ssl": True,

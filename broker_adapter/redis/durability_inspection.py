@@ -9,12 +9,16 @@ from typing import Any, Final
 import redis
 from redis.exceptions import ResponseError
 
-from broker_adapter.redis.errors import CODES, Meaning, code_of
+from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.redis.errors import CODES, code_of
+from outbox_core.common.clock import Clock
 from outbox_core.messages.durability_inspection import Weakness
 
 BULK_BYTES_MAX_DEFAULT: Final = 512 * 1024 * 1024
 VERSION_MIN: Final = (7, 0)
 """The first whose scripts declare that they write, so that a full or read-only server runs none of a script."""
+CLOCK_MS_MAX: Final = 1_000
+"""By how much the clock of a server with timers may differ from its client's."""
 _SETTINGS: Final = (
     "appendfsync",
     "no-appendfsync-on-rewrite",
@@ -38,35 +42,46 @@ _NO_HALF_TRANSACTION: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterReport:
-    """One node that takes writes, as it says itself. `replicas`: how many are connected and in step."""
+    """One node that takes writes, as it says itself. `replicas`: how many are connected and in step; `eviction`: the
+    weakness by which whole keys are removed.
+    """
 
     version: str
     replicas: int
     bulk_bytes_max: int
     weaknesses: tuple[Weakness, ...]
+    eviction: Weakness | None
 
 
-def inspect_master(address: str, node: redis.Redis, *, replicas_wanted: int | None) -> MasterReport:
+def inspect_master(
+    address: str, node: redis.Redis, *, replicas_wanted: int | None, has_timers: bool, clock: Clock
+) -> MasterReport:
     """Ask one node; changes nothing. `replicas_wanted`: what the URL says, None where it says nothing.
 
     Raises exceptions of the client.
     """
     info: Mapping[str, Any] = {}
+    asked_at_ms = clock.now_ms()
     for section in ("server", "memory", "persistence", "replication"):
         info = {**info, **node.info(section)}
+    ahead_ms = clock_ahead_ms(info, asked_at_ms=asked_at_ms, answered_at_ms=clock.now_ms())
     settings = _settings(node)
     replicas = _replicas_online(info)
+    eviction = list(_of_memory(info, has_timers=has_timers))
     found = [
         *_of_version(info),
         *_of_persistence(info, settings),
-        *_of_memory(info),
+        *eviction,
         *_of_replication(settings, replicas=replicas, wanted=replicas_wanted),
+        *(_of_clock(ahead_ms) if has_timers else ()),
     ]
+    weaknesses = [Weakness(subject=f"node {address}", problem=problem, cure=cure) for problem, cure in found]
     return MasterReport(
         version=str(info.get("redis_version", "")),
         replicas=replicas,
         bulk_bytes_max=int(settings.get("proto-max-bulk-len", BULK_BYTES_MAX_DEFAULT)),
-        weaknesses=tuple(Weakness(subject=f"node {address}", problem=problem, cure=cure) for problem, cure in found),
+        weaknesses=tuple(weaknesses),
+        eviction=next((one for one in weaknesses if (one.problem, one.cure) in eviction), None),
     )
 
 
@@ -75,7 +90,7 @@ def _settings(node: redis.Redis) -> Mapping[str, str]:
     try:
         found: Any = node.config_get(*_SETTINGS)
     except ResponseError as error:
-        if CODES.get(code_of(error)) is Meaning.UNAUTHORIZED or code_of(error) == "ERR":
+        if CODES.get(code_of(error)) is Treatment.NOT_AUTHORIZED or code_of(error) == "ERR":
             return {}
         raise
     return {_text(name): _text(value) for name, value in found.items()}
@@ -120,12 +135,33 @@ def _of_persistence(info: Mapping[str, Any], settings: Mapping[str, str]) -> Ite
         yield (_HALF_TRANSACTION, _NO_HALF_TRANSACTION)
 
 
-def _of_memory(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_memory(info: Mapping[str, Any], *, has_timers: bool) -> Iterator[tuple[str, str]]:
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy == "noeviction" or not info.get("maxmemory"):
         return
-    what = "streams with messages" if policy.startswith("allkeys") else "the ids by which repeats are known"
+    if has_timers:
+        what = "all messages of a slot at once"
+    else:
+        what = "streams with messages" if policy.startswith("allkeys") else "the ids by which repeats are known"
     yield f"maxmemory-policy {policy} evicts {what}", "CONFIG SET maxmemory-policy noeviction, and in redis.conf"
+
+
+def clock_ahead_ms(info: Mapping[str, Any], *, asked_at_ms: int, answered_at_ms: int) -> int:
+    """Returns how far a server's clock is ahead of ours, which showed these times before and after it answered `info`;
+    negative: behind. 0 up to a second.
+    """
+    server_ms = int(info.get("server_time_usec", answered_at_ms * 1_000)) // 1_000
+    ahead_ms = max(0, server_ms - answered_at_ms) - max(0, asked_at_ms - server_ms)
+    return ahead_ms if abs(ahead_ms) > CLOCK_MS_MAX else 0
+
+
+def _of_clock(ahead_ms: int) -> Iterator[tuple[str, str]]:
+    shown = f"its clock is {abs(ahead_ms) / 1_000:,.1f} s"
+    cure = "keep the clocks in step, by NTP"
+    if ahead_ms > 0:
+        yield f"{shown} ahead of this machine's: deliveries expire too soon, and come again", cure
+    elif ahead_ms < 0:
+        yield f"{shown} behind this machine's: scheduled messages are late by that", cure
 
 
 def _of_replication(settings: Mapping[str, str], *, replicas: int, wanted: int | None) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,10 @@ from broker_adapter.publishing.broker_url import BrokerUrl
 from outbox_core.common.errors import ConfigurationError
 
 PORT: Final = 6379
-URL_OPTIONS: Final = frozenset({"prefix", "maxlen", "window_ms", "wait", "create", "store", "slots"})
+SENTINEL_PORT: Final = 26379
+SENTINEL_OPTIONS: Final = frozenset({"master", "sentinel_user", "sentinel_password_file"})
+"""What only the URL of Sentinels may say."""
+URL_OPTIONS: Final = SENTINEL_OPTIONS | {"prefix", "maxlen", "window_ms", "wait", "create", "store", "slots"}
 PREFIX_DEFAULT: Final = "outbox:"
 WINDOW_MS_DEFAULT: Final = 3_600_000
 WINDOW_MS_MIN: Final = 1_000
@@ -59,6 +62,11 @@ class RedisOptions:
     def ids_key(self, topic: str) -> str:
         """The key of the ids that were appended lately."""
         return f"{self.stream_key(topic)}:ids"
+
+
+def port_of(url: str) -> int:
+    """The port of the servers that a URL names, where it says none."""
+    return SENTINEL_PORT if "+sentinel" in url.partition("://")[0] else PORT
 
 
 def database_of(url: BrokerUrl, *, is_cluster: bool) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol
 
 from redis.exceptions import ResponseError
 
-from broker_adapter.redis.errors import Meaning, description_of, meaning_of, raised_for
-from broker_adapter.redis.master_settings import MasterReports
+from broker_adapter.publishing.treatment import Treatment
+from broker_adapter.redis.errors import description_of, exception_for, treatment_of
+from broker_adapter.redis.master_settings import MasterSettings
 from broker_adapter.redis.redis_options import RedisOptions
 from broker_adapter.redis.script_sender import Deadline, ScriptCall, ScriptSender
 from broker_adapter.redis.stream_store import parts
@@ -30,6 +32,9 @@ class RedisStore(Protocol):
 
     def place_of(self, message: Message) -> str:
         """Returns the name that determines the message's keys."""
+
+    def value_bytes(self, message: Message) -> int:
+        """Returns the bytes of the value that has the message's body, at most."""
 
     def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
         """The call that stores messages of one place: 1 (stored) or 0 (repeat) for each in order; where one fails, the
@@ -62,7 +67,7 @@ class RedisPublisher:
         self,
         sender: ScriptSender,
         store: RedisStore,
-        masters: MasterReports,
+        masters: MasterSettings,
         options: RedisOptions,
         *,
         clock: Clock | None = None,
@@ -86,18 +91,23 @@ class RedisPublisher:
     def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
         """Store a batch; one result a message, in order, once master and replicas have it."""
         deadline = Deadline(self._clock, timeout_ms)
+        if self._options.has_timers:
+            self._masters.refuse_eviction(deadline)
         replicas = self._masters.replicas_to_wait_for(deadline)
-        body_bytes_max = self._masters.bulk_bytes_max
-        fitting = [message for message in batch if len(message.body) <= body_bytes_max]
+        value_bytes_max = self._masters.bulk_bytes_max
+        value_sizes = [self._store.value_bytes(message) for message in batch]
+        fits = [value_bytes <= value_bytes_max for value_bytes in value_sizes]
         results: list[PublishResult] = []
-        for part in parts(fitting, self._options):
+        for part in parts(list(compress(batch, fits)), self._options):
             results += self._publish_part(part, deadline, replicas=replicas)
-        if len(fitting) == len(batch):
+        if all(fits):
             return results
         of_fitting = iter(results)
         return [
-            next(of_fitting) if len(message.body) <= body_bytes_max else _too_large(message, body_bytes_max)
-            for message in batch
+            next(of_fitting)
+            if value_bytes <= value_bytes_max
+            else _too_large(message, value_bytes=value_bytes, value_bytes_max=value_bytes_max)
+            for message, value_bytes in zip(batch, value_sizes, strict=True)
         ]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:  # noqa: ARG002 - topics have no settings
@@ -131,11 +141,14 @@ class RedisPublisher:
         error = part.error
         if error is None or isinstance(error, BrokerError):
             return error
-        return None if meaning_of(error) is Meaning.DEFERRED else raised_for(error, place=self._sender.addresses)
+        return None if treatment_of(error) is Treatment.DEFERRED else exception_for(error, place=self._sender.addresses)
 
 
-def _too_large(message: Message, body_bytes_max: int) -> PublishResult:
-    text = f"the body is too large: {len(message.body):,} bytes; proto-max-bulk-len of the server is {body_bytes_max:,}"
+def _too_large(message: Message, *, value_bytes: int, value_bytes_max: int) -> PublishResult:
+    text = (
+        f"the message is too large: a value of {value_bytes:,} bytes with its body of {len(message.body):,}; "
+        f"proto-max-bulk-len of the server is {value_bytes_max:,}"
+    )
     return PublishResult(message.id, PublishStatus.REJECTED, text)
 
 

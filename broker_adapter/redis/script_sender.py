@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as ClientTimeout
 
+from broker_adapter.publishing.treatment import Treatment
 from broker_adapter.redis.connections import Command, ProcessServers, Servers, exchange
-from broker_adapter.redis.errors import CLIENT_ERRORS, Meaning, meaning_of, raised_for
+from broker_adapter.redis.errors import CLIENT_ERRORS, exception_for, treatment_of
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, StorageFailed
 
 PAUSE_S: Final = 0.05
-"""Between two questions to a cluster that is moving slots or electing a master."""
+"""Between the first two questions to a cluster that is moving slots or electing a master; later ones are rarer."""
+PAUSE_S_MAX: Final = 0.4
 WAIT_SHARE: Final = 0.8
 """Of the time that is left, for WAIT: its answer must come before the time is over."""
 
@@ -51,28 +54,49 @@ class ScriptCall:
     is_repeatable: bool = True
     """Whether a repetition does no harm after a connection broke, when it may have been done."""
     outcome: Any = None
+    refusal: Exception | None = None
+    """Why a server could not do it, as it answered last."""
     with_script: bool = False
     redirected_to: redis.Redis | None = None
 
-    def command(self) -> Command:
-        """Returns the command's arguments."""
+    def commands(self) -> Sequence[Command]:
+        """Returns the commands whose last one is the call."""
         name, script = ("EVAL", self.script.text) if self.with_script else ("EVALSHA", self.script.sha1)
-        return [name, script, len(self.keys), *self.keys, *self.arguments]
+        call = [name, script, len(self.keys), *self.keys, *self.arguments]
+        return [call] if self.redirected_to is None else [["ASKING"], call]
 
-    def means(self, meaning: Meaning) -> bool:
-        """Whether it ended with an error of the client's that means this."""
-        error = self.outcome
-        return isinstance(error, Exception) and not isinstance(error, BrokerError) and meaning_of(error) is meaning
+    def settle(self, outcome: Any) -> None:
+        """Keep what became of it."""
+        self.outcome = outcome
+        if self.is_outage and isinstance(outcome, ResponseError):
+            self.refusal = outcome
+
+    def end(self) -> None:
+        """Report why servers refused it rather than that the time ran out while one was asked once more; and that the
+        time ran out where it did before a server was sent the script that it does not know.
+        """
+        if self.needs_script:
+            self.outcome = ClientTimeout("Timeout before the server was sent the script")
+        if isinstance(self.outcome, ClientTimeout) and self.refusal is not None:
+            self.outcome = self.refusal
 
     @property
-    def was_refused(self) -> bool:
-        """Whether a server answered that it cannot do it now."""
-        return isinstance(self.outcome, ResponseError) and self.means(Meaning.OUTAGE)
+    def needs_script(self) -> bool:
+        """Whether nothing was done because the server does not know the script's hash."""
+        return isinstance(self.outcome, NoScriptError)
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether it was not done, or is in doubt, for a reason that may pass."""
+        error = self.outcome
+        if not isinstance(error, Exception) or isinstance(error, BrokerError) or self.needs_script:
+            return False
+        return treatment_of(error) is Treatment.OUTAGE
 
     @property
     def may_be_sent_again(self) -> bool:
         """Whether another node may take it, or the same one later."""
-        return self.means(Meaning.OUTAGE) and (self.is_repeatable or isinstance(self.outcome, ResponseError))
+        return self.is_outage and (self.is_repeatable or isinstance(self.outcome, ResponseError))
 
 
 class Deadline:
@@ -96,20 +120,30 @@ class ScriptSender:
         self.addresses = addresses
         self._closing = threading.Event()
 
-    def send(self, calls: Sequence[ScriptCall], deadline: Deadline, *, replicas: int = 0) -> None:
-        """Send each; send those again that another node may take, until the time is over. Those of one node are done
-        in their order, and with `replicas` count only once so many replicas have them.
+    def send(
+        self,
+        calls: Sequence[ScriptCall],
+        deadline: Deadline,
+        *,
+        replicas: int = 0,
+        repeated_until: Deadline | None = None,
+    ) -> None:
+        """Send each; send those again that another node may take, until the time is over, or that of repetitions. Those
+        of one node are done in their order, and with `replicas` count only once so many replicas have them.
         """
-        pending = calls
+        pending, pause_s = calls, PAUSE_S
         while pending:
             self._attempt(pending, deadline, replicas=replicas)
-            unknown = [call for call in pending if call.means(Meaning.SCRIPT_UNKNOWN)]
+            unknown = [call for call in pending if call.needs_script]
             for call in unknown:
                 call.with_script = True
             elsewhere = [call for call in pending if call.may_be_sent_again]
-            if elsewhere and not self._may_be_elsewhere(elsewhere, deadline):
-                return
+            if elsewhere and not self._may_be_elsewhere(elsewhere, repeated_until or deadline, pause_s=pause_s):
+                elsewhere = []
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
             pending = unknown + elsewhere if deadline.remaining_s() > 0 else []
+        for call in calls:
+            call.end()
 
     def until_answered(self, ask: Callable[[Servers], Result], deadline: Deadline) -> Result:
         """Ask a cluster until it answers or the time is over; a single server once. Raises BrokerError."""
@@ -118,22 +152,22 @@ class ScriptSender:
             try:
                 return ask(servers)
             except CLIENT_ERRORS as error:
-                if meaning_of(error) is not Meaning.OUTAGE or not self._pause(deadline):
-                    raise raised_for(error, place=self.addresses) from error
+                if treatment_of(error) is not Treatment.OUTAGE or not self._pause(PAUSE_S, deadline):
+                    raise exception_for(error, place=self.addresses) from error
                 if not servers.refresh():
-                    raise raised_for(error, place=self.addresses) from error
+                    raise exception_for(error, place=self.addresses) from error
 
     def close(self) -> None:
         """Close the connections of this process; idempotent."""
         self._closing.set()
         self._servers.close()
 
-    def _may_be_elsewhere(self, calls: Sequence[ScriptCall], deadline: Deadline) -> bool:
+    def _may_be_elsewhere(self, calls: Sequence[ScriptCall], deadline: Deadline, *, pause_s: float) -> bool:
         servers = self._servers.own()
         for call in calls:
             error = call.outcome
             call.redirected_to = servers.redirected(error) if isinstance(error, ResponseError) else None
-        return self._pause(deadline) and servers.refresh()
+        return self._pause(pause_s, deadline) and servers.refresh()
 
     def _attempt(self, calls: Sequence[ScriptCall], deadline: Deadline, *, replicas: int) -> None:
         servers = self._servers.own()
@@ -142,43 +176,34 @@ class ScriptSender:
             try:
                 node = call.redirected_to or servers.node_of(call.keys[0])
             except CLIENT_ERRORS as error:
-                call.outcome = error
+                call.settle(error)
             else:
                 by_node[node].append(call)
         for node, group in by_node.items():
             _attempt_on(node, group, deadline, replicas=replicas)
 
-    def _pause(self, deadline: Deadline) -> bool:
+    def _pause(self, pause_s: float, deadline: Deadline) -> bool:
         """Wait a moment; whether there is time left."""
-        self._closing.wait(min(PAUSE_S, max(0.0, deadline.remaining_s())))
+        self._closing.wait(min(pause_s, max(0.0, deadline.remaining_s())))
         return deadline.remaining_s() > 0
 
 
-def _attempt_on(node: redis.Redis, group: Sequence[ScriptCall], deadline: Deadline, *, replicas: int) -> None:
-    commands: list[Command] = []
-    for call in group:
-        if call.redirected_to is not None:
-            commands.append(["ASKING"])
-        commands.append(call.command())
+def _attempt_on(node: redis.Redis, calls: Sequence[ScriptCall], deadline: Deadline, *, replicas: int) -> None:
+    wait: Command | None = None
     if replicas:
-        commands.append(["WAIT", replicas, max(1, int(WAIT_SHARE * 1000 * deadline.remaining_s()))])
+        wait = ["WAIT", replicas, max(1, int(WAIT_SHARE * 1000 * deadline.remaining_s()))]
+    commands = [call.commands() for call in calls]
     try:
-        answers = exchange(node, commands, remaining_s=deadline.remaining_s)
+        answers, reached = exchange(node, commands, wait=wait, remaining_s=deadline.remaining_s)
     except CLIENT_ERRORS as error:
-        for call in group:
-            # Time that ran out while a server is asked once more must not hide why it refused before.
-            if not (deadline.remaining_s() <= 0 and call.was_refused):
-                call.outcome = error
-        return
-    reached = answers.pop() if replicas else 0
-    of_scripts = [answer for command, answer in zip(commands, answers, strict=False) if command != ["ASKING"]]
-    for call, answer in zip(group, of_scripts, strict=True):
-        call.outcome = answer if isinstance(answer, Exception) else _in_step(answer, reached, wanted=replicas)
+        answers, reached = [error] * len(calls), error
+    for call, answer in zip(calls, answers, strict=True):
+        call.settle(answer if isinstance(answer, Exception) else _in_step(answer, reached, wanted=replicas))
 
 
 def _in_step(answer: Any, reached: object, *, wanted: int) -> Any:
     """The script's answer, or the error where too few replicas have it: a failover could lose it."""
-    if isinstance(reached, Exception):
+    if wanted and isinstance(reached, Exception):
         return reached
     if isinstance(reached, int) and reached < wanted:
         return StorageFailed(

@@ -29,6 +29,10 @@ class StreamStore:
         """Its topic."""
         return message.topic
 
+    def value_bytes(self, message: Message) -> int:
+        """The body is a value by itself."""
+        return len(message.body)
+
     def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
         """The call that appends these messages to the topic's stream."""
         options = self._options

@@ -1,4 +1,4 @@
-"""Waits until a timer is added that is due before all others."""
+"""Waits for messages on a channel of wake-ups, over one connection."""
 
 from __future__ import annotations
 
@@ -26,22 +26,35 @@ class WakeSubscription:
         self._clock = clock
         self._subscription: Any = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether messages come."""
+        return self._subscription is not None
+
     def wait(self, timeout_ms: int) -> None:
-        """Wait for a message or until the time is over. A subscription that is new returns at once: a timer may have
-        been added before it.
+        """Wait for a message or until the time is over, also without a connection."""
+        deadline = Deadline(self._clock, timeout_ms)
+        if not self.wait_connected(timeout_ms):
+            self._closing.wait(max(0.0, deadline.remaining_s()))
+
+    def wait_connected(self, timeout_ms: int) -> bool:
+        """Connect if need be, and wait for a message or until the time is over. A subscription that is new returns at
+        once: what it is to tell of may have come before it. False, before the time is over, where the connection
+        failed.
         """
         deadline = Deadline(self._clock, timeout_ms)
         try:
             if self._subscription is None:
                 self._subscribe()
-                return
+                return True
             while (left_s := deadline.remaining_s()) > 0 and not self._closing.is_set():
                 if self._subscription.get_message(ignore_subscribe_messages=True, timeout=min(left_s, SLICE_S)):
                     self._drain()
-                    return
+                    return True
         except (*CLIENT_ERRORS, OutboxError, OSError):
             self.close()
-            self._closing.wait(max(0.0, deadline.remaining_s()))
+            return False
+        return True
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

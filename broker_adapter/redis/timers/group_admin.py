@@ -12,7 +12,6 @@ from broker_adapter.redis.timers.slot_scripts import (
     DECLARE,
     EXPIRE,
     FIGURES,
-    FIRE,
     GROUPS,
     LIST_DEAD,
     MOVES_MAX,
@@ -21,7 +20,7 @@ from broker_adapter.redis.timers.slot_scripts import (
     slot_of,
 )
 from broker_adapter.redis.timers.timer_messages import decode_message
-from broker_adapter.redis.timers.timer_script_runner import TimerCalls
+from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner
 from outbox_core.common.errors import BrokerRefused, InvalidMessage, NotSupported
 from outbox_core.messages.failure_history import EXPIRED, REFUSED, with_count
 from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
@@ -30,11 +29,11 @@ from outbox_core.messages.topic_figures import topic_figures
 _GROUP_FIGURES: Final = ("backlog", "in_flight", "dead", "oldest_unacked_age_ms")
 
 
-class TimerAdmin:
+class RedisGroupAdmin:
     """The BrokerAdmin port on the timer store. Thread-safe."""
 
-    def __init__(self, calls: TimerCalls) -> None:
-        self._calls = calls
+    def __init__(self, runner: TimerScriptRunner) -> None:
+        self._runner = runner
 
     def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
         """Make the group, or change its settings. NotSupported: a filter, and an ordered group."""
@@ -42,16 +41,16 @@ class TimerAdmin:
         check_group(group)
         if config.filter is not None or config.ordered:
             raise NotSupported("consumer groups in Redis have no filter, and no order by key")
-        self.declare_on(topic, group, range(self._calls.slots_of(topic)), group_arguments(group, config))
+        self.declare_on(topic, group, range(self._runner.slots_of(topic)), group_arguments(group, config))
 
     def declare_on(self, topic: str, group: str, slots: Iterable[int], arguments: Sequence[Argument]) -> None:
         """Declare it on these slots of a topic that is registered; see group_arguments()."""
-        calls = [self._calls.scripts.of_group(DECLARE, topic, slot, group, arguments) for slot in slots]
-        self._calls.run(calls, durable=True)
+        calls = [self._runner.scripts.of_group(DECLARE, topic, slot, group, arguments) for slot in slots]
+        self._runner.run(calls, durable=True)
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return self._calls.topics()
+        return self._runner.topics()
 
     def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
         """Counts over all slots. `stored`: how many came due so far; what each group acknowledged is not kept. The age
@@ -73,7 +72,7 @@ class TimerAdmin:
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
         """Stop or resume deliveries to the group."""
         slots = range(self._known_slots_of(topic))
-        self._calls.run([self._calls.scripts.of_group(PAUSE, topic, slot, group, [int(paused)]) for slot in slots])
+        self._runner.run([self._runner.scripts.of_group(PAUSE, topic, slot, group, [int(paused)]) for slot in slots])
 
     def dead(
         self, topic: str, group: str, *, limit: int = 100, after: str | None = None
@@ -85,10 +84,10 @@ class TimerAdmin:
             raise InvalidMessage("limit is at least 1, and `after` a cursor of the page before")
         letters: list[DeadLetter] = []
         for number in range(int(slot), slots):
-            expire = self._calls.scripts.of_group(EXPIRE, topic, number, group, [MOVES_MAX, EXPIRED])
+            expire = self._runner.scripts.of_group(EXPIRE, topic, number, group, [MOVES_MAX, EXPIRED])
             page_max = limit + 1 - len(letters)
-            page = self._calls.scripts.of_group(LIST_DEAD, topic, number, group, [page_max, after_id])
-            _, fields = self._calls.run([expire, page])
+            page = self._runner.scripts.of_group(LIST_DEAD, topic, number, group, [page_max, after_id])
+            _, fields = self._runner.run([expire, page])
             letters += [_letter(topic, group, fields[at : at + 4]) for at in range(0, len(fields), 4)]
             after_id = ""
             if len(letters) > limit:
@@ -108,7 +107,7 @@ class TimerAdmin:
             for begin in range(0, room, MOVES_MAX):
                 part = named[begin : begin + MOVES_MAX]
                 arguments: list[Argument] = [min(MOVES_MAX, room - begin), per_second or 0, redriven, *part]
-                [moved] = self._calls.run([self._calls.scripts.of_group(REDRIVE, topic, slot, group, arguments)])
+                [moved] = self._runner.run([self._runner.scripts.of_group(REDRIVE, topic, slot, group, arguments)])
                 redriven += moved
         return redriven
 
@@ -118,23 +117,27 @@ class TimerAdmin:
         return dict(zip(_GROUP_FIGURES, (*map(sum, counts), max(ages)), strict=True))
 
     def _slot_figures(self, topic: str, group: str, slot: int) -> list[int]:
-        scripts = self._calls.scripts
+        scripts = self._runner.scripts
         expire = scripts.of_group(EXPIRE, topic, slot, group, [MOVES_MAX, EXPIRED])
-        *_, found = self._calls.run([expire, scripts.of_group(FIGURES, topic, slot, group)])
+        *_, found = self._runner.run([expire, scripts.of_group(FIGURES, topic, slot, group)])
         figures: list[int] = found
         return figures
 
     def _groups(self, topic: str) -> list[str]:
-        [found] = self._calls.run([self._calls.scripts.of_slot(GROUPS, topic, 0)])
+        [found] = self._runner.run([self._runner.scripts.of_slot(GROUPS, topic, 0)])
         return sorted(name.decode() for name in found)
 
     def _run_on_slots(self, script: Script, topic: str, slots: int) -> list[Any]:
-        scripts = self._calls.scripts
-        calls = [scripts.of_slot(one, topic, slot, [MOVES_MAX]) for slot in range(slots) for one in (FIRE, script)]
-        return self._calls.run(calls)[1::2]
+        scripts = self._runner.scripts
+        calls = [
+            call
+            for slot in range(slots)
+            for call in (self._runner.fire(topic, slot), scripts.of_slot(script, topic, slot))
+        ]
+        return self._runner.run(calls)[1::2]
 
     def _known_slots_of(self, topic: str) -> int:
-        slots = self._calls.known_slots_of(topic)
+        slots = self._runner.known_slots_of(topic)
         if slots is None:
             raise BrokerRefused(f"there is no topic {topic}")
         return slots

@@ -59,6 +59,10 @@ class SlotScripts:
         """The hash of all topics, each with its number of slots."""
         return f"{self._prefix}topics"
 
+    def wake_channel(self, topic: str) -> str:
+        """The channel that tells consumers of a topic that a message may be delivered sooner than they know."""
+        return f"{self._prefix}wake:{topic}"
+
     def of_slot(self, script: Script, topic: str, slot: int, arguments: Sequence[Argument] = ()) -> ScriptCall:
         """The call of a script about a slot."""
         return _call(script, self._slot_keys(topic, slot), arguments)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.redis.script_sender import Argument, Script, ScriptCall
-from broker_adapter.redis.timers.group_admin import TimerAdmin, group_arguments
-from broker_adapter.redis.timers.slot_scripts import ACK, CANCEL, EXPIRE, EXTEND, FIRE, MOVES_MAX, NACK, TAKE, slot_of
+from broker_adapter.redis.timers.group_admin import RedisGroupAdmin, group_arguments
+from broker_adapter.redis.timers.slot_scripts import (
+    ACK,
+    CANCEL,
+    EXPIRE,
+    EXTEND,
+    MOVES_MAX,
+    NACK,
+    TAKE,
+    slot_of,
+)
 from broker_adapter.redis.timers.timer_messages import TimerReceipt, decode_message
-from broker_adapter.redis.timers.timer_script_runner import TimerCalls, is_no_group
+from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner, is_no_group
+from broker_adapter.redis.timers.topic_wakeups import IDLE_MS, TopicWakeups
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages import limits
@@ -35,8 +44,8 @@ from outbox_core.messages.message import (
     check_topic,
 )
 
-POLL_MS: Final = 50
-"""How long a pull that waits sleeps at most between two questions; less where a message is due before that."""
+REPEATED_MS: Final = 1_000
+"""For so long a pull asks slots again that are being moved, or have no master: the deliveries of others wait for it."""
 PULL_BYTES_MAX: Final = limits.BODY_BYTES_MAX
 _STALE: Final = 3
 _ACKS: Final = {0: AckStatus.UNKNOWN, 1: AckStatus.ACKED, 2: AckStatus.ALREADY_ACKED, _STALE: AckStatus.STALE}
@@ -51,13 +60,21 @@ class TimerBroker:
     is in order as a whole.
     """
 
-    def __init__(self, publishing: PublishOnlyBroker, calls: TimerCalls, *, window_ms: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        publishing: PublishOnlyBroker,
+        runner: TimerScriptRunner,
+        wakeups: TopicWakeups,
+        *,
+        window_ms: int,
+        clock: Clock,
+    ) -> None:
         self._publishing = publishing
-        self._calls = calls
+        self._runner = runner
+        self._wakeups = wakeups
         self._window_ms = window_ms
         self._clock = clock
-        self._admin = TimerAdmin(calls)
-        self._closing = threading.Event()
+        self._admin = RedisGroupAdmin(runner)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -94,10 +111,12 @@ class TimerBroker:
         _check_pull(max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms)
         end_ms = self._clock.monotonic_ms() + min(wait_ms, limits.PULL_WAIT_MS_MAX)
         room = min(max_messages, limits.PULL_MESSAGES_MAX)
+        wakeup = self._wakeups.of(topic)
         while True:
+            seen = wakeup.seen
             deliveries, next_ms = self._take(topic, group, room=room, invisible_ms=invisible_ms)
             left_ms = end_ms - self._clock.monotonic_ms()
-            if deliveries or left_ms <= 0 or self._closing.wait(min(POLL_MS, next_ms, left_ms) / 1000):
+            if deliveries or left_ms <= 0 or not wakeup.wait(seen, timeout_ms=min(next_ms, left_ms)):
                 return deliveries
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
@@ -129,29 +148,29 @@ class TimerBroker:
         codes: dict[str, set[int]] = {message_id: set() for message_id in message_ids}
         named: list[list[str]] = []
         calls: list[ScriptCall] = []
-        for topic in self._calls.topics() if message_ids else ():
+        for topic in self._runner.topics() if message_ids else ():
             for slot, ids in self._by_slot(topic, message_ids).items():
                 named.append(ids)
-                calls.append(self._calls.scripts.of_slot(CANCEL, topic, slot, [self._window_ms, *ids]))
-        for ids, answer in zip(named, self._calls.run(calls, durable=True) if calls else (), strict=True):
+                calls.append(self._runner.scripts.of_slot(CANCEL, topic, slot, [self._window_ms, *ids]))
+        for ids, answer in zip(named, self._runner.run(calls, durable=True) if calls else (), strict=True):
             for message_id, code in zip(ids, answer, strict=True):
                 codes[message_id].add(code)
         return [_cancel_status(codes[message_id]) for message_id in message_ids]
 
     def close(self) -> None:
         """Let go of connections; idempotent. Pulls that wait return."""
-        self._closing.set()
+        self._wakeups.close()
         self._publishing.close()
 
     def _take(self, topic: str, group: str, *, room: int, invisible_ms: int) -> tuple[list[Delivery], int]:
         """Deliveries, and how many ms later the next one may be ready. Begins at a slot by chance, so that a full slot
         starves no other; slots that had more than their share are asked again while there is room.
         """
-        slots = self._calls.slots_of(topic)
+        slots = self._runner.slots_of(topic)
         first = random.randrange(slots)
         hungry = [(first + number) % slots for number in range(slots)]
         deliveries: list[Delivery] = []
-        next_ms = POLL_MS
+        next_ms = IDLE_MS
         while hungry and len(deliveries) < room:
             left = room - len(deliveries)
             asked, hungry = hungry[:left], hungry[left:]
@@ -172,14 +191,14 @@ class TimerBroker:
         none delivered and they must answer.
         """
         calls = {slot: self._moves(topic, group, slot, limit=limit, invisible_ms=invisible_ms) for slot in slots}
-        self._calls.try_to_run([call for moves in calls.values() for call in moves])
+        self._runner.try_to_run([call for moves in calls.values() for call in moves], repeated_ms=REPEATED_MS)
         if any(is_no_group(moves[-1].outcome) for moves in calls.values()):
-            every = range(self._calls.slots_of(topic))
+            every = range(self._runner.slots_of(topic))
             arguments = group_arguments(group, GroupConfig(), is_change=False)
             self._admin.declare_on(topic, group, every, arguments)
             again = [slot for slot, moves in calls.items() if is_no_group(moves[-1].outcome)]
             calls |= {slot: self._moves(topic, group, slot, limit=limit, invisible_ms=invisible_ms) for slot in again}
-            self._calls.try_to_run([call for slot in again for call in calls[slot]])
+            self._runner.try_to_run([call for slot in again for call in calls[slot]], repeated_ms=REPEATED_MS)
         failed = [call for moves in calls.values() for call in moves if isinstance(call.outcome, Exception)]
         found = {
             slot: _deliveries(topic, group, [call.outcome for call in moves])
@@ -187,13 +206,13 @@ class TimerBroker:
             if not isinstance(moves[-1].outcome, Exception)
         }
         if failed and must_answer and not any(deliveries for deliveries, _ in found.values()):
-            raise self._calls.raised(failed[0]) from failed[0].outcome
+            raise self._runner.raised(failed[0]) from failed[0].outcome
         return found
 
     def _moves(self, topic: str, group: str, slot: int, *, limit: int, invisible_ms: int) -> list[ScriptCall]:
-        scripts = self._calls.scripts
+        scripts = self._runner.scripts
         return [
-            scripts.of_slot(FIRE, topic, slot, [MOVES_MAX]),
+            self._runner.fire(topic, slot),
             scripts.of_group(EXPIRE, topic, slot, group, [MOVES_MAX, EXPIRED]),
             scripts.of_group(TAKE, topic, slot, group, [limit, invisible_ms, PULL_BYTES_MAX]),
         ]
@@ -206,7 +225,7 @@ class TimerBroker:
         by_place: defaultdict[tuple[str, str, int], list[tuple[int, TimerReceipt]]] = defaultdict(list)
         for index, text in enumerate(texts):
             receipt = TimerReceipt.read(text)
-            slots = None if receipt is None else self._calls.known_slots_of(receipt.topic)
+            slots = None if receipt is None else self._runner.known_slots_of(receipt.topic)
             if receipt is not None and slots is not None:
                 by_place[receipt.topic, receipt.group, slot_of(receipt.id, slots)].append((index, receipt))
         calls: list[ScriptCall] = []
@@ -215,15 +234,15 @@ class TimerBroker:
             for begin in range(0, len(named), MOVES_MAX):
                 part = named[begin : begin + MOVES_MAX]
                 arguments = [*head, *(value for _, receipt in part for value in (receipt.epoch, receipt.id))]
-                calls.append(self._calls.scripts.of_group(script, topic, slot, group, arguments))
+                calls.append(self._runner.scripts.of_group(script, topic, slot, group, arguments))
                 indexes.append([index for index, _ in part])
-        for places, answer in zip(indexes, self._calls.run(calls), strict=True):
+        for places, answer in zip(indexes, self._runner.run(calls), strict=True):
             for index, code in zip(places, answer, strict=True):
                 codes[index] = code
         return codes
 
     def _by_slot(self, topic: str, message_ids: Sequence[str]) -> dict[int, list[str]]:
-        slots = self._calls.slots_of(topic)
+        slots = self._runner.slots_of(topic)
         found: defaultdict[int, list[str]] = defaultdict(list)
         for message_id in dict.fromkeys(message_ids):
             found[slot_of(message_id, slots)].append(message_id)
@@ -246,7 +265,7 @@ def _deliveries(topic: str, group: str, outcomes: Sequence[Any]) -> tuple[list[D
         _delivery(TimerReceipt(topic, group, str(epoch), fields[at].decode()), fields[at + 1], fields[at + 2])
         for at in range(0, len(fields), 3)
     ]
-    return deliveries, min(next_ms, default=POLL_MS)
+    return deliveries, min(next_ms, default=IDLE_MS)
 
 
 def _delivery(receipt: TimerReceipt, attempt: int, packed: bytes) -> Delivery:

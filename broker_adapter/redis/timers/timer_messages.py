@@ -9,7 +9,7 @@ import msgspec
 
 from broker_adapter.redis.script_sender import Argument, ScriptCall
 from broker_adapter.redis.timers.slot_scripts import ADD, slot_of
-from broker_adapter.redis.timers.timer_script_runner import TimerCalls
+from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner
 from outbox_core.common.clock import Clock
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.message import Message
@@ -17,6 +17,10 @@ from outbox_core.messages.message import Message
 CAPABILITIES: Final = frozenset(
     {Capability.DEDUPLICATION, Capability.DELAY, Capability.CANCEL, Capability.PULL, Capability.ADMIN}
 )
+
+
+PACKED_BYTES_MAX: Final = 9
+"""How many bytes MessagePack adds to a text or a number, at most."""
 
 
 class StoredMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -59,19 +63,27 @@ class TimerStore:
     capabilities: frozenset[Capability] = CAPABILITIES
     """All but reading by offset."""
 
-    def __init__(self, calls: TimerCalls, *, window_ms: int, clock: Clock) -> None:
-        self._calls = calls
+    def __init__(self, runner: TimerScriptRunner, *, window_ms: int, clock: Clock) -> None:
+        self._runner = runner
         self._window_ms = window_ms
         self._clock = clock
 
     def place_of(self, message: Message) -> str:
         """Its topic and slot; asks the server about a topic that is new to this process."""
-        return f"{message.topic}:{slot_of(message.id, self._calls.slots_of(message.topic))}"
+        return f"{message.topic}:{slot_of(message.id, self._runner.slots_of(message.topic))}"
+
+    def value_bytes(self, message: Message) -> int:
+        """Body, key and headers are one value."""
+        texts = [message.key or "", *message.headers, *message.headers.values()]
+        return len(message.body) + sum(len(text.encode()) + PACKED_BYTES_MAX for text in texts) + 5 * PACKED_BYTES_MAX
 
     def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
         """The call that adds these messages to a slot."""
         topic, _, slot = place.partition(":")
-        arguments: list[Argument] = [self._window_ms]
+        scripts = self._runner.scripts
+        arguments: list[Argument] = [
+            self._window_ms, self._clock.now_ms(), scripts.wake_channel(topic)
+        ]  # fmt: skip
         for message in messages:
             stored = StoredMessage(
                 message.body,
@@ -81,4 +93,4 @@ class TimerStore:
                 message.deliver_at_ms,
             )
             arguments += (message.id, max(0, message.deliver_at_ms or 0), encode_message(stored))
-        return self._calls.scripts.of_slot(ADD, topic, int(slot), arguments)
+        return scripts.of_slot(ADD, topic, int(slot), arguments)

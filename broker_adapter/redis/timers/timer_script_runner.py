@@ -8,16 +8,16 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from broker_adapter.redis.errors import code_of, raised_for
+from broker_adapter.redis.errors import code_of, exception_for
 from broker_adapter.redis.script_sender import Deadline, ScriptCall, ScriptSender
-from broker_adapter.redis.timers.slot_scripts import GROUP_CONFIG, REGISTER, SlotScripts
+from broker_adapter.redis.timers.slot_scripts import FIRE, GROUP_CONFIG, MOVES_MAX, REGISTER, SlotScripts
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, BrokerRefused, StorageFailed
 
 SLOTS_DEFAULT: Final = 1
 
 
-class TimerCalls:
+class TimerScriptRunner:
     """Thread-safe. Each method ends within the time-out, and raises BrokerError."""
 
     def __init__(
@@ -50,10 +50,17 @@ class TimerCalls:
                 raise self.raised(call) from call.outcome
         return [call.outcome for call in calls]
 
-    def try_to_run(self, calls: Sequence[ScriptCall], *, durable: bool = False) -> None:
-        """Run the calls; each keeps its own answer or error."""
+    def try_to_run(self, calls: Sequence[ScriptCall], *, durable: bool = False, repeated_ms: int | None = None) -> None:
+        """Run the calls; each keeps its own answer or error. `repeated_ms`: for how long they are sent again to a
+        cluster that moves slots or elects a master; None: until the time-out.
+        """
         deadline = Deadline(self._clock, self._timeout_ms)
-        self._sender.send(calls, deadline, replicas=self._replicas(deadline) if durable else 0)
+        self._sender.send(
+            calls,
+            deadline,
+            replicas=self._replicas(deadline) if durable else 0,
+            repeated_until=None if repeated_ms is None else Deadline(self._clock, repeated_ms),
+        )
 
     def raised(self, call: ScriptCall) -> BrokerError:
         """The error of ours that the outcome of a failed call stands for."""
@@ -62,7 +69,11 @@ class TimerCalls:
             return error
         if is_no_group(error):
             return BrokerRefused(f"there is no consumer group with the key {call.keys[GROUP_CONFIG]}")
-        return raised_for(error, place=self._sender.addresses)
+        return exception_for(error, place=self._sender.addresses)
+
+    def fire(self, topic: str, slot: int) -> ScriptCall:
+        """The call that moves what is due to the log."""
+        return self.scripts.of_slot(FIRE, topic, slot, [MOVES_MAX, self._clock.now_ms()])
 
     def slots_of(self, topic: str) -> int:
         """Returns the topic's number of slots; a new topic is registered. Raises StorageFailed if it differs from the

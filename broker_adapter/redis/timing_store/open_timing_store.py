@@ -7,7 +7,7 @@ from typing import Final
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.connections import opener
-from broker_adapter.redis.redis_options import PORT, PREFIX_DEFAULT, checked_slots
+from broker_adapter.redis.redis_options import PREFIX_DEFAULT, SENTINEL_OPTIONS, checked_slots, port_of
 from broker_adapter.redis.script_sender import ScriptSender
 from broker_adapter.redis.timing_store.redis_timing_store import RedisTimingStore
 from broker_adapter.redis.timing_store.timing_keys import TimingKeys
@@ -17,17 +17,18 @@ from outbox_core.messages.timing_port import TimingStore
 
 NAME_DEFAULT: Final = "outbox"
 SLOTS_DEFAULT: Final = 4
-_OPTIONS: Final = frozenset({"prefix", "name", "slots"})
+_OPTIONS: Final = SENTINEL_OPTIONS | {"prefix", "name", "slots"}
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 
 
 def open_timing_store(url: str, *, timeout_ms: int | None = None) -> TimingStore:
-    """The timing store for redis://, rediss://, redis+cluster:// or rediss+cluster://; does no I/O until it is used.
+    """The timing store for redis://, redis+cluster://, redis+sentinel:// or over TLS rediss://, rediss+cluster://,
+    rediss+sentinel://; does no I/O until it is used.
 
     `?name=`: of the source, one for each message schema that uses this Redis; `?slots=`: a power of two; `?prefix=`: of
     all keys. All processes of a source give the same. Raises ConfigurationError.
     """
-    parsed = BrokerUrl.parse(url, port=PORT, options=_OPTIONS)
+    parsed = BrokerUrl.parse(url, port=port_of(url), options=_OPTIONS)
     bound_ms = parsed.timeout_ms if timeout_ms is None else timeout_ms
     name = parsed.options.get("name", NAME_DEFAULT)
     if not _NAME.fullmatch(name):

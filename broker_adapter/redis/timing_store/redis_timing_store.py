@@ -8,14 +8,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from broker_adapter.redis.connections import Servers
-from broker_adapter.redis.durability_inspection import VERSION_MIN
-from broker_adapter.redis.errors import raised_for
+from broker_adapter.redis.durability_inspection import VERSION_MIN, clock_ahead_ms
+from broker_adapter.redis.errors import exception_for
 from broker_adapter.redis.script_sender import Argument, Deadline, ScriptCall, ScriptSender
 from broker_adapter.redis.timers.slot_scripts import REGISTER, slot_of
 from broker_adapter.redis.timing_store.timing_keys import (
     ADD,
-    FIGURES,
     LIST,
     REMOVE,
     SETTLE,
@@ -32,6 +33,9 @@ from outbox_core.messages.timing_port import (
     PlacedTimer,
     Rebuild,
     SlotFigures,
+    SlotServer,
+    SlotState,
+    SlotStatus,
     TakenTimers,
     TimedRow,
     Timer,
@@ -47,6 +51,8 @@ TAKE_MS_MAX: Final = 1_000
 """A shard that is out holds up the slots of the others for so long."""
 REBUILD_MS: Final = 60_000
 """A rebuild that does not go on for so long is over, and another one may begin."""
+ANNOUNCED_MS: Final = 30_000
+"""For so long the latest server of a slot is shown: some of its announcements may fail."""
 _BUILDING: Final = "building/"
 _POLICY: Final = "noeviction"
 
@@ -81,11 +87,11 @@ class RedisTimingStore:
         ]
         return sum(self._run(calls))
 
-    def take(self, slots: Sequence[int], *, limit: int, lease_ms: int) -> list[TakenTimers]:
+    def take(self, slots: Sequence[int], *, limit: int, lease_ms: int, ahead_ms: int = 0) -> list[TakenTimers]:
         """See TimerQueue.take. Begins at a slot by chance, each with a share, so that a full one starves no other."""
         asked = random.sample(list(slots), min(len(slots), limit))
         share = min(TIMERS_A_CALL_MAX, limit // max(1, len(asked)))
-        calls = [self._keys.call_on_slot(TAKE, slot, [share, lease_ms]) for slot in asked]
+        calls = [self._keys.call_on_slot(TAKE, slot, [share, lease_ms, ahead_ms]) for slot in asked]
         self._sender.send(calls, Deadline(self._clock, min(self._timeout_ms, TAKE_MS_MAX)))
         answered = [
             _taken(slot, call.outcome)
@@ -112,8 +118,12 @@ class RedisTimingStore:
     def prepare(self) -> None:
         """See TimingAdmin.prepare."""
         deadline = Deadline(self._clock, self._timeout_ms)
+        asked_at_ms = self._clock.now_ms()
         for address, info in self._sender.until_answered(_settings, deadline):
             _check_settings(address, info)
+            ahead_ms = clock_ahead_ms(info, asked_at_ms=asked_at_ms, answered_at_ms=self._clock.now_ms())
+            if ahead_ms:
+                logger.warning("timing_store_clock_differs", extra={"node": address, "ahead_ms": ahead_ms})
         try:
             self._register()
         except StorageFailed as error:
@@ -141,11 +151,21 @@ class RedisTimingStore:
 
     def figures(self) -> list[SlotFigures]:
         """See TimingAdmin.figures."""
-        calls = [self._keys.call_on_slot(FIGURES, slot) for slot in range(self._slots)]
-        return [
-            SlotFigures(slot=slot, timers=timers, due=due, next_ms=_ms(next_ms), complete=_is_complete(generation))
-            for slot, (generation, timers, due, next_ms) in enumerate(self._run(calls))
-        ]
+        calls = [self._keys.call_for_figures(slot) for slot in range(self._slots)]
+        return [_figures(slot, answer) for slot, answer in enumerate(self._run(calls))]
+
+    def announce(self, slots: Sequence[int], server: SlotServer) -> None:
+        """See TimingStatus.announce."""
+        text = msgspec.json.encode(server)
+        self._run([self._keys.call_to_announce(slot, [text, ANNOUNCED_MS]) for slot in slots])
+
+    def statuses(self, slots: Sequence[int]) -> list[SlotStatus]:
+        """See TimingStatus.statuses."""
+        calls = [self._keys.call_for_figures(slot) for slot in slots]
+        self._sender.send(calls, Deadline(self._clock, self._timeout_ms))
+        if calls and all(isinstance(call.outcome, Exception) for call in calls):
+            self._answers(calls)
+        return [self._status(slot, call.outcome) for slot, call in zip(slots, calls, strict=True)]
 
     def list_timers(self, slot: int, *, cursor: int, limit: int) -> TimerPage:
         """See TimerScan.list_timers."""
@@ -196,6 +216,19 @@ class RedisTimingStore:
         pairs = [part for row in taken.rows for part in (member_of(row), later_ms.get(row, -1))]
         return self._keys.call_on_due(SETTLE, taken.slot, [taken.lease, *pairs])
 
+    def _status(self, slot: int, answer: Any) -> SlotStatus:
+        if isinstance(answer, Exception):
+            error = answer if isinstance(answer, BrokerError) else exception_for(answer, place=self._sender.addresses)
+            return SlotStatus(slot=slot, problem=str(error))
+        *_, server, valid_ms = answer
+        seen = _server(server)
+        return SlotStatus(
+            slot=slot,
+            figures=_figures(slot, answer),
+            server=seen,
+            seen_ms_ago=None if seen is None else max(0, ANNOUNCED_MS - valid_ms),
+        )
+
     def _registration(self) -> ScriptCall:
         arguments: list[Argument] = [self._keys.source, self._slots]
         return ScriptCall(script=REGISTER, keys=[self._keys.sources], arguments=arguments)
@@ -210,7 +243,7 @@ class RedisTimingStore:
             if isinstance(call.outcome, BrokerError):
                 raise call.outcome
             if isinstance(call.outcome, Exception):
-                raise raised_for(call.outcome, place=self._sender.addresses) from call.outcome
+                raise exception_for(call.outcome, place=self._sender.addresses) from call.outcome
         return [call.outcome for call in calls]
 
 
@@ -245,6 +278,25 @@ def _taken(slot: int, answer: Sequence[Any]) -> TakenTimers:
         next_ms=_ms(next_ms),
         complete=_is_complete(generation),
     )
+
+
+def _figures(slot: int, answer: Sequence[Any]) -> SlotFigures:
+    generation, timers, due, next_ms, *_ = answer
+    return SlotFigures(slot=slot, timers=timers, due=due, next_ms=_ms(next_ms), state=_state(generation))
+
+
+def _server(text: bytes) -> SlotServer | None:
+    """Returns who announced itself; None also for the text of another version or program."""
+    try:
+        return msgspec.json.decode(text, type=SlotServer) if text else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _state(generation: bytes) -> SlotState:
+    if _is_complete(generation):
+        return SlotState.COMPLETE
+    return SlotState.REBUILDING if generation else SlotState.INCOMPLETE
 
 
 def _ms(answer: int) -> int | None:

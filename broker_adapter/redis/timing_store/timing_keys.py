@@ -22,6 +22,7 @@ TAKE: Final = _script("take")
 SETTLE: Final = _script("settle")
 MARK: Final = _script("mark")
 FIGURES: Final = _script("figures")
+ANNOUNCE: Final = _script("announce")
 LIST: Final = _script("list")
 REMOVE: Final = _script("remove")
 
@@ -51,17 +52,33 @@ class TimingKeys:
         """The key that says whether a slot has all timers."""
         return f"{self._place(slot)}:generation"
 
+    def server(self, slot: int) -> str:
+        """The key that says for some seconds who serves a slot."""
+        return f"{self._place(slot)}:server"
+
+    def of_slot(self, slot: int) -> list[str]:
+        """All keys of a slot."""
+        return [self.due(slot), self.generation(slot), self.server(slot)]
+
     def call_on_due(self, script: Script, slot: int, arguments: Sequence[Argument]) -> ScriptCall:
         """The call of a script about the sorted set alone. A repetition does no harm."""
         return ScriptCall(script=script, keys=[self.due(slot)], arguments=arguments)
 
-    def call_on_slot(self, script: Script, slot: int, arguments: Sequence[Argument] = ()) -> ScriptCall:
+    def call_on_slot(self, script: Script, slot: int, arguments: Sequence[Argument]) -> ScriptCall:
         """The call of a script about the whole slot. A take that is repeated leaves the first one's rows leased."""
         return ScriptCall(script=script, keys=[self.due(slot), self.generation(slot)], arguments=arguments)
 
     def call_on_generation(self, slot: int, arguments: Sequence[Argument]) -> ScriptCall:
         """The call that sets a generation."""
         return ScriptCall(script=MARK, keys=[self.generation(slot)], arguments=arguments)
+
+    def call_for_figures(self, slot: int) -> ScriptCall:
+        """The call that counts what a slot has."""
+        return ScriptCall(script=FIGURES, keys=self.of_slot(slot), arguments=[])
+
+    def call_to_announce(self, slot: int, arguments: Sequence[Argument]) -> ScriptCall:
+        """The call that says who serves a slot. A repetition does no harm."""
+        return ScriptCall(script=ANNOUNCE, keys=[self.server(slot)], arguments=arguments)
 
     def _place(self, slot: int) -> str:
         return f"{self.prefix}timing:{{{self.source}:{slot}}}"

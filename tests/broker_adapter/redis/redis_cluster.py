@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import redis
 
+from outbox_demo.ports import free_port
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server, wait_until
-from tests.engines.java_server import free_port
 
 MASTERS: Final = 3
 SLOTS: Final = 16_384
+MIGRATE_MS: Final = 60_000
 NODE_TIMEOUT_MS: Final = 2_000
 """How long a node must be silent to count as failed."""
 
@@ -56,7 +59,14 @@ class RedisClusterServers:
         return {key for server in self.servers if _is_master(server) for key in server.ask("KEYS", "*")}
 
     def join(self) -> None:
-        """Make one cluster of the servers."""
+        """Make one cluster of the servers, as `redis-cli --cluster create` does it.
+
+        Each has an epoch of its own from the first. Masters that met with equal epochs would choose new ones during the
+        first seconds; one that died just then would have no successor, since Redis 7.0's other masters refuse to vote
+        for a replica that has not heard of its master's new epoch, and do not tell it (valkey-io/valkey 2169).
+        """
+        for number, server in enumerate(self.servers, start=1):
+            server.ask("CLUSTER", "SET-CONFIG-EPOCH", number)
         for server in self.servers[1:]:
             self.servers[0].ask("CLUSTER", "MEET", HOST, server.announced_port, server.announced_bus_port)
         for number, master in enumerate(self.masters):
@@ -68,6 +78,24 @@ class RedisClusterServers:
             self.replica_of(master).ask("CLUSTER", "REPLICATE", master.ask("CLUSTER", "MYID").decode())
         self.wait_until_whole()
 
+    def move_slot(self, key: str, *, source: RedisServer, target: RedisServer) -> Iterator[Counter[str]]:
+        """Move all keys that are in a slot with this one, one by one, by the commands of `redis-cli --cluster reshard`.
+
+        Yields after each key what the source had refused before it was moved. Between two keys both servers refuse a
+        script that needs both: nothing of it may have been done.
+        """
+        number = source.ask("CLUSTER", "KEYSLOT", key)
+        source_id, target_id = (server.ask("CLUSTER", "MYID").decode() for server in (source, target))
+        target.ask("CLUSTER", "SETSLOT", number, "IMPORTING", source_id)
+        source.ask("CLUSTER", "SETSLOT", number, "MIGRATING", target_id)
+        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", number, 1):
+            before = redirections(source)
+            source.ask("MIGRATE", HOST, target.port, keys[0].decode(), 0, MIGRATE_MS)
+            yield before
+        others = [server for server in self.masters if server not in {source, target}]
+        for server in (target, source, *others):
+            server.ask("CLUSTER", "SETSLOT", number, "NODE", target_id)
+
     def master_now(self, key: str) -> RedisServer:
         """The server that is the master of a key's slot."""
         return next(server for server in self.pair_of(key) if _is_master(server))
@@ -78,11 +106,12 @@ class RedisClusterServers:
         return began, self.replica_of(began)
 
     def wait_until_whole(self) -> None:
-        """Wait until each slot has one master, and each master a replica in step."""
+        """Wait until each slot has one master, each master a replica in step, and all know the epochs of all."""
         assert wait_until(
             lambda: (
                 all(self._is_whole(server) for server in self.servers)
                 and sum(_is_master(server) for server in self.servers) == MASTERS
+                and self._agree_on_epochs()
             )
         )
 
@@ -98,6 +127,11 @@ class RedisClusterServers:
     def _knows_all(self, server: RedisServer) -> bool:
         return f"cluster_known_nodes:{len(self.servers)}\r".encode() in server.ask("CLUSTER", "INFO")
 
+    def _agree_on_epochs(self) -> bool:
+        """Whether a replica of any master would get the votes of the other masters."""
+        first, *others = (epochs(server) for server in self.servers)
+        return all(one == first for one in others)
+
     def _is_whole(self, server: RedisServer) -> bool:
         replication = server.ask("INFO", "replication")
         if _is_master(server):
@@ -105,6 +139,20 @@ class RedisClusterServers:
         else:
             in_step = re.findall(rb"master_link_status:(\w+)", replication) == [b"up"]
         return in_step and b"cluster_state:ok" in server.ask("CLUSTER", "INFO")
+
+
+def redirections(server: RedisServer) -> Counter[str]:
+    """How often a server said that a slot is elsewhere, or in between."""
+    found = server.ask("INFO", "errorstats").decode()
+    return Counter(
+        {kind: int(count) for kind, count in re.findall(r"errorstat_(ASK|MOVED|TRYAGAIN):count=(\d+)", found)}
+    )
+
+
+def epochs(server: RedisServer) -> dict[str, int]:
+    """What a server knows of the configuration epochs: by the id of a node, its own, or its master's."""
+    lines = [line.split() for line in server.ask("CLUSTER", "NODES").decode().splitlines()]
+    return {fields[0]: int(fields[6]) for fields in lines}
 
 
 def _number(server: RedisServer, field: str) -> int:
@@ -139,13 +187,23 @@ class NodeAddress:
 
 
 @contextlib.contextmanager
-def redis_cluster(addresses: Sequence[NodeAddress] = (), **options: str) -> Iterator[RedisClusterServers]:
-    """A cluster for the length of a block, on free ports where no addresses are given; `options`: of all servers."""
+def redis_cluster(
+    addresses: Sequence[NodeAddress] = (),
+    *,
+    program: Path | None = None,
+    environments: Sequence[Mapping[str, str]] = (),
+    **options: str,
+) -> Iterator[RedisClusterServers]:
+    """A cluster for the length of a block, on free ports where no addresses are given; `environments`: of each server;
+    `options`: of all servers.
+    """
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
                 redis_server(
                     port=0 if address is None else address.port,
+                    program=program,
+                    environment=environment,
                     cluster_enabled="yes",
                     cluster_node_timeout=str(NODE_TIMEOUT_MS),
                     # A replica may stand for election however far behind: what is lost then is what the tests look for.
@@ -154,7 +212,9 @@ def redis_cluster(addresses: Sequence[NodeAddress] = (), **options: str) -> Iter
                     **options,
                 )
             )
-            for address in addresses or [None] * (2 * MASTERS)
+            for address, environment in zip(
+                addresses or [None] * (2 * MASTERS), environments or [None] * (2 * MASTERS), strict=True
+            )
         ]
         cluster = RedisClusterServers(servers)
         cluster.join()

@@ -11,19 +11,19 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import pytest
 import redis
 
-from tests.engines.java_server import free_port
-from tests.fixtures.local_server import scratch_folder, servers_folder
+from outbox_demo.ports import free_port
+from tests.fixtures.local_server import guarded, scratch_folder, servers_folder
+from tests.fixtures.stopped_process import stop_process
 
 HOST: Final = "127.0.0.1"
 PASSWORD: Final = "geheim"
@@ -34,17 +34,28 @@ VERSION_TESTED: Final = 7
 DURABLE: Final = {"appendonly": "yes", "appendfsync": "always", "aof-load-truncated": "no"}
 """As the guide asks for it."""
 
-_GUARD = Path(__file__).parents[2] / "fixtures" / "guarded.py"
-
 
 class RedisServer:
     """One server. `kill` and `start` are for tests of crashes: data and port stay."""
 
-    def __init__(self, folder: Path, options: dict[str, str], *, port: int = 0) -> None:
-        """`options`: those of redis.conf, without a password unless they name one. `port`: 0 for a free one."""
+    def __init__(
+        self,
+        folder: Path,
+        options: dict[str, str],
+        *,
+        port: int = 0,
+        program: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`options`: those of redis.conf, without a password unless they name one. `port`: 0 for a free one. `program`:
+        another server than the machine's; its append-only file is not repaired, so it loads what a kill left.
+        `environment`: variables besides those of this process.
+        """
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self._program = program
+        self._environment = environment or {}
         self.port = port
 
     @property
@@ -67,7 +78,7 @@ class RedisServer:
     def start(self) -> None:
         """Start, and wait until it serves. From the main thread only, whose end it shares."""
         is_new = self.port == 0
-        if not is_new:
+        if not is_new and self._program is None:
             self._repair_append_only_file()
         for _ in range(START_ATTEMPTS_MAX):
             self.port = self.port or free_port(HOST)
@@ -95,11 +106,13 @@ class RedisServer:
 
     def pause(self) -> None:
         """Stop it by SIGSTOP: connections stay, nothing is answered."""
-        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        stop_process(self._process.pid)
 
     def resume(self) -> None:
         """Let it go on."""
-        self._signal(signal.SIGCONT)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -132,10 +145,6 @@ class RedisServer:
             repair = ["redis-check-aof", "--fix", str(manifest)]
             subprocess.run(repair, executable=server_program(), input=b"y\n", stdout=subprocess.DEVNULL, check=True)
 
-    def _signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
     def _try_to_start(self) -> bool:
         given = {"bind": HOST, "dir": str(self._folder), "logfile": str(self._log), "save": "", **self._options}
         if "tls-port" in given:
@@ -144,11 +153,13 @@ class RedisServer:
             given["port"] = str(self.port)
         arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
         self._folder.mkdir(exist_ok=True)
+        program = str(self._program or server_program())
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", str(_GUARD), str(os.getpid()), server_program(), *arguments],
+            guarded([program, *arguments]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, **self._environment},
         )
         if self._listens():
             return True
@@ -188,16 +199,27 @@ def wait_until(ready: Callable[[], bool], *, ended: Callable[[], bool] = lambda:
 
 
 @contextlib.contextmanager
-def redis_server(*, port: int = 0, in_folder: str | None = None, **options: str) -> Iterator[RedisServer]:
+def redis_server(
+    *,
+    port: int = 0,
+    in_folder: str | None = None,
+    program: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    **options: str,
+) -> Iterator[RedisServer]:
     """A running server with these options, underscores for dashes, for the length of a block.
 
-    `in_folder`: where its data are; by default where tests keep theirs, which may be memory.
+    `in_folder`: where its data are; by default where tests keep theirs, which may be memory. `program`: another server
+    than the machine's. `environment`: variables of the server besides those of this process.
     """
     given = {name.replace("_", "-"): value for name, value in options.items()}
+    durable = DURABLE if program is None else {**DURABLE, "aof-load-truncated": "yes"}
     with tempfile.TemporaryDirectory(
         dir=in_folder or scratch_folder(), prefix="outbox-redis-", ignore_cleanup_errors=True
     ) as folder:
-        server = RedisServer(Path(folder) / "data", {**DURABLE, **given}, port=port)
+        server = RedisServer(
+            Path(folder) / "data", {**durable, **given}, port=port, program=program, environment=environment
+        )
         server.start()
         try:
             yield server

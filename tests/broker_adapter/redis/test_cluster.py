@@ -14,7 +14,7 @@ from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import message
-from tests.broker_adapter.redis.redis_cluster import RedisClusterServers, redis_cluster
+from tests.broker_adapter.redis.redis_cluster import MASTERS, RedisClusterServers, epochs, redis_cluster
 from tests.broker_adapter.redis.redis_engine import read_stream
 from tests.broker_adapter.redis.test_failures import BATCH, WAIT_SECONDS, publish_in_batches, wait_for
 
@@ -32,6 +32,14 @@ def cluster() -> Iterator[RedisClusterServers]:
 def read(cluster: RedisClusterServers, topic: str, *, count: int) -> list[str]:
     with contextlib.closing(cluster.client) as client:
         return [one.id for one in read_stream(client, f"outbox:{{{topic}}}", count=count)]
+
+
+def test_each_master_of_a_new_cluster_has_an_epoch_of_its_own_which_all_know() -> None:
+    with redis_cluster() as fresh:
+        for server in fresh.servers:
+            known = epochs(server)
+            assert len(known) == 2 * MASTERS
+            assert set(known.values()) == {1, 2, 3}, "as they were given: none had to be chosen anew"
 
 
 def test_topics_lie_on_all_masters_and_a_batch_of_all_is_stored_in_order(

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
+from outbox.migrate.schema_upgrade import upgrade
 from outbox_core.common.errors import StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.durability_inspection import Inspectable, Weakness
 from outbox_core.messages.message import PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import message
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, replica_of
+from tests.fixtures.databases import Database
+from tests.outbox.shop import Shop
 
 Open = Callable[[str], Broker]
+WAIT_SECONDS = 300
+ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 
 
 def url_of(server: RedisServer, options: str, login: str = "") -> str:
@@ -112,3 +121,44 @@ def test_a_strict_broker_refuses_until_the_server_is_set_right(server: RedisServ
 
     server.ask("CONFIG", "SET", "appendfsync", "always")
     assert broker.publish([message("t", 0)])[0].status is PublishStatus.STORED
+
+
+@pytest.mark.processes
+def test_a_compensator_reports_a_weak_server_at_its_start_though_nothing_is_due(
+    server: RedisServer, sqlite_shop: Shop
+) -> None:
+    server.ask("CONFIG", "SET", "appendfsync", "everysec")
+    options = ["--url", sqlite_shop.database.url, "--broker", url_of(server, "wait=0")]
+    command = [sys.executable, "-m", "outbox", "compensator", "run", *options]
+
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    try:
+        reported = next((line for line in process.stderr or () if "broker_durability_weak" in line), "")
+    finally:
+        process.terminate()
+        process.communicate(timeout=WAIT_SECONDS)
+
+    assert "CONFIG SET appendfsync always" in reported
+
+
+@pytest.mark.processes
+def test_status_names_the_weaknesses_of_the_broker_and_ends_with_1_until_they_are_cured(
+    server: RedisServer, sqlite: Database
+) -> None:
+    def status(*options: str) -> subprocess.CompletedProcess[str]:
+        given = ["--url", sqlite.url, "--broker", url_of(server, "wait=0"), *options]
+        command = [sys.executable, "-m", "outbox", "status", *given]
+        return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=WAIT_SECONDS)
+
+    upgrade(sqlite.url)
+    server.ask("CONFIG", "SET", "appendfsync", "everysec")
+    weak, weak_json = status("--topic", "t"), status("--json")
+    server.ask("CONFIG", "SET", "appendfsync", "always")
+    sound = status("--topic", "t")
+
+    assert (weak.returncode, weak_json.returncode, sound.returncode) == (1, 1, 0), sound.stderr
+    assert "CONFIG SET appendfsync always" in weak.stdout
+    assert [one["subject"] for one in json.loads(weak_json.stdout)["broker"]["weaknesses"]] == [
+        f"node {HOST}:{server.port}"
+    ]
+    assert "broker: Redis 7." in sound.stdout

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import redis.exceptions as client
 
+from broker_adapter.publishing.treatment import Treatment
 from broker_adapter.redis import errors
-from broker_adapter.redis.errors import CLIENT_ERRORS, CODES, EXCEPTIONS, Meaning, meaning_of
+from broker_adapter.redis.errors import CLIENT_ERRORS, CODES, EXCEPTIONS, exception_for, treatment_of
+from broker_adapter.redis.script_sender import Script, ScriptCall
 from outbox_core.common.errors import BrokerUnavailable, NotAuthenticated, NotAuthorized, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.message import PublishStatus
@@ -25,16 +27,19 @@ def url_of(server: RedisServer, options: str = "wait=0", login: str = "") -> str
     return f"redis://{login}{HOST}:{server.port}/?{options}"
 
 
-def test_every_code_in_the_servers_program_has_a_meaning() -> None:
-    # But MOVED and ASK, which it puts into an answer by %s.
-    program = Path(server_program()).read_bytes()
-    found = {code.decode() for code in re.findall(rb"\0-([A-Z]{2,20}) ", program)}
+def codes_in(program: Path) -> set[str]:
+    """The codes of errors in a server's program, but MOVED and ASK, which it puts into an answer by %s."""
+    return {code.decode() for code in re.findall(rb"\0-([A-Z]{2,20}) ", program.read_bytes())}
+
+
+def test_every_code_in_the_servers_program_has_a_treatment() -> None:
+    found = codes_in(Path(server_program()))
 
     assert {"WRONGTYPE", "OOM", "MISCONF", "NOPERM", "CLUSTERDOWN", "UNBLOCKED"} <= found
     assert found - set(CODES) == set()
 
 
-def test_every_exception_of_the_client_has_a_meaning() -> None:
+def test_every_exception_of_the_client_has_a_treatment() -> None:
     raised = [
         kind
         for _, kind in inspect.getmembers(client, inspect.isclass)
@@ -47,19 +52,19 @@ def test_every_exception_of_the_client_has_a_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "meaning"),
+    ("error", "treatment"),
     [
-        (client.ResponseError("SOMETHINGNEW of a later version"), Meaning.DEFERRED),
-        (client.ConnectionError("refused"), Meaning.OUTAGE),
-        (client.BusyLoadingError("loading", status_code="LOADING"), Meaning.OUTAGE),
-        (client.AuthenticationError("no", status_code="WRONGPASS"), Meaning.UNAUTHENTICATED),
-        (client.ClusterDownError("down", status_code="CLUSTERDOWN"), Meaning.OUTAGE),
-        (client.NoScriptError("none", status_code="NOSCRIPT"), Meaning.SCRIPT_UNKNOWN),
-        (client.SlotNotCoveredError("slot"), Meaning.OUTAGE),
+        (client.ResponseError("SOMETHINGNEW of a later version"), Treatment.DEFERRED),
+        (client.ConnectionError("refused"), Treatment.OUTAGE),
+        (client.BusyLoadingError("loading", status_code="LOADING"), Treatment.OUTAGE),
+        (client.AuthenticationError("no", status_code="WRONGPASS"), Treatment.NOT_AUTHENTICATED),
+        (client.ClusterDownError("down", status_code="CLUSTERDOWN"), Treatment.OUTAGE),
+        (client.NoScriptError("none", status_code="NOSCRIPT"), Treatment.OUTAGE),
+        (client.SlotNotCoveredError("slot"), Treatment.OUTAGE),
     ],
 )
-def test_an_error_means_what_its_code_says_and_else_what_its_class_says(error: Exception, meaning: Meaning) -> None:
-    assert meaning_of(error) is meaning
+def test_an_error_means_what_its_code_says_and_else_what_its_class_says(error: Exception, treatment: Treatment) -> None:
+    assert treatment_of(error) is treatment
 
 
 def test_a_key_of_a_stranger_defers_its_topic_with_the_cure_and_no_other(
@@ -126,6 +131,15 @@ def test_scripts_that_were_forgotten_are_sent_again(server: RedisServer, open_br
     assert server.ask("XLEN", "outbox:{t}") == 3
 
 
+def test_a_script_that_there_was_no_time_to_send_is_reported_as_not_answered_in_time() -> None:
+    call = ScriptCall(script=Script("return 1"), keys=["key"], arguments=[])
+    call.settle(client.NoScriptError("none", status_code="NOSCRIPT"))
+
+    call.end()
+
+    assert "no answer in time" in str(exception_for(call.outcome, place="a server"))
+
+
 def test_a_user_without_rights_on_a_topic_stores_the_others_and_is_not_authorized(
     server: RedisServer, open_broker: Open
 ) -> None:
@@ -147,4 +161,4 @@ def test_a_login_that_is_missing_is_not_authenticated(server: RedisServer, open_
 
 
 def test_no_error_of_ours_is_without_a_class() -> None:
-    assert {errors.raised_for(client.ResponseError(code), place="here").retryable for code in CODES} == {True}
+    assert {errors.exception_for(client.ResponseError(code), place="here").retryable for code in CODES} == {True}

@@ -217,6 +217,23 @@ def test_a_server_with_a_replica_is_waited_for_without_being_told_and_never_less
         broker.publish([message("other", 0)])
 
 
+def test_why_a_server_refuses_is_said_though_the_connection_ends_before_its_replicas_have_confirmed(
+    server: RedisServer, open_broker: Open
+) -> None:
+    with cutting_tcp_proxy(server.port) as proxy:
+        broker = open_broker(f"redis://{HOST}:{proxy.port}/?wait=1&timeout_ms=10000")
+        with replica_of(server):
+            broker.publish([message("t", 0)])
+        server.ask("CONFIG", "SET", "min-replicas-to-write", 1)
+        proxy.cut_after(answer_bytes=len("-NOREPLICAS Not enough good replicas to write.\r\n"))  # so in that to WAIT
+
+        with pytest.raises(BrokerUnavailable, match=r"NOREPLICAS .* start them"):
+            broker.publish([message("t", 1)])
+        broker.close()
+
+    assert bodies_of(server, "t", count=1) == [0]
+
+
 def test_a_child_of_a_fork_has_connections_of_its_own(server: RedisServer, open_broker: Open) -> None:
     broker = open_broker(f"redis://{HOST}:{server.port}/?wait=0")
     broker.publish([message("t", 0)])

@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from outbox_broker.http.server import Tls
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.message import PublishStatus
+from outbox_demo.ports import free_port
 from tests.broker_adapter.http.test_tls import certificate
 from tests.broker_adapter.publishing.publisher_conformance import message
+from tests.broker_adapter.redis.redis_cluster import SLOTS
 from tests.broker_adapter.redis.redis_server import HOST, PASSWORD, RedisServer, redis_server
 
 Open = Callable[[str], Broker]
@@ -46,6 +49,26 @@ def test_a_message_goes_over_tls_with_a_login(tls_server: RedisServer, tls: Tls,
     broker = open_broker(url_of(tls_server, tls))
 
     assert broker.publish([message("t", 0)])[0].status is PublishStatus.STORED
+
+
+def test_a_message_goes_to_a_cluster_over_tls(tls: Tls, open_broker: Open) -> None:
+    ports = {"tls_port": "yes", "cluster_port": str(free_port(HOST))}
+    files = {name: str(tls.certificate) for name in ("tls_cert_file", "tls_ca_cert_file")}
+    with redis_server(
+        cluster_enabled="yes", tls_cluster="yes", tls_key_file=str(tls.key), requirepass=PASSWORD, **files, **ports
+    ) as node:
+        url = url_of(node, tls).replace("rediss:", "rediss+cluster:")
+        with redis_client(node, tls) as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
+        [result] = open_broker(f"{url}&timeout_ms=60000").publish([message("t", 0)])
+
+    assert result.status is PublishStatus.STORED
+
+
+def redis_client(server: RedisServer, tls: Tls) -> redis.Redis:
+    """A plain client over TLS, which closes itself at the end of a block."""
+    files = {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key), "ssl_ca_certs": str(tls.certificate)}
+    return redis.Redis(host=HOST, port=server.port, password=PASSWORD, protocol=2, ssl=True, **files)
 
 
 def test_a_server_of_another_authority_is_not_spoken_to(

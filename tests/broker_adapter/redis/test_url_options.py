@@ -10,11 +10,12 @@ import pytest
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis import open_broker as open_redis
 from broker_adapter.redis.connections import opener
-from broker_adapter.redis.master_settings import MasterReports
+from broker_adapter.redis.master_settings import MasterSettings
 from broker_adapter.redis.redis_options import URL_OPTIONS, RedisOptions
 from broker_adapter.redis.redis_publisher import RedisPublisher
 from broker_adapter.redis.script_sender import ScriptSender
 from broker_adapter.redis.stream_store import StreamStore
+from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
@@ -129,7 +130,9 @@ def test_a_batch_goes_in_parts_and_keeps_its_order(engine: RedisEngine, made_top
     options = RedisOptions(replicas=0, part_messages_max=7, part_bytes_max=100)
     open_servers = opener(url, timeout_ms=10_000, ca_file=None)
     sender = ScriptSender(open_servers, addresses=url.addresses)
-    publisher = RedisPublisher(sender, StreamStore(options), MasterReports(sender, options), options)
+    publisher = RedisPublisher(
+        sender, StreamStore(options), MasterSettings(sender, options, clock=SystemClock()), options
+    )
 
     batch = [message(made_topic, n, body=b"%d" % n * (n % 40 + 1)) for n in range(100)]
     results = publisher.publish(batch, timeout_ms=10_000)

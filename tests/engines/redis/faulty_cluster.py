@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Container, Iterator, Sequence
 
+from outbox_demo.ports import free_port
 from tests.broker_adapter.publishing.engine_under_test import PlainMessage
 from tests.broker_adapter.redis.redis_cluster import MASTERS, NodeAddress, RedisClusterServers, redis_cluster
 from tests.broker_adapter.redis.redis_engine import plain_message
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer
-from tests.engines.java_server import free_port, own_loopback_network
+from tests.engines.java_server import own_loopback_network
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
 
@@ -88,6 +89,11 @@ class FaultyRedisCluster:
     def kill_leader(self, topic: str) -> None:
         """The master, by SIGKILL."""
         self._master(topic).kill()
+
+    def kill_all(self) -> None:
+        """All servers, by SIGKILL."""
+        for server in self._cluster.servers:
+            server.kill()
 
     def pause_leader(self, topic: str) -> None:
         """The master, by SIGSTOP."""

@@ -1,16 +1,22 @@
 #!lua
--- Adds messages to a slot: to the store, or to the log where they are due; leaves out repeats.
+-- Adds messages to a slot: to the store, or to the log where they are due; leaves out repeats. Wakes consumers where one
+-- is due, or before all others in the store.
 --
 -- Keys:      those of the slot
--- Arguments: 1  how long ids are remembered, in ms
+-- Arguments: 1  how long ids are remembered, in ms  2  the latest time in ms that it may be now
+--            3  the channel of wake-ups
 --            then for each message its id, its due time in ms (0: now), and its body
 -- Returns:   for each message in order 1 (added, or canceled before it came) or 0 (repeat)
 -- Invariant: an id is added if it has no body here and was not added within the window. It writes always, so that a WAIT
 --            behind it waits for a repeat's message, too. Messages with equal due times keep the order of the call.
 
+bound_now(ARGV[2])
 local window_us = ARGV[1] * 1000
 local results, due_ids = {}, {}
-for at = 2, #ARGV, 3 do
+local first = redis.call('ZRANGE', store, 0, 0, 'WITHSCORES')[2]
+local first_us = first and tonumber(first) or math.huge
+local is_sooner = false
+for at = 4, #ARGV, 3 do
     local id, due_us = ARGV[at], ARGV[at + 1] * 1000
     local added_us = redis.call('ZSCORE', ids, id)
     if (added_us and tonumber(added_us) > now_us - window_us) or redis.call('HEXISTS', body, id) == 1 then
@@ -22,6 +28,7 @@ for at = 2, #ARGV, 3 do
             redis.call('HSET', body, id, ARGV[at + 2])
             if due_us > now_us then
                 redis.call('ZADD', store, due_us + #results, id)
+                is_sooner = is_sooner or due_us < first_us
             else
                 due_ids[#due_ids + 1] = id
             end
@@ -31,4 +38,7 @@ end
 log_in_order(due_ids)
 trim(ids, window_us, 2 * #results + 100)
 trim(canceled, window_us, 2 * #results + 100)
+if #due_ids > 0 or is_sooner then
+    redis.pcall('PUBLISH', ARGV[3], '') -- a user without the right to it has consumers that ask more often
+end
 return results

@@ -10,13 +10,24 @@
 --        8  config: a hash                          9  retry: a sorted set, id by the time it is visible
 --       10  prepare: a sorted set, id by deadline  11  dead: a sorted set, id by time of death
 --       12  state: a hash, id to {epoch, attempts, {reason, times, ...}}; epoch 0: no receipt is valid
--- Times and offsets are microseconds since the Unix epoch, by this server's clock. An offset is the time a message
--- came to the log, or one more than the offset before it, whichever is later.
+-- Times and offsets are microseconds since the Unix epoch, by this server's clock; add and fire use the caller's, if it is
+-- behind. An offset is the time a message came to the log, or one more than the offset before it, whichever is later.
+-- Errors of all scripts: WRONGTYPE where a key holds something else; nothing was done.
 -- Invariant of all scripts: an id that has a body is, for each group that began before it, in exactly one place: store,
 -- log behind the group's position, retry, prepare, dead, or acknowledged (in the log before the position and in no set
 -- of the group). It leaves the log and loses its body once each such group has acknowledged it.
 
 local meta, store, log, body, ids, canceled, acks, config, retry, prepare, dead, state = unpack(KEYS)
+-- A script that fails in the middle is not undone: a key that holds something else must be found before any write.
+local hashes = {[1] = true, [4] = true, [7] = true, [8] = true, [12] = true}
+for at, key in ipairs(KEYS) do
+    if hashes[at] then
+        redis.call('HEXISTS', key, '')
+    else
+        redis.call('ZCARD', key)
+    end
+end
+
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
@@ -24,6 +35,11 @@ local now_us = time[1] * 1000000 + time[2]
 local function ms_until_first(key)
     local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
     return first[2] and math.max(0, math.ceil((first[2] - now_us) / 1000)) or -1
+end
+
+-- Lets nothing be due that is not due by the caller's clock, too, so that a server whose clock is ahead is not early.
+local function bound_now(latest_ms)
+    now_us = math.min(now_us, latest_ms * 1000)
 end
 
 local function due(key, limit)

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from outbox_core.common.errors import ConfigurationError, NotSupported, StorageFailed
+from broker_adapter import redis as redis_adapter
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
+from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.ids import new_message_id
-from outbox_core.messages.message import AckStatus, CancelStatus, GroupConfig, Message, PublishStatus
-from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server
+from outbox_core.messages.message import (
+    AckStatus,
+    CancelStatus,
+    ExtendStatus,
+    GroupConfig,
+    Message,
+    NackStatus,
+    PublishStatus,
+)
+from tests.broker_adapter.redis.redis_engine import BULK_BYTES_MAX
+from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server, wait_until
 
 Open = Callable[[str], Broker]
 WAIT_MS = 60_000
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +134,218 @@ def test_a_full_server_refuses_what_comes_and_goes_on_to_deliver_and_to_settle(
 
     assert [one.id for one in deliveries] == [one.id for one in due]
     assert broker.ack([one.receipt for one in deliveries]) == [AckStatus.ACKED] * 100
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_may_evict_is_refused_until_it_is_set_right(
+    server: RedisServer, open_broker: Open, topic: str, policy: str
+) -> None:
+    broker = open_broker(url_of(server))
+    server.ask("CONFIG", "SET", "maxmemory", "1gb")
+    server.ask("CONFIG", "SET", "maxmemory-policy", policy)
+
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match=f"maxmemory-policy {policy} evicts all messages of a slot"):
+            broker.publish([message(topic)])
+
+    server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert [one.status for one in broker.publish([message(topic)])] == [PublishStatus.STORED]
+
+
+def test_a_server_whose_clock_is_ahead_delivers_nothing_early(shared: RedisServer, topic: str) -> None:
+    clock = ManualClock(time.time_ns() // 1_000_000 - HOUR_MS)
+    broker = redis_adapter.open_broker(url_of(shared), clock=clock)
+    later = Message(id=new_message_id(), topic=topic, body=b"", deliver_at_ms=clock.now_ms() + HOUR_MS // 2)
+    now = message(topic)
+    broker.publish([later, now])
+
+    assert [one.id for one in broker.pull(topic, "g")] == [now.id]
+    assert broker.admin.figures(topic)["scheduled"] == 1
+    clock.step_wall(HOUR_MS // 2 - 1)
+    assert broker.pull(topic, "g") == []
+    clock.step_wall(2)  # within a call, messages due at the same time are microseconds apart
+    assert [one.id for one in broker.pull(topic, "g")] == [later.id]
+    broker.close()
+
+
+@pytest.mark.parametrize(
+    ("clock_ms", "problem"), [(-HOUR_MS, "3,6.* s ahead of this machine's"), (HOUR_MS, "s behind"), (0, None)]
+)
+def test_a_clock_that_differs_is_a_weakness_that_is_named(
+    shared: RedisServer, clock_ms: int, problem: str | None
+) -> None:
+    clock = ManualClock(time.time_ns() // 1_000_000 + clock_ms)
+    broker = redis_adapter.open_broker(url_of(shared), clock=clock)
+    assert isinstance(broker, Inspectable)
+
+    found = broker.inspect().weaknesses
+    broker.close()
+
+    if problem is None:
+        assert found == ()
+    else:
+        [weakness] = found
+        assert re.search(problem, weakness.problem)
+        assert "NTP" in weakness.cure
+
+
+@pytest.mark.parametrize("name", ["meta", "store", "log", "body", "ids", "canceled", "acks"])
+def test_a_key_of_somebody_else_stores_nothing_and_what_was_deferred_comes_once_it_is_gone(
+    shared: RedisServer, open_broker: Open, topic: str, name: str
+) -> None:
+    broker, key = open_broker(url_of(shared)), f"outbox:timers:{{{topic}:0}}:{name}"
+    batch = [message(topic), message(topic, delay_ms=HOUR_MS)]
+    shared.ask("SET", key, "of somebody else")
+
+    results = broker.publish(batch)
+    assert [one.status for one in results] == [PublishStatus.DEFERRED] * 2
+    assert "WRONGTYPE" in (results[0].error or "")
+    assert shared.ask("KEYS", f"outbox:timers:{{{topic}:0}}:*") == [key.encode()]
+
+    shared.ask("DEL", key)
+    assert [one.status for one in broker.publish(batch)] == [PublishStatus.STORED] * 2
+    assert [one.id for one in broker.pull(topic, "g")] == [batch[0].id]
+    assert broker.cancel([batch[1].id]) == [CancelStatus.CANCELED]
+
+
+@pytest.mark.parametrize("name", ["retry", "prepare", "dead", "state"])
+def test_a_key_of_somebody_else_moves_no_delivery_until_it_is_gone(
+    shared: RedisServer, open_broker: Open, topic: str, name: str
+) -> None:
+    broker, key = open_broker(url_of(shared)), f"outbox:timers:{{{topic}:0}}:group:g:{name}"
+    broker.publish([message(topic), message(topic)])
+    [first] = broker.pull(topic, "g", max_messages=1)
+    held = {one: shared.ask("DUMP", one) for one in shared.ask("KEYS", f"outbox:timers:{{{topic}:0}}:*")}
+    if key.encode() in held:
+        shared.ask("RENAME", key, f"{key}:aside")
+    shared.ask("SET", key, "of somebody else")
+
+    for move in (
+        lambda: broker.pull(topic, "g"),
+        lambda: broker.ack([first.receipt]),
+        lambda: broker.nack([first.receipt], delay_ms=0),
+    ):
+        with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
+            move()
+
+    shared.ask("DEL", key)
+    if key.encode() in held:
+        shared.ask("RENAME", f"{key}:aside", key)
+    assert {one: shared.ask("DUMP", one) for one in shared.ask("KEYS", f"outbox:timers:{{{topic}:0}}:*")} == held
+    assert broker.nack([first.receipt], delay_ms=0) == [NackStatus.REQUEUED]
+    pulled = broker.pull(topic, "g", wait_ms=WAIT_MS)
+    assert broker.ack([one.receipt for one in pulled]) == [AckStatus.ACKED] * 2
+
+
+def test_a_body_that_does_not_fit_with_its_headers_is_rejected_and_no_other(open_broker: Open, topic: str) -> None:
+    with redis_server(proto_max_bulk_len=str(BULK_BYTES_MAX)) as small:
+        broker = open_broker(url_of(small))
+        of_bytes = [BULK_BYTES_MAX - 60, BULK_BYTES_MAX - 200, 1]
+        batch = [
+            Message(id=new_message_id(), topic=topic, body=b"x" * count, headers={"trace": "1" * 60})
+            for count in of_bytes
+        ]
+
+        assert [one.status for one in broker.publish(batch)] == [
+            PublishStatus.REJECTED, PublishStatus.STORED, PublishStatus.STORED,
+        ]  # fmt: skip
+        assert {one.id for one in broker.pull(topic, "g", wait_ms=WAIT_MS)} == {one.id for one in batch[1:]}
+
+
+def test_the_rights_that_the_guide_lists_are_enough(server: RedisServer, open_broker: Open, topic: str) -> None:
+    guide = (Path(__file__).parents[4] / "docs" / "guides" / "brokers" / "redis.md").read_text(encoding="utf-8")
+    rights = re.findall(r"^ACL SETUSER .*?^```", guide, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"\+[a-z|]+", " ".join(rights))
+    server.ask("ACL", "SETUSER", "app", "on", ">word", "~outbox:*", "&outbox:*", "-@all", *commands)
+    broker = open_broker(url_of(server, "&slots=2").replace("redis://", "redis://app:word@"))
+
+    canceled = message(topic, delay_ms=HOUR_MS)
+    broker.publish([message(topic), message(topic), canceled])
+    assert broker.cancel([canceled.id]) == [CancelStatus.CANCELED]
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=1))
+    [first, second] = broker.pull(topic, "g", wait_ms=WAIT_MS)
+    assert broker.extend([first.receipt], invisible_ms=60_000) == [ExtendStatus.EXTENDED]
+    assert broker.ack([first.receipt]) == [AckStatus.ACKED]
+    assert broker.nack([second.receipt]) == [NackStatus.DEAD]
+    [dead], _ = broker.admin.dead(topic, "g")
+    assert dead.id == second.id
+    assert broker.admin.redrive(topic, "g") == 1
+    broker.admin.pause(topic, "g", paused=True)
+    assert broker.admin.figures(topic, "g")["stored"] == 2
+    assert broker.admin.topics() == [topic]
+
+
+def test_a_pull_that_waits_asks_little_and_is_woken_by_what_is_due_before_all_others(
+    server: RedisServer, open_broker: Open, topic: str
+) -> None:
+    """The long sleep is IDLE_MS; a wake-up ends it, and so does the next due time."""
+    producer, consumer = open_broker(url_of(server, "&slots=8")), open_broker(url_of(server, "&slots=8"))
+    producer.publish([message(topic, delay_ms=HOUR_MS) for _ in range(64)])
+    consumer.pull(topic, "g", wait_ms=1)
+    found: list[str] = []
+
+    def pull_two() -> None:
+        while len(found) < 2:
+            found.extend(one.id for one in consumer.pull(topic, "g", wait_ms=WAIT_MS))
+
+    waiting = threading.Thread(target=pull_two, daemon=True)
+    waiting.start()
+    assert wait_until(lambda: server.ask("PUBSUB", "NUMSUB", f"outbox:timers:wake:{topic}")[1] == 1)
+    server.ask("CONFIG", "RESETSTAT")
+    began, idle = time.monotonic(), threading.Event()
+    idle.wait(2)
+    counted, seconds = calls_of(server), time.monotonic() - began
+    due, soon = message(topic), message(topic, delay_ms=300)
+    producer.publish([soon])
+    producer.publish([due])
+    waiting.join(WAIT_MS / 1_000)
+
+    assert sorted(found) == sorted([due.id, soon.id])
+    assert counted <= 3 * 8 * (seconds + 3), "each slot is asked once a second or so, by three calls"
+
+
+def test_a_user_without_the_right_to_wake_ups_publishes_and_consumes(
+    server: RedisServer, open_broker: Open, topic: str
+) -> None:
+    server.ask("ACL", "SETUSER", "app", "on", ">word", "~outbox:*", "resetchannels", "+@all", "-subscribe", "-publish")
+    broker = open_broker(url_of(server).replace("redis://", "redis://app:word@"))
+    soon = message(topic, delay_ms=100)
+    broker.publish([soon])
+
+    assert [one.id for one in broker.pull(topic, "g", wait_ms=WAIT_MS)] == [soon.id]
+    late = message(topic)
+    waiting = threading.Thread(
+        target=lambda: pulled.extend(one.id for one in broker.pull(topic, "g", wait_ms=WAIT_MS)), daemon=True
+    )
+    pulled: list[str] = []
+    waiting.start()
+    broker.publish([late])
+    waiting.join(WAIT_MS / 1_000)
+    assert pulled == [late.id]
+
+
+def test_pulls_of_many_threads_share_one_connection_for_wake_ups_and_end_with_the_broker(
+    server: RedisServer, open_broker: Open, topic: str
+) -> None:
+    broker = open_broker(url_of(server))
+    broker.publish([message(topic, delay_ms=HOUR_MS)])
+
+    def pull_until_closed() -> None:
+        with contextlib.suppress(ConfigurationError):  # of a pull that was about to ask
+            assert broker.pull(topic, "g", wait_ms=WAIT_MS) == []
+
+    pulls = [threading.Thread(target=pull_until_closed, daemon=True) for _ in range(8)]
+    for pull in pulls:
+        pull.start()
+    assert wait_until(lambda: server.ask("PUBSUB", "NUMSUB", f"outbox:timers:wake:{topic}")[1] == 1)
+
+    broker.close()
+    for pull in pulls:
+        pull.join(WAIT_MS / 1_000)
+        assert not pull.is_alive()
+
+
+def calls_of(server: RedisServer) -> int:
+    """How many scripts the server was sent."""
+    found = re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", server.ask("INFO", "commandstats").decode())
+    return sum(map(int, found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -25,6 +26,7 @@ from broker_adapter.redis.timers import slot_scripts as scripts
 from broker_adapter.redis.timers.group_admin import group_arguments
 from broker_adapter.redis.timers.slot_scripts import SlotScripts
 from outbox_core.messages.message import GroupConfig
+from tests.broker_adapter.redis.redis_cluster import redis_cluster
 from tests.broker_adapter.redis.redis_server import redis_server
 from tests.broker_adapter.redis.timers.timer_model import ModelGroup, ModelSlot, check
 
@@ -33,6 +35,8 @@ GROUPS: Final = ("g", "h")
 WINDOW_MS: Final = 3_600_000
 LATER: Final = 10**9
 """In ms: not during a test."""
+LATEST_MS: Final = 2**52
+"""The caller's clock bounds nothing here."""
 MAX_ATTEMPTS: Final = 3
 one_id = st.sampled_from(IDS)
 one_group = st.sampled_from(GROUPS)
@@ -42,10 +46,10 @@ soon_or_late = st.sampled_from([0, LATER])
 class Moves(RuleBasedStateMachine):
     """The same moves on both. Durations are over at the next move, or not during the test."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client_of: Callable[[str], redis.Redis]) -> None:
         super().__init__()
-        self.client = client
         self.topic = uuid.uuid4().hex
+        self.client = client_of(self.key("store"))
         self.slot = SlotScripts("outbox:")
         self.model = ModelSlot({name: ModelGroup() for name in GROUPS}, max_attempts=MAX_ATTEMPTS)
         self.receipts: list[tuple[str, str, int, int]] = []
@@ -60,7 +64,8 @@ class Moves(RuleBasedStateMachine):
     @rule(ids=st.lists(one_id, min_size=1, max_size=3), due=soon_or_late)
     def add(self, ids: list[str], due: int) -> None:
         arguments = [part for one in ids for part in (one, self.now_us() // 1_000 + due if due else 0, "body")]
-        assert self.run(scripts.ADD, [WINDOW_MS, *arguments]) == self.model.add(ids, self.tick() + due if due else 0)
+        added = self.run(scripts.ADD, [WINDOW_MS, LATEST_MS, "wake", *arguments])
+        assert added == self.model.add(ids, self.tick() + due if due else 0)
 
     @rule(one=one_id)
     def time_comes(self, one: str) -> None:
@@ -71,7 +76,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule()
     def fire(self) -> None:
-        self.run(scripts.FIRE, [100])
+        self.run(scripts.FIRE, [100, LATEST_MS])
         self.tick()
         self.model.fire()
 
@@ -160,8 +165,9 @@ class Moves(RuleBasedStateMachine):
         call.with_script = True
         begun_us = self.now_us()
         while self.now_us() <= begun_us + 1_000:
-            pass
-        return self.client.execute_command(*call.command())
+            time.sleep(0.001)
+        [command] = call.commands()
+        return self.client.execute_command(*command)
 
     def tick(self) -> int:
         """Let the model's clock move on by more than the shortest duration."""
@@ -185,18 +191,27 @@ class Moves(RuleBasedStateMachine):
         return {name: {one.decode() for one in found} for name, found in answers}
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[redis.Redis]:
-    """Of a server whose disk does not matter here."""
-    with redis_server(appendonly="no") as server, contextlib.closing(server.client) as opened:
-        yield opened
+@pytest.fixture(scope="module", params=["server", "cluster"])
+def client_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], redis.Redis]]:
+    """The client of the server that has a key, of servers whose disks do not matter here."""
+    with contextlib.ExitStack() as stack:
+        if request.param == "server":
+            opened = stack.enter_context(contextlib.closing(stack.enter_context(redis_server(appendonly="no")).client))
+            yield lambda _: opened
+        else:
+            cluster = stack.enter_context(redis_cluster(appendonly="no"))
+            clients = {
+                master.port: stack.enter_context(contextlib.closing(master.client)) for master in cluster.masters
+            }
+            yield lambda key: clients[cluster.master_of(key).port]
 
 
-def test_the_scripts_do_what_the_model_does(client: redis.Redis) -> None:
-    machine: Callable[[], Moves] = lambda: Moves(client)  # noqa: E731
+@pytest.mark.slow
+def test_the_scripts_do_what_the_model_does(client_of: Callable[[str], redis.Redis]) -> None:
+    machine: Callable[[], Moves] = lambda: Moves(client_of)  # noqa: E731
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=125, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

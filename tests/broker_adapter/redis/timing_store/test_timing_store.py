@@ -86,12 +86,33 @@ def test_due_rows_are_taken_once_the_others_stay_and_what_is_settled_is_gone(sto
 def test_a_lease_that_ends_hands_the_rows_to_the_next_and_the_first_settles_nothing(store: TimingStore) -> None:
     store.add(due(rows(3)))
     first = take(store, lease_ms=1)
+    again: list[TimedRow] = []  # those of one slot after the other, as their leases end
 
-    assert wait_until(lambda: rows_of(take(store)) == sorted(rows(3)))
+    def take_again() -> bool:
+        again.extend(rows_of(take(store)))
+        return len(again) >= 3
+
+    assert wait_until(take_again)
+    assert sorted(again) == sorted(rows(3))
     settle_all(store, first)
 
     assert held(store) == 3
     assert rows_of(first) == sorted(rows(3))
+
+
+def test_a_row_may_be_taken_before_its_time_by_who_asks_so_and_the_next_one_later(store: TimingStore) -> None:
+    rows_of_slot = [row for row in rows(40) if slot_of(row.id, SLOTS) == 0]
+    soon, late = rows_of_slot[:2]
+    store.add([*due([soon], in_ms=HOUR_MS), *due([late], in_ms=2 * HOUR_MS)])
+
+    [nothing] = store.take([0], limit=10, lease_ms=WAIT_MS)
+    [taken] = store.take([0], limit=10, lease_ms=3 * HOUR_MS, ahead_ms=HOUR_MS)
+
+    assert (list(nothing.rows), list(taken.rows), taken.late_ms) == ([], [soon], 0)
+    assert nothing.next_ms is not None
+    assert HOUR_MS - WAIT_MS < nothing.next_ms <= HOUR_MS
+    assert taken.next_ms is not None
+    assert HOUR_MS - WAIT_MS < taken.next_ms <= HOUR_MS, "an hour less than until it is due"
 
 
 def test_a_row_is_due_again_when_its_taker_says_so(store: TimingStore) -> None:
