@@ -1,7 +1,8 @@
-"""Opens a LeasedAssignment from a database URL: an engine with short time-outs, the tables, the instance. No logic."""
+"""Opens a LeasedAssignment from the URL of a database or of ZooKeeper, with short time-outs. No logic."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, Final
 
 from sqlalchemy import Engine, event
@@ -13,7 +14,11 @@ from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased_assignment import LeasedAssignment
 from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine
 from outbox.store.database_url import sync_url
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
 
+ZOOKEEPER_LEASES: Final = "zookeeper://zk1:2181,zk2:2181,zk3:2181/outbox/compensators"
+"""What the address of leases in ZooKeeper looks like."""
 _MS: Final = 1000
 
 
@@ -28,6 +33,32 @@ def open_assignment(
     engine = lease_engine(database, wait_ms_max=chosen.lease_ms // 3)
     store = LeaseStore(dialect=engine.dialect, schema=schema)
     return LeasedAssignment(LeaseRegistry(engine=engine, store=store, zone=zone, options=chosen))
+
+
+def open_zookeeper_assignment(
+    url: str, *, zone: str | None = None, security: ZooKeeperSecurity | None = None, options: LeaseOptions | None = None
+) -> LeasedAssignment:
+    """Returns an assignment by the leases below this path in ZooKeeper. No I/O until its first beat.
+
+    All instances that share sources name the same path. Raises ConfigurationError.
+    """
+    address = ZooKeeperAddress.parse(url, example=ZOOKEEPER_LEASES)
+    if find_spec("kazoo") is None:
+        raise ConfigurationError(
+            "leases in ZooKeeper need the package 'kazoo', which comes with the extra 'zookeeper': "
+            "pip install '.[zookeeper]' in a checkout"
+        )
+    from compensator.assignment.zookeeper_lease_registry import ZooKeeperLeaseRegistry
+    from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+
+    chosen = options or LeaseOptions()
+    session = SessionOptions(
+        session_ms=chosen.lease_ms, request_ms_max=chosen.beat_ms, security=security or ZooKeeperSecurity()
+    )
+    registry = ZooKeeperLeaseRegistry(
+        address.root, connect=lambda: ZooKeeperSession(address, options=session), zone=zone, options=chosen
+    )
+    return LeasedAssignment(registry)
 
 
 def lease_engine(database: URL | str, *, wait_ms_max: int) -> Engine:

@@ -22,7 +22,7 @@ logger: EventLogger = EventLogger(__name__)
 
 
 class LeaseRegistry:
-    """A SharedRegistry of one instance. No step holds locks of another. Not thread-safe."""
+    """An InstanceRegistry. No step holds locks of another. Not thread-safe."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Assignment by leases in a database: what one instance does at each beat. No thread and no schedule of its own."""
+"""Assignment by leases in a registry: what one instance does at each beat. No thread and no schedule of its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from compensator.assignment.instance_registry_port import InstanceRegistry
 from compensator.assignment.lease_options import LeaseOptions
-from compensator.assignment.lease_registry import LeaseRegistry
 from outbox_core.assignment.lease_decision import decide
 from outbox_core.assignment.registry import execute
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -27,11 +28,11 @@ _NAMES_LOGGED_MAX: Final = 20
 class LeasedAssignment:
     """One instance among many. Every process, including a forked one, is an instance of its own, under a new id.
 
-    While the database is unavailable, the instance keeps its sources (overlap is harmless, a source that no instance
-    serves is not), and the next beat tries again.
+    While the registry is unavailable, the instance keeps its sources, and the next beat tries again. After
+    `alone_after_beats` it serves every source: what a dead instance held must not wait for the registry.
     """
 
-    def __init__(self, registry: LeaseRegistry) -> None:
+    def __init__(self, registry: InstanceRegistry) -> None:
         """`registry`: this instance's own, which leave() closes."""
         self._registry = registry
         self._lock = threading.Lock()
@@ -39,6 +40,7 @@ class LeasedAssignment:
         self._waited: Counter[str] = Counter()
         self._left = False
         self._failed_beats = 0
+        self._problem: str | None = None
         _watch_forks(self)
 
     @property
@@ -56,8 +58,13 @@ class LeasedAssignment:
         """See Assignment.failed_beats."""
         return self._failed_beats
 
+    @property
+    def problem(self) -> str | None:
+        """See Assignment.problem."""
+        return self._problem
+
     def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
-        """See Assignment.beat. Three statements if nothing changes, whatever the number of sources."""
+        """See Assignment.beat. If nothing changes, a database gets three statements, ZooKeeper nothing."""
         if len(sources) > SOURCES_MAX:
             raise ConfigurationError(f"{len(sources):,} sources are more than {SOURCES_MAX:,}: use more lease schemas")
         with self._lock:
@@ -66,13 +73,13 @@ class LeasedAssignment:
             try:
                 held = self._beat(sources)
             except OutboxError as error:
-                self._fail(error)
+                self._fail(error, sources)
             else:
                 self._succeed(held)
             return self._held & {source.name for source in sources}
 
     def leave(self) -> None:
-        """See Assignment.leave. If the database is unavailable, the leases expire."""
+        """See Assignment.leave. If the registry is unavailable, the leases expire."""
         with self._lock:
             if self._left:
                 return
@@ -89,6 +96,7 @@ class LeasedAssignment:
         self._waited = Counter()
         self._left = False
         self._failed_beats = 0
+        self._problem = None
 
     def _beat(self, sources: Sequence[Resource]) -> frozenset[str]:
         view = self._registry.renew()
@@ -114,24 +122,32 @@ class LeasedAssignment:
 
     # -- result of a beat --------------------------------------------------------------------------------------------
 
-    def _fail(self, error: OutboxError) -> None:
+    def _fail(self, error: OutboxError, sources: Sequence[Resource]) -> None:
         """Keep the sources that are held. At the first beat none is, and a wrong configuration must be reported."""
-        if not self._registry.joined and not isinstance(error, DatabaseUnavailable):
+        if not self._registry.joined and not isinstance(error, DatabaseUnavailable | CoordinatorUnavailable):
             raise error
         self._failed_beats += 1
+        self._problem = str(error)
         extra = {"instance": self.instance, "beats": self._failed_beats, "error": str(error)}
         logger.warning("assignment_beat_failed", extra=extra)
+        if self._failed_beats >= self.options.alone_after_beats:
+            self._hold(frozenset(source.name for source in sources))
 
     def _succeed(self, held: frozenset[str]) -> None:
+        self._failed_beats = 0
+        self._problem = None
+        self._hold(held)
+
+    def _hold(self, held: frozenset[str]) -> None:
         gained, lost = sorted(held - self._held), sorted(self._held - held)
         self._held = held
-        self._failed_beats = 0
         if gained or lost:
             logger.info(
                 "sources_assigned",
                 extra={
                     "instance": self.instance,
                     "sources": len(held),
+                    "alone": self._failed_beats > 0,
                     "gained": len(gained),
                     "lost": len(lost),
                     "gained_names": gained[:_NAMES_LOGGED_MAX],

@@ -19,7 +19,7 @@ class Assignment(Protocol):
     def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
         """Record that this instance is alive and knows these sources; returns the names of those assigned to it.
 
-        Idempotent. Does not raise if the database is unavailable: the assignment stays as it was. Raises UsageError
+        Idempotent. Does not raise if the registry is unavailable: the assignment stays as it was. Raises UsageError
         (missing tables, a refused user) when the first beat cannot work.
         """
 
@@ -27,8 +27,16 @@ class Assignment(Protocol):
         """Release all sources, at stop: others take them at their next beat. Idempotent, final, never raises."""
 
     @property
+    def instance(self) -> str:
+        """The id of this process in the registry; empty without one, and before it is known."""
+
+    @property
     def failed_beats(self) -> int:
         """How many of the latest beats failed in a row; 0 if the last one succeeded."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last beat failed; None if it succeeded."""
 
 
 class UnleasedAssignment:
@@ -42,6 +50,16 @@ class UnleasedAssignment:
         """Does nothing: no leases are held."""
 
     @property
+    def instance(self) -> str:
+        """Always empty: there is no registry."""
+        return ""
+
+    @property
     def failed_beats(self) -> int:
         """Always 0: no database is used."""
         return 0
+
+    @property
+    def problem(self) -> str | None:
+        """Always None."""
+        return None

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 from outbox_core.runtime.settings import ServiceSettings, Table, load_settings
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperTable
 
 SOURCES_MAX: Final = 10_000
 WORKERS_MAX: Final = 12
@@ -64,7 +65,7 @@ class TimingTable(Table):
     rebuild_rows_per_second: int = Field(default=50_000, ge=1)
 
 
-class CompensatorTable(Table):
+class CompensatorTable(ZooKeeperTable):
     """[compensator]. Every name is also OUTBOX_COMPENSATOR__NAME, and most are flags of `outbox compensator run`."""
 
     sources: list[SourceTable] = Field(default=[], max_length=SOURCES_MAX)
@@ -79,6 +80,7 @@ class CompensatorTable(Table):
     zone: str | None = None
     leases: bool | None = None
     lease_url: str | None = None
+    """Where leases are, if not in the first source's database: another one, or zookeeper://zk1,zk2,zk3/path."""
     lease_schema: str | None = None
     archive: bool = True
     archive_days: Days | None = None

@@ -47,6 +47,12 @@ Leases = Annotated[
     bool | None,
     typer.Option("--leases/--no-leases", help="Share sources among instances by leases (where there are several)."),
 ]
+LeaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--lease-url", help="Where leases are: a database, or e.g. zookeeper://zk1,zk2,zk3/outbox/compensators."
+    ),
+]
 TimingUrl = Annotated[
     str | None, typer.Option("--timing", help="Timing store of scheduled messages, e.g. redis://host/?name=shop.")
 ]
@@ -126,6 +132,7 @@ def run(
     interval_ms: IntervalMs = None,
     workers: Workers = None,
     leases: Leases = None,
+    lease_url: LeaseUrl = None,
     timing: TimingUrl = None,
     zone: Zone = None,
     host: Host = None,
@@ -147,7 +154,8 @@ def run(
     flags |= {"log_format": log_format, "log_level": log_level, "timing": {"store": timing}}
     flags["compensator"] |= {
         "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
-        "interval": _ms(interval_ms), "workers": workers, "leases": leases, "zone": zone, "host": host, "port": port,
+        "interval": _ms(interval_ms), "workers": workers, "leases": leases,
+        "lease_url": lease_url, "zone": zone, "host": host, "port": port,
         "archive_days": archive_days, "inbox_days": inbox_days, "judged_file": judged_file,
         "stop_timeout": stop_timeout,
     }  # fmt: skip

@@ -7,14 +7,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from sqlalchemy.engine import URL
 
 from compensator.admission.circuit_breaker import BreakerOptions
 from compensator.admission.gate import Gates
 from compensator.admission.rate_limiter import RateOptions
-from compensator.assignment import Assignment, UnleasedAssignment, open_assignment
-from compensator.core.config import CompensatorConfig, SourceTable
+from compensator.assignment import Assignment, UnleasedAssignment, open_assignment, open_zookeeper_assignment
+from compensator.assignment.assignment_factory import ZOOKEEPER_LEASES
+from compensator.core.config import CompensatorConfig, CompensatorTable, SourceTable
 from compensator.retention.retention import Retention, RetentionOptions
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import ServiceOptions
@@ -39,15 +41,19 @@ from outbox_core import Broker, connect
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.connect import connect_timing
-from outbox_core.messages.url_parts import shown_url
+from outbox_core.messages.url_parts import shown_url, split_url
 from outbox_core.runtime.config_files import read_secret
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperTable
+
+ZOOKEEPER: Final = "zookeeper"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A compensator's sources, their shared objects and metrics, and what must be closed at the end."""
+    """A compensator's sources, their brokers, shared objects and metrics, and what must be closed at the end."""
 
     sources: Sequence[Source]
+    brokers: Sequence[Broker]
     timers: Sequence[TimerWorker]
     gates: Gates
     assignment: Assignment
@@ -68,6 +74,7 @@ def wire(config: CompensatorConfig, *, clock: Clock) -> Parts:
         _refuse_twins(sources)
         return Parts(
             sources=sources,
+            brokers=builder.brokers,
             timers=builder.timers,
             gates=builder.gates,
             assignment=_assignment(config, several=len(sources) > 1),
@@ -104,6 +111,11 @@ class _Builder:
         chosen = config.compensator
         breaker = BreakerOptions(probe_rows=chosen.probe_rows, drain_rows_per_second=chosen.drain_rate)
         self.gates = Gates(clock=clock, random=Random(), breaker=breaker, limit=_limit(chosen.rate_limit))
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """The brokers of all sources that were built."""
+        return list(self._brokers.values())
 
     def sources(self, table: SourceTable) -> list[Source]:
         """A source for each schema of a database instance."""
@@ -194,14 +206,29 @@ class _Builder:
 
 
 def _assignment(config: CompensatorConfig, *, several: bool) -> Assignment:
-    """Leases if configured, and by default if there are several sources."""
+    """Leases if configured, and by default if there are several sources, or leases in ZooKeeper."""
     chosen = config.compensator
-    if not (several if chosen.leases is None else chosen.leases):
+    zookeeper_url = _zookeeper_url(chosen)
+    if not (several or zookeeper_url if chosen.leases is None else chosen.leases):
         return UnleasedAssignment()
+    if zookeeper_url is not None:
+        return open_zookeeper_assignment(zookeeper_url, zone=chosen.zone, security=chosen.zookeeper_security)
     first = config.source_tables()[0]
     url = database_url(chosen.lease_url or first.url, password_file=None if chosen.lease_url else first.password_file)
     schema = chosen.lease_schema or (first.schemas[0] if first.schemas and not chosen.lease_url else None)
     return open_assignment(url, schema=schema, zone=chosen.zone)
+
+
+def _zookeeper_url(chosen: CompensatorTable) -> str | None:
+    """Returns `lease_url` if it is an address in ZooKeeper. Raises ConfigurationError for settings of another kind."""
+    if chosen.lease_url is not None and split_url(chosen.lease_url).scheme == ZOOKEEPER:
+        if chosen.lease_schema is not None:
+            raise ConfigurationError("lease_schema is of leases in a database: in ZooKeeper lease_url has a path")
+        return chosen.lease_url
+    set_here = sorted(chosen.model_fields_set & ZooKeeperTable.model_fields.keys())
+    if set_here:
+        raise ConfigurationError(f"{set_here[0]} is of leases in ZooKeeper: set lease_url to {ZOOKEEPER_LEASES}")
+    return None
 
 
 def _refuse_twins(sources: Sequence[Source]) -> None:

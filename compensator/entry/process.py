@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
-import threading
 from collections.abc import Callable
+from functools import partial
 
 from compensator.core.config import CompensatorConfig
 from compensator.entry.composition import Parts
@@ -14,13 +14,15 @@ from compensator.entry.status_server import StatusServer
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import CompensatorService
 from outbox_core.common.clock import Clock
-from outbox_core.common.errors import StorageFailed
+from outbox_core.common.errors import BrokerError, StorageFailed
+from outbox_core.messages.durability_inspection import WeaknessReporter
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
+from outbox_core.runtime.stop_signals import StopSignals
 
 logger: EventLogger = EventLogger(__name__)
 
-EXIT_BY_SIGNAL = 128
+INSPECT_EVERY_MS = 60_000
 
 
 def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callable[[str], None]) -> None:
@@ -28,7 +30,6 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
 
     Raises StorageFailed if they did not finish in time, ConfigurationError for a port that is in use.
     """
-    stopping = _signals()
     metrics, notifier = parts.metrics, Notifier(os.environ)
     service = CompensatorService(
         parts.sources,
@@ -41,20 +42,25 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
     )
     if notifier.watchdog_every_ms is not None:
         service.tasks.add("watchdog", lambda: _watch(service, notifier), every_ms=notifier.watchdog_every_ms)
+    for number, broker in enumerate(parts.brokers):
+        if isinstance(broker, WeaknessReporter):
+            service.tasks.add(f"inspection-{number}", partial(_inspect, broker), every_ms=INSPECT_EVERY_MS)
     status = _status(service, metrics, config)
     freeze_what_stays()
     try:
-        service.start()
-        if status is not None:
-            status.start()
-        serving = f"{len(parts.sources)} source(s)"
-        page = f", status on port {status.port}" if status else ""
-        say(f"compensator runs, {serving}, a look every {parts.options.pacing.interval_ms} ms{page}")
-        notifier.ready(serving)
-        stopping.wait()
-        notifier.stopping()
-        logger.info("stopping", extra={"timeout_ms": parts.options.stop_timeout_ms})
-        stopped = service.stop()
+        with StopSignals() as signals:
+            service.start()
+            if status is not None:
+                status.start()
+            serving = f"{len(parts.sources)} source(s)"
+            page = f", status on port {status.port}" if status else ""
+            say(f"compensator runs, {serving}, a look every {parts.options.pacing.interval_ms} ms{page}")
+            notifier.ready(serving)
+            signals.wait()
+            signals.exit_at_next()
+            notifier.stopping()
+            logger.info("stopping", extra={"timeout_ms": parts.options.stop_timeout_ms})
+            stopped = service.stop()
     finally:
         service.stop()
         if status is not None:
@@ -70,20 +76,12 @@ def _status(service: CompensatorService, metrics: CompensatorMetrics, config: Co
     return StatusServer(service, registry=metrics.registry, host=config.compensator.host, port=port)
 
 
+def _inspect(broker: WeaknessReporter) -> None:
+    """An outage is the circuit breaker's to report."""
+    with contextlib.suppress(BrokerError):
+        broker.report_weaknesses()
+
+
 def _watch(service: CompensatorService, notifier: Notifier) -> None:
     if service.alive():
         notifier.watchdog()
-
-
-def _signals() -> threading.Event:
-    """Returns an event that the first SIGTERM or SIGINT sets; the second ends the process. Unsent rows stay stored."""
-    stopping = threading.Event()
-
-    def tell(number: int, _frame: object) -> None:
-        if stopping.is_set():
-            os._exit(EXIT_BY_SIGNAL + number)
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, tell)
-    return stopping

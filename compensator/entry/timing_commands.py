@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from compensator.core.config import CompensatorConfig, SourceTable, load
 from compensator.entry.cli import run_service
 from compensator.work.engines import InstanceEngines
-from compensator.work.pending_row_reader import TimedTables
+from compensator.work.pending_row_reader import PendingRowReader
 from compensator.work.source import source_name
 from compensator.work.timer_rebuild import RebuildOptions
 from compensator.work.timer_sweep import TimerSweepReport, sweep_timers
 from outbox.store.database_url import database_url
 from outbox.store.schema import schema_for
 from outbox_core.common.clock import SystemClock
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import BrokerError, ConfigurationError
 from outbox_core.messages.connect import connect_timing
+from outbox_core.messages.timing_port import SlotState, SlotStatus
 
 SLOT_TIMERS_MAX: Final = 1_000_000
 """A sorted set of so many timers takes some 100 MB, which a cluster moves to another node in one step."""
+WIDTH_OF_FILES: Final = 160
+"""The columns of a table that is not printed to a terminal."""
 LARGE: Final = ": give the store more slots, under another name=, before a cluster moves it"
 
 
@@ -35,25 +42,67 @@ def serve(store: str, flags: Mapping[str, Any], config: Path | None) -> None:
 
 
 def status(store: str, *, as_json: bool) -> None:
-    """Print what each slot holds. Exit status 1 where timers were lost and are not rebuilt yet."""
+    """Print what each slot holds, and who serves it. Exit status 1 where one does not answer, or where timers were lost
+    and are not rebuilt yet.
+    """
     timing = connect_timing(store)
     try:
-        timing.prepare()
-        figures = timing.figures()
+        with contextlib.suppress(BrokerError):  # a server that is out: its slots say so
+            timing.prepare()
+        statuses = timing.statuses(range(timing.slots))
     finally:
         timing.close()
-    complete = all(one.complete for one in figures)
-    largest = max(one.timers for one in figures)
+    answered = [one.figures for one in statuses if one.figures is not None]
+    complete = len(answered) == len(statuses) and all(one.complete for one in answered)
+    largest = max(one.timers for one in answered)
     if as_json:
-        slots = [asdict(one) for one in figures]
-        typer.echo(json.dumps({"complete": complete, "largest_slot": largest, "slots": slots}))
+        slots = [_slot_json(one) for one in statuses]
+        totals = {"complete": complete, "largest_slot": largest, "slot_timers_max": SLOT_TIMERS_MAX}
+        typer.echo(json.dumps({**totals, "slots": slots}))
     else:
-        for one in figures:
-            following = "-" if one.next_ms is None else f"{one.next_ms / 1_000:,.1f} s"
-            state = "complete" if one.complete else "to be rebuilt"
-            typer.echo(f"slot {one.slot}: {one.timers:,} timers, {one.due:,} due, next in {following}, {state}")
-        typer.echo(f"largest slot: {largest:,} timers" + (LARGE if largest > SLOT_TIMERS_MAX else ""))
+        _print_slots(statuses)
+        typer.echo(
+            f"largest slot: {largest:,} of at most {SLOT_TIMERS_MAX:,} timers"
+            + (LARGE if largest > SLOT_TIMERS_MAX else "")
+        )
     raise typer.Exit(0 if complete else 1)
+
+
+def _slot_json(status: SlotStatus) -> dict[str, Any]:
+    figures = status.figures
+    held = {} if figures is None else {**asdict(figures), "complete": figures.complete}
+    server = None if status.server is None else {**asdict(status.server), "seen_ms_ago": status.seen_ms_ago}
+    return {"slot": status.slot, "answers": figures is not None, "problem": status.problem, **held, "server": server}
+
+
+def _print_slots(statuses: Sequence[SlotStatus]) -> None:
+    shown = Table("slot", box=None, pad_edge=False)
+    for name in ("timers", "due", "next in"):
+        shown.add_column(name, justify="right")
+    for name in ("state", "served by"):
+        shown.add_column(name, overflow="fold")
+    for one in statuses:
+        shown.add_row(*_slot_cells(one))
+    Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES).print(shown, markup=False)
+
+
+def _slot_cells(status: SlotStatus) -> list[str]:
+    figures, served_by = status.figures, _served_by(status)
+    if figures is None:
+        return [str(status.slot), "-", "-", "-", f"does not answer: {status.problem}", served_by]
+    following = "-" if figures.next_ms is None else f"{figures.next_ms / 1_000:,.1f} s"
+    rows = None if status.server is None else status.server.rebuilt_rows
+    is_counted = figures.state is SlotState.REBUILDING and rows is not None
+    state = f"{figures.state}, {rows:,} rows so far" if is_counted else str(figures.state)
+    return [str(status.slot), f"{figures.timers:,}", f"{figures.due:,}", following, state, served_by]
+
+
+def _served_by(status: SlotStatus) -> str:
+    server, ms = status.server, status.seen_ms_ago
+    if server is None or ms is None:
+        return "nobody"
+    instance = f", instance {server.instance}" if server.instance else ""
+    return f"process {server.process} on {server.host}{instance}, seen {ms / 1_000:.0f} s ago"
 
 
 def sweep(store: str, flags: Mapping[str, Any], config: Path | None, *, as_json: bool) -> None:
@@ -78,7 +127,7 @@ def _swept(table: SourceTable, chosen: CompensatorConfig, store: str) -> TimerSw
     engines, timing = InstanceEngines(url), connect_timing(store)
     try:
         schema = schema_for(engines.reads.dialect, table.schemas[0] if table.schemas else None)
-        tables = TimedTables(source_name(url, schema).name, schema=schema, reads=engines.reads)
+        tables = PendingRowReader(source_name(url, schema).name, schema=schema, reads=engines.reads)
         timing.prepare()
         options = RebuildOptions(rows_per_second=chosen.timing.rebuild_rows_per_second)
         return sweep_timers(tables, timing, options=options, clock=SystemClock(), stopping=threading.Event())

@@ -41,6 +41,7 @@ class HealthSnapshot:
     breakers: Mapping[str, BreakerState]
     seconds_since_success: float
     seconds_since_beat: float
+    beat_problem: str | None
     workers_alive: int
     workers: int
     success_within_seconds: float
@@ -111,10 +112,16 @@ def _sources(snapshot: HealthSnapshot) -> HealthCheck:
 
 def _assignment(snapshot: HealthSnapshot) -> HealthCheck:
     observed = f"the last beat was {snapshot.seconds_since_beat:.1f} s ago"
+    if snapshot.beat_problem is not None:
+        observed += f"; the latest one failed: {snapshot.beat_problem}"
     if snapshot.seconds_since_beat < snapshot.beat_within_seconds:
         return HealthCheck("assignment", CheckStatus.OK, observed)
     return HealthCheck(
-        "assignment", CheckStatus.FAIL, observed, "see periodic_task_failed in the log: the lease database"
+        "assignment",
+        CheckStatus.FAIL,
+        observed,
+        "see assignment_beat_failed in the log: the database or ZooKeeper that has the leases. Without it every source "
+        "is served: what is due goes out",
     )
 
 

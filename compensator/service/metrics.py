@@ -14,9 +14,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from compensator.admission.circuit_breaker import BreakerState
 from compensator.core.batch_totals import OUTCOMES
 from compensator.retention.retention import PurgeResult
+from compensator.service.slot_gauges import SlotGauges
 from compensator.work.source import SourceCounts
 from compensator.work.source_schedule import HeldBack
 from compensator.work.source_turn import TurnReport
+from outbox_core.messages.timing_port import SlotStatus
 from outbox_core.runtime.build_info import build
 
 TOPICS_MAX: Final = 500
@@ -50,7 +52,7 @@ class CompensatorMetrics:
         self._leader = self._gauge("compensator_leader", "1 where this instance serves the source.", "source")
         self._sources = self._gauge("compensator_sources", "Sources that this instance serves.")
         self._failed_beats = self._gauge(
-            "compensator_assignment_failed_beats", "How many beats in a row the lease database has not answered."
+            "compensator_assignment_failed_beats", "How many beats in a row the registry of leases has not answered."
         )
         self._breaker = self._gauge("compensator_breaker_open", "1 while nothing is claimed for the broker.", "broker")
         self._pending = self._gauge("pending_messages", "Rows that wait, counted up to a bound.", "source")
@@ -73,6 +75,7 @@ class CompensatorMetrics:
             "timing_store_complete", "1 where the timing store has all timers of this instance's slots.", "source"
         )
         self._rebuilt = self._gauge("timing_store_rebuilt_rows", "Rows that the last rebuild has added.", "source")
+        self._slots = SlotGauges(self.registry)
         self._begin_at_zero()
 
     def record_turn(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
@@ -119,6 +122,10 @@ class CompensatorMetrics:
     def record_rebuild(self, source: str, *, rows: int) -> None:
         """Record the progress of a rebuild."""
         self._rebuilt.labels(source).set(rows)
+
+    def record_slots(self, source: str, statuses: Sequence[SlotStatus]) -> None:
+        """Set the gauges of the slots that this instance serves of a source; series of others are removed."""
+        self._slots.record(source, statuses)
 
     def record_purge(self, purged: PurgeResult) -> None:
         """Record a round of retention."""

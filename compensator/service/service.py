@@ -1,13 +1,15 @@
 """The compensator as a service: workers that run turns of sources, periodic work, an orderly stop.
 
-work.source_schedule and admission.circuit_breaker decide when a source has its turn; work.work_slice executes it.
+work.source_schedule and admission.circuit_breaker decide when a source has its turn; work.source_turn executes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -23,7 +25,7 @@ from compensator.work.source import Source
 from compensator.work.source_schedule import DatabaseFailure, Outcome, PacingOptions, TurnQueue
 from compensator.work.source_turn import TurnOptions, TurnReport, Turns
 from outbox_core.common.clock import Clock, SystemClock
-from outbox_core.common.errors import OutboxError
+from outbox_core.common.errors import BrokerError, OutboxError
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -49,6 +51,7 @@ class ServiceOptions:
     turn: TurnOptions = field(default_factory=TurnOptions)
     upkeep: UpkeepOptions = field(default_factory=UpkeepOptions)
     beat_ms: int = 2_000
+    timers_report_ms: int = 5_000
     stop_timeout_ms: int = 25_000
 
 
@@ -113,6 +116,8 @@ class CompensatorService:
         self._tasks.add(
             "retention", lambda: self._upkeep.retain(self._well()), every_ms=self._options.upkeep.retention_ms
         )
+        for number, one in enumerate(self._timers):
+            self._tasks.add(f"timers-{number}", partial(self._report, one), every_ms=self._options.timers_report_ms)
         self._tasks.start()
         for worker in self._workers:
             worker.start()
@@ -140,6 +145,7 @@ class CompensatorService:
                 breakers=self._gates.states,
                 seconds_since_success=(now_ms - self._last_success_ms) / 1_000,
                 seconds_since_beat=(now_ms - self._last_beat_ms) / 1_000,
+                beat_problem=self._assignment.problem,
                 workers=len(self._workers) if self._started else 0,
                 workers_alive=sum(worker.is_alive() for worker in self._workers),
                 success_within_seconds=max(STALE_AFTER_IDLES * idle_ms, STALE_AFTER_MS_MIN) / 1_000,
@@ -231,6 +237,11 @@ class CompensatorService:
         self._metrics.record_beat(failed=failed, sources=len(mine))
         if changed:
             self._metrics.set_served({name: name in mine for name in self._sources})
+
+    def _report(self, worker: TimerWorker) -> None:
+        """An outage is the worker's to report."""
+        with contextlib.suppress(BrokerError):
+            worker.report(self._assignment.instance)
 
     def _well(self) -> list[Source]:
         """Sources of this instance whose last turn did not fail."""

@@ -6,6 +6,8 @@ it waits; nothing else waits for it.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from outbox_core.assignment.resource import Resource
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, OutboxError
-from outbox_core.messages.timing_port import TimingStore
+from outbox_core.messages.timing_port import SlotServer, TimingStore
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -70,6 +72,7 @@ class TimerWorker:
         self._prepared = False
         self._rebuilding: threading.Thread | None = None
         self._rebuild_from_ms = 0
+        self._rebuilt_rows: int | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="compensator-timers", daemon=True)
         self._started = False
@@ -97,8 +100,20 @@ class TimerWorker:
             self._fail(str(error))
 
     def assign(self, names: Collection[str]) -> None:
-        """Serve those of the named resources that are slots of this source."""
+        """Serve those of the named resources that are slots of this source. A turn over others ends after its batch."""
         self._mine = [slot for name, slot in self._slots.items() if name in names]
+
+    def report(self, instance: str) -> None:
+        """Announce in the store that this instance serves its slots, and record what they hold. Raises BrokerError."""
+        mine = self._mine
+        if not self._prepared or not mine:
+            self._metrics.record_slots(self.source, [])
+            return
+        server = SlotServer(
+            host=socket.gethostname(), process=os.getpid(), instance=instance, rebuilt_rows=self._rebuilt_rows
+        )
+        self._metrics.record_slots(self.source, self._store.statuses(mine))
+        self._store.announce(mine, server)
 
     def start(self) -> None:
         """Start the thread."""
@@ -149,7 +164,7 @@ class TimerWorker:
         began_ms = self._clock.monotonic_ms()
         done = take_timer_turn(
             self._source, self._store, mine, options=turn, clock=self._clock,
-            going_on=lambda: not self._stopping.is_set(),
+            going_on=lambda: not self._stopping.is_set() and self._mine == mine,
         )  # fmt: skip
         silent = [] if done.refused else sorted(set(mine) - done.answered)
         self._problem = f"the slots {silent} of the timing store do not answer" if silent else None
@@ -189,17 +204,24 @@ class TimerWorker:
         self._rebuilding.start()
 
     def _rebuild(self, slots: Sequence[int]) -> None:
+        self._rebuilt_rows = 0
         try:
             rebuild_timers(
-                self._source.timed,
+                self._source.pending_rows,
                 self._store,
                 slots,
                 options=self._options.rebuild,
                 clock=self._clock,
                 stopping=self._stopping,
-                on_progress=lambda rows: self._metrics.record_rebuild(self.source, rows=rows),
+                on_progress=self._record_rebuild,
             )
         except OutboxError as error:
             logger.warning("timer_rebuild_failed", extra={"source": self.source, "error": str(error)})
         except Exception:  # the thread boundary: the next turn begins another one
             logger.exception("timer_rebuild_failed", extra={"source": self.source})
+        finally:
+            self._rebuilt_rows = None
+
+    def _record_rebuild(self, rows: int) -> None:
+        self._rebuilt_rows = rows
+        self._metrics.record_rebuild(self.source, rows=rows)

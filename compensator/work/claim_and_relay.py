@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 from compensator.core.batch_totals import BatchTotals
 from compensator.work.batch_bytes import BatchBytes
 from compensator.work.poison_row_isolation import IsolatingRelay, SentBatch
-from compensator.work.timer_decision import later_ms, unclaimed
+from compensator.work.timer_decision import due_soon, later_ms, unclaimed
 from outbox.delivery.key_waves import PARKED_DELAY_MS, runs
 from outbox.delivery.relay import Relay, RelayPolicy
 from outbox.store.database import database_errors, retry_conflicts
@@ -29,6 +29,7 @@ from outbox.store.table_placement import MessageTable
 from outbox.store.timer_rows import TimerRows
 from outbox.telemetry.ports import SendPath
 from outbox.telemetry.telemetry import NO_TELEMETRY, Telemetry
+from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.ids import new_token
@@ -72,6 +73,17 @@ class ClaimedBatch:
     def topics(self) -> Counter[str]:
         """The number of rows of each topic."""
         return Counter(row.topic for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedTimers:
+    """Rows whose timers were taken: those that were claimed, which may be sent from `due_at_ms` of the monotonic clock
+    on; and in how many milliseconds others are due.
+    """
+
+    batch: ClaimedBatch
+    later_ms: Mapping[TimedRow, int]
+    due_at_ms: int
 
 
 class Batches:
@@ -141,25 +153,29 @@ class Batches:
         """How many rows to claim by their ids, so that their bodies stay within the limit of a batch."""
         return self._bytes.rows((), rows_max=rows_max)
 
-    def claim_timed(self, timed: Sequence[TimedRow]) -> tuple[ClaimedBatch, Mapping[TimedRow, int]]:
-        """Claim those of these rows that are due; returns them, and in how many milliseconds others are due.
+    def claim_timed(self, timed: Sequence[TimedRow], *, ahead_ms: int, clock: Clock) -> ClaimedTimers:
+        """Claim those of these rows that are due, or will be within `ahead_ms`.
 
         Raises DatabaseUnavailable, SchemaMissing.
         """
         token = new_token()
         rows: list[OutboxRow] = []
         later: dict[TimedRow, int] = {}
+        due_at_ms = 0
         by_table: defaultdict[str, list[TimedRow]] = defaultdict(list)
         for row in timed:
             by_table[row.table].append(row)
         with database_errors(self._engine.url), self._engine.connect() as connection:
             for table, ones in by_table.items():
-                claim = partial(self._take_timed, connection, MessageTable(self._store.table.schema, table), ones)
-                found, rest = retry_conflicts(partial(claim, token=token))
+                place = MessageTable(self._store.table.schema, table)
+                claim = partial(self._take_timed, connection, place, ones, ahead_ms=ahead_ms, clock=clock)
+                found, rest, table_due_at_ms = retry_conflicts(partial(claim, token=token))
                 rows += found
                 later |= rest
+                due_at_ms = max(due_at_ms, table_due_at_ms)
         self._bytes.learn(rows)
-        return ClaimedBatch(rows=rows, token=token, last_table="", scans_left=()), later
+        batch = ClaimedBatch(rows=rows, token=token, last_table="", scans_left=())
+        return ClaimedTimers(batch=batch, later_ms=later, due_at_ms=due_at_ms)
 
     def send(self, claimed: ClaimedBatch, *, accepted: Mapping[str, Collection[str]]) -> SentBatch:
         """Send claimed rows; `accepted` as in Relay.send. Writes no results yet, except for rows that failed with an
@@ -260,18 +276,27 @@ class Batches:
         return sorted(due, key=lambda row: (row.created_at_us, row.id))
 
     def _take_timed(
-        self, connection: Connection, table: MessageTable, timed: Sequence[TimedRow], *, token: str
-    ) -> tuple[Sequence[OutboxRow], Mapping[TimedRow, int]]:
+        self,
+        connection: Connection,
+        table: MessageTable,
+        timed: Sequence[TimedRow],
+        *,
+        token: str,
+        ahead_ms: int,
+        clock: Clock,
+    ) -> tuple[Sequence[OutboxRow], Mapping[TimedRow, int], int]:
         """Bodies are read after the claim: of rows that another owner has, none is read."""
         store, ids = self._store.at(table), [row.id for row in timed]
         with connection.begin():
-            count = store.claim(connection, ids, token=token, lease_us=self._lease_us)
-            rows = store.claimed(connection, ids, token=token) if count else []
+            count = store.claim(connection, ids, token=token, lease_us=self._lease_us, ahead_us=ahead_ms * 1_000)
+            found = store.claimed(connection, ids, token=token) if count else []
+            # The clock is read behind the query, so that what is left of the time is never taken for shorter.
+            rows, due_in_ms = due_soon(found, ahead_ms=ahead_ms)
+            due_at_ms = clock.monotonic_ms() + due_in_ms
             rest = unclaimed(timed, claimed={row.id for row in rows})
-            if not rest:
-                return rows, {}
             reads = TimerRows(dialect=connection.dialect, table=table)
-            return rows, later_ms(rest, due_in_us=reads.due_in_us(connection, [row.id for row in rest]))
+            due_in_us = reads.due_in_us(connection, [row.id for row in rest]) if rest else {}
+        return rows, later_ms(rest, due_in_us=due_in_us), due_at_ms
 
 
 def _holds(barrier: Barrier, row: OutboxRow) -> bool:

@@ -1,4 +1,4 @@
-"""TimedTables: what a timing store is compared with: the pending rows of one schema's message tables. Reads alone."""
+"""PendingRowReader: reads the pending rows of one schema's message tables, with which a timing store is compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outbox.store.timer_rows import DuePosition, TimerRows
 from outbox_core.common.errors import SchemaMissing
 
 
-class TimedTables:
+class PendingRowReader:
     """The message tables of one schema. Thread-safe. All methods raise DatabaseUnavailable and SchemaMissing."""
 
     def __init__(self, name: str, *, schema: str | None, reads: Engine) -> None:

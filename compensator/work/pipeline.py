@@ -76,8 +76,11 @@ class _Stages:
                 self._work.release(claimed, error=None)
                 return
             sent = self._work.send(claimed, accepted=self._accepted)
-            self.end_settling()
-            self._settling = self._pool.submit(self._work.settle, sent)
+            # What was sent is settled also where the batch before could not be, or it would be sent a second time.
+            try:
+                self.end_settling()
+            finally:
+                self._settling = self._pool.submit(self._work.settle, sent)
             self._accepted, self._outage = sent.accepted, sent.outage
 
     def end_settling(self) -> None:

@@ -13,7 +13,7 @@ from compensator.retention.retention import Retention
 from compensator.work.claim_and_relay import Batches
 from compensator.work.due_tables import DuePoll, DueTables
 from compensator.work.low_water_mark import LowWaterMarks, PollResult
-from compensator.work.pending_row_reader import TimedTables
+from compensator.work.pending_row_reader import PendingRowReader
 from compensator.work.source_schedule import PacingOptions
 from outbox.store.database import MYSQL_DIALECTS, database_errors
 from outbox_core.assignment.resource import Resource
@@ -62,7 +62,7 @@ class Source:
         self.batches = batches
         self.gate = gate
         self.retention = retention
-        self.timed = TimedTables(name.name, schema=schema, reads=reads)
+        self.pending_rows = PendingRowReader(name.name, schema=schema, reads=reads)
         self._schema = schema
         self._work = work
         self._reads = reads
@@ -116,7 +116,7 @@ class Source:
         known = self._tables
         if known is not None and now_ms - self._asked_at_ms < TABLES_ASKED_EVERY_MS:
             return known
-        names = self.timed.tables()
+        names = self.pending_rows.tables()
         if known is None or known.tables != tuple(names):
             logger.info("message_tables_found", extra={"source": self.name, "tables": len(names)})
             known = DueTables(dialect=self._reads.dialect, schema=self._schema, tables=names)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from compensator.work.pending_row_reader import TimedTables
+from compensator.work.pending_row_reader import PendingRowReader
 from outbox.store.timer_rows import DuePosition
 from outbox_core.common.clock import Clock
 from outbox_core.messages.timing_port import TimedRow, Timer, TimerSink, TimingAdmin
@@ -31,7 +31,7 @@ class RebuildOptions:
 
 
 def rebuild_timers(
-    tables: TimedTables,
+    tables: PendingRowReader,
     store: RebuiltStore,
     slots: Sequence[int],
     *,
@@ -75,7 +75,7 @@ class AddedPage:
 
 
 def added_pages(
-    tables: TimedTables, store: TimerSink, *, options: RebuildOptions, clock: Clock, stopping: threading.Event
+    tables: PendingRowReader, store: TimerSink, *, options: RebuildOptions, clock: Clock, stopping: threading.Event
 ) -> Iterator[AddedPage]:
     """Add a timer for each pending row that has none, a page at a time and no faster than the rate; yields what each
     page had. Ends early once it is stopped. Raises BrokerError for the store; DatabaseUnavailable, SchemaMissing.
@@ -90,7 +90,7 @@ def added_pages(
             return
 
 
-def _pages(tables: TimedTables, page_rows: int) -> Iterator[Sequence[Timer]]:
+def _pages(tables: PendingRowReader, page_rows: int) -> Iterator[Sequence[Timer]]:
     """Yields the pending rows of all tables. A row whose time moves ahead during the scan may come twice, none is left
     out: times only ever increase, but for an operator's change, which the compensator's poll finds.
     """

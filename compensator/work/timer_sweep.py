@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from compensator.work.pending_row_reader import TimedTables
+from compensator.work.pending_row_reader import PendingRowReader
 from compensator.work.timer_rebuild import RebuildOptions, RebuiltStore, added_pages, rebuild_timers
 from outbox_core.common.clock import Clock
 from outbox_core.messages.timing_port import PlacedTimer, TimerScan
@@ -37,7 +37,7 @@ class TimerSweepReport:
 
 
 def sweep_timers(
-    tables: TimedTables, store: SweptStore, *, options: RebuildOptions, clock: Clock, stopping: threading.Event
+    tables: PendingRowReader, store: SweptStore, *, options: RebuildOptions, clock: Clock, stopping: threading.Event
 ) -> TimerSweepReport:
     """Make one pass. Safe beside workers and other sweeps. Raises BrokerError for the store; DatabaseUnavailable,
     SchemaMissing.
@@ -62,7 +62,7 @@ def sweep_timers(
     )
 
 
-def _gone(tables: TimedTables, timers: Sequence[PlacedTimer], *, known: set[str]) -> list[PlacedTimer]:
+def _gone(tables: PendingRowReader, timers: Sequence[PlacedTimer], *, known: set[str]) -> list[PlacedTimer]:
     """Returns the timers of rows that are not pending: sent, withdrawn or parked. A timer is added after its row was
     committed, so a row that is not there now will not come.
     """

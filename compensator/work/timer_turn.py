@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from compensator.core.batch_totals import BatchTotals, add
@@ -22,18 +23,22 @@ SOON_MS: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerTurnOptions:
-    """Rows of a batch, batches of a turn, and the lease of taken timers, after which another worker may take them."""
+    """Rows of a batch, batches of a turn, and the lease of taken timers, after which another worker may take them.
+    `ahead_ms`: so long before they are due rows are claimed, so that a commit does not make them late; they wait for
+    their time in the sender's hand.
+    """
 
     batch_rows: int = 200
     batches_max: int = 1_000
     lease_ms: int = 30_000
+    ahead_ms: int = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerTurnReport:
-    """The result of a turn. `next_ms`: until the next timer is due, None: there is none; `answered`: slots that were
-    asked and answered; `incomplete`: those that lost timers; `late_ms`: of each batch, for how long its first timer was
-    due; `refused`: the broker may not be asked now.
+    """The result of a turn. `next_ms`: until the next timer can be taken, None: there is none; `answered`: slots that
+    were asked and answered; `incomplete`: those that lost timers; `late_ms`: of each batch, for how long its first
+    timer was due; `refused`: the broker may not be asked now.
     """
 
     report: BatchTotals
@@ -70,10 +75,11 @@ def take_timer_turn(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The timers of a claim, and those of them that are due later."""
+    """The timers of a claim, those of them that are due later, and when the others may be sent."""
 
     taken: Sequence[TakenTimers]
-    later_ms: Mapping[TimedRow, int] = field(default_factory=dict)
+    later_ms: Mapping[TimedRow, int]
+    due_at_ms: int
 
 
 class _TimerWork:
@@ -92,7 +98,7 @@ class _TimerWork:
         self.total = BatchTotals()
         self.topics: Counter[str] = Counter()
         self.next_at_ms: dict[int, int | None] = {}
-        """By slot, when its next timer is due: the batch that is sent after a take may last longer than until then."""
+        """By slot, when its next timer can be taken: the batch that is sent after a take may last longer than that."""
         self.incomplete: set[int] = set()
         self.late_ms: list[int] = []
         self._permitted = PermittedBatches(source, rows=options.batch_rows)
@@ -107,6 +113,7 @@ class _TimerWork:
         self._unasked = list(slots)
         """Each slot is asked at least once a turn, also where there are more of them than rows of a batch."""
         self._batches: dict[str, _Batch] = {}
+        self._never = threading.Event()
 
     def claim(self) -> ClaimedBatch | None:
         while self.more() and not self.stopped():
@@ -116,6 +123,7 @@ class _TimerWork:
         return None
 
     def send(self, claimed: ClaimedBatch, *, accepted: Mapping[str, Collection[str]]) -> SentBatch:
+        self._wait_until(self._batches[claimed.token].due_at_ms)
         sent = self._permitted.send(claimed, accepted=accepted)
         self.topics += claimed.topics
         return sent
@@ -150,17 +158,25 @@ class _TimerWork:
         rows = [row for one in taken for row in one.rows]
         if not rows:
             return None
-        claimed, later = self._source.batches.claim_timed(rows)
-        if claimed.rows:
-            self._batches[claimed.token] = _Batch(taken, later)
+        claimed = self._source.batches.claim_timed(rows, ahead_ms=self._options.ahead_ms, clock=self._clock)
+        if claimed.batch.rows:
+            self._batches[claimed.batch.token] = _Batch(taken, claimed.later_ms, claimed.due_at_ms)
         else:
-            self._queue.settle(taken, later_ms=later)
-        return claimed
+            self._queue.settle(taken, later_ms=claimed.later_ms)
+        return claimed.batch
+
+    def _wait_until(self, moment_ms: int) -> None:
+        """Wait, not even interrupted by the end of the service: it is a few milliseconds, and nothing is sent early."""
+        while (left_ms := moment_ms - self._clock.monotonic_ms()) > 0:
+            self._never.wait(left_ms / 1_000)
 
     def _take(self, rows_max: int) -> Sequence[TakenTimers]:
         limit = self._source.batches.room(rows_max)
         asked, self._unasked = self._unasked[:limit], self._unasked[limit:]
-        taken = self._queue.take(asked or self._slots, limit=limit, lease_ms=self._options.lease_ms)
+        options = self._options
+        taken = self._queue.take(
+            asked or self._slots, limit=limit, lease_ms=options.lease_ms, ahead_ms=options.ahead_ms
+        )
         self._found = bool(self._unasked) or any(one.rows for one in taken)
         self.late_ms += [one.late_ms for one in taken if one.rows]
         now_ms = self._clock.monotonic_ms()

@@ -26,14 +26,14 @@ class InstanceShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceShares:
+class SourceOwners:
     """The live compensators, those with the most sources first, and the sources that none of them serves."""
 
     instances: tuple[InstanceShare, ...]
     unserved: tuple[str, ...]
 
 
-def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None) -> SourceShares | None:
+def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None) -> SourceOwners | None:
     """Returns the shares; None if no compensator has ever used leases here. Reads without locks."""
     actual = schema_for(dialect, schema)
     tables = outbox_tables(actual)
@@ -59,6 +59,6 @@ def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None
     shares = [
         InstanceShare(id=row.id, zone=row.zone or None, age_us=row.age_us, sources=held[row.id]) for row in living
     ]
-    return SourceShares(
+    return SourceOwners(
         instances=tuple(sorted(shares, key=lambda one: (-one.sources, one.id))), unserved=tuple(sorted(unserved))
     )

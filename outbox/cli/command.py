@@ -86,7 +86,8 @@ def _add(app: typer.Typer, part: typer.Typer, *, name: str) -> None:
     """Add the commands of one package; a Typer that is all callback is a command, and no group that has none."""
     alone = part.registered_callback
     if alone is not None and alone.callback is not None and not (part.registered_commands or part.registered_groups):
-        app.command(name)(alone.callback)
+        text = alone.help if isinstance(alone.help, str) else None  # None: the callback's docstring
+        app.command(name, help=text)(alone.callback)
     else:
         app.add_typer(part, name=name)
 

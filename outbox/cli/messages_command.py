@@ -1,4 +1,4 @@
-"""Commands `outbox messages list | show | retry | park | discard`: unsent messages. message_view prints them."""
+"""Commands `outbox messages list | show | retry | park | discard`: unsent messages. message_output prints them."""
 
 from __future__ import annotations
 

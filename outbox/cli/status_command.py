@@ -15,7 +15,7 @@ from rich.table import Table
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 
-from outbox.admin.source_owners import SourceShares, read_sharing
+from outbox.admin.source_owners import SourceOwners, read_sharing
 from outbox.migrate import schema_upgrade
 from outbox.store.database import background_engine, database_errors, open_engine
 from outbox.store.database_url import database_url
@@ -85,7 +85,7 @@ class _State:
     """The state of an outbox: of each message table, of its compensators and its broker's server."""
 
     tables: Mapping[str, Backlog]
-    sharing: SourceShares | None
+    sharing: SourceOwners | None
     revision: str | None
     newest_revision: str | None
     inspection: Inspection | None
@@ -199,7 +199,7 @@ def _print_backlogs(tables: Mapping[str, Backlog], total: Backlog) -> None:
     Console().print(shown)
 
 
-def _print_sharing(sharing: SourceShares) -> None:
+def _print_sharing(sharing: SourceOwners) -> None:
     """Prints the compensators that share sources by leases."""
     shown = Table("compensator", "zone", "lives for", "sources")
     for one in sharing.instances[:INSTANCES_SHOWN_MAX]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 from random import Random
-from types import FrameType
 from typing import Final, Self
 
 from outbox.consumers.ack_sender import AckSender
@@ -30,6 +27,7 @@ from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.message import Delivery
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.logs import mask_secrets
+from outbox_core.runtime.stop_signals import StopSignals
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -105,7 +103,7 @@ class ConsumerRunner:
         self._exit: BaseException | None = None
         self._loop: EventLoopThread | None = None
         self._stopping = threading.Event()
-        self._signals: SimpleQueue[int] = SimpleQueue()
+        self._signals = StopSignals()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._ended = False
@@ -134,7 +132,7 @@ class ConsumerRunner:
         process lives, and are redelivered afterwards.
         """
         self._stopping.set()
-        self._signals.put(0)
+        self._signals.wake()
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             threads = list(self._threads)
@@ -163,16 +161,9 @@ class ConsumerRunner:
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError("signals reach the main thread alone: call run_until_signal() there")
 
-        def on_signal(number: int, _frame: FrameType | None) -> None:
-            self._signals.put(number)  # the only kind of queue or event that a signal handler may use
-
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with self._signals:
             self.start()
-            number = self._signals.get()
-        finally:
-            for known, handler in before.items():
-                signal.signal(known, handler)
+            number = self._signals.wait()
         self._stopping.set()
         logger.info("consumers_stop", extra={"signal": number})
         stopped = self.stop(timeout_seconds=timeout_seconds)

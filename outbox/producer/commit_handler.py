@@ -12,7 +12,7 @@ from outbox.telemetry import Telemetry
 
 
 class CommitHandler:
-    """The CommitSink of one Outbox. Thread-safe."""
+    """The CommitPort of one Outbox. Thread-safe."""
 
     def __init__(self, *, engine: Engine, writer: UnitWriter, sender: Sender, telemetry: Telemetry) -> None:
         self._engine = engine

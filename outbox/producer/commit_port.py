@@ -1,4 +1,4 @@
-"""CommitSink: the port through which the hooks of Sessions use an Outbox."""
+"""CommitPort: the port through which the hooks of Sessions use an Outbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from outbox.producer.unit_of_work import UnitOfWork
 
 
-class CommitSink(Protocol):
+class CommitPort(Protocol):
     """Writes a transaction's messages just before its commit, and sends them after it. Compared by identity."""
 
     def write(self, connection: Connection, unit: UnitOfWork) -> None:

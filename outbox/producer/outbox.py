@@ -19,7 +19,7 @@ from outbox.producer import engine_hooks, session_hooks
 from outbox.producer.commit_handler import CommitHandler
 from outbox.producer.message_composer import Composer, delay_ms
 from outbox.producer.sender import Sender, SenderLimits
-from outbox.producer.session_provider import AnySession, SessionFactory, SessionScope
+from outbox.producer.session_provider import AnySession, SessionFactory, SessionProvider
 from outbox.producer.timer_adder import TimerAdder
 from outbox.producer.transactional import P, Propagation, R, TransactionalFunction, transactional
 from outbox.producer.unit_writer import UnitWriter
@@ -253,9 +253,9 @@ def _store_of(engine: Engine, placement: Placement) -> MessageStore:
 
 def _sessions_of(
     engine: Engine, database: Engine | AsyncEngine | URL | str, factory: SessionFactory | None
-) -> SessionScope:
+) -> SessionProvider:
     async_engine = database if isinstance(database, AsyncEngine) else None
-    return SessionScope(engine, async_engine=async_engine, factory=factory)
+    return SessionProvider(engine, async_engine=async_engine, factory=factory)
 
 
 def _open_background(engine: Engine) -> Engine | AsyncBackground:

@@ -31,7 +31,7 @@ from outbox.store.row import OutboxRow
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 
 if TYPE_CHECKING:
-    from outbox.producer.commit_port import CommitSink
+    from outbox.producer.commit_port import CommitPort
 
 _UNITS_KEY: Final = "outbox.units_of_work"
 """The key in Session.info of its units of work, by Outbox."""
@@ -70,7 +70,7 @@ def observed_commits(observer: Callable[[Sequence[OutboxRow]], None]) -> Iterato
         _commit_observers.remove(observer)
 
 
-def unit_of(session: Session, box: CommitSink) -> UnitOfWork:
+def unit_of(session: Session, box: CommitPort) -> UnitOfWork:
     """Returns this Session's unit of work for this Outbox; created on first use, removed with the root transaction.
 
     Raises NoTransaction once the rows are written or the transaction is rolled back, for instance in an event of the
@@ -79,7 +79,7 @@ def unit_of(session: Session, box: CommitSink) -> UnitOfWork:
     if session.info.get(_SEALED_KEY):
         raise NoTransaction(TOO_LATE)
     _refuse_if_over(session)
-    units: dict[CommitSink, UnitOfWork] = session.info.setdefault(_UNITS_KEY, {})
+    units: dict[CommitPort, UnitOfWork] = session.info.setdefault(_UNITS_KEY, {})
     if box not in units:
         units[box] = UnitOfWork()
     return units[box]
@@ -152,7 +152,7 @@ class _JoinedConnection:
             raise unsent_error(words)
 
     def _has_messages(self, *, written: bool) -> bool:
-        units: dict[CommitSink, UnitOfWork] = self.session.info.get(_UNITS_KEY, {})
+        units: dict[CommitPort, UnitOfWork] = self.session.info.get(_UNITS_KEY, {})
         undone = self.transaction.undone
         return any(unit.is_unwritten(undone) or (written and unit.written) for unit in units.values())
 
@@ -172,7 +172,7 @@ def _before_commit(session: Session) -> None:
     session.info[_SEALED_KEY] = True
 
 
-def _connection_for(session: Session, box: CommitSink) -> Connection:
+def _connection_for(session: Session, box: CommitPort) -> Connection:
     """Returns the connection that the business wrote on: a Session may be bound to several, and may route to others.
 
     Raises ConfigurationError if it wrote on several: each has its own transaction, and may fail alone (unless they are
@@ -212,7 +212,7 @@ def _refuse_several(writing: Sequence[_JoinedConnection], sharing: Sequence[_Joi
         )
 
 
-def _message_bind(session: Session, box: CommitSink) -> dict[str, Engine | Connection]:
+def _message_bind(session: Session, box: CommitPort) -> dict[str, Engine | Connection]:
     """Returns the bind by which a Session without a connection gets one to the outbox's database: the open Connection
     that classes are bound to, or the outbox's own engine if the Session has no bind.
 
@@ -269,7 +269,7 @@ def _after_commit(session: Session) -> None:
         unit.closed = True
 
 
-def _send_when_committed(session: Session, box: CommitSink, unit: UnitOfWork) -> None:
+def _send_when_committed(session: Session, box: CommitPort, unit: UnitOfWork) -> None:
     """Send now; if the Session has joined a Connection's transaction, which is still open, send after its COMMIT."""
     act = partial(box.committed, unit)
     if unit.transaction is None or not unit.transaction.is_active:

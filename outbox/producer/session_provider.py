@@ -1,4 +1,4 @@
-"""SessionScope: makes the Sessions of an Outbox's transactional functions, and finds the Session of a publish()."""
+"""SessionProvider: makes the Sessions of an Outbox's transactional functions, and finds the Session of a publish()."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session
 SessionFactory = Callable[[], Session] | Callable[[], AsyncSession]
 
 
-class SessionScope:
+class SessionProvider:
     """Makes Sessions with the application's factory, and tracks the current one of each context. Safe in any thread
     and task.
     """

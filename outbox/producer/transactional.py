@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session
 from outbox_core.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from outbox.producer.session_provider import SessionScope
+    from outbox.producer.session_provider import SessionProvider
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +44,9 @@ class TransactionalFunction(Generic[P, R]):
 
     __signature__: Signature
 
-    def __init__(self, box: SessionScope, function: Callable[Concatenate[Any, P], R], propagation: Propagation) -> None:
+    def __init__(
+        self, box: SessionProvider, function: Callable[Concatenate[Any, P], R], propagation: Propagation
+    ) -> None:
         if isgeneratorfunction(function) or isasyncgenfunction(function):
             raise ConfigurationError(
                 f"{function.__qualname__} is a generator: its body runs after the call, when its transaction is over"
@@ -109,7 +111,7 @@ class AsyncTransactional(TransactionalFunction[P, R]):
 
 
 def transactional(
-    box: SessionScope, function: Callable[Concatenate[Any, P], R], propagation: Propagation
+    box: SessionProvider, function: Callable[Concatenate[Any, P], R], propagation: Propagation
 ) -> TransactionalFunction[P, R]:
     """Decorate a plain function or an `async def`."""
     kind = AsyncTransactional if iscoroutinefunction(function) else TransactionalFunction
@@ -140,7 +142,7 @@ def _without_first(function: Callable[..., Any], count: int) -> Signature:
 
 
 @contextmanager
-def session_for(box: SessionScope, propagation: Propagation) -> Iterator[Session]:
+def session_for(box: SessionProvider, propagation: Propagation) -> Iterator[Session]:
     """Yields the session of a transactional function; commits or rolls back what it opened itself."""
     current = box.current_session()
     if isinstance(current, AsyncSession) and propagation is not Propagation.REQUIRES_NEW:
@@ -161,7 +163,7 @@ def session_for(box: SessionScope, propagation: Propagation) -> Iterator[Session
 
 
 @asynccontextmanager
-async def async_session_for(box: SessionScope, propagation: Propagation) -> AsyncIterator[AsyncSession]:
+async def async_session_for(box: SessionProvider, propagation: Propagation) -> AsyncIterator[AsyncSession]:
     """The same for `async def`."""
     current = box.current_session()
     if isinstance(current, Session) and propagation is not Propagation.REQUIRES_NEW:

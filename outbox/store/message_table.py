@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -97,14 +97,21 @@ class MessageStore:
         self._now_us = now_us(dialect)
         self._insert = RowInsert(dialect, self.table)
         self._by_ids = PreparedByIds(dialect)
-        self._due = self._prepared_due("id")
-        self._due_whole = self._prepared_due(*_ROW_COLUMNS, "due_at_us", also=[self._deliver_in_us()])
 
     def at(self, table: MessageTable | None) -> MessageStore:
         """Returns the store of another message table on the same database; this store for None."""
         if table is None or table == self.table:
             return self
         return _store(self._dialect, table)
+
+    # A producer asks for no due rows, and each of these takes milliseconds to compile.
+    @cached_property
+    def _due(self) -> HintedStatement:
+        return self._prepared_due("id")
+
+    @cached_property
+    def _due_whole(self) -> HintedStatement:
+        return self._prepared_due(*_ROW_COLUMNS, "due_at_us", also=[self._deliver_in_us()])
 
     # -- the business transaction ------------------------------------------------------------------------------------
 
@@ -143,9 +150,12 @@ class MessageStore:
         rows = [outbox_row((*row[:-2], row[-1]), self.table, begun=1) for row in found]
         return DueRows(rows, found[-1][-2] if found else from_us)
 
-    def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int) -> int:
-        """Claim the rows that are still due, with one compare-and-set; returns how many the token owns now."""
-        return self._by_ids.count(connection, self._claim_statement, ids, token=token, lease_us=lease_us)
+    def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int, ahead_us: int = 0) -> int:
+        """Claim the rows that are still due, or will be within `ahead_us`, with one compare-and-set; returns how many
+        the token owns now.
+        """
+        values = {"token": token, "lease_us": lease_us, "ahead_us": ahead_us}
+        return self._by_ids.count(connection, self._claim_statement, ids, **values)
 
     def claimed(self, connection: Connection, ids: Sequence[str], *, token: str) -> list[OutboxRow]:
         """Returns the rows among `ids` that this token owns, oldest first."""
@@ -234,10 +244,10 @@ class MessageStore:
         return HintedStatement(prepare(self._dialect, hinted), prepare(self._dialect, plain))
 
     def _claim_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
-        message = self._message
+        message, until_us = self._message, self._now_us + bindparam("ahead_us", type_=BigInteger())
         return self._by_key(
             update(message)
-            .where(message.c.id.in_(ids), message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
+            .where(message.c.id.in_(ids), message.c.state == _PENDING, message.c.due_at_us <= until_us)
             .values(
                 token=bindparam("token"),
                 due_at_us=self._now_us + bindparam("lease_us", type_=BigInteger()),

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -20,25 +19,23 @@ from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.databases import Database
+from tests.fixtures.fork_server import Program, environment, fork_server
 from tests.outbox.shop import Shop
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 300
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = environment(COLUMNS="200")
 
 
-def command(*arguments: str) -> list[str]:
-    """The command's own process."""
-    return [sys.executable, "-m", "outbox", "compensator", *arguments]
+def compensator(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`outbox compensator`, to its end."""
+    return fork_server().run("outbox", "compensator", *arguments, env=ENVIRONMENT)
 
 
 def once(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`outbox compensator once`, to its end."""
-    return subprocess.run(
-        command("once", *arguments), cwd=ROOT, env=ENVIRONMENT, timeout=WAIT_SECONDS, capture_output=True, text=True
-    )
+    return compensator("once", *arguments)
 
 
 def on(shop: Shop, broker_url: str) -> list[str]:
@@ -119,10 +116,7 @@ def test_what_cannot_work_is_one_line_with_the_cure(sqlite: Database, tmp_path: 
     ]
 
     for sub_command, (status, says, arguments) in zip(("run", "once", "run", "once"), cases, strict=True):
-        done = subprocess.run(
-            command(sub_command, *arguments),
-            cwd=ROOT, env=ENVIRONMENT, timeout=WAIT_SECONDS, capture_output=True, text=True,
-        )  # fmt: skip
+        done = compensator(sub_command, *arguments)
         assert done.returncode == status, done.stderr
         assert re.fullmatch(rf"error: .*{re.escape(says)}.*\n", done.stderr)
 
@@ -141,11 +135,8 @@ def test_two_services_side_by_side_send_each_row_once_and_end_on_sigterm(
 ) -> None:
     add_due(mysql_shop, 1_000)
     arguments = [*on(mysql_shop, server.url), "--interval-ms", "50", "--batch", "20", "--port", "0"]
-    services = [
-        subprocess.Popen(command("run", *arguments), cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
+    with running(*arguments) as one, running(*arguments) as two:
+        services = [one, two]
         ports = [wait_until_it_runs(service) for service in services]
         broker = HttpBroker(server.url)
         bodies = receive(broker, 1_000)
@@ -155,10 +146,6 @@ def test_two_services_side_by_side_send_each_row_once_and_end_on_sigterm(
             service.send_signal(signal.SIGTERM)
         statuses = [service.wait(WAIT_SECONDS) for service in services]
         broker.close()
-    finally:
-        for service in services:
-            service.kill()
-            service.communicate()
 
     assert statuses == [0, 0]
     assert len(bodies) == len(set(bodies)) == 1_000
@@ -166,7 +153,13 @@ def test_two_services_side_by_side_send_each_row_once_and_end_on_sigterm(
     assert mysql_shop.rows() == []
 
 
-def wait_until_it_runs(service: subprocess.Popen[str]) -> int:
+def running(*arguments: str) -> Program:
+    """`outbox compensator run`, until its block ends."""
+    command = ["compensator", "run", *arguments]
+    return fork_server().start("outbox", *command, env=ENVIRONMENT, text=True, stderr=subprocess.PIPE)
+
+
+def wait_until_it_runs(service: Program) -> int:
     """The port of its status page, from the line that says that it runs."""
     assert service.stderr is not None
     for line in service.stderr:  # ends when the process does

@@ -164,8 +164,10 @@ class Told:
     def __init__(self, *mine: str) -> None:
         self.mine = frozenset(mine)
         self.left = False
+        self.instance = "told"
         self.beats = threading.Semaphore(0)
         self.failed_beats = 0
+        self.problem: str | None = None
 
     def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
         self.beats.release()

@@ -14,7 +14,7 @@ from compensator.service.service import CompensatorService
 from compensator.work.source import Source
 from compensator.work.source_turn import TurnOptions
 from outbox_core.common.clock import ManualClock
-from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.common.errors import BrokerUnavailable, DatabaseUnavailable
 from outbox_core.messages.message import Message
 from tests.compensator.serving import WAIT_SECONDS, Simulation, WatchedMetrics, add_due, name_of, split
 from tests.compensator.test_many_sources import Told
@@ -99,6 +99,31 @@ def test_ordered_keys_go_on_in_order_while_the_batch_before_is_not_settled(
     assert by_key == {key: list(range(60)) for key in "abc"}
     assert (turn.report.batches, turn.report.held) == (batches, 0)
     assert mysql_shop.rows() == []
+
+
+def test_what_was_sent_while_the_batch_before_could_not_be_settled_is_settled_and_not_sent_again(
+    mysql_shop: Shop, sources: Sources, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = add_due(mysql_shop, 100)
+    broker = RecordingBroker()
+    source = sources(mysql_shop, broker)
+    sends = Counted(source.batches.send)
+
+    def fail_the_second(number: int) -> None:
+        if number == 2:
+            sends.wait_for(3)
+            raise DatabaseUnavailable("down")
+
+    settles = Counted(source.batches.settle, before=fail_the_second)
+    monkeypatch.setattr(source.batches, "send", sends)
+    monkeypatch.setattr(source.batches, "settle", settles)
+
+    with pytest.raises(DatabaseUnavailable):
+        Simulation([source], clock, turn=TurnOptions(batch_rows=10)).step()
+
+    left = {row["id"] for row in mysql_shop.rows()}
+    assert len(broker.ids) == 30
+    assert left == set(ids) - {*broker.ids[:10], *broker.ids[20:]}, "only the second batch is sent again"
 
 
 def test_a_full_table_lets_the_others_go_before_its_next_batch(

@@ -20,7 +20,7 @@ from outbox.store.database import background_engine, now_us, open_engine
 from outbox.store.order_table import OrderStore
 from outbox.store.schema import OutboxTables, outbox_tables, schema_for
 from outbox_core.common.clock import ManualClock
-from outbox_core.runtime.retention_hold import EvidenceWatermark
+from outbox_core.runtime.retention_hold import RetentionHold
 from tests.fixtures.databases import Database
 
 
@@ -131,7 +131,7 @@ def test_what_was_not_judged_yet_is_kept_for_twice_as_long_and_no_longer(evidenc
     for needed_days in (30, 9, 1):
         since_ms = evidence.clock.now_ms() - needed_days * 24 * 60 * 60 * 1000
         needed = {"archive": since_ms, "inbox": since_ms}
-        judged = EvidenceWatermark(written_at_ms=evidence.clock.now_ms(), needed_since_ms=needed)
+        judged = RetentionHold(written_at_ms=evidence.clock.now_ms(), needed_since_ms=needed)
         (tmp_path / "judged.json").write_bytes(msgspec.json.encode(judged))
         retention.run()
         left.append(evidence.counts())

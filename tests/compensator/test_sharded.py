@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -25,10 +24,9 @@ from outbox.store.schema import outbox_tables, split_message_table_name
 from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
+from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.shop import Shop
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
 SCHEMAS = 8
 TABLES_EACH = {"mariadb": 128, "mysql": 16}
 HOUR_US = 3_600_000_000
@@ -97,10 +95,11 @@ class Instance:
     """`outbox compensator run` as a process, with its log and its status page read."""
 
     def __init__(self, config: Path) -> None:
-        command = [sys.executable, "-m", "outbox", "compensator", "run", "--config", str(config), "--port", "0"]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        command = ["outbox", "compensator", "run", "--config", str(config), "--port", "0"]
+        self.process = fork_server().start(*command, env=environment(), text=True, stderr=subprocess.PIPE)
         self.port = self._wait_until_it_runs()
-        self._reader = threading.Thread(target=self.process.communicate, daemon=True)
+        assert self.process.stderr is not None
+        self._reader = threading.Thread(target=self.process.stderr.read, daemon=True)
         self._reader.start()
 
     def _wait_until_it_runs(self) -> int:
@@ -122,6 +121,7 @@ class Instance:
         self.process.send_signal(number)
         status = self.process.wait(WAIT_SECONDS)
         self._reader.join(WAIT_SECONDS)
+        self.process.close()
         return status
 
 
@@ -136,7 +136,7 @@ def test_what_a_killed_instance_had_is_taken_over_and_everything_is_delivered(to
         ids = town.add_due(prefix="first", each=2)
         instances = [Instance(config) for _ in range(2)]
         for instance in instances:
-            closing.callback(instance.process.kill)
+            closing.callback(instance.process.close)
         got: list[str] = []
         receive(broker, got, until=len(ids) // 4)
         wait_for_shares(instances)

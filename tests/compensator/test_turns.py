@@ -30,6 +30,8 @@ from tests.outbox.shop import Shop
 
 Sources = Callable[..., Source]
 TEN_MINUTES_MS = 600_000
+# As many as a source can have; MySQL takes a minute of a processor to make a thousand.
+IDLE_TABLES = {"mariadb": 1_024, "mysql": 128}
 
 
 def test_a_full_batch_goes_on_at_once(
@@ -89,10 +91,10 @@ def questions(connection: Connection) -> int:
 
 
 @pytest.mark.slow
-def test_a_thousand_and_twenty_four_idle_tables_cost_one_statement_a_look(
+def test_idle_tables_of_a_source_cost_one_statement_a_look_however_many_they_are(
     mysql_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
 ) -> None:
-    names = split(mysql_shop, range(1_024))
+    names = split(mysql_shop, range(IDLE_TABLES[mysql_shop.database.name]))
     engines = InstanceEngines(mysql_shop.engine.url)
     simulation = Simulation([sources(mysql_shop, broker, engines=engines)], clock)
     simulation.step()
@@ -100,7 +102,7 @@ def test_a_thousand_and_twenty_four_idle_tables_cost_one_statement_a_look(
 
     looks = [simulation.step() for _ in range(5)]
     idle = len(asked.statements)
-    add_due(mysql_shop, 2, table=names[777])
+    add_due(mysql_shop, 2, table=names[77])
     simulation.step()
 
     assert clock.monotonic_ms() < TABLES_ASKED_EVERY_MS

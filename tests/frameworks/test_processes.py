@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ import requests
 from sqlalchemy import insert
 
 from outbox import Outbox, SenderLimits
+from tests.fixtures.fork_server import environment, fork_server
 from tests.frameworks.reached import Reached
 from tests.outbox.shop import Payment, Shop
 
@@ -31,6 +31,7 @@ PAYMENTS_MAX = 500
 GATHERING = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, gather_ms=3_000)
 """The sender's first batch is sent at once, and what comes after it is in the queue when a worker ends."""
 LEFT: list[Outbox] = []
+ENDING = "tests.frameworks.ending_process"
 
 # The parent has a sender, a queue and connections when its children are made.
 USED_BEFORE_THE_FORK = """
@@ -47,11 +48,10 @@ def body(order_id: int) -> str:
     return f'{{"order_id":{order_id}}}'
 
 
-def environment(shop: Shop, broker_url: str, **more: str) -> dict[str, str]:
+def shop_environment(shop: Shop, broker_url: str, **more: str) -> dict[str, str]:
     """What the guide's programs read, and the way to our tables."""
-    known = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
     named = {"DATABASE_URL": shop.database.url, "OUTBOX_BROKER": broker_url, "PYTHONPATH": str(ROOT)}
-    return known | named | {"OUTBOX_SCHEMA": shop.database.schema or "outbox"} | more
+    return environment(**{**named, "OUTBOX_SCHEMA": shop.database.schema or "outbox", **more})
 
 
 class Program:
@@ -128,7 +128,7 @@ def test_gunicorn_forks_after_the_outbox_was_used_and_each_worker_sends_its_own(
     paid: list[int] = [0]
     pids: set[str] = set()
 
-    with running(command, folder=guide_files, env=environment(shop, broker_url)) as gunicorn:
+    with running(command, folder=guide_files, env=shop_environment(shop, broker_url)) as gunicorn:
         url = gunicorn.wait_for(listening_at)
         while len(paid) < 30 or (len(pids) < 2 and len(paid) < PAYMENTS_MAX):
             answer = requests.post(f"{url}/payments/{len(paid)}", timeout=WAIT_SECONDS)
@@ -164,7 +164,7 @@ def test_celerys_prefork_workers_send_what_tasks_commit(
     # Used in the worker's parent, before it forks.
     with (guide_files / "celery_app.py").open("a") as app:
         app.write("app.config_from_object('celeryconfig')\nimport sys\nif 'worker' in sys.argv: charge(0, False)\n")
-    env = environment(shop, broker_url, CELERY_BROKER_URL="filesystem://")
+    env = shop_environment(shop, broker_url, CELERY_BROKER_URL="filesystem://")
     worker = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", "--concurrency=2", "--pool=prefork"]
     worker += ["--loglevel=info", "--without-gossip", "--without-mingle", "--without-heartbeat"]
 
@@ -277,30 +277,11 @@ def pay(box: Outbox, topic: str, number: int) -> None:
     charge()
 
 
-ENDS = """
-import sys
-from sqlalchemy.orm import Session
-from outbox import Outbox, SenderLimits
-from tests.outbox.shop import Payment
-url, schema, broker, topic, how = sys.argv[1:]
-limits = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, close_timeout_ms=300 if how == "mute" else 30_000)
-box = Outbox(url, broker=broker, schema=schema or None, sender=limits)
-for number in range(20):
-    with Session(box.engine) as session, session.begin():
-        session.add(Payment(id=number))
-        box.publish(topic, str(number), session=session)
-if how == "close":
-    assert box.close()
-if how == "raise":
-    raise SystemExit(3)
-"""
-
-
 @pytest.mark.parametrize(("how", "status"), [("close", 0), ("exit", 0), ("raise", 3)])
 def test_a_process_sends_what_is_queued_as_it_ends(
     shop: Shop, broker_url: str, reached: Reached, topic: str, how: str, status: int
 ) -> None:
-    done = end_a_process(shop, broker_url, topic, how)
+    done = fork_server().run(ENDING, *arguments(shop, broker_url, topic), how, env=shop_environment(shop, broker_url))
 
     assert (done.returncode, done.stderr) == (status, "")
     assert reached.bodies(topic) == [str(number) for number in range(20)]
@@ -311,7 +292,8 @@ def test_a_process_whose_broker_is_mute_ends_at_its_deadline_and_leaves_the_rows
     shop: Shop, reached: Reached, topic: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        done = end_a_process(shop, f"http://127.0.0.1:{mute.getsockname()[1]}", topic, "mute")
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        done = fork_server().run(ENDING, *arguments(shop, url, topic), "mute", env=shop_environment(shop, url))
 
     assert (done.returncode, done.stderr) == (0, "")
     assert len(shop.rows()) == 20
@@ -331,7 +313,7 @@ def raises(session):
 
 event.listen(Session, "after_commit", raises)  # before anything of ours listens
 from outbox import Outbox, SenderLimits
-url, schema, broker, topic, how = sys.argv[1:]
+url, schema, broker, topic = sys.argv[1:]
 box = Outbox(url, broker=broker, schema=schema or None)
 with Session(box.engine) as session:
     session.begin()
@@ -346,19 +328,16 @@ with Session(box.engine) as session:
 def test_a_hook_set_before_the_first_outbox_that_raises_keeps_nothing_from_the_broker(
     shop: Shop, broker_url: str, reached: Reached, topic: str
 ) -> None:
-    done = end_a_process(shop, broker_url, topic, "close", program=HOOKED_BEFORE)
+    done = subprocess.run(
+        [sys.executable, "-c", HOOKED_BEFORE, *arguments(shop, broker_url, topic)],
+        cwd=ROOT, env=shop_environment(shop, broker_url), capture_output=True, text=True, timeout=WAIT_SECONDS,
+    )  # fmt: skip
 
     assert (done.returncode, done.stderr) == (0, "")
     assert reached.bodies(topic) == ["1"]
     assert shop.rows() == []
 
 
-def end_a_process(
-    shop: Shop, broker_url: str, topic: str, how: str, *, program: str = ENDS
-) -> subprocess.CompletedProcess[str]:
-    """Twenty payments in a process of their own, to its end."""
-    arguments = [shop.database.url, shop.database.schema or "", broker_url, topic, how]
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=ROOT, env=environment(shop, broker_url), capture_output=True, text=True, timeout=WAIT_SECONDS,
-    )  # fmt: skip
+def arguments(shop: Shop, broker_url: str, topic: str) -> list[str]:
+    """Of a program that pays in a process of its own."""
+    return [shop.database.url, shop.database.schema or "", broker_url, topic]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +20,7 @@ from outbox.store.database import open_engine
 from outbox.store.schema import outbox_tables, schema_for
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 from tests.fixtures.databases import Database
-
-ROOT = Path(__file__).parents[2]
-COMMAND_SECONDS_MAX = 60
+from tests.fixtures.fork_server import environment, fork_server
 
 
 @contextlib.contextmanager
@@ -53,11 +50,7 @@ def differences(connection: Connection, schema: str | None) -> list[object]:
 
 def outbox(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as people do."""
-    return subprocess.run(
-        [sys.executable, "-m", "outbox", *arguments],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "200"}, timeout=COMMAND_SECONDS_MAX,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    return fork_server().run("outbox", *arguments, env=environment(COLUMNS="200"))
 
 
 def schema_arguments(database: Database) -> list[str]:

@@ -1,6 +1,6 @@
-"""A business process, or a compensator, that kills itself at a named point. Run by path; not imported.
+"""A business process, or a compensator, that kills itself at a named point. Run as a module; not imported.
 
-`python dying_process.py POINT URL SCHEMA BROKER_URL`. First it rolls a transaction back, then it commits one with three
+Arguments: `POINT URL SCHEMA BROKER_URL`. First it rolls a transaction back, then it commits one with three
 messages: where it dies, and so what it leaves, is the point's meaning. Points that begin with `scan` are in a pass.
 """
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,14 @@ from outbox.consumers.consumer_decorator import ConsumerRunner, Outcome, still_h
 from outbox.consumers.inbox_table import InboxStore
 from outbox_core.common.errors import OutboxError
 from outbox_core.messages.message import Delivery
+from outbox_core.runtime.logs import event_name
+from tests.broker_adapter.redis.redis_server import wait_until
+from tests.fixtures.fork_server import Program, environment, fork_server
 from tests.outbox.innodb_locks import wait_for_lock_waits
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
-RIVAL = Path(__file__).parent / "consuming" / "rival_consumer.py"
-ROOT = Path(__file__).parents[2]
+RIVAL = "tests.outbox.consuming.rival_consumer"
 MESSAGES = 30
 ISOLATION = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 TRIES_MAX = 50
@@ -107,22 +109,17 @@ def test_processes_on_sqlite_have_each_effect_once(sqlite_shop: Shop) -> None:
 def assert_rivals_share(shop: Shop, isolation: str) -> None:
     """Three processes with the same messages, begun together."""
     arguments = [shop.database.url, shop.database.schema or "", isolation, str(MESSAGES)]
-    rivals = [
-        subprocess.Popen(
-            [sys.executable, str(RIVAL), *arguments, str(seed)],
-            cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for seed in range(3)
-    ]  # fmt: skip
-    try:
+    with ExitStack() as running:
+        rivals = [
+            running.enter_context(fork_server().start(
+                RIVAL, *arguments, str(seed), env=environment(), text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            ))
+            for seed in range(3)
+        ]  # fmt: skip
         ready = [rival.stdout.readline() for rival in rivals if rival.stdout]
         assert ready == ["ready\n"] * 3, rivals[0].communicate(timeout=WAIT_SECONDS)
         told = [start_and_wait(rival) for rival in together(rivals)]
-    finally:
-        for rival in rivals:
-            rival.kill()
-            rival.communicate()
 
     print(told)
     assert [out.endswith(" 0\n") for out in told] == [True] * 3
@@ -131,7 +128,7 @@ def assert_rivals_share(shop: Shop, isolation: str) -> None:
     assert marks(shop) == MESSAGES
 
 
-def together(rivals: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
+def together(rivals: list[Program]) -> list[Program]:
     """Let all begin."""
     for rival in rivals:
         assert rival.stdin is not None
@@ -140,7 +137,7 @@ def together(rivals: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]
     return rivals
 
 
-def start_and_wait(rival: subprocess.Popen[str]) -> str:
+def start_and_wait(rival: Program) -> str:
     """What it told in the end."""
     out, err = rival.communicate(timeout=3 * WAIT_SECONDS)
     assert rival.returncode == 0, err
@@ -177,7 +174,7 @@ def test_many_who_wait_for_one_that_fails_settle_without_a_second_effect(mysql_s
 
 
 def test_a_handler_whose_message_was_handed_out_again_is_told_and_only_one_commits(
-    shop: Shop, watched: WatchedBroker
+    shop: Shop, watched: WatchedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     inside, go_on = threading.Event(), threading.Event()
     told: list[bool] = []
@@ -197,6 +194,8 @@ def test_a_handler_whose_message_was_handed_out_again_is_told_and_only_one_commi
         watched.admin.seek("orders", "payments", to_offset=0)  # the receipt is stale, the message to be had again
         with ConsumerRunner([pay], broker=watched) as second:
             watched.wait_for(lambda: watched.pulled == 2 and bool(watched.extends))
+            # The broker has refused to extend it, but the consumer may not have read the answer yet.
+            assert wait_until(lambda: "receipt_lost" in [event_name(record) for record in caplog.records])
             go_on.set()
             watched.wait_for(lambda: watched.acked == 2)
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
 from broker_adapter.embedded import EmbeddedBroker
+from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.shop import NO_SENDER, Shop
 
 pytestmark = pytest.mark.processes
 
-CHILD = Path(__file__).with_name("dying_process.py")
-ROOT = Path(__file__).parents[2]
-CHILD_SECONDS_MAX = 60
+CHILD = "tests.outbox.dying_process"
 
 POINTS = {
     # point: (rows that are left, what the broker says of each in the end; None where nothing was committed)
@@ -36,10 +33,7 @@ def run_until_killed(point: str, shop: Shop, broker_url: str) -> None:
     """Run the dying process; anything but its death by SIGKILL is a failure of the test."""
     arguments = [point, shop.database.url, shop.database.schema or "", broker_url]
     with shop.last_connections_ended():
-        done = subprocess.run(
-            [sys.executable, str(CHILD), *arguments],
-            cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=CHILD_SECONDS_MAX, capture_output=True, text=True,
-        )  # fmt: skip
+        done = fork_server().run(CHILD, *arguments, env=environment())
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

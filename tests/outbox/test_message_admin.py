@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from sqlalchemy import update
@@ -15,11 +13,11 @@ from outbox.store.database import background_engine
 from outbox.store.row import publish_row
 from outbox.store.schema import RowState
 from outbox_core.messages.message import Message
+from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
-ROOT = Path(__file__).parents[2]
 HOUR_US = 3_600_000_000
 
 
@@ -108,11 +106,8 @@ def test_lists_are_bounded_filtered_and_show_no_bodies(shop: Shop) -> None:
 
 def messages(shop: Shop, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`outbox messages` as people run it."""
-    sub_command, *others = arguments
-    return subprocess.run(
-        [sys.executable, "-m", "outbox", "messages", sub_command, *others, "--url", shop.database.url],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "200"}, timeout=60, capture_output=True, text=True,
-    )  # fmt: skip
+    command = ["messages", *arguments, "--url", shop.database.url]
+    return fork_server().run("outbox", *command, env=environment(COLUMNS="200"))
 
 
 @pytest.mark.processes

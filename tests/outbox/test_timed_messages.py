@@ -24,7 +24,7 @@ from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, Not
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.message import DUE_HEADER, Message
 from outbox_core.messages.timing_port import TimedRow, Timer
-from tests.engines.java_server import free_port
+from outbox_demo.ports import free_port
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop

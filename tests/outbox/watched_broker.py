@@ -13,10 +13,11 @@ from outbox.testing import AdvancingClock
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, BrokerUnavailable
 from outbox_core.messages.broadcast_port import TopicRead
-from outbox_core.messages.message import AckStatus, Delivery, ExtendStatus, Message, NackStatus
+from outbox_core.messages.message import AckStatus, Delivery, ExtendStatus, GroupConfig, Message, NackStatus
 
 WAIT_SECONDS = 300
 WAKE_EVERY_SECONDS = 0.05
+HOUR_MS = 3_600_000
 
 
 class WatchedBroker(EmbeddedBroker):
@@ -71,10 +72,12 @@ class WatchedBroker(EmbeddedBroker):
         return statuses
 
     def nack(self, receipts: Sequence[str], **options: Any) -> list[NackStatus]:
-        self._tell(lambda: self.nacks.append(options))
         if self.nack_fails:
+            self._tell(lambda: self.nacks.append(options))
             raise BrokerUnavailable("down")
-        return super().nack(receipts, **options)
+        statuses = super().nack(receipts, **options)
+        self._tell(lambda: self.nacks.append(options))  # not before: a test then asks the broker what became of it
+        return statuses
 
     def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
         if self.extend_fails:
@@ -88,6 +91,10 @@ class WatchedBroker(EmbeddedBroker):
     def close(self) -> None:
         self.closed = True
         super().close()
+
+    def repeat_nothing(self) -> None:
+        """Let what fails in the group g of `orders` wait for an hour, so that a test sees it fail once."""
+        self.admin.declare_group("orders", "g", GroupConfig(backoff_initial_ms=HOUR_MS, backoff_max_ms=HOUR_MS))
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until what consumers did makes the condition true."""

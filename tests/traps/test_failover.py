@@ -185,13 +185,13 @@ def test_a_handler_cut_anywhere_has_its_effect_once_however_often_it_is_delivere
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_an_upgrade_cut_anywhere_can_be_run_again(mysql_like: Database, moment: Moment) -> None:
+def test_an_upgrade_cut_anywhere_can_be_run_again(mysql_like: Database) -> None:
     schema = mysql_like.schema
     direct = create_engine(mysql_like.url)
 
     with cutting_proxy(mysql_like.url) as proxy:
-        for _ in (cuts := Cuts(proxy, moment)).each():
+        # A cut before a statement leaves what a cut after the one before it does.
+        for _ in (cuts := Cuts(proxy, Moment.AFTER)).each():
             with fresh_engine(proxy) as engine, contextlib.suppress(DBAPIError, OutboxError):
                 schema_upgrade.upgrade(engine, schema=schema)
             again = schema_upgrade.upgrade(direct, schema=schema)

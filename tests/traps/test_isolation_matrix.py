@@ -27,7 +27,11 @@ from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 HOUR_US = 3_600_000_000
 OURS = "a" * 32
-LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+LEVELS = [
+    pytest.param("READ COMMITTED", marks=pytest.mark.slow),
+    "REPEATABLE READ",
+    pytest.param("SERIALIZABLE", marks=pytest.mark.slow),
+]
 PLACES = ["0000-first", "due-00005-between", "due-00019-after", "parked-00003-between", "zzzz-last", None]
 
 

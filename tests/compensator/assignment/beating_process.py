@@ -1,6 +1,6 @@
-"""An instance in a process of its own, to be killed. Run by path; not imported.
+"""An instance in a process of its own, to be killed. Run as a module; not imported.
 
-`python beating_process.py URL SCHEMA SOURCES BEAT_MS LEASE_MS`. Prints what it holds after each beat, as JSON, and
+Arguments: `URL SCHEMA SOURCES BEAT_MS LEASE_MS`. Prints what it holds after each beat, as JSON, and
 leaves in order at SIGTERM.
 """
 

@@ -7,10 +7,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.compensator.assignment.fleet import Fleet
+from tests.fixtures.zookeeper_server import running_zookeeper
 from tests.outbox.shop import Shop
 from tests.outbox.shop_fixtures import fresh_mysql_shop, mysql_shop, shop, sqlite_shop
 
-__all__ = ["fleet", "fresh_mysql_shop", "mysql_fleet", "mysql_shop", "shop", "sqlite_fleet", "sqlite_shop"]
+__all__ = [
+    "fleet",
+    "fresh_mysql_shop",
+    "mysql_fleet",
+    "mysql_shop",
+    "running_zookeeper",
+    "shop",
+    "sqlite_fleet",
+    "sqlite_shop",
+]
 
 
 @pytest.fixture

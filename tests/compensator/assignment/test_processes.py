@@ -5,40 +5,28 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
+from tests.fixtures.fork_server import Program, environment, fork_server
 from tests.outbox.shop import Shop
 
 pytestmark = pytest.mark.processes
 
-CHILD = Path(__file__).with_name("beating_process.py")
-ROOT = Path(__file__).parents[3]
+CHILD = "tests.compensator.assignment.beating_process"
 SOURCES = ["a", "b", "c", "d"]
 LINES_MAX = 2_000
 SHORT = ("50", "2000")
 LONG = ("50", "600000")
 
 
-@contextmanager
-def process(shop: Shop, timing: tuple[str, str]) -> Iterator[subprocess.Popen[str]]:
+def process(shop: Shop, timing: tuple[str, str]) -> Program:
     """One instance as a process."""
     arguments = [shop.database.url, shop.database.schema or "", ",".join(SOURCES), *timing]
-    with subprocess.Popen(
-        [sys.executable, str(CHILD), *arguments],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
-    ) as child:  # fmt: skip
-        try:
-            yield child
-        finally:
-            child.kill()
+    return fork_server().start(CHILD, *arguments, env=environment(), text=True, stdout=subprocess.PIPE)
 
 
-def until_it_holds(child: subprocess.Popen[str], count: int) -> list[str]:
+def until_it_holds(child: Program, count: int) -> list[str]:
     """Read its beats until it holds so many sources."""
     assert child.stdout is not None
     for _ in range(LINES_MAX):

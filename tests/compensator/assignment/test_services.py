@@ -6,7 +6,6 @@ import contextlib
 import re
 import signal
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -23,11 +22,10 @@ from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.databases import Server
+from tests.fixtures.fork_server import environment, fork_server
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 WAIT_SECONDS = 300
 SCHEMAS = 4
 HOUR_US = 3_600_000_000
@@ -37,8 +35,8 @@ class Service:
     """`outbox compensator run` as a process."""
 
     def __init__(self, arguments: list[str]) -> None:
-        command = [sys.executable, "-m", "outbox", "compensator", "run", "--leases", "--port", "0", *arguments]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        command = ["outbox", "compensator", "run", "--leases", "--port", "0", *arguments]
+        self.process = fork_server().start(*command, env=environment(), text=True, stderr=subprocess.PIPE)
         assert self.process.stderr is not None
         # The rest of what it says must be read, or it stands still once the pipe is full.
         said = (re.search(r"status on port (\d+)", line) for line in self.process.stderr)
@@ -65,8 +63,7 @@ class Service:
         self.process.kill()
         self.process.wait(WAIT_SECONDS)
         self._reader.join(WAIT_SECONDS)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self.process.close()
 
 
 @pytest.fixture

@@ -9,7 +9,10 @@ import pytest
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_server import RedisServer, redis_server
 from tests.compensator.timers.timer_workers import opened, store_url
+from tests.fixtures.zookeeper_server import running_zookeeper
 from tests.outbox.recording_broker import PromptBroker
+
+__all__ = ["prompt", "running_zookeeper", "server", "store"]
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""A compensator that kills itself at a named point of a turn of timers. Run by path; not imported.
+"""A compensator that kills itself at a named point of a turn of timers. Run as a module; not imported.
 
-`python dying_worker.py POINT URL SCHEMA BROKER_URL STORE_URL`: one turn over what is due; where it dies is the point.
+Arguments: `POINT URL SCHEMA BROKER_URL STORE_URL`: one turn over what is due; where it dies is the point.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class DyingQueue:
     def __init__(self, store: TimingStore, *, taken: Callable[[], None], settling: Callable[[], None]) -> None:
         self._store, self._taken, self._settling = store, taken, settling
 
-    def take(self, slots: Sequence[int], *, limit: int, lease_ms: int) -> list[TakenTimers]:
-        found = self._store.take(slots, limit=limit, lease_ms=lease_ms)
+    def take(self, slots: Sequence[int], *, limit: int, lease_ms: int, ahead_ms: int = 0) -> list[TakenTimers]:
+        found = self._store.take(slots, limit=limit, lease_ms=lease_ms, ahead_ms=ahead_ms)
         if any(one.rows for one in found):
             self._taken()
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
@@ -16,8 +15,8 @@ from outbox_core.common.clock import SystemClock
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.message import Message
 from outbox_core.messages.timing_port import TimingStore
-from tests.broker_adapter.redis.redis_cluster import RedisClusterServers, redis_cluster
-from tests.broker_adapter.redis.redis_server import HOST, RedisServer, wait_until
+from tests.broker_adapter.redis.redis_cluster import RedisClusterServers, redirections, redis_cluster
+from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.serving import WatchedMetrics
 from tests.compensator.timers.timer_workers import SOON, held, move, opened, source_over, timer, worker_over
 from tests.outbox.recording_broker import PromptBroker
@@ -29,7 +28,6 @@ Serve = Callable[..., CompensatorService]
 SLOTS = 16
 HOUR = timedelta(hours=1)
 SOON_DUE = timedelta(milliseconds=300)
-MIGRATE_MS = 60_000
 
 
 @pytest.fixture
@@ -180,27 +178,8 @@ def on(cluster: RedisClusterServers, master: RedisServer) -> list[int]:
 def reshard(
     cluster: RedisClusterServers, slot: int, box: Outbox, *, source: RedisServer, target: RedisServer
 ) -> list[Message]:
-    """Move a slot's keys one by one, by the commands of `redis-cli --cluster reshard`, under load; returns the load.
-
-    Between the two keys of a script both nodes refuse it: nothing of it may have been done.
-    """
-    number = source.ask("CLUSTER", "KEYSLOT", due_key(slot))
-    source_id, target_id = (server.ask("CLUSTER", "MYID").decode() for server in (source, target))
-    target.ask("CLUSTER", "SETSLOT", number, "IMPORTING", source_id)
-    source.ask("CLUSTER", "SETSLOT", number, "MIGRATING", target_id)
+    """Move a slot's keys one by one, under load; returns the load."""
     messages: list[Message] = []
-    for key in (generation_key(slot), due_key(slot)):
-        before = redirections(source)
-        source.ask("MIGRATE", HOST, target.port, key, 0, MIGRATE_MS)
+    for before in cluster.move_slot(due_key(slot), source=source, target=target):
         messages += schedule_until(box, lambda before=before: redirections(source) != before)
-    for server in (target, source, *cluster.masters[2:]):
-        server.ask("CLUSTER", "SETSLOT", number, "NODE", target_id)
     return messages
-
-
-def redirections(server: RedisServer) -> Counter[str]:
-    """How often a server said that a slot is elsewhere, or in between."""
-    found = server.ask("INFO", "errorstats").decode()
-    return Counter(
-        {kind: int(count) for kind, count in re.findall(r"errorstat_(ASK|MOVED|TRYAGAIN):count=(\d+)", found)}
-    )

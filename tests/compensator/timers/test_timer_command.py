@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -18,11 +16,10 @@ from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.timers.timer_workers import held, move, opened, store_url, timer
+from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
 
-ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
 WAIT_SECONDS = 300
 
 
@@ -31,15 +28,11 @@ def database(shop: Shop) -> list[str]:
 
 
 def command(shop: Shop, broker: str, store: str) -> list[str]:
-    return [
-        sys.executable, "-m", "outbox", "compensator", "run", *database(shop), "--broker", broker, "--timing", store,
-    ]  # fmt: skip
+    return ["compensator", "run", *database(shop), "--broker", broker, "--timing", store]
 
 
 def delay_command(shop: Shop, broker: str, store: str) -> list[str]:
-    return [
-        sys.executable, "-m", "outbox", "delay", "serve", "--store", store, *database(shop), "--target", broker,
-    ]  # fmt: skip
+    return ["delay", "serve", "--store", store, *database(shop), "--target", broker]
 
 
 @pytest.mark.processes
@@ -53,8 +46,7 @@ def test_the_service_fires_timers_until_it_is_stopped(
         message = box.publish("reminder", {}, delay=timedelta(hours=1))
     assert box.close()
 
-    process = subprocess.Popen(command(mysql_shop, broker_url, url), cwd=ROOT, env=ENVIRONMENT)
-    try:
+    with fork_server().start("outbox", *command(mysql_shop, broker_url, url), env=environment()) as process:
         with opened(url) as store:
             assert wait_until(lambda: all(one.complete for one in store.figures()) and held(store) == (1, 0))
             move(mysql_shop, in_ms=0)
@@ -62,9 +54,6 @@ def test_the_service_fires_timers_until_it_is_stopped(
             assert wait_until(lambda: not mysql_shop.rows() and held(store) == (0, 0))
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_SECONDS) == 0
-    finally:
-        process.kill()
-        process.wait()
 
     broker = EmbeddedBroker(broker_url)
     assert [one.id for one in broker.pull("reminder", "mail")] == [message.id]
@@ -77,10 +66,8 @@ def test_a_store_that_may_evict_ends_the_start_with_the_cure(
 ) -> None:
     server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
 
-    done = subprocess.run(
-        command(sqlite_shop, f"embedded:{tmp_path / 'data'}", store_url(server)),
-        cwd=ROOT, env=ENVIRONMENT, timeout=WAIT_SECONDS, capture_output=True, text=True,
-    )  # fmt: skip
+    arguments = command(sqlite_shop, f"embedded:{tmp_path / 'data'}", store_url(server))
+    done = fork_server().run("outbox", *arguments, env=environment(COLUMNS="200"))
 
     assert done.returncode != 0
     assert "maxmemory-policy noeviction" in done.stderr

@@ -19,10 +19,12 @@ from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.message import DUE_HEADER, Message
 from outbox_core.messages.timing_port import TimingStore
+from outbox_demo.ports import free_port
 from tests.broker_adapter.redis.redis_cluster import redis_cluster
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.serving import WatchedMetrics
 from tests.compensator.timers.timer_workers import (
+    SLOTS,
     SOON,
     held,
     move,
@@ -33,7 +35,6 @@ from tests.compensator.timers.timer_workers import (
     timer,
     worker_over,
 )
-from tests.engines.java_server import free_port
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
 
@@ -258,21 +259,21 @@ def test_two_instances_share_the_slots_by_leases(sqlite_shop: Shop, prompt: Prom
     assert {len(share) for share in shares} == {2, 3}
 
 
-def test_a_worker_without_slots_takes_nothing_until_it_gets_some(
+def test_a_worker_takes_the_timers_of_its_slots_alone_until_it_gets_the_others(
     sqlite_shop: Shop, prompt: PromptBroker, server: RedisServer, store: TimingStore
 ) -> None:
-    [message] = publish(sqlite_shop, prompt, store_url(server))
+    messages = publish(sqlite_shop, prompt, store_url(server), count=40)
     move(sqlite_shop, in_ms=0)
-    with worker_over(sqlite_shop, prompt, store_url(server)) as worker:
-        store.add([timer(sqlite_shop, message.id)])
-        prompt.wait_for(stored(1))
-        worker.assign(())
-        later = publish(sqlite_shop, prompt, store_url(server), delay=timedelta(milliseconds=1))
-        assert wait_until(lambda: held(store) == (1, 1))
+    store.add([timer(sqlite_shop, one.id) for one in messages])
+    others = store.figures()[-1].timers
+    with worker_over(sqlite_shop, prompt, store_url(server), slots=SLOTS - 1) as worker:
+        prompt.wait_for(stored(40 - others))
+        assert wait_until(lambda: held(store) == (others, others))
         worker.assign({one.name for one in worker.resources})
-        prompt.wait_for(stored(2))
+        prompt.wait_for(stored(40))
 
-    assert prompt.ids == [message.id, later[0].id]
+    assert 0 < others < 40
+    assert sorted(prompt.ids) == ids(messages)
 
 
 def test_a_store_that_may_evict_ends_a_start_and_one_that_is_out_does_not(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,14 +11,13 @@ import pytest
 from broker_adapter.embedded import EmbeddedBroker
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.timers.timer_workers import held, move, opened, store_url, timer, worker_over
+from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
 
 pytestmark = pytest.mark.processes
 
-CHILD = Path(__file__).with_name("dying_worker.py")
-ROOT = Path(__file__).parents[3]
-CHILD_SECONDS_MAX = 120
+CHILD = "tests.compensator.timers.dying_worker"
 ROWS = 3
 POINTS = {
     # point: rows that are left
@@ -40,10 +37,7 @@ def run_until_killed(point: str, shop: Shop, broker_url: str, store: str) -> Non
     """Run the dying worker; anything but its death by SIGKILL is a failure of the test."""
     arguments = [point, shop.database.url, shop.database.schema or "", broker_url, store]
     with shop.last_connections_ended():
-        done = subprocess.run(
-            [sys.executable, str(CHILD), *arguments],
-            cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=CHILD_SECONDS_MAX, capture_output=True, text=True,
-        )  # fmt: skip
+        done = fork_server().run(CHILD, *arguments, env=environment())
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

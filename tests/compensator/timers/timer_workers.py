@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -26,6 +27,7 @@ from tests.outbox.shop import Shop
 
 SLOTS = 4
 HOUR = timedelta(hours=1)
+PATIENCE_MS = 60_000
 SOON = TimerWorkerOptions(
     idle_ms=200, held_ms=20, rebuild_again_ms=50, failure=Backoff(initial_ms=50, max_ms=200, jitter=0)
 )
@@ -38,8 +40,8 @@ def store_url(server: RedisServer) -> str:
 
 @contextlib.contextmanager
 def opened(url: str) -> Iterator[TimingStore]:
-    """A store of the test's own."""
-    store = connect_timing(url)
+    """A store of the test's own, which waits for answers for longer than those that are under test."""
+    store = connect_timing(re.sub(r"timeout_ms=\d+", f"timeout_ms={PATIENCE_MS}", url))
     try:
         yield store
     finally:
@@ -65,13 +67,14 @@ def worker_over(
     *,
     options: TimerWorkerOptions = SOON,
     metrics: CompensatorMetrics | None = None,
+    slots: int | None = None,
 ) -> Iterator[TimerWorker]:
-    """A worker that runs for the length of a block, with all slots."""
+    """A worker that runs for the length of a block, with all slots or the first of them."""
     with source_over(shop, broker) as source:
         worker = TimerWorker(
             source, connect_timing(url), options=options, metrics=CompensatorMetrics(), clock=SystemClock()
         )
-        worker.assign({resource.name for resource in worker.resources})
+        worker.assign({resource.name for resource in worker.resources[:slots]})
         worker.start()
         try:
             yield worker

@@ -1,6 +1,6 @@
-"""A consumer process that kills itself at a named step of a delivery's journey. Run by path; not imported.
+"""A consumer process that kills itself at a named step of a delivery's journey. Run as a module; not imported.
 
-`python dying_consumer.py POINT URL SCHEMA BROKER_URL INVISIBLE_MS`. It handles three messages, the first one well, and
+Arguments: `POINT URL SCHEMA BROKER_URL INVISIBLE_MS`. It handles three messages, the first one well, and
 dies while the second one is at the point.
 """
 

@@ -1,6 +1,6 @@
-"""A consumer process whose handler ends it. Run by path; not imported.
+"""A consumer process whose handler ends it. Run as a module; not imported.
 
-`python exiting_consumer.py BROKER_URL plain|async`.
+Arguments: `BROKER_URL plain|async`.
 """
 
 from __future__ import annotations

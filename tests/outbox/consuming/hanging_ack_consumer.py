@@ -1,6 +1,6 @@
-"""A consumer process whose broker takes an ack and never answers. Run by path; not imported.
+"""A consumer process whose broker takes an ack and never answers. Run as a module; not imported.
 
-`python hanging_ack_consumer.py FOLDER`. Its stop gives up at once, and then it has nothing more to do.
+Arguments: `FOLDER`. Its stop gives up at once, and then it has nothing more to do.
 """
 
 from __future__ import annotations

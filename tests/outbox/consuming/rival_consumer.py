@@ -1,6 +1,6 @@
-"""A consumer process that handles the same deliveries as its rivals. Run by path; not imported.
+"""A consumer process that handles the same deliveries as its rivals. Run as a module; not imported.
 
-`python rival_consumer.py URL SCHEMA ISOLATION COUNT SEED`. It says "ready", waits for a line, then hands each delivery
+Arguments: `URL SCHEMA ISOLATION COUNT SEED`. It says "ready", waits for a line, then hands each delivery
 to its handler in an order of its own, again and again until none is left; what fails is redelivered, as a broker would.
 """
 

@@ -1,6 +1,6 @@
-"""A consumer process as users write it: run_until_signal() is all of its main. Run by path; not imported.
+"""A consumer process as users write it: run_until_signal() is all of its main. Run as a module; not imported.
 
-`python signalled_consumer.py BROKER_URL`. Its handler says "begun ID", and goes on when it reads a line. What the
+Arguments: `BROKER_URL`. Its handler says "begun ID", and goes on when it reads a line. What the
 runner logs is said too.
 """
 

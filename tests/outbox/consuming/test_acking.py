@@ -5,11 +5,10 @@ What is handled meanwhile goes with the next one, which waits for company where 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -22,12 +21,13 @@ from outbox.consumers.runner_times import RunnerTimes
 from outbox_core.common.clock import SystemClock
 from outbox_core.messages.message import AckStatus, Delivery
 from outbox_core.runtime.logs import event_name
+from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message
 
-ROOT = Path(__file__).parents[3]
-CHILD = Path(__file__).with_name("hanging_ack_consumer.py")
+CHILD = "tests.outbox.consuming.hanging_ack_consumer"
 Running = Callable[..., ConsumerRunner]
-LONG_LINGER = RunnerTimes(ack_linger_ms=1_000 * 4 * WAIT_SECONDS)
+LINGER_MS = 1_000 * 4 * WAIT_SECONDS
+LONG_LINGER = RunnerTimes(ack_linger_ms=LINGER_MS)
 
 
 class SlowToAck(WatchedBroker):
@@ -98,25 +98,12 @@ def handle_behind_an_ack(
 def test_what_is_handled_while_an_ack_is_on_its_way_goes_together_with_the_next(
     watched: SlowToAck, running: Running
 ) -> None:
-    handle_behind_an_ack(watched, running, count=4, prefetch=10)
+    handle_behind_an_ack(watched, running, count=4, prefetch=10, times=RunnerTimes(ack_delay_ms=60_000))
 
     watched.let_through.set()
     watched.wait_for(lambda: watched.acked == 5)
 
     assert [len(statuses) for statuses in watched.acks] == [1, 4]
-
-
-def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_way(
-    watched: SlowToAck, running: Running
-) -> None:
-    watched.let_through.set()
-    running(consumer("orders", group="g")(lambda _one: None), times=LONG_LINGER)
-
-    for number in (1, 2):
-        watched.publish([message(number)])
-        watched.wait_for(lambda: watched.acked == number)  # noqa: B023  (it has returned before the next)
-
-    assert [len(statuses) for statuses in watched.acks] == [1, 1]
 
 
 def test_a_batch_s_worth_of_acks_waits_for_no_more_company(watched: SlowToAck, running: Running) -> None:
@@ -138,15 +125,31 @@ def test_a_stop_sends_what_waits_for_company(watched: SlowToAck, running: Runnin
 
 
 class NotingWaits(SystemClock):
-    """A clock that notes when a thread other than that of the acks waits."""
+    """A clock that notes when the thread of the acks waits, and when another one does."""
 
     def __init__(self) -> None:
+        self.acks_wait = threading.Event()
         self.waits = threading.Event()
 
     def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
-        if threading.current_thread().name != "acks":
-            self.waits.set()
+        (self.acks_wait if threading.current_thread().name == "acks" else self.waits).set()
         return super().wait(condition, timeout_ms)
+
+
+def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_way() -> None:
+    sent, clock = SimpleQueue[int](), NotingWaits()
+
+    def ack(done: Sequence[InFlightDelivery]) -> None:
+        clock.acks_wait.clear()
+        sent.put(len(done))
+
+    acks = AckSender(ack, name="acks", ahead_max=10, ack_linger_ms=LINGER_MS, clock=clock)
+
+    for number in (1, 2):
+        acks.put([held(number)])
+        assert sent.get(timeout=WAIT_SECONDS) == 1
+        assert clock.acks_wait.wait(WAIT_SECONDS)  # the ack is on its way no more
+    acks.end()
 
 
 def test_who_is_ahead_of_its_acks_by_more_than_a_batch_waits_for_them() -> None:
@@ -209,9 +212,6 @@ def test_a_process_whose_stop_ran_out_of_time_ends_though_its_ack_hangs(tmp_path
     broker.publish([message()])
     broker.close()
 
-    ended = subprocess.run(
-        [sys.executable, str(CHILD), str(tmp_path / "data")],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=WAIT_SECONDS, check=False,
-    )  # fmt: skip
+    ended = fork_server().run(CHILD, str(tmp_path / "data"), env=environment())
 
     assert (ended.returncode, ended.stdout) == (0, "stopped in time: False\n"), ended.stderr

@@ -137,6 +137,7 @@ def test_a_handler_that_is_cancelled_has_failed(watched: WatchedBroker, running:
         if one.id == "m-1":
             raise asyncio.CancelledError
 
+    watched.repeat_nothing()
     watched.publish([message(1), message(2)])
     running(handle)
     watched.wait_for(lambda: watched.acked == 1 and len(watched.nacks) == 1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +15,10 @@ from outbox import Consumer, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox_core.messages.message import Delivery
 from outbox_core.runtime.logs import event_name
+from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
-ROOT = Path(__file__).parents[3]
-CHILD = Path(__file__).with_name("exiting_consumer.py")
+CHILD = "tests.outbox.consuming.exiting_consumer"
 Running = Callable[..., ConsumerRunner]
 
 
@@ -69,6 +67,7 @@ def test_what_is_no_exception_fails_its_delivery_and_the_consumer_goes_on(
 ) -> None:
     if (made, raised) == (in_a_child_task, GeneratorExit):
         raised = Interrupted  # asyncio takes a task's GeneratorExit for the task's own end
+    watched.repeat_nothing()
     watched.publish([message(1), message(2)])
 
     runner = running(made(raised))
@@ -124,10 +123,7 @@ def test_the_process_ends_with_exit_status_1_and_gives_back_what_it_has(tmp_path
     broker.publish([message(1), message(2)])
     broker.close()
 
-    done = subprocess.run(
-        [sys.executable, str(CHILD), f"embedded:{tmp_path / 'data'}", kind],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=WAIT_SECONDS * 3,
-    )  # fmt: skip
+    done = fork_server().run(CHILD, f"embedded:{tmp_path / 'data'}", kind, env=environment())
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert "consumers_exit" in done.stderr

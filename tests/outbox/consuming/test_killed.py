@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +13,13 @@ from outbox import Consumer, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.testing import AdvancingClock
 from outbox_core.messages.message import Delivery
+from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WatchedBroker, message
 
 pytestmark = pytest.mark.processes
 
-CHILD = Path(__file__).with_name("dying_consumer.py")
-ROOT = Path(__file__).parents[3]
-CHILD_SECONDS_MAX = 60
+CHILD = "tests.outbox.consuming.dying_consumer"
 INVISIBLE_MS = 60_000
 
 POINTS = {
@@ -40,10 +37,7 @@ def run_until_killed(point: str, shop: Shop, folder: Path) -> None:
     """Run the dying process; anything but its death by SIGKILL is a failure of the test."""
     arguments = [point, shop.database.url, shop.database.schema or "", f"embedded:{folder}", str(INVISIBLE_MS)]
     with shop.last_connections_ended():
-        done = subprocess.run(
-            [sys.executable, str(CHILD), *arguments],
-            cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=CHILD_SECONDS_MAX, capture_output=True, text=True,
-        )  # fmt: skip
+        done = fork_server().run(CHILD, *arguments, env=environment())
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

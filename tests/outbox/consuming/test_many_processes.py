@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,13 +19,13 @@ from sqlalchemy.orm import Session
 from broker_adapter.http import HttpBroker
 from outbox_core.messages.message import GroupConfig
 from tests.broker_adapter.servers import ServerProcess
+from tests.fixtures.fork_server import Program, environment, fork_server
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import message
 
 pytestmark = pytest.mark.processes
 
-CHILD = Path(__file__).with_name("working_consumer.py")
-ROOT = Path(__file__).parents[3]
+CHILD = "tests.outbox.consuming.working_consumer"
 MESSAGES = 600
 INVISIBLE_MS = 1_500
 SETTLED_SECONDS = 60
@@ -39,17 +38,19 @@ class Workers:
     def __init__(self, arguments: list[str]) -> None:
         self._arguments = arguments
         self.said: SimpleQueue[str] = SimpleQueue()
-        self.running: list[subprocess.Popen[str]] = []
+        self.running: list[Program] = []
+        self._begun: list[Program] = []
         self._readers: list[threading.Thread] = []
         self._ready: dict[int, threading.Event] = {}
 
     def add(self) -> None:
         """One more."""
-        process = subprocess.Popen(
-            [sys.executable, str(CHILD), *self._arguments],
-            cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        process = fork_server().start(
+            CHILD, *self._arguments, env=environment(), text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         self.running.append(process)
+        self._begun.append(process)
         self._ready[process.pid] = threading.Event()
         self._readers.append(threading.Thread(target=self._read, args=(process,), daemon=True))
         self._readers[-1].start()
@@ -67,16 +68,24 @@ class Workers:
         for process in self.running:
             self._signal(process, signal.SIGTERM)
         codes = [process.wait(SETTLED_SECONDS) for process in self.running]
-        for reader in self._readers:
-            reader.join(SETTLED_SECONDS)
+        self.close()
         return codes
 
-    def _signal(self, process: subprocess.Popen[str], number: signal.Signals) -> None:
+    def close(self) -> None:
+        """Kill those that run, and read what they have said."""
+        for process in self._begun:
+            process.kill()
+        for reader in self._readers:
+            reader.join(SETTLED_SECONDS)
+        for process in self._begun:
+            process.close()
+
+    def _signal(self, process: Program, number: signal.Signals) -> None:
         """A SIGTERM before run_until_signal() has begun would be an ordinary death."""
         assert self._ready[process.pid].wait(SETTLED_SECONDS)
         process.send_signal(number)
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: Program) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -95,9 +104,7 @@ def workers(shop: Shop, url: str) -> Iterator[Workers]:
     try:
         yield made
     finally:
-        for process in made.running:
-            process.kill()
-            process.wait()
+        made.close()
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ def test_a_handler_that_wants_the_thread_to_end_fails_like_any_other(
         if one.id == "m-1":
             raise raised
 
+    watched.repeat_nothing()
     watched.publish([message(1), message(2)])
     running(consumer("orders", group="g")(handle))
     watched.wait_for(lambda: watched.acked == 1 and len(watched.nacks) == 1)
@@ -140,9 +141,9 @@ def test_a_stale_ack_is_counted(watched: WatchedBroker, running: Running) -> Non
     running(consumer("orders", group="g")(handle), telemetry=Telemetry(metrics=metrics, tracing=NO_TRACING))
     watched.wait_for(lambda: watched.acks == [[AckStatus.STALE]])
 
+    # The broker has answered, but the consumer may not have counted it yet.
     labels = {"topic": "orders", "group": "g", "event": "ack_stale"}
-    watched.wait_for(lambda: watched.pull("orders", "g") == [])
-    assert metrics.registry.get_sample_value("outbox_consumer_events_total", labels) == 1
+    watched.wait_for(lambda: metrics.registry.get_sample_value("outbox_consumer_events_total", labels) == 1)
 
 
 # -- outages -------------------------------------------------------------------------------------------------------
@@ -487,6 +488,7 @@ def test_a_long_reason_is_cut(watched: WatchedBroker, running: Running) -> None:
     def handle(one: Delivery) -> None:
         raise RetryLater(delay_ms=3_600_000, reason="x" * 5_000) if one.id == "m-1" else ValueError("y" * 5_000)
 
+    watched.repeat_nothing()
     watched.publish([message(1), message(2)])
     running(consumer("orders", group="g")(handle))
     watched.wait_for(lambda: len(watched.nacks) == 2)

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fixtures.fork_server import Program, environment, fork_server
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
 pytestmark = pytest.mark.processes
 
-CHILD = Path(__file__).with_name("signalled_consumer.py")
-ROOT = Path(__file__).parents[3]
+CHILD = "tests.outbox.consuming.signalled_consumer"
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def child(tmp_path: Path) -> Iterator[Program]:
     """A consumer process that has three messages in hand and works on the first."""
     broker = WatchedBroker(tmp_path / "data")
     broker.publish([message(number) for number in range(3)])
     broker.close()
-    process = subprocess.Popen(
-        [sys.executable, str(CHILD), f"embedded:{tmp_path / 'data'}"],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True,
+    with fork_server().start(
+        CHILD, f"embedded:{tmp_path / 'data'}", env=environment(), text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun m-0\n", process.communicate(timeout=WAIT_SECONDS)
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    ) as program:  # fmt: skip
+        assert program.stdout is not None
+        assert program.stdout.readline() == "begun m-0\n", program.communicate(timeout=WAIT_SECONDS)
+        yield program
 
 
 def left(tmp_path: Path) -> list[tuple[str, int]]:
@@ -48,7 +42,7 @@ def left(tmp_path: Path) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_message_in_hand_end_and_gives_the_others_back(
-    child: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+    child: Program, tmp_path: Path, number: signal.Signals
 ) -> None:
     child.send_signal(number)
     assert child.stdout is not None
@@ -59,7 +53,7 @@ def test_a_signal_lets_the_message_in_hand_end_and_gives_the_others_back(
     assert left(tmp_path) == [("m-1", 1), ("m-2", 1)]
 
 
-def test_a_second_signal_ends_the_process_at_once(child: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_process_at_once(child: Program, tmp_path: Path) -> None:
     child.send_signal(signal.SIGTERM)
     assert child.stdout is not None
     assert child.stdout.readline().startswith("consumers_stop signal=")

@@ -1,6 +1,6 @@
-"""One of several consumer processes that share a group on a broker server. Run by path; not imported.
+"""One of several consumer processes that share a group on a broker server. Run as a module; not imported.
 
-`python working_consumer.py URL SCHEMA BROKER_URL INVISIBLE_MS`. It says each message that its handler has done, before
+Arguments: `URL SCHEMA BROKER_URL INVISIBLE_MS`. It says each message that its handler has done, before
 the commit, and refuses every seventh at the first attempt; and `ready` once a SIGTERM would stop it in good order.
 """
 
