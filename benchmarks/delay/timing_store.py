@@ -144,7 +144,7 @@ def rebuilds(database: servers.Database, chosen: argparse.Namespace) -> Mapping[
             with _source(database, broker) as (source, _):
                 began = time.perf_counter()
                 complete = rebuild_timers(
-                    source.timed,
+                    source.pending_rows,
                     store,
                     range(store.slots),
                     options=RebuildOptions(rows_per_second=rate),

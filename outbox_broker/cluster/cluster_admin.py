@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable
 from outbox_broker.cluster.shard_decision import ClusterView, why_waiting
 from outbox_broker.cluster.shard_names import ShardMap, check_generations
 from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout, decode_config, encode
 from outbox_broker.cluster.zookeeper_registry import read_view
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
 from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 
 

@@ -7,12 +7,13 @@ releases it, the other node takes it. The shard of a node that died moves once Z
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 
-from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable, NotOwner, SessionEnded
+from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.cluster_view_diff import changes_between, moves
 from outbox_broker.cluster.shard_decision import ClusterView, decide_assignment, decide_steps, why_waiting
 from outbox_broker.cluster.shard_host import ShardHost, ShardState
@@ -22,6 +23,7 @@ from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable, SessionEnded
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -77,13 +79,17 @@ class Coordinator:
         clock: Clock,
         wakeup: Wakeup,
         options: CoordinatorOptions | None = None,
+        why_refusing: Callable[[], str | None] | None = None,
     ) -> None:
-        """`wakeup`: set by the registry's session and by the host. `record`: how this node describes itself."""
+        """`wakeup`: set by the registry's session and by the host. `record`: how this node describes itself.
+        `why_refusing`: returns why it refuses publishes, if it does.
+        """
         self._registry = registry
         self._host = host
         self._record = record
         self._clock = clock
         self._wakeup = wakeup
+        self._why_refusing = why_refusing or _nothing
         self._options = options or CoordinatorOptions()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -150,7 +156,9 @@ class Coordinator:
     def beat(self) -> None:
         """Do one beat. Raises CoordinatorUnavailable, after which the next one shows what is recorded."""
         self.beats += 1
-        self._registry.describe(msgspec.structs.replace(self._record, unable=self._why_unable()))
+        self._registry.describe(
+            msgspec.structs.replace(self._record, unable=self._why_unable(), refuses=_short(self._why_refusing()))
+        )
         view = self._registry.renew()
         shards = ShardMap(self._registry.config().generations)
         for change in changes_between(self._view, view):
@@ -196,8 +204,7 @@ class Coordinator:
         """Record what this node does with its shards, for the others and for `status`."""
         for shard, report in self._host.reports().items():
             if report.state is not ShardState.CLOSING:
-                reason = None if report.reason is None else report.reason[:REASON_CHARS_MAX]
-                self._registry.mark(shard, state=report.state, reason=reason)
+                self._registry.mark(shard, state=report.state, reason=_short(report.reason))
         if self._stopping.is_set() and not self._host.hosted():
             mine = [shard for shard, owner in view.owners.items() if owner.node == view.me]
             if not mine:
@@ -251,3 +258,11 @@ class Coordinator:
         if isinstance(error, SessionEnded) or lease.overdue_ms() > lease.length_ms // 2:
             for shard in self._host.hosted():
                 self._host.close(shard, reason=str(error), at_once=True)
+
+
+def _nothing() -> None:
+    """Publishes are not refused."""
+
+
+def _short(reason: str | None) -> str | None:
+    return None if reason is None else reason[:REASON_CHARS_MAX]

@@ -7,6 +7,8 @@ from typing import Final
 
 from outbox_core.common.errors import ConfigurationError
 
+FILL_MAX: Final = 1.25
+"""Publishes to a shard wait for a flush at so many times the memory at which it is begun."""
 SHARD_BYTES_MIN: Final = 256 * 1024
 """A shard flushes its memory to its buckets when it has this much, however many shards there are."""
 _BYTES_PER_MESSAGE: Final = 512
@@ -16,10 +18,19 @@ _CANCELS_MIN: Final = 2_048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardMemory:
-    """What one shard may have in memory that is not in its buckets yet."""
+    """What one shard may have in memory that is not in its buckets yet, before it is flushed: publishes wait for the
+    flush at FILL_MAX times as much.
+    """
 
     bytes_max: int
     messages_max: int
+
+    @property
+    def log_bytes_max(self) -> int:
+        """What its log may grow by behind a checkpoint: a takeover reads it. As much as the memory: so each flush of a
+        full memory begins the log anew, though more came meanwhile, which the checkpoint repeats.
+        """
+        return self.bytes_max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +48,14 @@ class MemoryBudget:
         if self.bytes_max < SHARD_BYTES_MIN:
             raise ConfigurationError(f"a node's memory is at least {SHARD_BYTES_MIN:,} bytes, not {self.bytes_max:,}")
 
-    def share(self, shards: int) -> ShardMemory:
-        """Returns the limit of each of so many shards on this node."""
-        bytes_max = max(SHARD_BYTES_MIN, self.bytes_max // max(1, shards))
+    def share(self, *, hosted: int, shards: int) -> ShardMemory:
+        """Returns the limit of each of the shards that this node hosts, of so many of the cluster.
+
+        The memory of as many shards again is left to those that it may take over from a node that dies: if their limit
+        fell then, publishes to them would wait for a flush first.
+        """
+        whole = self.bytes_max / max(1, min(2 * hosted, shards))
+        bytes_max = max(SHARD_BYTES_MIN, int(whole / FILL_MAX))
         return ShardMemory(bytes_max=bytes_max, messages_max=bytes_max // _BYTES_PER_MESSAGE)
 
     def dedup_messages_of(self, shards: int) -> int:

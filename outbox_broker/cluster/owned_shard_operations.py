@@ -58,7 +58,7 @@ Wanted = tuple[str, list[str] | None]
 """An id, and the patterns of the topics to search for it; None: all."""
 
 
-class LocalShards:
+class OwnedShardOperations:
     """Thread-safe. Raises NotOwner, with nothing done, if one of the shards is not served by this node."""
 
     def __init__(self, get: Callable[[str], ServedShard]) -> None:

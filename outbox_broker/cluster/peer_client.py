@@ -49,31 +49,31 @@ class PeerClient:
         )
 
     def publish(self, url: str, batch: Sequence[tuple[str, Message]]) -> list[PublishResult]:
-        """See LocalShards.publish."""
+        """See OwnedShardOperations.publish."""
         request = peer.PeerPublish([peer.PeerMessage.of(shard, message) for shard, message in batch])
         return [one.result() for one in self._send(url, peer.PUBLISH, request, peer.PeerResults).results]
 
     def cancel(
         self, url: str, ids: Sequence[tuple[str, str]], *, topics: Sequence[str] | None
     ) -> list[CancelStatus]:  # fmt: skip
-        """See LocalShards.cancel."""
+        """See OwnedShardOperations.cancel."""
         request = peer.PeerCancel(list(ids), None if topics is None else list(topics))
         return self._send(url, peer.CANCEL, request, peer.PeerStatuses).statuses
 
     def find(self, url: str, wanted: Sequence[tuple[str, Wanted]]) -> list[Mapping[str, object] | None]:
-        """See LocalShards.find."""
+        """See OwnedShardOperations.find."""
         found = self._send(url, peer.FIND, peer.PeerFind(list(wanted)), peer.PeerFound).found
         return [None if one is None else {"id": one[0], "topic": one[1], "deliver_at_ms": one[2]} for one in found]
 
     def scheduled(
         self, url: str, shards: Sequence[str], topic: str | None, *, from_ms: int | None, to_ms: int | None, bucket: str
     ) -> list[tuple[int, int]]:  # fmt: skip
-        """See LocalShards.scheduled."""
+        """See OwnedShardOperations.scheduled."""
         request = peer.PeerCounts(list(shards), topic, from_ms, to_ms, bucket)
         return self._send(url, peer.COUNTS, request, peer.PeerHistogram).counts
 
     def topic_counts(self, url: str, shards: Sequence[str]) -> dict[str, int]:
-        """See LocalShards.topic_counts."""
+        """See OwnedShardOperations.topic_counts."""
         return self._send(url, peer.TOPICS, peer.PeerTopics(list(shards)), peer.PeerTopicCounts).topics
 
     def close(self) -> None:

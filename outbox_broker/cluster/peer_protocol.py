@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from outbox_broker.cluster.owned_shard_operations import LocalShards, Wanted
+from outbox_broker.cluster.owned_shard_operations import OwnedShardOperations, Wanted
 from outbox_broker.cluster.shard_names import GENERATIONS_MAX
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.request_context import Call
@@ -133,7 +133,7 @@ class PeerTopicCounts(msgspec.Struct, frozen=True):
     topics: dict[str, int]
 
 
-def peer_routes(local: LocalShards) -> tuple[Route, ...]:
+def peer_routes(local: OwnedShardOperations) -> tuple[Route, ...]:
     """Returns the routes by which other nodes use the shards of this one. All need the nodes' token."""
     answers = _Answers(local)
     return (
@@ -146,7 +146,7 @@ def peer_routes(local: LocalShards) -> tuple[Route, ...]:
 
 
 class _Answers:
-    def __init__(self, local: LocalShards) -> None:
+    def __init__(self, local: OwnedShardOperations) -> None:
         self._local = local
 
     def publish(self, call: Call) -> PeerResults:

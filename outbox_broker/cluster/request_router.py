@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from outbox_broker.cluster.coordinator import Coordinator
-from outbox_broker.cluster.owned_shard_operations import LocalShards, Wanted, sum_counts, sum_topics
+from outbox_broker.cluster.owned_shard_operations import OwnedShardOperations, Wanted, sum_counts, sum_topics
 from outbox_broker.cluster.peer_client import PeerClient
 from outbox_broker.engine.publisher import Publishable
-from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 from outbox_core.messages.topic_figures import topic_figures
 
@@ -37,7 +37,7 @@ class _Owner:
 class RequestRouter:
     """ForProducers and Catalog over all shards of the cluster. Thread-safe."""
 
-    def __init__(self, *, coordinator: Coordinator, local: LocalShards, peers: PeerClient) -> None:
+    def __init__(self, *, coordinator: Coordinator, local: OwnedShardOperations, peers: PeerClient) -> None:
         self._coordinator = coordinator
         self._local = local
         self._peers = peers
@@ -50,7 +50,7 @@ class RequestRouter:
 
     # -- what producers ask ------------------------------------------------------------------------------------------
 
-    def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
+    def publish(self, batch: Sequence[Message], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
         """Store a batch in the newest generation; what an earlier one has scheduled already is a duplicate."""
         del quota
         shards = self._coordinator.shards()

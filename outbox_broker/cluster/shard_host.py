@@ -15,7 +15,6 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from outbox_broker.cluster.cluster_errors import NotOwner
-from outbox_broker.cluster.memory_budget import MemoryBudget, ShardMemory
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.schedule.segment_store import SegmentStore
 from outbox_core.common.backoff import Backoff
@@ -45,8 +44,8 @@ class RunningShard(Protocol):
     def check(self) -> None:
         """Raise StorageFailed if it cannot make anything durable any more: it is closed and opened again then."""
 
-    def limit_memory(self, memory: ShardMemory) -> None:
-        """Change how much it may have in memory."""
+    def limit_memory(self, *, hosted: int) -> None:
+        """Change how much it may have in memory, on a node that hosts so many shards."""
 
     def close(self) -> None:
         """Complete what is in progress, refuse all else, and close its store."""
@@ -95,7 +94,6 @@ class HostOptions:
     """`workers_max`: shards that are opened or closed at a time; the others serve, or wait, meanwhile."""
 
     workers_max: int = 4
-    budget: MemoryBudget = field(default_factory=MemoryBudget)
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_ms=200, max_ms=10_000))
 
 
@@ -274,6 +272,5 @@ class ShardHost(Generic[Running]):
 
     def _divide_memory(self) -> None:
         serving = self.serving()
-        memory = self._options.budget.share(len(serving))
         for running in serving.values():
-            running.limit_memory(memory)
+            running.limit_memory(hosted=len(serving))

@@ -36,7 +36,9 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One live node. `url` is for clients, `peer_url` for the other nodes. `unable`: why it takes no shards now."""
+    """One live node. `url` is for clients, `peer_url` for the other nodes. `unable`: why it takes no shards now.
+    `refuses`: why it refuses publishes, though it sends and cancels.
+    """
 
     name: str
     url: str
@@ -45,6 +47,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     zone: str | None = None
     capacity: int | None = None
     unable: str | None = None
+    refuses: str | None = None
 
 
 class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):

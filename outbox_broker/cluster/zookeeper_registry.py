@@ -12,7 +12,6 @@ from typing import TypeVar
 import msgspec
 
 from outbox_broker.cluster.cluster_clock import ClusterClock, Contact
-from outbox_broker.cluster.cluster_errors import SessionEnded
 from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit, boot_ms
 from outbox_broker.cluster.shard_decision import ClusterView
 from outbox_broker.cluster.znode_records import (
@@ -29,6 +28,7 @@ from outbox_broker.cluster.znode_records import (
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError, OutboxError
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.zookeeper.zookeeper_errors import SessionEnded
 from outbox_core.zookeeper.zookeeper_session import Znode, ZooKeeperSession
 
 logger: EventLogger = EventLogger(__name__)

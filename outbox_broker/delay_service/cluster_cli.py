@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 if TYPE_CHECKING:
+    from outbox_broker.cluster.bookie_zones import BookieZones
     from outbox_broker.cluster.cluster_admin import ClusterState
     from outbox_broker.cluster.znode_records import ZnodeLayout
     from outbox_broker.delay_service.cluster_settings import ClusterSettings
@@ -94,18 +95,21 @@ def sweep_ledgers(store: str, config: Path | None, *, retention: str, dry_run: b
     from outbox_broker.delay_service.shard_openers import ledger_shards
     from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 
-    retention_ms = parse_duration_ms(retention)
-    with ledger_shards(_settings(store, config)) as shards:
+    retention_ms, settings = parse_duration_ms(retention), _settings(store, config)
+    with ledger_shards(settings) as shards:
         report = shards.sweeper(retention_ms=retention_ms).sweep(dry_run=dry_run)
+        in_one_zone = None if settings.zone_file is None else shards.ledgers_in_one_zone()
     if as_json:
         print(json.dumps({"ledgers": report.seen, "named": report.named, "young": report.young,
-                          "deleted": report.deleted, "dry_run": dry_run}))  # fmt: skip
+                          "deleted": report.deleted, "dry_run": dry_run, "in_one_zone": in_one_zone}))  # fmt: skip
     else:
         word = "would be deleted" if dry_run else "deleted"
         print(
             f"{report.seen} ledgers of this cluster: {report.named} named by a manifest, {report.young} not named and "
             f"younger than {retention}, {len(report.deleted)} {word}"
         )
+        if in_one_zone is not None:
+            print(f"{in_one_zone} ledgers have entries all of whose copies are in one zone")
 
 
 def export(
@@ -166,7 +170,24 @@ def _bookies(settings: ClusterSettings) -> tuple[dict[str, Any] | None, str]:
         )
     except OutboxError as error:
         return {"error": str(error)}, f"bookies: not known: {error}"
-    return bookies.as_data(), bookies.as_text()
+    data, text = bookies.as_data(), bookies.as_text()
+    try:
+        zones = _zones(settings, bookies.usable)
+    except OutboxError as error:
+        return data | {"zones": {"error": str(error)}}, f"{text}\nzones: not known: {error}"
+    return (data, text) if zones is None else (data | {"zones": zones.as_data()}, f"{text}\n{zones.as_text()}")
+
+
+def _zones(settings: ClusterSettings, bookies: Sequence[str]) -> BookieZones | None:
+    from outbox_broker.cluster.bookie_zones import compare_zones
+    from outbox_broker.cluster.zone_file import ZoneFile
+
+    if settings.zone_file is None:
+        return None
+    zones = ZoneFile(settings.zone_file).map
+    return compare_zones(
+        bookies, zones, ensemble=settings.ensemble, last_zone=settings.last_zone, script=settings.zone_script
+    )  # fmt: skip
 
 
 def _as_data(state: ClusterState) -> dict[str, Any]:
@@ -179,7 +200,7 @@ def _as_data(state: ClusterState) -> dict[str, Any]:
         "leader": None if leader is None else leader.name,
         "nodes": [
             {"name": record.name, "url": record.url, "zone": record.zone, "version": record.version,
-             "shards": owned[node], "unable": record.unable}
+             "shards": owned[node], "unable": record.unable, "refuses": record.refuses}
             for node, record in sorted(view.nodes.items(), key=lambda one: one[1].name)
         ],
         "shards": {
@@ -197,6 +218,7 @@ def _print(state: ClusterState) -> None:
     for node in data["nodes"]:
         zone = f" in {node['zone']}" if node["zone"] else ""
         unable = f", takes no shards: {node['unable']}" if node["unable"] else ""
-        print(f"node {node['name']}{zone} at {node['url']}: {node['shards']} shards{unable}")
+        refuses = f", refuses publishes: {node['refuses']}" if node["refuses"] else ""
+        print(f"node {node['name']}{zone} at {node['url']}: {node['shards']} shards{unable}{refuses}")
     for shard, reason in data["waiting"].items():
         print(f"shard {shard} waits: {reason}")

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from outbox_broker.delay_service.exported_segments import JournalFiles
+from outbox_broker.delay_service.exported_segments import ExportedSegments
 from outbox_broker.delay_service.target_publisher import published
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
-from outbox_broker.schedule.schedule_view import ScheduleSnapshot
+from outbox_broker.schedule.schedule_view import ScheduleView
 from outbox_broker.schedule.segment_store import SegmentReader
 from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
@@ -83,13 +83,15 @@ class ClusterExport:
         folder.mkdir(parents=True, exist_ok=True)
         now_ms = self.clock.now_ms()
         report = ExportReport(begun_ms=now_ms, cancels_since_ms=now_ms - CANCEL_MEMORY_MS)
-        messages = JournalFiles(folder / "messages", kind=SegmentKind.MESSAGES, created_at_ms=now_ms)
-        actions = JournalFiles(folder / "actions", kind=SegmentKind.ACTIONS, created_at_ms=now_ms)
+        messages = ExportedSegments(folder / "messages", kind=SegmentKind.MESSAGES, created_at_ms=now_ms)
+        actions = ExportedSegments(folder / "actions", kind=SegmentKind.ACTIONS, created_at_ms=now_ms)
         for shard in self.shards:
             self._write_shard(shard, messages, actions, report)
         return report
 
-    def _write_shard(self, shard: str, messages: JournalFiles, actions: JournalFiles, report: ExportReport) -> None:
+    def _write_shard(
+        self, shard: str, messages: ExportedSegments, actions: ExportedSegments, report: ExportReport
+    ) -> None:
         damages: Counter[int] = Counter()
         begin = messages.end
         for attempt in range(1, self.options.attempts_max + 1):
@@ -98,7 +100,7 @@ class ClusterExport:
                 view = self.views.view(shard)
                 if view is None:
                     return
-                snapshot = ScheduleSnapshot(view, cancels_max=self.options.cancels_max)
+                snapshot = ScheduleView(view, cancels_max=self.options.cancels_max)
                 count, undecodable = 0, 0
                 for batch in snapshot.waiting(damaged=damaged):
                     markers = _markers(batch)
@@ -119,7 +121,7 @@ class ClusterExport:
             self._write_cancels(snapshot.cancels(), actions, report)
             return
 
-    def _write_cancels(self, cancels: Sequence[Cancel], actions: JournalFiles, report: ExportReport) -> None:
+    def _write_cancels(self, cancels: Sequence[Cancel], actions: ExportedSegments, report: ExportReport) -> None:
         actions.append([_action(one) for one in cancels])
         report.cancels += len(cancels)
         if len(cancels) >= self.options.cancels_max:  # then older ones of a scope were forgotten

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outbox_broker.cluster.bookie_room import BookieRoom
 from outbox_broker.cluster.coordinator import Coordinator, CoordinatorOptions, Wakeup
 from outbox_broker.cluster.memory_budget import MemoryBudget
-from outbox_broker.cluster.owned_shard_operations import LocalShards
+from outbox_broker.cluster.owned_shard_operations import OwnedShardOperations
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.peer_client import PeerClient, PeerOptions
 from outbox_broker.cluster.peer_protocol import peer_routes
 from outbox_broker.cluster.request_router import RequestRouter
-from outbox_broker.cluster.shard_host import HostOptions, OpenedShard, OpenShard, ShardHost
+from outbox_broker.cluster.shard_host import OpenedShard, OpenShard, ShardHost
 from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
 from outbox_broker.delay_service.cluster_shard import ClusterShard
-from outbox_broker.delay_service.target_publisher import PublishTarget
 from outbox_broker.http.access_control import Access, Principal, Role
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer, Tls, bind
@@ -30,6 +30,7 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.clock import SystemClock
+from outbox_core.messages.guarded_publish import PublishTarget
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
 
@@ -60,10 +61,15 @@ class NodeOptions:
 class ClusterNode:
     """start() joins the cluster, close() hands the shards over and leaves. It has nothing on a disk of its own."""
 
-    def __init__(self, options: NodeOptions, *, open_shard: OpenShard, target: PublishTarget) -> None:
-        """Bind the address for other nodes. Raises ConfigurationError."""
+    def __init__(
+        self, options: NodeOptions, *, open_shard: OpenShard, target: PublishTarget, room: BookieRoom | None = None
+    ) -> None:
+        """Bind the address for other nodes. `room`: publishes are refused while it has none. Raises
+        ConfigurationError.
+        """
         self._options = options
         self._target = target
+        self._room = room
         self._syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
         self._bound = bind(options.peer_host, options.peer_port)
         clock, wakeup = SystemClock(), Wakeup()
@@ -74,14 +80,13 @@ class ClusterNode:
             record=record,
         )
         self._host: ShardHost[ClusterShard] = ShardHost(
-            open_shard=open_shard, run_shard=self._run_shard, clock=clock, changed=wakeup.set,
-            options=HostOptions(budget=options.budget),
-        )  # fmt: skip
+            open_shard=open_shard, run_shard=self._run_shard, clock=clock, changed=wakeup.set
+        )
         self.coordinator = Coordinator(
             registry=self._registry, host=self._host, record=record, clock=clock, wakeup=wakeup,
-            options=options.coordinator,
+            options=options.coordinator, why_refusing=None if room is None else room.why_none,
         )  # fmt: skip
-        local = LocalShards(self._host.get)
+        local = OwnedShardOperations(self._host.get)
         peers = PeerClient(PeerOptions(token=options.peer_token, ca_file=options.ca_file))
         self._router = RequestRouter(coordinator=self.coordinator, local=local, peers=peers)
         self._peer_server = HttpServer(
@@ -106,7 +111,7 @@ class ClusterNode:
 
     def served(self) -> ServicePorts:
         """Returns the ports for the server that clients use."""
-        measures = NodeMeasures(self._host, self.coordinator, self._syncs)
+        measures = NodeMeasures(self._host, self.coordinator, self._syncs, self._room)
         return ServicePorts(
             producers=self._router, catalog=self._router, measured=measures,
             refusal="a delay service only publishes: consume from its target broker, and operate on it",
@@ -122,7 +127,7 @@ class ClusterNode:
 
     def _run_shard(self, opened: OpenedShard, permit: ShardPermit) -> ClusterShard:
         return ClusterShard.start(
-            opened, permit, target=self._target, clock=self._registry.clock, syncs=self._syncs,
+            opened, permit, target=self._target, clock=self._registry.clock, syncs=self._syncs, room=self._room,
             budget=self._options.budget, shards=len(self.coordinator.shards().names()),
         )  # fmt: skip
 
@@ -130,9 +135,12 @@ class ClusterNode:
 class NodeMeasures:
     """Probes and metrics of one node: its own shards, and whether it may act for them."""
 
-    def __init__(self, host: ShardHost[ClusterShard], coordinator: Coordinator, syncs: TimedStorage) -> None:
+    def __init__(
+        self, host: ShardHost[ClusterShard], coordinator: Coordinator, syncs: TimedStorage, room: BookieRoom | None
+    ) -> None:
         self._host = host
         self._coordinator = coordinator
+        self._room = room
         self.syncs = syncs
 
     @property
@@ -162,8 +170,12 @@ class NodeMeasures:
         return dict(total)
 
     def check_ready(self) -> None:
-        """Raise CoordinatorUnavailable if this node may not act for any shard now."""
+        """Raise CoordinatorUnavailable if this node may not act for any shard now; StorageFailed if it refuses
+        publishes because the bookies are full: what is scheduled is sent then, and can be canceled.
+        """
         self._coordinator.check()
+        if self._room is not None:
+            self._room.check_room()
 
     def _shards(self) -> list[ClusterShard]:
         return list(self._host.serving().values())

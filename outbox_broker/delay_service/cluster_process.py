@@ -5,7 +5,6 @@ It serves clients while it hands its shards over, forwarding their requests to t
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from outbox_broker.config.broker_config import load
 from outbox_broker.delay_service.cluster_node import ClusterNode, NodeOptions
 from outbox_broker.delay_service.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_broker.delay_service.process import announce
-from outbox_broker.delay_service.shard_openers import shard_opener
+from outbox_broker.delay_service.shard_openers import shard_storage
 from outbox_broker.http.access_control import is_loopback
 from outbox_broker.http.server import HttpServer, bind
 from outbox_core import connect
@@ -26,6 +25,8 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
 from outbox_core.runtime.build_info import build
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.garbage_collection import freeze_what_stays
+from outbox_core.runtime.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     import socket
@@ -55,10 +56,11 @@ def run_node(
     bound = bind(config.host, config.port)
     try:
         options = _node_options(config, settings, bound)
-        with shard_opener(settings) as open_shard:
-            node = ClusterNode(options, open_shard=open_shard, target=broker)
+        with shard_storage(settings) as storage:
+            node = ClusterNode(options, open_shard=storage.open_shard, target=broker, room=storage.room)
             try:
                 node.start()
+                freeze_what_stays()
                 _serve(config, node, bound)
             finally:
                 node.close()
@@ -73,25 +75,22 @@ def _serve(config: BrokerConfig, node: ClusterNode, bound: socket.socket) -> Non
     server = HttpServer(
         node.served(), bound, settings=config.http_settings, access=config.access(), tls=config.tls
     )  # fmt: skip
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
 
     def serve() -> None:
         try:
             server.run(on_ready=lambda url: announce(url, config.ready_file))
         finally:
-            stopping.set()
+            signals.wake()
 
-    thread = threading.Thread(target=serve, name="server")
-    thread.start()
-    try:
-        while not stopping.wait(1):
-            pass  # a wait without a time-out would keep signals from being handled
-        node.close()
-    finally:
-        server.stop()
-        thread.join()
+    with StopSignals() as signals:
+        thread = threading.Thread(target=serve, name="server")
+        thread.start()
+        try:
+            signals.wait()
+            node.close()
+        finally:
+            server.stop()
+            thread.join()
 
 
 def _node_options(config: BrokerConfig, settings: ClusterSettings, bound: socket.socket) -> NodeOptions:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from outbox_broker.cluster.bookie_tls import BookieTls
 from outbox_broker.cluster.memory_budget import MemoryBudget
+from outbox_broker.cluster.zone_file import LastZone
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.config_files import read_secret
+from outbox_core.runtime.config_files import read_optional_secret
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
-from outbox_core.runtime.settings import ServiceSettings, Table, load_settings
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
+from outbox_core.runtime.settings import ServiceSettings, load_settings
+from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperTable
+
+ADDRESS_EXAMPLE: Final = "bookkeeper://zk1:2181,zk2:2181,zk3:2181/outbox/delay"
+"""What the address of a delay cluster looks like."""
 
 
-class ClusterSettings(Table):
+class ClusterSettings(ZooKeeperTable):
     """A name here is an environment variable OUTBOX_CLUSTER__NAME and a key of `[cluster]` in the TOML file.
 
     There, a `..._ms` may be written as "5s", a `..._bytes` as "128MiB".
@@ -42,6 +47,16 @@ class ClusterSettings(Table):
     ensemble: int = Field(default=3, ge=1)
     write_quorum: int = Field(default=3, ge=1)
     ack_quorum: int = Field(default=2, ge=1)
+    zone_file: Path | None = None
+    """The zones of the bookies, see cluster/zone_file.py; it may change while nodes run."""
+    zone_script: Path | None = None
+    """The script by which AutoRecovery knows zones, for `status` to compare."""
+    last_zone: LastZone = LastZone.STOP
+    """What becomes of writes when the bookies of one zone are left."""
+    bookie_usage_max: float = Field(default=0.9, gt=0, le=1)
+    """Up to which part of its disks is used a bookie has room for new messages."""
+    bookie_check_ms: int = Field(default=10_000, ge=100)
+    """How often a node asks the bookies for that."""
     name: str | None = Field(default=None, min_length=1, max_length=255)
     zone: str | None = None
     capacity: int | None = Field(default=None, ge=0)
@@ -59,12 +74,6 @@ class ClusterSettings(Table):
     session_ms: int = Field(default=SessionOptions().session_ms, ge=1_000, le=60_000)
     drain_ms: int = Field(default=30_000, ge=0)
     """How long a node that stops waits for others to take its shards over."""
-    zookeeper_user: str | None = None
-    zookeeper_password_file: Path | None = None
-    zookeeper_tls: bool = False
-    zookeeper_ca_file: Path | None = None
-    zookeeper_certificate: Path | None = None
-    zookeeper_key: Path | None = None
 
     @field_validator("*", mode="before")
     @classmethod
@@ -80,17 +89,14 @@ class ClusterSettings(Table):
     @property
     def address(self) -> ZooKeeperAddress:
         """The cluster's place in ZooKeeper. Raises ConfigurationError."""
-        return ZooKeeperAddress.parse(self.store)
+        return ZooKeeperAddress.parse(self.store, example=ADDRESS_EXAMPLE)
 
     @property
     def session(self) -> SessionOptions:
         """How to connect to ZooKeeper. Raises ConfigurationError."""
-        security = ZooKeeperSecurity(
-            user=self.zookeeper_user, password=_secret(self.zookeeper_password_file, what="ZooKeeper password"),
-            tls=self.zookeeper_tls, ca_file=self.zookeeper_ca_file, certificate=self.zookeeper_certificate,
-            key=self.zookeeper_key,
-        )  # fmt: skip
-        return SessionOptions(session_ms=self.session_ms, request_ms_max=self.session_ms, security=security)
+        return SessionOptions(
+            session_ms=self.session_ms, request_ms_max=self.session_ms, security=self.zookeeper_security
+        )
 
     @property
     def metadata_uri(self) -> str:
@@ -100,7 +106,7 @@ class ClusterSettings(Table):
     @property
     def ledgers_password(self) -> bytes:
         """The ledgers' digest password. Raises ConfigurationError."""
-        return (_secret(self.ledgers_password_file, what="ledgers password") or "").encode()
+        return (read_optional_secret(self.ledgers_password_file, what="ledgers password") or "").encode()
 
     @property
     def bookie_tls(self) -> BookieTls | None:
@@ -119,7 +125,7 @@ class ClusterSettings(Table):
     @property
     def peer_token(self) -> str | None:
         """The nodes' token. Raises ConfigurationError."""
-        return _secret(self.peer_token_file, what="peer token")
+        return read_optional_secret(self.peer_token_file, what="peer token")
 
     @property
     def beat_ms(self) -> int:
@@ -134,12 +140,3 @@ class _ClusterTables(ServiceSettings):
 def load_cluster_settings(flags: Mapping[str, Any], *, file: Path | None) -> ClusterSettings:
     """Returns the settings; flags that are None were not given. Raises ConfigurationError, see load_settings."""
     return load_settings(_ClusterTables, {"cluster": flags}, file=file).cluster
-
-
-def _secret(path: Path | None, *, what: str) -> str | None:
-    if path is None:
-        return None
-    text = read_secret(path, what=what)
-    if not text:
-        raise ConfigurationError(f"the {what} file {path} is empty")
-    return text

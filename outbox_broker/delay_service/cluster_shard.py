@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outbox_broker.cluster.memory_budget import MemoryBudget, ShardMemory
+from outbox_broker.cluster.memory_budget import FILL_MAX, MemoryBudget
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard
-from outbox_broker.delay_service.delay_proxy import DelayProxy
-from outbox_broker.delay_service.target_publisher import PublishTarget
+from outbox_broker.delay_service.delay_proxy import CLAIM_AHEAD_MS, DelayProxy, PublishRoom
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_core.common.clock import Clock
+from outbox_core.messages.guarded_publish import PublishTarget, publish_guarded
 from outbox_core.messages.message import Message, PublishResult
 
 
 class PermittedTarget:
-    """The target of one shard's messages. A batch is sent only while this node may act for the shard.
+    """The target of one shard's messages. They are sent only while this node may act for the shard.
 
-    The permit is read right before each send, after the batch was recorded as handed over: a deposed owner sends at
-    most what it was sending.
+    The permit is read right before each request, after the batch was recorded as handed over, and after a client that
+    sends the messages of several shards together has waited: a deposed owner sends at most what it was sending.
     """
 
     def __init__(self, target: PublishTarget, permit: ShardPermit) -> None:
@@ -28,16 +28,27 @@ class PermittedTarget:
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Publish to the target. Raises NotOwner, with nothing sent."""
-        self._permit.require()
-        return self._target.publish(batch)
+        return publish_guarded(self._target, batch, guard=self._permit.require)
 
 
 class ClusterShard:
     """A RunningShard."""
 
-    def __init__(self, opened: OpenedShard, *, schedule: DelayStore, proxy: DelayProxy, permit: ShardPermit) -> None:
+    def __init__(
+        self,
+        opened: OpenedShard,
+        *,
+        schedule: DelayStore,
+        proxy: DelayProxy,
+        permit: ShardPermit,
+        budget: MemoryBudget,
+        shards: int,
+    ) -> None:
+        """`budget`: the node's. `shards`: how many the cluster has."""
         self._opened = opened
         self._schedule = schedule
+        self._budget = budget
+        self._shards = shards
         self.service = proxy
         self.permit = permit
 
@@ -52,25 +63,33 @@ class ClusterShard:
         syncs: TimedStorage,
         budget: MemoryBudget,
         shards: int,
+        room: PublishRoom | None = None,
     ) -> ClusterShard:
         """Recover the shard's schedule, and deliver. `clock`: the cluster's. `shards`: how many the cluster has."""
-        memory = budget.share(shards)
+        memory = budget.share(hosted=shards, shards=shards)
         options = DelayOptions(
-            memory_bytes_max=memory.bytes_max, memory_messages_max=memory.messages_max,
+            memory_bytes_max=memory.bytes_max, memory_messages_max=memory.messages_max, fill_max=FILL_MAX,
+            log_bytes_max=memory.log_bytes_max,
             dedup_messages=budget.dedup_messages_of(shards), cancels_remembered_max=budget.cancels_of(shards),
         )  # fmt: skip
         schedule = DelayStore.open(opened.store, options=options)
-        proxy = DelayProxy(schedule, PermittedTarget(target, permit), clock=clock, syncs=syncs)
+        proxy = DelayProxy(
+            schedule, PermittedTarget(target, permit), clock=clock, syncs=syncs, room=room,
+            claim_ahead_ms=CLAIM_AHEAD_MS,
+        )  # fmt: skip
         proxy.start()
-        return cls(opened, schedule=schedule, proxy=proxy, permit=permit)
+        return cls(opened, schedule=schedule, proxy=proxy, permit=permit, budget=budget, shards=shards)
 
     def check(self) -> None:
         """See RunningShard.check."""
         self._schedule.check_ready()
 
-    def limit_memory(self, memory: ShardMemory) -> None:
+    def limit_memory(self, *, hosted: int) -> None:
         """See RunningShard.limit_memory."""
-        self._schedule.limit_memory(bytes_max=memory.bytes_max, messages_max=memory.messages_max)
+        memory = self._budget.share(hosted=hosted, shards=self._shards)
+        self._schedule.limit_memory(
+            bytes_max=memory.bytes_max, messages_max=memory.messages_max, log_bytes_max=memory.log_bytes_max
+        )
 
     def close(self) -> None:
         """See RunningShard.close."""

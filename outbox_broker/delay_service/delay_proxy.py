@@ -8,25 +8,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from outbox_broker.common.cancel_topic_patterns import scope_of
-from outbox_broker.delay_service.target_publisher import PublishTarget, pass_on, timed
+from outbox_broker.delay_service.target_publisher import publish_to_target, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, Publishable
 from outbox_broker.http.service_ports import ServicePorts
-from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
 from outbox_broker.schedule.lateness import Lateness
-from outbox_broker.schedule.service import DelayService
-from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.schedule.schedule_runner import ScheduleRunner
+from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.guarded_publish import PublishTarget
 from outbox_core.messages.limits import DELAY_MAX_MS
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 from outbox_core.messages.topic_figures import topic_figures
 
+CLAIM_AHEAD_MS: Final = 50
+"""How long before it is due a message is claimed, at most: from then on it cannot be canceled any more."""
 _TOO_FAR: Final = "a delay may be at most 731 days"
+
+
+class PublishRoom(Protocol):
+    """Whether there is room for new messages, beside what is kept for dispatch and cancels."""
+
+    def require(self) -> None:
+        """Raise StorageFailed, naming the cure, if publishes are refused. Called for each batch."""
+
+    def check_room(self) -> None:
+        """Raise StorageFailed if publishes are refused, or are about to be. Called by probes."""
 
 
 class DelayProxy:
@@ -42,18 +54,19 @@ class DelayProxy:
         *,
         clock: Clock,
         syncs: TimedStorage,
-        reserve: Reserve | None = None,
+        room: PublishRoom | None = None,
+        claim_ahead_ms: int = 0,
     ) -> None:
-        """`syncs`: the storage of the schedule's segments, which measures sync times. `reserve`: the disk space
-        withheld for dispatch and cancels, if the schedule is on a disk.
+        """`syncs`: the storage of the schedule's segments, which measures sync times. `room`: as the reserve of a disk,
+        or the bookies of a cluster. `claim_ahead_ms`: see ScheduleRunner.
         """
         self._schedule = schedule
         self._target = target
         self._clock = clock
         self.syncs = syncs
-        self._reserve = reserve
+        self._room = room
         self._counters: Counter[tuple[str, str, str]] = Counter()
-        self.service = DelayService(schedule, deliver=self._deliver, clock=clock)
+        self.service = ScheduleRunner(schedule, deliver=self._deliver, clock=clock, claim_ahead_ms=claim_ahead_ms)
 
     def served(self) -> ServicePorts:
         """Returns the ports for an HTTP server."""
@@ -73,15 +86,15 @@ class DelayProxy:
 
     # -- what producers ask ------------------------------------------------------------------------------------------
 
-    def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
+    def publish(self, batch: Sequence[Message], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
         """Store a batch durably; returns one result per message, in order. Quotas do not apply: it has no topics."""
         del quota
         return self.begin_publish(batch)()
 
     def begin_publish(self, batch: Sequence[Message]) -> Callable[[], list[PublishResult]]:
         """Send a batch to the storage; returns what waits until it is durable, and returns the results."""
-        if self._reserve is not None:
-            self._reserve.require()
+        if self._room is not None:
+            self._room.require()
         now_ms = self._clock.now_ms()
         self._schedule.make_room(now_ms)
         statuses, place = self._schedule.put([timed(message, now_ms) for message in batch], now_ms=now_ms)
@@ -156,8 +169,8 @@ class DelayProxy:
         """
         self._schedule.check_ready()
         self.service.check_ready()
-        if self._reserve is not None:
-            self._reserve.check_room()
+        if self._room is not None:
+            self._room.check_room()
 
     def counters(self) -> Mapping[tuple[str, str, str], int]:
         """Returns totals since the start, by (what, topic, status)."""
@@ -195,7 +208,7 @@ class DelayProxy:
 
     def _deliver(self, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
         """Publish to the target; returns the rejected messages, and raises if the whole batch may be retried."""
-        refused = pass_on(self._target, batch)
+        refused = publish_to_target(self._target, batch)
         fired = Counter(one.topic for one in batch)
         fired.subtract(one.topic for one in refused)
         for topic, messages in (+fired).items():

@@ -12,7 +12,7 @@ from outbox_core.journal.journal import SegmentHeader, SegmentKind
 SEGMENT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-class JournalFiles:
+class ExportedSegments:
     """The segments of one log in an empty folder. Each append opens its file: appends are few and large."""
 
     def __init__(

@@ -20,6 +20,7 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.runtime import logs
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.garbage_collection import freeze_what_stays
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     try:
         with _RunningService(config, target) as proxy:
             server = HttpServer(proxy.served(), bound, settings=config.http_settings, access=access, tls=tls)
+            freeze_what_stays()
             server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
     finally:
         bound.close()
@@ -65,7 +67,7 @@ class _RunningService:
         try:
             schedule = DelayStore.open(self._store, reserve=reserve)
             reserve.take()
-            self._proxy = DelayProxy(schedule, self._target, clock=SystemClock(), syncs=syncs, reserve=reserve)
+            self._proxy = DelayProxy(schedule, self._target, clock=SystemClock(), syncs=syncs, room=reserve)
             self._proxy.start()
         except BaseException:
             self._store.close()

@@ -1,19 +1,22 @@
-"""Opens the segment store of a shard, for the node that became its owner: on BookKeeper, or in a shared folder."""
+"""Where the shards of a cluster are, for the nodes that own them: on BookKeeper, or in a shared folder."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox_broker.cluster.bookie_list import read_bookies
+from outbox_broker.cluster.bookie_room import BookieRoom, RoomOptions
 from outbox_broker.cluster.cluster_admin import read_config
 from outbox_broker.cluster.memory_budget import MemoryBudget
 from outbox_broker.cluster.shard_host import OpenedShard, OpenShard
 from outbox_broker.cluster.shard_names import ShardMap
 from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout
+from outbox_broker.cluster.zone_file import ZoneFile
 from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
 from outbox_broker.delay_service.cluster_settings import ClusterSettings
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
@@ -28,14 +31,27 @@ if TYPE_CHECKING:
 logger: EventLogger = EventLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class ShardStorage:
+    """`open_shard`: opens a shard for its owner. `room`: whether there is any for new messages, None if nobody asks."""
+
+    open_shard: OpenShard
+    room: BookieRoom | None = None
+
+
 @contextmanager
-def shard_opener(settings: ClusterSettings) -> Iterator[OpenShard]:
-    """Yields what opens shards where the settings say, and ends its clients. Raises ConfigurationError."""
+def shard_storage(settings: ClusterSettings) -> Iterator[ShardStorage]:
+    """Yields the storage that the settings name, and ends its clients. Raises ConfigurationError."""
     if settings.shared_folder is not None:
-        yield _in_folder(settings.shared_folder)
+        yield ShardStorage(_in_folder(settings.shared_folder))
         return
     with ledger_shards(settings) as shards:
-        yield shards.open
+        room = BookieRoom(shards.bookie_spaces, options=_room_options(settings))
+        room.start()
+        try:
+            yield ShardStorage(shards.open, room)
+        finally:
+            room.stop()
 
 
 @contextmanager
@@ -67,11 +83,15 @@ def _ledger_shards(settings: ClusterSettings, config: ClusterConfig) -> Iterator
     from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions
     from outbox_broker.cluster.bookkeeper.java_runtime import find_jars
     from outbox_broker.cluster.bookkeeper.ledger_shards import LedgerShards
+    from outbox_broker.cluster.bookkeeper.zone_placement import ZoneOptions
 
     _check_bookies(settings)
+    zones = None
+    if settings.zone_file is not None:
+        zones = ZoneOptions(file=ZoneFile(settings.zone_file), last_zone=settings.last_zone)
     options = BookKeeperOptions(
         ensemble=settings.ensemble, write_quorum=settings.write_quorum, ack_quorum=settings.ack_quorum,
-        password=settings.ledgers_password, tls=settings.bookie_tls,
+        password=settings.ledgers_password, tls=settings.bookie_tls, zones=zones,
     )  # fmt: skip
     shards = LedgerShards(
         config.cluster, settings.address, session=settings.session, metadata_uri=settings.metadata_uri,
@@ -79,6 +99,13 @@ def _ledger_shards(settings: ClusterSettings, config: ClusterConfig) -> Iterator
     )  # fmt: skip
     with closing(shards):
         yield shards
+
+
+def _room_options(settings: ClusterSettings) -> RoomOptions:
+    return RoomOptions(
+        ensemble=settings.ensemble, zones_min=1 if settings.zone_file is None else settings.last_zone.zones_min,
+        usage_max=settings.bookie_usage_max, every_ms=settings.bookie_check_ms,
+    )  # fmt: skip
 
 
 def _check_bookies(settings: ClusterSettings) -> None:

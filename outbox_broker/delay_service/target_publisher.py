@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -18,17 +17,11 @@ from outbox_core.common.errors import (
     NotSupported,
     StorageFailed,
 )
-from outbox_core.messages.message import DUE_HEADER, Message, PublishResult
+from outbox_core.messages.guarded_publish import PublishTarget
+from outbox_core.messages.message import DUE_HEADER, Message
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
-
-
-class PublishTarget(Protocol):
-    """Where due messages go: the part of a Broker that this needs."""
-
-    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
-        """See Broker.publish."""
 
 
 class _StoredMessage(msgspec.Struct, array_like=True, frozen=True):
@@ -61,7 +54,7 @@ def published(one: TimedMessage) -> Message:
     return msgspec.structs.replace(_for_now(one, stored, stored.headers), deliver_at_ms=stored.deliver_at_ms)
 
 
-def pass_on(target: PublishTarget, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
+def publish_to_target(target: PublishTarget, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
     """Publish to the target; returns the rejected messages, splitting the batch until the topic, or the message, at
     fault is isolated.
 
@@ -87,7 +80,7 @@ def _parted(
     target: PublishTarget, parts: Sequence[Sequence[TimedMessage]], error: BrokerRefused | InvalidMessage
 ) -> list[TimedMessage]:
     if len(parts) != 1:
-        return [one for part in parts for one in pass_on(target, part)]
+        return [one for part in parts for one in publish_to_target(target, part)]
     _log_refused(parts[0], str(error))
     return list(parts[0])
 

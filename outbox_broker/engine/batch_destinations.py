@@ -13,7 +13,7 @@ from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 
 @dataclass(slots=True, kw_only=True)
-class SortedBatch:
+class BatchDestinations:
     """The messages of a batch by destination: `plain` for the message log, `later` (with their indexes in the batch)
     for the schedule.
     """

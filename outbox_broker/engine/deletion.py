@@ -16,7 +16,7 @@ from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
-from outbox_broker.engine.recent_group_deletions import GroupDeletions
+from outbox_broker.engine.recent_group_deletions import RecentGroupDeletions
 from outbox_broker.engine.topic_reader import READERS
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Group
@@ -37,7 +37,7 @@ class Deletion:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        deleted: GroupDeletions, dispatcher: Dispatcher,
+        deleted: RecentGroupDeletions, dispatcher: Dispatcher,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock

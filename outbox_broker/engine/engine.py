@@ -28,7 +28,7 @@ from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
-from outbox_broker.engine.recent_group_deletions import GroupDeletions
+from outbox_broker.engine.recent_group_deletions import RecentGroupDeletions
 from outbox_broker.engine.retention import LogRetention
 from outbox_broker.engine.settler import Settler
 from outbox_broker.engine.timer import EngineTimer
@@ -66,7 +66,7 @@ class Engine:
         self.writer = writer = LogWriter(context)
         groups = GroupRegistry(context, writer)
         dead_letters = DeadLetterWriter(context, writer, wakeups)
-        self._deleted = deleted = GroupDeletions()
+        self._deleted = deleted = RecentGroupDeletions()
         self._index_repair = index_repair = IndexRepair(context)
         self.dispatcher = dispatcher = Dispatcher(context, writer, wakeups)
         retention = LogRetention(context, writer, wakeups, groups, dispatcher)

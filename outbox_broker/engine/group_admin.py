@@ -20,7 +20,7 @@ from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.dead_letters import DeadRun
 from outbox_broker.log.message_reader import read_runs
 from outbox_broker.log.topic_index import PlaceRun
-from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.engine_state import Topic
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
@@ -60,7 +60,9 @@ class GroupAdmin:
         self._dead_letters = dead_letters
         self._index_repair = index_repair
 
-    def declare_group(self, topic: str, group: str, config: GroupConfig, *, quota: TopicQuota | None = None) -> None:
+    def declare_group(
+        self, topic: str, group: str, config: GroupConfig, *, quota: ClientTopicQuota | None = None
+    ) -> None:
         """Create a group, or change its settings; an existing group keeps its position.
 
         `quota`: how many topics its client may have. Raises FilterError if its filter does not parse.
@@ -209,7 +211,7 @@ class GroupAdmin:
         self._wakeups.wake(topic, group)
         return count
 
-    def _declared(self, topic: str, group: str, config: GroupConfig, quota: TopicQuota | None) -> int:
+    def _declared(self, topic: str, group: str, config: GroupConfig, quota: ClientTopicQuota | None) -> int:
         """Declare a group; returns the end of the action log, to be committed."""
         self._context.refuse_if_closed()
         self._groups.declare(topic, group, config, quota)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.group.consumer_group import Group
-from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.engine_state import Topic, settings_of
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
@@ -23,7 +23,7 @@ class GroupRegistry:
         self._messages = context.messages
         self._writer = writer
 
-    def declare(self, topic: str, name: str, config: GroupConfig, quota: TopicQuota | None = None) -> None:
+    def declare(self, topic: str, name: str, config: GroupConfig, quota: ClientTopicQuota | None = None) -> None:
         """Create a group, or change its settings. Raises InvalidMessage at the limit of topics or groups."""
         if topic not in self._state.topics:
             refused = self.topics_refused(1, quota)
@@ -64,7 +64,7 @@ class GroupRegistry:
             )
         )  # fmt: skip
 
-    def topics_refused(self, more: int, quota: TopicQuota | None) -> str | None:
+    def topics_refused(self, more: int, quota: ClientTopicQuota | None) -> str | None:
         """Returns why `more` topics, all covered by a client's quota, are not allowed; None if they are."""
         limit = self._options.topics_max
         if len(self._state.topics) + more > limit:
@@ -78,7 +78,7 @@ class GroupRegistry:
             )
         return None
 
-    def open_group(self, topic: str, name: str, quota: TopicQuota | None = None) -> tuple[Topic, Group]:
+    def open_group(self, topic: str, name: str, quota: ClientTopicQuota | None = None) -> tuple[Topic, Group]:
         """Returns a topic and a group of it, created if new."""
         found = self._state.group(topic, name)
         if found is None:

@@ -7,7 +7,7 @@ from typing import Final
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.puller import PullChoice, PulledMessages, Puller
-from outbox_broker.engine.recent_group_deletions import GroupDeletions
+from outbox_broker.engine.recent_group_deletions import RecentGroupDeletions
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.log.topic_index import TopicIndex
 
@@ -19,7 +19,7 @@ class ImmediatePuller:
     """Deliveries for a caller that must not block, such as an event loop."""
 
     def __init__(
-        self, context: EngineContext, deleted: GroupDeletions, dispatcher: Dispatcher, puller: Puller,
+        self, context: EngineContext, deleted: RecentGroupDeletions, dispatcher: Dispatcher, puller: Puller,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock

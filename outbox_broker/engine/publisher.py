@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from typing import Final, Protocol
 
 from outbox_broker.common.cancel_topic_patterns import ANY_TOPIC, Scope, covers, scope_of
-from outbox_broker.engine.batch_destinations import SortedBatch, arranged, dead_on_arrival, record_of, timed_of
+from outbox_broker.engine.batch_destinations import BatchDestinations, arranged, dead_on_arrival, record_of, timed_of
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
@@ -19,7 +19,7 @@ from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.schedule.delay_store import CancelResult
 from outbox_broker.schedule.schedule_log import Place
-from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.scheduled_message_encoding import encode_marker
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
@@ -27,9 +27,6 @@ from outbox_core.messages.limits import DELAY_MAX, DELAY_MAX_MS
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-
-_FILL_MAX: Final = 2
-"""If the schedule's memory is this many times full, housekeeping is behind, and publishes wait for it."""
 
 _SYNCS_BESIDE: Final = 2
 """Threads that sync the message log concurrently with the schedule's; waiters of the second share the first's sync."""
@@ -87,13 +84,13 @@ class Publisher:
         """Stop the sync threads after their current work."""
         self._beside.shutdown()
 
-    def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None = None) -> list[PublishResult]:
+    def publish(self, batch: Sequence[Message], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
         """Store a batch; returns one result per message, in order, once all that is stored is durable.
 
         `quota`: how many topics its client may have.
         """
         if any(one.deliver_at_ms is not None for one in batch):
-            self._context.schedule.make_room(self._clock.now_ms(), fill=_FILL_MAX)
+            self._context.schedule.make_room(self._clock.now_ms())
         with self._lock:
             self._context.refuse_if_closed()
             self._reserve.require()
@@ -186,7 +183,7 @@ class Publisher:
         self._messages.commit(end)
 
     def _append(
-        self, batch: Sequence[Message], quota: TopicQuota | None
+        self, batch: Sequence[Message], quota: ClientTopicQuota | None
     ) -> tuple[list[PublishResult], Collection[str], Place | None]:
         """Store a batch; returns the results, the topics with new messages, and the schedule's log place, if any."""
         now_ms = self._clock.now_ms()
@@ -200,7 +197,9 @@ class Publisher:
             results, scheduled_to = self._append_later(batch, now_ms=now_ms)
             self._count_published(results, batch)
             return results, set(), scheduled_to
-        sorting = SortedBatch(now_ms=now_ms, is_known=self._context.schedule.knows, is_recent=self._state.recent.has)
+        sorting = BatchDestinations(
+            now_ms=now_ms, is_known=self._context.schedule.knows, is_recent=self._state.recent.has
+        )
         for message in batch:
             problem = self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new, quota=quota)
             sorting.sort(message, problem=problem)
@@ -256,7 +255,7 @@ class Publisher:
             and not self._state.recent.has_any(ids)
         )
 
-    def _has_room_for(self, counts: Mapping[str, int], quota: TopicQuota | None) -> bool:
+    def _has_room_for(self, counts: Mapping[str, int], quota: ClientTopicQuota | None) -> bool:
         """Returns whether all of these may be topics."""
         topics_new = len([one for one in counts if one not in self._state.topics])
         return not topics_new or self._groups.topics_refused(topics_new, quota) is None
@@ -293,7 +292,9 @@ class Publisher:
             end = self._state.end_of(topic)
             yield from range(end, end + count)
 
-    def _problem(self, message: Message, *, now_ms: int, topics_new: set[str], quota: TopicQuota | None) -> str | None:
+    def _problem(
+        self, message: Message, *, now_ms: int, topics_new: set[str], quota: ClientTopicQuota | None
+    ) -> str | None:
         if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
             return _DELAY_TOO_LONG
         if message.topic in self._state.topics or message.topic in topics_new:

@@ -13,7 +13,7 @@ from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
-from outbox_broker.engine.recent_group_deletions import GroupDeletions, group_deleted
+from outbox_broker.engine.recent_group_deletions import RecentGroupDeletions, group_deleted
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.key_order import KeyOrder
@@ -21,7 +21,7 @@ from outbox_broker.group.key_order_decision import decide_filing, may_deliver
 from outbox_broker.group.receipt import receipts_of
 from outbox_broker.log.message_reader import Found, read_runs
 from outbox_broker.log.topic_index import PlaceRun
-from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.engine_state import Topic
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
@@ -66,7 +66,8 @@ class Puller:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        dead_letters: DeadLetterWriter, deleted: GroupDeletions, index_repair: IndexRepair, dispatcher: Dispatcher,
+        dead_letters: DeadLetterWriter, deleted: RecentGroupDeletions, index_repair: IndexRepair,
+        dispatcher: Dispatcher,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
@@ -84,7 +85,7 @@ class Puller:
 
     def take(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
-        fires: bool = True, since: int | None = None, quota: TopicQuota | None = None,
+        fires: bool = True, since: int | None = None, quota: ClientTopicQuota | None = None,
     ) -> list[PulledMessages]:  # fmt: skip
         """Deliver ready messages, as runs of records.
 
@@ -121,7 +122,7 @@ class Puller:
                     return []
         return []
 
-    def _opened(self, topic: str, name: str, quota: TopicQuota | None) -> tuple[Topic, Group]:
+    def _opened(self, topic: str, name: str, quota: ClientTopicQuota | None) -> tuple[Topic, Group]:
         """Returns a topic and a group, created if new; its deletion meanwhile is detected later, under the lock."""
         known = self._state.topics.get(topic)
         group = None if known is None else known.groups.get(name)

@@ -11,7 +11,7 @@ DELETED_MAX: Final = 10_000
 """How many deletions of groups are remembered, for pulls that were waiting."""
 
 
-class GroupDeletions:
+class RecentGroupDeletions:
     """Deletions of groups, numbered from 1 in order since the start."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.puller import PulledMessages, Puller, check_within
-from outbox_broker.engine.recent_group_deletions import GroupDeletions
+from outbox_broker.engine.recent_group_deletions import RecentGroupDeletions
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_core.messages.limits import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
 from outbox_core.messages.message import Delivery, check_group, check_topic
@@ -20,7 +20,7 @@ Found = TypeVar("Found")
 class WaitingPuller:
     """Deliveries for a caller with a thread to block."""
 
-    def __init__(self, context: EngineContext, wakeups: Wakeups, deleted: GroupDeletions, puller: Puller) -> None:
+    def __init__(self, context: EngineContext, wakeups: Wakeups, deleted: RecentGroupDeletions, puller: Puller) -> None:
         self._context = context
         self._clock = context.clock
         self._lock = context.lock

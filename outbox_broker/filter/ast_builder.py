@@ -53,7 +53,7 @@ class Operand:
     position: int
 
 
-class Builder(Transformer[Token, Node]):
+class AstBuilder(Transformer[Token, Node]):
     """Called by the parser, rule by rule; children come first."""
 
     def either(self, terms: list[Node]) -> Node:

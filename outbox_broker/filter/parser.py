@@ -13,7 +13,7 @@ from typing import Final, cast
 from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from outbox_broker.filter.ast_builder import Builder
+from outbox_broker.filter.ast_builder import AstBuilder
 from outbox_broker.filter.expression_tree import Node
 from outbox_core.common.errors import FilterError
 
@@ -99,7 +99,7 @@ def parse(text: str) -> Node:
 @lru_cache(maxsize=1)
 def _parser() -> Lark:
     words = "\n".join(f"{_terminal(word)}.2: /{word}{_NAME_TAIL}/i" for word in _WORDS)
-    return Lark(_GRAMMAR + words, parser="lalr", lexer="basic", transformer=Builder(), maybe_placeholders=False)
+    return Lark(_GRAMMAR + words, parser="lalr", lexer="basic", transformer=AstBuilder(), maybe_placeholders=False)
 
 
 def _terminal(word: str) -> str:

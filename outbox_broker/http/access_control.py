@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from outbox_broker.http.problems import Problem
-from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.protocol.problem import ProblemKind
 
@@ -56,14 +56,14 @@ class Principal:
     topics_max: int | None = None
 
     @property
-    def quota(self) -> TopicQuota | None:
+    def quota(self) -> ClientTopicQuota | None:
         """The limit of topics that match its patterns; None: the server's limit.
 
         A token restricted to some topics gets a default share of them.
         """
         if self.topics_max is None and self.covers_all:
             return None
-        return TopicQuota(self.topics, self.topics_max)
+        return ClientTopicQuota(self.topics, self.topics_max)
 
     def allows(self, role: Role, topic: str | None) -> bool:
         """Returns whether the principal has this role for this topic, or, without a topic, for any."""

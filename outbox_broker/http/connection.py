@@ -1,7 +1,7 @@
 """One HTTP connection: reads requests one at a time and writes responses, all with deadlines.
 
 A connection is in one phase at a time, and each phase but WORK has a deadline. The server checks deadlines periodically
-(`ConnectionContext.sweep`), so that a request sets no timer.
+(`ServerContext.sweep`), so that a request sets no timer.
 
     HEAD -> BODY -> WORK -> WRITE -> HEAD ...
       |       |               |
@@ -24,7 +24,7 @@ from outbox_broker.http.problems import CLOSE, Problem
 from outbox_broker.http.request_head import RequestHead
 from outbox_broker.http.request_reader import RequestReader
 from outbox_broker.http.response import CONTINUE, Response, head_of
-from outbox_broker.http.server_context import ConnectionContext
+from outbox_broker.http.server_context import ServerContext
 from outbox_core.protocol.problem import ProblemKind
 
 AHEAD_BYTES_MAX: Final = 16 * 1024
@@ -55,7 +55,7 @@ class Phase(Enum):
 class HttpConnection(asyncio.BufferedProtocol):
     """The protocol of one connection."""
 
-    def __init__(self, context: ConnectionContext, slot: ConnectionSlot) -> None:
+    def __init__(self, context: ServerContext, slot: ConnectionSlot) -> None:
         self.deadline = _NEVER
         self._context = context
         self._slot = slot

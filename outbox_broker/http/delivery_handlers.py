@@ -14,7 +14,7 @@ from outbox_broker.http import content_negotiation
 from outbox_broker.http.long_poll import PolledMessages
 from outbox_broker.http.problems import Problem
 from outbox_broker.http.request_context import Call
-from outbox_broker.http.uniform_result_encoding import alike
+from outbox_broker.http.uniform_result_encoding import encode_uniform_results
 from outbox_core.journal.journal import MessageRecord
 from outbox_core.messages.message import AckStatus, ExtendStatus, NackStatus
 from outbox_core.protocol.wire import (
@@ -127,7 +127,7 @@ def ack(call: Call) -> AckAnswer | msgspec.Raw:
     receipts = call.read(AckRequest).receipts
     statuses = _settle(call, receipts, settle=call.consumers.ack, foreign=AckStatus.UNKNOWN)
     if call.is_packed and statuses.count(AckStatus.ACKED) == len(statuses):
-        packed = alike("receipt", receipts, {"status": AckStatus.ACKED})
+        packed = encode_uniform_results("receipt", receipts, {"status": AckStatus.ACKED})
         if packed is not None:
             return packed
     return AckAnswer(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from outbox_broker.http.connection import HttpConnection
 from outbox_broker.http.connection_table import ConnectionSlot
-from outbox_broker.http.server_context import ConnectionContext
+from outbox_broker.http.server_context import ServerContext
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -46,7 +46,7 @@ class LogRateLimit:
 class Listener:
     """Accepts until its task is cancelled."""
 
-    context: ConnectionContext
+    context: ServerContext
     bound: socket.socket
     tls: ssl.SSLContext | None
     log_rate: LogRateLimit = field(default_factory=LogRateLimit)

@@ -12,7 +12,7 @@ from outbox_broker.http.incremental_batch_decoding import WHERE
 from outbox_broker.http.plain_batch_publish import publish_plain
 from outbox_broker.http.problems import Problem
 from outbox_broker.http.request_context import Call, Entry
-from outbox_broker.http.uniform_result_encoding import alike
+from outbox_broker.http.uniform_result_encoding import encode_uniform_results
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.message import (
@@ -39,10 +39,10 @@ from outbox_core.protocol.wire import (
 )
 from outbox_core.protocol.wire_conversion import body_bytes
 from outbox_core.protocol.wire_multi_topic_publish import (
-    AddressedMessage,
-    AddressedPublishRequest,
-    PackedAddressedMessage,
-    PackedAddressedPublishRequest,
+    MultiTopicMessage,
+    MultiTopicPublishRequest,
+    PackedMultiTopicMessage,
+    PackedMultiTopicPublishRequest,
 )
 
 _BUCKET_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -104,10 +104,10 @@ def _published(call: Call) -> Iterable[NewMessage]:
     return _sent(call, PackedMessage, lambda: call.read(PackedPublishRequest).messages)
 
 
-def _addressed(call: Call) -> Iterable[AddressedMessage | PackedAddressedMessage]:
+def _addressed(call: Call) -> Iterable[MultiTopicMessage | PackedMultiTopicMessage]:
     if call.body_codec is Codec.JSON:
-        return _sent(call, AddressedMessage, lambda: call.read(AddressedPublishRequest).messages)
-    return _sent(call, PackedAddressedMessage, lambda: call.read(PackedAddressedPublishRequest).messages)
+        return _sent(call, MultiTopicMessage, lambda: call.read(MultiTopicPublishRequest).messages)
+    return _sent(call, PackedMultiTopicMessage, lambda: call.read(PackedMultiTopicPublishRequest).messages)
 
 
 def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entry]]) -> Iterable[Entry]:
@@ -119,7 +119,9 @@ def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entr
     return sent
 
 
-def _allowed(call: Call, sent: Iterable[AddressedMessage | PackedAddressedMessage]) -> Iterator[tuple[NewMessage, str]]:
+def _allowed(
+    call: Call, sent: Iterable[MultiTopicMessage | PackedMultiTopicMessage]
+) -> Iterator[tuple[NewMessage, str]]:
     """Yields messages with their topics. Raises Problem at the first topic to which the sender may not publish."""
     allowed: set[str] = set()
     for number, one in enumerate(sent):
@@ -142,7 +144,9 @@ def _store(call: Call, sent: Iterable[tuple[NewMessage, str]]) -> PublishAnswer 
 
 
 def _all_stored(call: Call, ids: Sequence[str]) -> PublishAnswer | msgspec.Raw:
-    packed = alike("id", ids, {"status": PublishStatus.STORED, "error": None}) if call.is_packed else None
+    packed = (
+        encode_uniform_results("id", ids, {"status": PublishStatus.STORED, "error": None}) if call.is_packed else None
+    )
     if packed is not None:
         return packed
     return PublishAnswer(results=[PublishOutcome(id=one, status=PublishStatus.STORED) for one in ids])

@@ -47,7 +47,7 @@ _RULES: Final[dict[str, dict[str, Any]]] = {
     "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
     "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
     "NewMessage": _PUBLISHED,
-    "AddressedMessage": _PUBLISHED,
+    "MultiTopicMessage": _PUBLISHED,
 }
 _ALWAYS: Final = (
     ProblemKind.WRONG_SHAPE,

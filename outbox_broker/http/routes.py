@@ -60,7 +60,7 @@ ROUTES: Final = (
     Route(
         method="POST", path="/v1/publish", role=Role.PUBLISH, work=WorkClass.PUBLISH,
         handler=message_handlers.publish_addressed,
-        body=wire_multi_topic_publish.AddressedPublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
+        body=wire_multi_topic_publish.MultiTopicPublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
         summary="Store a batch of messages of many topics; answered when they are durable",
     ),
     Route(

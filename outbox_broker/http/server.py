@@ -22,7 +22,7 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.listener import Listener, LoopErrors
 from outbox_broker.http.request_context import Services
 from outbox_broker.http.routes import ROUTES, Route
-from outbox_broker.http.server_context import ConnectionContext
+from outbox_broker.http.server_context import ServerContext
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
@@ -120,7 +120,7 @@ class HttpServer:
         if handle_signals:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop)
-        context = ConnectionContext(
+        context = ServerContext(
             loop=loop, application=Application(self.services, routes=self._routes), budget=self.services.budget,
             table=_connection_table(settings), settings=settings,
         )  # fmt: skip
@@ -140,7 +140,7 @@ class HttpServer:
             accepting.cancel()
             self.services.threads.close()
 
-    async def _finish(self, context: ConnectionContext, listener: Listener) -> None:
+    async def _finish(self, context: ServerContext, listener: Listener) -> None:
         """Complete requests in progress; those that exceed the time-out, or a second stop(), are aborted."""
         listener.stop_opening()
         context.stop()
@@ -163,7 +163,7 @@ class HttpServer:
         self._stops.set()
 
 
-async def _sweep(context: ConnectionContext) -> None:
+async def _sweep(context: ServerContext) -> None:
     settings = context.settings
     shortest_ms = min(
         settings.request_head_ms_max, settings.request_read_ms_max, settings.response_write_ms_max,

@@ -33,7 +33,7 @@ class Connection(Protocol):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class ConnectionContext:
+class ServerContext:
     """State shared by all connections of one server; used on its event loop only."""
 
     loop: asyncio.AbstractEventLoop

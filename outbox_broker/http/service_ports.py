@@ -14,7 +14,7 @@ from outbox_broker.engine.publisher import Publishable
 from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
-from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.errors import NotSupported
 from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.message import (
@@ -34,7 +34,7 @@ Port = TypeVar("Port")
 class ForProducers(Protocol):
     """Publishes, and scheduled messages. Durable on return; idempotent by topic and message id."""
 
-    def publish(self, batch: Sequence[Message], /, *, quota: TopicQuota | None) -> list[PublishResult]:
+    def publish(self, batch: Sequence[Message], /, *, quota: ClientTopicQuota | None) -> list[PublishResult]:
         """Store a batch; returns one result per message, in order. `quota`: how many topics its sender may have."""
 
     def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str], /) -> bool:
@@ -63,7 +63,7 @@ class ForConsumers(Protocol):
 
     def take(
         self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool,
-        since: int | None, quota: TopicQuota | None,
+        since: int | None, quota: ClientTopicQuota | None,
     ) -> list[PulledMessages]:  # fmt: skip
         """Deliver ready messages; with `fires`, due messages are dispatched first if there are none.
 
@@ -104,7 +104,7 @@ class ForReaders(Protocol):
 class ForOperators(Protocol):
     """Administration of topics and groups. Durable on return, and idempotent."""
 
-    def declare_group(self, topic: str, group: str, config: GroupConfig, /, *, quota: TopicQuota | None) -> None:
+    def declare_group(self, topic: str, group: str, config: GroupConfig, /, *, quota: ClientTopicQuota | None) -> None:
         """Create a group, or change its settings."""
 
     def delete_group(self, topic: str, group: str, /, *, force: bool) -> None:

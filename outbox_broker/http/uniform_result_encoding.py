@@ -14,7 +14,7 @@ _STR8_MAX = 255
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def alike(name: str, texts: Sequence[str], more: dict[str, str | None]) -> msgspec.Raw | None:
+def encode_uniform_results(name: str, texts: Sequence[str], more: dict[str, str | None]) -> msgspec.Raw | None:
     """Encode `{"results": [{name: text, **more}, ...]}` in MessagePack; None if a text is not ASCII, or very long."""
     fields = len(more) + 1
     start = _text(bytes([0x80 | fields]) + _encode(name))

@@ -11,7 +11,7 @@ from typing import Final
 
 from outbox_broker.schedule.bucket_filing import BucketFiling, FiledRuns
 from outbox_broker.schedule.due_batch import DueBatch
-from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.levels import BucketState, is_to_expand
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_records import BucketChanged, Moved
@@ -28,7 +28,7 @@ class BucketExpansion:
     """Moves messages out of the earliest bucket that is to be expanded."""
 
     context: ScheduleContext
-    horizon: DueHorizon
+    horizon: DueSoon
     filing: BucketFiling
     garbage: SegmentGarbage
 

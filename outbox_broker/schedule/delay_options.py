@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayOptions:
-    """Limits of one schedule. Memory and log are flushed to buckets when one of their limits is reached."""
+    """Limits of one schedule. Memory and log are flushed to buckets when one of their limits is reached, beside
+    publishes, which wait at `fill_max` times as much.
+    """
 
     memory_bytes_max: int = 32 * 1024 * 1024
     """Payload bytes of messages in memory that are not in a bucket yet."""
@@ -15,6 +17,8 @@ class DelayOptions:
     """Messages in memory that are not in a bucket yet, including those dispatched before they were in one."""
     log_bytes_max: int = 64 * 1024 * 1024
     """Bytes of the log after its checkpoint."""
+    fill_max: float = 2.0
+    """Publishes wait for a flush once memory or log is at so many times its limit."""
     batch_messages_max: int = 500
     """Messages in a dispatched batch."""
     batch_bytes_max: int = 4 * 1024 * 1024

@@ -2,7 +2,7 @@
 
 All durable data is in a segment store, of any implementation. A message is written to the log, which is synced before
 the response; from memory it is flushed to a bucket with many others, re-filed into finer buckets as its time comes
-nearer (levels), and dispatched when it is due (due_horizon). Consumers, HTTP and the clock are outside.
+nearer (levels), and dispatched when it is due (due_soon). Consumers, HTTP and the clock are outside.
 Guarantees, each across a kill or a power failure at any point:
 - schedule() returned stored: delivered, unless canceled; dispatched at its due time or later.
 - a batch that was dispatched and not settled by fired() is dispatched again after a restart, the same batch.
@@ -22,8 +22,8 @@ from outbox_broker.schedule.bucket_filing import BucketFiling
 from outbox_broker.schedule.cancellation import Cancellation, CancelResult
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.due_batch import DueBatch
-from outbox_broker.schedule.due_dispatch import DueDispatch
-from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.due_dispatch import BatchClaim, DueDispatch
+from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.id_index import IndexMerge
 from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
 from outbox_broker.schedule.memory_flush import MemoryFlush
@@ -40,7 +40,7 @@ from outbox_broker.schedule.segment_store import SegmentStore
 from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_core.messages.message import CancelStatus, PublishStatus
 
-__all__ = ["CancelResult", "DelayOptions", "DelayStore", "DueBatch", "TimedMessage"]
+__all__ = ["BatchClaim", "CancelResult", "DelayOptions", "DelayStore", "DueBatch", "TimedMessage"]
 
 
 class DelayStore:
@@ -52,7 +52,7 @@ class DelayStore:
     def __init__(self, context: ScheduleContext) -> None:
         """Recover the schedule from the context's store, which must have no other user. Raises as open() does."""
         self._context = context
-        self._horizon = DueHorizon(context, RunQuarantine(context))
+        self._horizon = DueSoon(context, RunQuarantine(context))
         self._recent = RecentMessageIds(context)
         merge = IndexMerge()
         garbage = SegmentGarbage(context, self._horizon, merge)
@@ -96,7 +96,7 @@ class DelayStore:
         A due time in the past means now. A recent id is a duplicate; a message that was canceled before it arrived is
         reported as stored, and never delivered. Raises StorageFailed with nothing stored.
         """
-        self.make_room(now_ms)
+        self.make_room(now_ms, fill=1)
         statuses, place = self.put(batch, now_ms=now_ms)
         self.commit(place)
         return statuses
@@ -137,6 +137,13 @@ class DelayStore:
         """
         return self._dispatch.due(now_ms)
 
+    def claim(self, until_ms: int) -> BatchClaim | None:
+        """Like due(), for messages that are due by a time that may be ahead, without waiting for the disk: they may
+        leave once the claim is committed, each when it is due. A cancel is too late from the claim on. Batches that
+        were unsettled come first, whatever the time.
+        """
+        return self._dispatch.claim(until_ms)
+
     def unsettled(self) -> list[DueBatch]:
         """Returns the batches left unsettled by the last close or kill; due() skips them from then on."""
         return self._dispatch.unsettled()
@@ -147,7 +154,7 @@ class DelayStore:
 
     def soonest_ms(self) -> int:
         """Returns a time before which nothing is due, as far as is known without a lock."""
-        return self._horizon.soonest_ms
+        return self._dispatch.soonest_ms()
 
     def fired(self, number: int, *, again: Sequence[TimedMessage] = ()) -> None:
         """Settle a batch as delivered, except for messages to be dispatched `again` at the due times given with them.
@@ -167,12 +174,13 @@ class DelayStore:
         """Returns whether memory should be flushed. Takes no lock."""
         return self._flush.is_full()
 
-    def make_room(self, now_ms: int, *, fill: int = 1) -> None:
-        """Flush memory if it is at `fill` times its limits, before more is accepted. Raises StorageFailed.
+    def make_room(self, now_ms: int, *, fill: float | None = None) -> None:
+        """Flush memory if it is at `fill` times its limits (the option `fill_max` by default), before more is accepted.
+        Raises StorageFailed.
 
         May take long: call it without holding the lock, or one of your own.
         """
-        self._flush.make_room(now_ms, fill=fill)
+        self._flush.make_room(now_ms, fill=self._context.options.fill_max if fill is None else fill)
 
     def may_know(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
         """Returns whether any message with these ids on these topics may be known. Takes no lock.
@@ -238,10 +246,14 @@ class DelayStore:
         """Returns sizes, for operators."""
         return self._statistics.figures()
 
-    def limit_memory(self, *, bytes_max: int, messages_max: int) -> None:
-        """Change the limits of messages in memory; those above them are flushed by the next call that makes room."""
-        options = replace(self._context.options, memory_bytes_max=bytes_max, memory_messages_max=messages_max)
-        self._context.options = options
+    def limit_memory(self, *, bytes_max: int, messages_max: int, log_bytes_max: int) -> None:
+        """Change the limits of messages in memory, and of the log; what is above them is flushed by the next step of
+        housekeeping, or call that makes room.
+        """
+        self._context.options = replace(
+            self._context.options, memory_bytes_max=bytes_max, memory_messages_max=messages_max,
+            log_bytes_max=log_bytes_max,
+        )  # fmt: skip
 
     def check_ready(self) -> None:
         """Raise StorageFailed if nothing can be made durable."""
@@ -260,10 +272,13 @@ class DelayStore:
 
 
 def _recover_state(context: ScheduleContext) -> set[str]:
-    """Rebuild the state from the log, and delete segments that it does not reference; returns all segments found."""
+    """Rebuild the state from the log, and delete segments that it does not reference; returns all segments found.
+
+    What is in buckets is not read.
+    """
     for record in context.log.recover():
         context.state.apply(record)
-    context.log.begin_anew(context.state.checkpoint())
+    context.log.resume(context.state.checkpoint)
     used = {context.log.name, *context.state.segments()}
     names = set(context.store.list())
     context.store.delete(sorted(names - used))

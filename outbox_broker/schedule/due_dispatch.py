@@ -8,12 +8,13 @@ dispatch is not in the log, are in the due queue again. Both hold whatever error
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_queue import TakenMessages
-from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.merge_cursor import Piece
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
@@ -26,10 +27,20 @@ _NO_BATCH: Final = 0
 """No batch has this number: to settle it changes nothing, and proves that this process can still write."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchClaim:
+    """A batch whose dispatch is in the log, and durable once commit() has returned: from then on it may leave. If
+    commit() raises, a later claim returns the batch again.
+    """
+
+    batch: DueBatch
+    commit: Callable[[], None]
+
+
 class DueDispatch:
     """The unsettled batches, including those from before the schedule was last closed."""
 
-    def __init__(self, context: ScheduleContext, horizon: DueHorizon) -> None:
+    def __init__(self, context: ScheduleContext, horizon: DueSoon) -> None:
         self._context = context
         self._horizon = horizon
         self._again: deque[int] = deque()
@@ -40,7 +51,11 @@ class DueDispatch:
 
     def is_due(self, now_ms: int) -> bool:
         """Returns whether due() may have something. Takes no lock."""
-        return bool(self._again) or self._horizon.soonest_ms <= now_ms
+        return self.soonest_ms() <= now_ms
+
+    def soonest_ms(self) -> int:
+        """Returns a time before which nothing is due, as far as is known without a lock."""
+        return 0 if self._again else self._horizon.soonest_ms
 
     def due(self, now_ms: int) -> DueBatch | None:
         """Returns a batch of due messages that were not dispatched yet; None if there are none, or too many batches are
@@ -48,18 +63,23 @@ class DueDispatch:
 
         The dispatch is durable before this returns: a cancel is too late after that.
         """
+        claim = self.claim(now_ms)
+        if claim is None:
+            return None
+        claim.commit()
+        return claim.batch
+
+    def claim(self, until_ms: int) -> BatchClaim | None:
+        """Like due(), for messages that are due by a time, which may be ahead; does not wait for the disk. Batches that
+        were unsettled come first, whatever the time: they may have been claimed ahead, too.
+        """
         with self._context.lock:
             self._context.refuse_if_closed()
-            if self._again:
-                batch = self._hand_again()
-            elif len(self._context.state.hand_outs) >= self._context.options.hand_outs_max:
-                return None
-            else:
-                batch = self._hand_next(now_ms)
+            batch = self._hand_again()
+            if batch is None and len(self._context.state.hand_outs) < self._context.options.hand_outs_max:
+                batch = self._hand_next(until_ms)
             place = self._context.log.place
-        if batch is not None:
-            self._commit(batch, place)
-        return batch
+        return None if batch is None else BatchClaim(batch, lambda: self._commit(batch, place))
 
     def unsettled(self) -> list[DueBatch]:
         """Returns the batches left unsettled by the last close or kill; due() skips them from then on.
@@ -147,7 +167,7 @@ class DueDispatch:
 
     def _hand_again(self) -> DueBatch | None:
         """Returns the next unsettled batch, and logs a record for it: a process that was replaced must learn so before
-        it dispatches, and the dispatch itself was logged by an earlier one.
+        it dispatches, and the dispatch itself was logged by an earlier one, perhaps ahead of the due time.
         """
         while (batch := self._next_again()) is not None:
             if len(batch):

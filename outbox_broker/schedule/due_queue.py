@@ -1,7 +1,7 @@
 """The due queue: messages that may be due soon, in order of due time, then arrival, and never before their time.
 
 Pure: columns come from a function argument, and so does the time. It merges the messages in memory with the runs of
-every bucket whose time has begun (run_merge); a run is read only when its first message is next. So a minute with a
+every bucket whose time has begun (merge_cursor); a run is read only when its first message is next. So a minute with a
 million messages keeps few runs open at a time, and delays nothing that is due earlier.
 """
 

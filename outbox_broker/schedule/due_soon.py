@@ -17,7 +17,7 @@ NEAR_MS: Final = 120_000
 """Messages in memory that are due later than this wait in a plain list, outside the queue's heap."""
 
 
-class DueHorizon:
+class DueSoon:
     """The due queue and what feeds it. All but `soonest_ms` and set_aside() is used under `lock`."""
 
     def __init__(self, context: ScheduleContext, quarantine: RunQuarantine) -> None:

@@ -9,11 +9,12 @@ dispatched long ago are dropped. A lookup reads one block of four kilobytes per 
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, compress
 from typing import Final, NamedTuple
 
 import msgspec
@@ -33,6 +34,7 @@ BLOCK_IDS: Final = 128
 _SLICE_IDS: Final = 32_768
 _KEYS: Final = 1 << 64
 _ENTRY: Final = struct.Struct(">QQQQ")
+_FIELDS: Final = ENTRY_BYTES // 8
 _pack: Final = _ENTRY.pack
 
 
@@ -70,18 +72,20 @@ def unpacked(entry: bytes) -> tuple[int, IdLocation]:
     return hash_, IdLocation(*found)
 
 
-@dataclass(slots=True, eq=False)
-class IndexPiece:
-    """A piece with its fences in memory."""
+@dataclass(frozen=True, slots=True)
+class PieceFences:
+    """The first hash and the position of every block of a piece."""
 
-    stored: StoredIndex
     hashes: array[int]
     positions: array[int]
 
-    def block_bytes(self, block: int) -> int:
-        """Returns the size of a block; the last one is shorter."""
-        last = len(self.hashes) - 1
-        return (BLOCK_IDS if block < last else self.stored.count - last * BLOCK_IDS) * ENTRY_BYTES
+
+@dataclass(slots=True, eq=False)
+class IndexPiece:
+    """A piece; its fences are None until they are read. Read twice at the same time, they are the same."""
+
+    stored: StoredIndex
+    fences: PieceFences | None = None
 
 
 class IdIndex:
@@ -96,18 +100,24 @@ class IdIndex:
         self._damaged: set[str] = set()
 
     def load(self, stored: StoredIndex) -> IndexPiece:
-        """Read a piece's fences; the caller adds it. A damaged or missing piece is empty, and listed by damaged()."""
-        try:
-            fences = _decode(self._store.read(stored.segment, stored.fences_position, stored.fences_bytes))
-        except (SegmentDamaged, StorageFailed) as damage:
-            if isinstance(damage, StorageFailed) and stored.segment in self._store.list():
-                raise
-            self._note_damage(stored.segment, damage)
-            fences = _Fences([], [])
-        return IndexPiece(stored, array("Q", fences.hashes), array("Q", fences.positions))
+        """Read a piece's fences; the caller adds it. A damaged or missing piece is empty, and listed by damaged().
+
+        Raises StorageFailed.
+        """
+        piece = IndexPiece(stored)
+        self._fences(piece)
+        return piece
+
+    def load_next(self) -> bool:
+        """Read the fences of one piece that was added without; False if there is none. Raises StorageFailed."""
+        unread = next((one for one in self._pieces if one.fences is None), None)
+        if unread is None:
+            return False
+        self._fences(unread)
+        return True
 
     def damaged(self) -> list[StoredIndex]:
-        """Returns the pieces that cannot be read completely and must be rebuilt."""
+        """Returns the pieces that cannot be read completely, as far as is known, and must be rebuilt."""
         return [one.stored for one in self._pieces if one.stored.segment in self._damaged]
 
     def add(self, piece: IndexPiece) -> None:
@@ -134,9 +144,9 @@ class IdIndex:
         except SegmentDamaged as damage:
             raise StorageFailed(f"{damage}; the id index is being made anew, try again in a minute") from damage
 
-    def newest_hashes(self, count_min: int, *, count_max: int) -> Iterator[tuple[int, int]]:
-        """Hashes of the topics and ids of the newest: `count_min` of them and up to a piece more, where there are so
-        many.
+    def newest_hashes(self, count_min: int, *, count_max: int) -> Iterator[tuple[int, array[int]]]:
+        """Yields the hash of a topic, and hashes of ids of it, for the newest: `count_min` of them and up to a piece
+        more, where there are so many.
 
         Raises SegmentDamaged; that piece is among the damaged() then.
         """
@@ -146,9 +156,8 @@ class IdIndex:
             if piece.stored.count > count_max:  # made of many by a merge
                 continue
             count_min -= piece.stored.count
-            for block in range(len(piece.hashes)):
-                for hash_, found in map(unpacked, self._entries(piece, block)):
-                    yield found.topic, hash_
+            for block in self._blocks(piece):
+                yield from _hashes_by_topic(block)
 
     def write(self, segment: str, entries: Sequence[bytes]) -> StoredIndex:
         """Write a new piece of sorted entries; the caller syncs it, and adds it when it is applied."""
@@ -192,19 +201,19 @@ class IdIndex:
         yield writer.finish()
 
     def _between(self, piece: IndexPiece, low: int, high: int) -> list[bytes]:
-        first = max(0, bisect_left(piece.hashes, low) - 1)
+        hashes = self._whole_fences(piece).hashes
+        first = max(0, bisect_left(hashes, low) - 1)
         entries: list[bytes] = []
-        for block in range(first, bisect_left(piece.hashes, high)):
+        for block in range(first, bisect_left(hashes, high)):
             entries += self._entries(piece, block)
         start = bisect_left(entries, low.to_bytes(8, "big"))
         stop = len(entries) if high == _KEYS else bisect_left(entries, high.to_bytes(8, "big"))
         return entries[start:stop]
 
     def _look_up(self, piece: IndexPiece, hash_: int) -> Iterator[IdLocation]:
-        if piece.stored.segment in self._damaged:
-            raise SegmentDamaged(f"{piece.stored.segment} is damaged")
-        first = max(0, bisect_left(piece.hashes, hash_) - 1)
-        for block in range(first, bisect_right(piece.hashes, hash_)):
+        hashes = self._whole_fences(piece).hashes
+        first = max(0, bisect_left(hashes, hash_) - 1)
+        for block in range(first, bisect_right(hashes, hash_)):
             yield from _found_in(self._read(piece, block), hash_.to_bytes(8, "big"))
 
     def _entries(self, piece: IndexPiece, block: int) -> list[bytes]:
@@ -213,12 +222,58 @@ class IdIndex:
         return [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
 
     def _read(self, piece: IndexPiece, block: int) -> bytes:
-        segment = piece.stored.segment
+        segment, positions = piece.stored.segment, self._fences(piece).positions
+        last = len(positions) - 1
+        count = BLOCK_IDS if block < last else piece.stored.count - last * BLOCK_IDS
         try:
-            return self._store.read(segment, piece.positions[block], piece.block_bytes(block))
+            return self._store.read(segment, positions[block], count * ENTRY_BYTES)
         except SegmentDamaged as damage:
             self._note_damage(segment, damage)
             raise
+
+    def _blocks(self, piece: IndexPiece) -> Iterator[bytes]:
+        """Yields all blocks of a piece, in their order, by one scan; the fences are read only to know of damage."""
+        self._whole_fences(piece)
+        stored, left = piece.stored, piece.stored.count
+        try:
+            for record in self._store.scan(stored.segment):
+                if record.position >= stored.fences_position:
+                    break
+                left -= len(record.payload) // ENTRY_BYTES
+                yield record.payload
+        except (SegmentDamaged, StorageFailed) as error:
+            self._require_damage(stored, error)
+            self._note_damage(stored.segment, error)
+            raise SegmentDamaged(f"{stored.segment} cannot be read: {error}") from error
+        if left:
+            damage = SegmentDamaged(f"{stored.segment} misses {left} entries")
+            self._note_damage(stored.segment, damage)
+            raise damage
+
+    def _whole_fences(self, piece: IndexPiece) -> PieceFences:
+        """Like _fences(); raises SegmentDamaged if the piece is known to be damaged."""
+        fences = self._fences(piece)
+        if piece.stored.segment in self._damaged:
+            raise SegmentDamaged(f"{piece.stored.segment} is damaged")
+        return fences
+
+    def _fences(self, piece: IndexPiece) -> PieceFences:
+        """Returns the fences of a piece, which are read when they are first needed; none if they are damaged."""
+        if piece.fences is None:
+            stored = piece.stored
+            try:
+                found = _decode(self._store.read(stored.segment, stored.fences_position, stored.fences_bytes))
+            except (SegmentDamaged, StorageFailed) as damage:
+                self._require_damage(stored, damage)
+                self._note_damage(stored.segment, damage)
+                found = _Fences([], [])
+            piece.fences = PieceFences(array("Q", found.hashes), array("Q", found.positions))
+        return piece.fences
+
+    def _require_damage(self, stored: StoredIndex, error: SegmentDamaged | StorageFailed) -> None:
+        """Raise a failure of the storage, unless it is that the segment is missing."""
+        if isinstance(error, StorageFailed) and stored.segment in self._store.list():
+            raise error
 
     def _note_damage(self, segment: str, damage: Exception) -> None:
         if segment not in self._damaged:
@@ -287,6 +342,19 @@ class _Writer:
             *positions, self._end = self._store.append(self._segment, some, position=self._end)
             self._positions += positions
             self._hashes += [int.from_bytes(block[:8], "big") for block in some]
+
+
+def _hashes_by_topic(block: bytes) -> Iterator[tuple[int, array[int]]]:
+    """Yields each topic's hash, and the hashes of its ids in a block, by whole columns."""
+    fields = array("Q", block)
+    if sys.byteorder == "little":
+        fields.byteswap()
+    hashes, topics = fields[::_FIELDS], fields[_FIELDS - 1 :: _FIELDS]
+    if topics.count(topics[0]) == len(topics):
+        yield topics[0], hashes
+        return
+    for topic in set(topics):
+        yield topic, array("Q", compress(hashes, map(topic.__eq__, topics)))
 
 
 def _found_in(data: bytes, key: bytes) -> Iterator[IdLocation]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Final
 
-from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.id_index import IndexMerge, IndexPiece, index_entries, unpacked
 from outbox_broker.schedule.recent_message_ids import RecentMessageIds
 from outbox_broker.schedule.schedule_context import ScheduleContext
@@ -31,7 +31,7 @@ class IndexHousekeeping:
         self,
         context: ScheduleContext,
         *,
-        horizon: DueHorizon,
+        horizon: DueSoon,
         recent: RecentMessageIds,
         garbage: SegmentGarbage,
         merge: IndexMerge,
@@ -44,20 +44,21 @@ class IndexHousekeeping:
         self._segments_made = 0
 
     def open(self, segments: Iterable[str]) -> None:
-        """Load the in-memory part of the id index, rebuilding damaged pieces. `segments`: all segments of the store
-        when it was opened, so that none of their names is reused.
+        """Read the newest ids of the id index, rebuilding pieces that are damaged there; the rest is read when it is
+        needed, or by load_step(). `segments`: all segments of the store when it was opened, so that none of their names
+        is reused.
         """
         numbers = (int(one.removeprefix(IDS_PREFIX)) for one in segments if one.startswith(IDS_PREFIX))
         self._segments_made = max(numbers, default=0)
         index, stored = self._context.index, self._context.state.index
         for one in stored:
-            index.add(index.load(one))
+            index.add(IndexPiece(one))
         count = self._context.options.dedup_messages
         for _ in range(len(stored) + 1):
             if index.damaged():
                 self._mend()
             try:
-                self._recent.add_recovered(list(index.newest_hashes(count, count_max=_RECOVERED_FACTOR * count)))
+                self._recent.add_recovered(index.newest_hashes(count, count_max=_RECOVERED_FACTOR * count))
             except SegmentDamaged:
                 continue
             return
@@ -76,6 +77,10 @@ class IndexHousekeeping:
         store.sync([segment])
         store.seal(segment)
         return index.load(stored)
+
+    def load_step(self) -> bool:
+        """Read a part of the index that opening left out; False if nothing is left. Raises StorageFailed."""
+        return self._context.index.load_next()
 
     def mend(self) -> bool:
         """Rebuild damaged pieces; False if there are none. Raises StorageFailed."""
@@ -141,10 +146,10 @@ class IndexHousekeeping:
         damaged = context.index.damaged()
         newest_seq = context.state.next_seq - context.options.dedup_messages
         written: list[StoredIndex] = []
-        recent: list[tuple[int, int]] = []
+        recent: list[tuple[int, list[int]]] = []
         for some in self._standing_entries():
             written.append(context.index.write(self._next_segment(), sorted(some)))
-            recent += ((one.topic, hash_) for hash_, one in map(unpacked, some) if one.seq >= newest_seq)
+            recent += ((one.topic, [hash_]) for hash_, one in map(unpacked, some) if one.seq >= newest_seq)
         self._merge.abandon()  # it read the old pieces
         self._recent.add_recovered(recent)
         self._replace(damaged, written)

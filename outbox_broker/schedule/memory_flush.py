@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outbox_broker.schedule.bucket_filing import BucketFiling, FiledRuns
-from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.id_index import IndexPiece
 from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
 from outbox_broker.schedule.recent_message_ids import RecentMessageIds
@@ -14,7 +14,7 @@ from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_records import Flushed, Passed
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
 from outbox_broker.schedule.sorted_run import ID, TOPIC, Entry
-from outbox_broker.state.message_id_map import Identities
+from outbox_broker.state.message_id_map import MessageIdMap
 
 _CHEAP_PART: Final = 8
 """A checkpoint is cheap if at most this fraction (1/8) of the memory limit is pending."""
@@ -28,13 +28,13 @@ class MemoryFlush:
     """Writes the messages in memory to buckets as one batch, and applies the change."""
 
     context: ScheduleContext
-    horizon: DueHorizon
+    horizon: DueSoon
     recent: RecentMessageIds
     filing: BucketFiling
     garbage: SegmentGarbage
     index: IndexHousekeeping
 
-    def is_full(self, *, fill: int = 1) -> bool:
+    def is_full(self, *, fill: float = 1) -> bool:
         """Returns whether memory is at `fill` times its limits. Takes no lock."""
         state, options, log = self.context.state, self.context.options, self.context.log
         return (
@@ -48,7 +48,7 @@ class MemoryFlush:
         reserve = self.context.reserve
         return reserve is not None and _SMALL_PART * self.context.state.flushed_bytes_max <= reserve.size_bytes
 
-    def make_room(self, now_ms: int, *, fill: int) -> None:
+    def make_room(self, now_ms: int, *, fill: float) -> None:
         """Flush if memory is at `fill` times its limits; takes `keeping` then. Raises StorageFailed."""
         if self.is_full(fill=fill):
             with self.context.keeping:
@@ -71,7 +71,7 @@ class MemoryFlush:
         with self.garbage.deleted_if_refused():
             filed = self.filing.file(entries, now_ms=now_ms)
             piece = self.index.write_piece(came)
-        recent = Identities(str, list(map(ID, came)), map(TOPIC, came))
+        recent = MessageIdMap(str, list(map(ID, came)), map(TOPIC, came))
         came.clear()
         with context.lock:
             context.refuse_if_closed()
@@ -86,7 +86,7 @@ class MemoryFlush:
         while entries:
             del entries[-_FREED_AT_ONCE:]  # freeing all at once would block every thread
 
-    def _take_over(self, filed: FiledRuns, piece: IndexPiece | None, recent: Identities[str], seen: _Seen) -> None:
+    def _take_over(self, filed: FiledRuns, piece: IndexPiece | None, recent: MessageIdMap[str], seen: _Seen) -> None:
         """Apply the flush to the state."""
         state = self.context.state
         self.recent.add_flushed(recent)

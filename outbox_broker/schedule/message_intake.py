@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.recent_message_ids import RecentMessageIds
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
@@ -17,7 +17,7 @@ from outbox_core.messages.message import PublishStatus
 class MessageIntake:
     """Decides on arriving messages, and writes them to the log."""
 
-    def __init__(self, context: ScheduleContext, *, horizon: DueHorizon, recent: RecentMessageIds) -> None:
+    def __init__(self, context: ScheduleContext, *, horizon: DueSoon, recent: RecentMessageIds) -> None:
         self._context = context
         self._horizon = horizon
         self._recent = recent

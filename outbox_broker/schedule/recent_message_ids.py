@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.sorted_run import id_hashes, topic_hash
-from outbox_broker.state.message_id_map import Identities
+from outbox_broker.state.message_id_map import MessageIdMap
 
 
 class MessageIdentity(Protocol):
@@ -30,8 +32,8 @@ class RecentMessageIds:
 
     def __init__(self, context: ScheduleContext) -> None:
         self._context = context
-        self._flushed: tuple[Identities[str], ...] = ()  # topics and ids of the last flushes
-        self._recovered: dict[int, set[int]] = {}  # ids by topic, as hashes, of before the opening
+        self._flushed: tuple[MessageIdMap[str], ...] = ()  # topics and ids of the last flushes
+        self._recovered: dict[int, array[int]] = {}  # ids by topic, as sorted hashes, of before the opening
 
     def may_know(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
         """Returns whether any message with these ids on these topics may be known.
@@ -67,7 +69,7 @@ class RecentMessageIds:
         some_have = any(some.get(topic, message_id) is not None for some in self._flushed)
         return some_have or self._may_be_recovered([message_id], [topic])
 
-    def add_flushed(self, newest: Identities[str]) -> None:
+    def add_flushed(self, newest: MessageIdMap[str]) -> None:
         """Add the ids of a flush and drop old ones; at least `dedup_messages` are kept. Under `lock`."""
         dedup_messages = self._context.options.dedup_messages
         kept = [*self._flushed, newest]
@@ -77,12 +79,12 @@ class RecentMessageIds:
         if sum(map(len, kept)) >= dedup_messages:
             self._recovered = {}
 
-    def add_recovered(self, hashes: Iterable[tuple[int, int]]) -> None:
-        """Add hashes of topics and ids that arrived before this process opened the store."""
-        recovered = {topic: set(some) for topic, some in self._recovered.items()}  # others read concurrently
-        for topic, hash_ in hashes:
-            recovered.setdefault(topic, set()).add(hash_)
-        self._recovered = recovered
+    def add_recovered(self, hashes: Iterable[tuple[int, Iterable[int]]]) -> None:
+        """Add hashes of topics, each with hashes of ids that arrived before this process opened the store."""
+        recovered = {topic: array("Q", some) for topic, some in self._recovered.items()}  # others read concurrently
+        for topic, some in hashes:
+            recovered.setdefault(topic, array("Q")).extend(some)
+        self._recovered = {topic: array("Q", sorted(some)) for topic, some in recovered.items()}
 
     def _may_be_recovered(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
         """Returns whether one of these ids arrived on one of these topics shortly before the store was opened."""
@@ -91,4 +93,10 @@ class RecentMessageIds:
             return False
         known = recovered.keys() & set(map(topic_hash, topics))
         hashes = id_hashes(ids) if known else []
-        return any(not recovered[topic].isdisjoint(hashes) for topic in known)
+        return any(_contains(recovered[topic], hash_) for topic in known for hash_ in hashes)
+
+
+def _contains(hashes: array[int], hash_: int) -> bool:
+    """Returns whether a sorted array has a value: a set would take ten times the memory."""
+    at = bisect_left(hashes, hash_)
+    return at < len(hashes) and hashes[at] == hash_

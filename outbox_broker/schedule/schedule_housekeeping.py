@@ -32,4 +32,9 @@ class Housekeeping:
                 return True
             if not has_room:
                 return False
-            return self.index.mend() or self.expansion.step(now_ms) or self.index.merge_step(now_ms)
+            return (
+                self.index.load_step()
+                or self.index.mend()
+                or self.expansion.step(now_ms)
+                or self.index.merge_step(now_ms)
+            )

@@ -6,7 +6,7 @@ Scheduling and dispatch share one log, so that their relative order is given by 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from outbox_broker.log.disk_reserve import is_disk_full
@@ -130,9 +130,19 @@ class ScheduleLog:
             self._grown_bytes = 0
             self._durable = {}
 
+    def resume(self, checkpoint: Callable[[], schedule_records.ScheduleCheckpoint]) -> None:
+        """Go on after recovery: in the recovered segment, if its store says that all of it is durable, so that the time
+        until this log can be written to does not depend on what it holds; else in a new one. Raises StorageFailed.
+        """
+        if self._number and self._store.continues(self.name):
+            with self._guard:
+                self._durable = {self.name: self._end}
+        else:
+            self.begin_anew(checkpoint())
+
     def begin_anew(self, checkpoint: schedule_records.ScheduleCheckpoint) -> None:
-        """Start a new segment, durably, after recovery: what was read may be in the page cache only, if a sync of the
-        previous process failed; only a new file proves it (outbox_broker.log.sync_proof).
+        """Start a new segment, durably, after recovery: of what was read, only what is written again is proven to be
+        durable.
 
         Without space for it the log continues in the old segment, if there is one. Raises StorageFailed.
         """

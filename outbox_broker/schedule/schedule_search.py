@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Final
 
 from outbox_broker.common.cancel_topic_patterns import Scope, covers
-from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.levels import candidates
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.sorted_run import Columns, SortedRun, id_hashes, topic_hash, topic_number
@@ -73,7 +73,7 @@ class CoveredTopics:
 class ScheduleSearch:
     """Locates messages by id and by topic."""
 
-    def __init__(self, context: ScheduleContext, horizon: DueHorizon) -> None:
+    def __init__(self, context: ScheduleContext, horizon: DueSoon) -> None:
         self._context = context
         self._horizon = horizon
 

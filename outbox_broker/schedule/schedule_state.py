@@ -16,7 +16,7 @@ from outbox_broker.schedule.levels import BucketId, BucketState
 from outbox_broker.schedule.recent_cancels import Cancel, RememberedCancels
 from outbox_broker.schedule.schedule_records import FROM_MEMORY, Passed
 from outbox_broker.schedule.sorted_run import ID, PAYLOAD, SEQ, TOPIC, Entry, SortedRun
-from outbox_broker.state.message_id_map import Identities
+from outbox_broker.state.message_id_map import MessageIdMap
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class ScheduleState:
         self.removed = 0  # how many left it other than by a flush
         self.pending_bytes = 0
         self.passed: dict[int, Passed] = {}  # dispatched before they were in a bucket; by arrival
-        self.known: Identities[Entry | Passed] = Identities(TOPIC)  # both of these
+        self.known: MessageIdMap[Entry | Passed] = MessageIdMap(TOPIC)  # both of these
         self.buckets: dict[BucketId, Bucket] = {}
         self.bucket_of: dict[int, Bucket] = {}  # by run id
         self.index: list[schedule_records.StoredIndex] = []
@@ -231,7 +231,7 @@ class ScheduleState:
         self.passed = {one.seq: one for one in passed}
         self.pending_bytes = sum(map(len, map(PAYLOAD, pending)))
         came: list[Entry | Passed] = [*pending, *passed]
-        self.known = Identities(TOPIC, list(map(ID, came)), came)
+        self.known = MessageIdMap(TOPIC, list(map(ID, came)), came)
 
     def _quarantine(self, record: schedule_records.Quarantined) -> None:
         bucket, run = self.run(record.run)

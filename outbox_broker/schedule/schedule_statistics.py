@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 
-from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.sorted_run import SortedRun, topic_number
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
@@ -17,7 +17,7 @@ from outbox_core.common.errors import StorageFailed
 class ScheduleStatistics:
     """Counts, available at any time."""
 
-    def __init__(self, context: ScheduleContext, horizon: DueHorizon) -> None:
+    def __init__(self, context: ScheduleContext, horizon: DueSoon) -> None:
         self._context = context
         self._horizon = horizon
 

@@ -21,7 +21,7 @@ from outbox_core.journal.journal import SegmentDamaged
 _PAGE: Final = 1_000
 
 
-class ScheduleSnapshot:
+class ScheduleView:
     """A schedule as its log was when this was made."""
 
     def __init__(self, segments: SegmentReader, *, cancels_max: int) -> None:

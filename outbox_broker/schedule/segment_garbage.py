@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from outbox_broker.schedule.due_soon import DueHorizon
+from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.id_index import IndexMerge
 from outbox_broker.schedule.levels import BucketState
 from outbox_broker.schedule.schedule_context import ScheduleContext
-from outbox_broker.schedule.schedule_log import PREFIX
+from outbox_broker.schedule.schedule_log import PREFIX, Place
 from outbox_broker.schedule.schedule_records import BucketChanged
 from outbox_broker.schedule.schedule_state import Bucket
 from outbox_core.common.errors import StorageFailed
@@ -18,12 +18,13 @@ from outbox_core.common.errors import StorageFailed
 class SegmentGarbage:
     """Finishes buckets, and deletes segments once it is durable that nothing references them."""
 
-    def __init__(self, context: ScheduleContext, horizon: DueHorizon, merge: IndexMerge) -> None:
+    def __init__(self, context: ScheduleContext, horizon: DueSoon, merge: IndexMerge) -> None:
         self._context = context
         self._horizon = horizon
         self._merge = merge
         self._segments: list[str] = []
         self._at_checkpoint: list[str] = []
+        self._seen: Place | None = None  # the end of the log at the last step
 
     def finish(self, bucket: Bucket) -> None:
         """Mark a bucket as done: its segment is deleted once that is durable. Under `lock`. Raises StorageFailed."""
@@ -52,7 +53,10 @@ class SegmentGarbage:
         return segments
 
     def delete(self, now_ms: int) -> None:
-        """Delete obsolete segments. Under `keeping`. Raises StorageFailed."""
+        """Delete obsolete segments, and make durable what nobody has waited for since the last step. Under `keeping`.
+
+        Raises StorageFailed.
+        """
         context = self._context
         with context.lock:
             context.refuse_if_closed()
@@ -61,6 +65,11 @@ class SegmentGarbage:
             self._horizon.update_soonest()
             place = context.log.place
             segments = list(self._segments)  # obsolete by the log up to this place
+        self._seen, seen = place, self._seen
+        if not segments:
+            if seen is not None:
+                context.log.commit(seen)
+            return
         context.log.commit(place)
         context.store.delete(segments)
         del self._segments[: len(segments)]

@@ -37,26 +37,35 @@ class Record:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentAppend:
+    """Records for the end of a segment, which the caller tracks; a new segment begins at 0. Records are not empty."""
+
+    name: str
+    records: Sequence[bytes]
+    position: int
+
+
 class SegmentReader(Protocol):
     """The reading half of a segment store. What it reads may be the store of another process."""
 
     def read(self, name: str, position: int, size_bytes: int) -> bytes:
-        """See SegmentStore.read."""
+        """Returns the record of this size at `position`. Raises RecordDamaged if there is none."""
 
     def scan(self, name: str) -> Iterator[Record]:
-        """See SegmentStore.scan."""
+        """Yields every whole record from the beginning, up to a torn tail, which was never acknowledged as durable."""
 
     def list(self) -> Sequence[str]:
-        """See SegmentStore.list."""
+        """Returns the names of all segments, sorted."""
 
 
-class SegmentStore(Protocol):
-    """Segments by name: append, sync, read, scan, seal, list, delete.
+class SegmentStore(SegmentReader, Protocol):
+    """Segments by name: read, scan and list, as a SegmentReader, and append, append_all, sync, seal, delete, continues.
 
     A name has 1 to 64 of the characters a-z 0-9 -. Appends to different segments may run in different threads, appends
     to one segment in one thread at a time; all else is thread-safe. Errors: StorageFailed (nothing of an append counts;
-    a failed sync guarantees nothing and is final for this writer), WriterFenced, SegmentDamaged if a record does not
-    match its checksum.
+    a failed sync guarantees nothing and is final for this writer), WriterFenced (by the append, or else by its sync),
+    SegmentDamaged if a record does not match its checksum.
     """
 
     def append(self, name: str, records: Sequence[bytes], *, position: int) -> list[int]:
@@ -66,23 +75,25 @@ class SegmentStore(Protocol):
         Not durable before sync(). Records are not empty.
         """
 
+    def append_all(self, appends: Sequence[SegmentAppend]) -> list[list[int]]:
+        """Like append(), to several segments, whose names differ; returns what append() returns, for each.
+
+        Sooner than one after the other, where a segment takes time to prepare. If it fails, nothing counts of any.
+        """
+
     def sync(self, names: Iterable[str]) -> None:
         """Return once everything appended to these segments is durable; a deleted segment is ignored.
 
         Concurrent callers share the work.
         """
 
-    def read(self, name: str, position: int, size_bytes: int) -> bytes:
-        """Returns the record of this size at `position`. Raises RecordDamaged if there is none."""
-
-    def scan(self, name: str) -> Iterator[Record]:
-        """Yields every whole record from the beginning, up to a torn tail, which was never acknowledged as durable."""
-
     def seal(self, name: str) -> None:
         """End appends to a segment; idempotent. May release resources that only a writer needs."""
 
-    def list(self) -> Sequence[str]:
-        """Returns the names of all segments, sorted."""
-
     def delete(self, names: Iterable[str]) -> None:
         """Remove segments permanently; idempotent. Until this returns, a power failure may bring them back."""
+
+    def continues(self, name: str) -> bool:
+        """Returns whether appends may go on behind what scan() yields of a segment that an earlier writer left: it is
+        durable, whatever became of that writer's syncs. If not, only what is appended to another segment is durable.
+        """

@@ -14,7 +14,7 @@ SHARE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class TopicQuota:
+class ClientTopicQuota:
     """Limit of the number of topics that match these patterns; None: the server's `topics_max`, divided by SHARE."""
 
     patterns: tuple[str, ...]

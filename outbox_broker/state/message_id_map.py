@@ -16,7 +16,7 @@ class _Several(dict[str, Value]):
     """The values of one id, by topic."""
 
 
-class Identities(Generic[Value]):
+class MessageIdMap(Generic[Value]):
     """Values that know their topic, by (topic, id). One writer thread; other threads may read concurrently."""
 
     def __init__(

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 
-from outbox_broker.state.message_id_map import Identities
+from outbox_broker.state.message_id_map import MessageIdMap
 
 
 class RecentIds:
@@ -14,7 +14,7 @@ class RecentIds:
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        self._topics_of_ids: Identities[str] = Identities(str)
+        self._topics_of_ids: MessageIdMap[str] = MessageIdMap(str)
         self._ids: deque[str] = deque()
         self._topics: deque[str] = deque()  # of each of the ids
         self.added = 0

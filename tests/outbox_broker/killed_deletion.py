@@ -1,8 +1,7 @@
-"""Runs an engine that deletes a group and a topic, and is ended at each of its storage calls. Not a test."""
+"""A run of an engine that deletes a group and a topic, for deaths at each of its storage calls. Not a test."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from outbox_broker.common.engine_options import EngineOptions
@@ -13,11 +12,9 @@ from tests.outbox_broker.killed_engine import (
     DAY_MS,
     GROUP,
     RESERVE_BYTES,
-    RUNS,
     START_MS,
     TOPIC,
     KillingStorage,
-    run_until_call,
     type_of_tell,
 )
 
@@ -58,8 +55,3 @@ def deleting_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> N
     clock.advance(1_000)
     engine.pull(TOPIC, GROUP, max_messages=1)
     engine.close()
-
-
-if __name__ == "__main__":
-    RUNS["deleting"] = deleting_run
-    run_until_call(Path(sys.argv[2]), way=sys.argv[1], run="deleting")

@@ -1,4 +1,4 @@
-"""Runs an engine that is ended at a chosen storage call, or at any time by a signal. Not a test: what tests start.
+"""Runs an engine for what a death at each of its storage calls leaves, or until a signal ends it. Not a test.
 
 What is asked and what is answered is told on a pipe or file before it happens and after it returned, a JSON line each.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,8 @@ CALLS_MAX = 1_000
 RESERVE_BYTES = 64 * 1024
 """Of each of hundreds of brokers, which all stay on the disk."""
 type_of_tell = Callable[..., None]
+type_of_place = Callable[[Path], Path]
+type_of_leave = Callable[[type_of_place], None]
 
 
 @dataclass(slots=True)
@@ -36,15 +40,53 @@ class _File:
     in_folder: bool
 
 
+class KillAt:
+    """Ends the process at one call."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def __call__(self, leave: type_of_leave) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            leave(lambda path: path)
+            os._exit(137)
+
+
+class CopyEach:
+    """Copies a folder at each call as a death there would leave it, with what was told until then, and goes on."""
+
+    def __init__(self, live: Path, told: Path, *, into: Path) -> None:
+        self._live, self._told, self._into = live, told, into
+        self._calls = 0
+
+    def __call__(self, leave: type_of_leave) -> None:
+        self._calls += 1
+        assert self._calls <= CALLS_MAX
+        copy = self._into / str(self._calls)
+        if self._live.exists():
+            shutil.copytree(self._live, copy, copy_function=_copy_if_there)
+        shutil.copy(self._told, copy.with_suffix(".told"))
+        leave(lambda path: copy / path.relative_to(self._live))
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    """Copy a file. Another thread may remove or rename one that was listed: a death may come behind that as well."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
+
+
 class KillingStorage:
-    """Ends the process at the `at`-th call, by this `way`. Syncs are only noted: the machine runs on.
+    """Has `on_call` see each call, with what leaves the files as a death there would, by this `way`. Syncs are only
+    noted: the machine runs on.
 
     before: instead of the call. half: after half of a write. power, power-messages, power-actions, power-schedule: as
     before, and what was not synced (of everything, or of the one folder) is not on the disk.
     """
 
-    def __init__(self, *, at: int, way: str) -> None:
-        self._left = at
+    def __init__(self, *, way: str, on_call: Callable[[type_of_leave], None]) -> None:
+        """`on_call` takes what leaves the files as the death would, where a function of their paths says."""
+        self._on_call = on_call
         self._way = way
         self._disk = DiskStorage()
         self._open: dict[int, _File] = {}
@@ -62,7 +104,8 @@ class KillingStorage:
         return descriptor
 
     def write(self, descriptor: int, data: bytes, *, position: int) -> None:
-        self._count(lambda: self._disk.write(descriptor, data[: len(data) // 2], position=position))
+        path = self._open[descriptor].path
+        self._count(lambda place: _write(place(path), data[: len(data) // 2], position=position))
         self._disk.write(descriptor, data, position=position)
         self._open[descriptor].size = position + len(data)
 
@@ -90,26 +133,35 @@ class KillingStorage:
                 self._files.pop(path, None)
         self._disk.remove(path)
 
-    def _count(self, half: Callable[[], None] | None = None) -> None:
-        with self._lock:
-            self._left -= 1
-            if self._left > 0:
-                return
+    def _count(self, half: type_of_leave | None = None) -> None:
+        def leave(place: type_of_place) -> None:
             if self._way == "half" and half is not None:
-                half()
+                half(place)
             if self._way.startswith("power"):
-                self._cut_power(self._way.removeprefix("power").removeprefix("-"))
-            os._exit(137)
+                self._cut_power(self._way.removeprefix("power").removeprefix("-"), place)
 
-    def _cut_power(self, folder: str) -> None:
+        with self._lock:
+            self._on_call(leave)
+
+    def _cut_power(self, folder: str, place: type_of_place) -> None:
         for file in self._files.values():
-            if folder in {"", file.path.parent.name} and file.path.exists():
-                os.truncate(file.path, min(file.size, file.synced))
+            path = place(file.path)
+            if folder in {"", file.path.parent.name} and path.exists():
+                os.truncate(path, min(file.size, file.synced))
                 if not file.in_folder:
-                    file.path.unlink()
+                    path.unlink()
         for path, data in self._removed.items():
             if folder in {"", path.parent.name}:
-                path.write_bytes(data)
+                place(path).write_bytes(data)
+
+
+def _write(path: Path, data: bytes, *, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+type_of_run = Callable[[Path, KillingStorage, type_of_tell], None]
 
 
 def message(message_id: str, *, deliver_at_ms: int | None = None) -> Message:
@@ -210,23 +262,19 @@ def scheduling_run(folder: Path, storage: KillingStorage, tell: type_of_tell) ->
     engine.close()
 
 
-RUNS = {"short": short_run, "scheduling": scheduling_run}
-
-
-def run_until_call(folder: Path, *, way: str, run: str) -> None:
-    """One process for each number of storage calls, until one lives to the end; tells into `folder/<number>.told`."""
-    for number in range(1, CALLS_MAX):
-        child = os.fork()
-        if child == 0:
-            told = os.open(folder / f"{number}.told", os.O_WRONLY | os.O_CREAT)
-            RUNS[run](folder / f"{number}", KillingStorage(at=number, way=way), teller(told))
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if os.waitstatus_to_exitcode(status) == 0:
-            return
-        if os.waitstatus_to_exitcode(status) != 137:
-            raise SystemExit(f"the run that was to end at call {number} failed")
-    raise SystemExit(f"no run came to its end within {CALLS_MAX} storage calls")
+def copy_at_each_call(run: type_of_run, folder: Path, *, way: str) -> None:
+    """Run to the end. What a death at the n-th storage call leaves is `folder/n` then, and what was told until there
+    `folder/n.told`; the last ones are those of the whole run.
+    """
+    live, told = folder / "live", folder / "told"
+    copy = CopyEach(live, told, into=folder)
+    descriptor = os.open(told, os.O_WRONLY | os.O_CREAT)
+    try:
+        run(live, KillingStorage(way=way, on_call=copy), teller(descriptor))
+    finally:
+        os.close(descriptor)
+    copy(lambda _place: None)
+    shutil.rmtree(live)
 
 
 def run_until_signal(folder: Path, *, round_name: str) -> None:
@@ -260,7 +308,4 @@ def teller(descriptor: int) -> type_of_tell:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "signal":
-        run_until_signal(Path(sys.argv[2]), round_name=sys.argv[3])
-    else:
-        run_until_call(Path(sys.argv[2]), way=sys.argv[1], run=sys.argv[3])
+    run_until_signal(Path(sys.argv[1]), round_name=sys.argv[2])

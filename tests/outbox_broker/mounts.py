@@ -41,6 +41,18 @@ def small_disk(folder: Path, *, size_mb: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True, timeout=120)
 
 
+@contextmanager
+def filled(place: Path, *, share: float) -> Iterator[None]:
+    """A file system of which this share is used, for the length of a block."""
+    usage = shutil.disk_usage(place)
+    ballast = place / "ballast"
+    ballast.write_bytes(bytes(int(share * usage.total) - usage.used))
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
 class PoweredDisk:
     """An ext4 in a file, mounted; cut_power() loses what was not synced, as the machine's end would."""
 

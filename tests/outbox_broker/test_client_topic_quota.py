@@ -9,16 +9,16 @@ import pytest
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Principal, Role, load_tokens
-from outbox_broker.state.client_topic_quota import Coverage, TopicQuota
+from outbox_broker.state.client_topic_quota import ClientTopicQuota, Coverage
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
 from outbox_core.messages.message import GroupConfig, Message, PublishResult
 
-LIMITED = TopicQuota(("lim.*",), 2)
+LIMITED = ClientTopicQuota(("lim.*",), 2)
 
 type_of_open = Callable[..., Engine]
 
 
-def publish(engine: Engine, *topics: str, quota: TopicQuota | None = LIMITED) -> list[PublishResult]:
+def publish(engine: Engine, *topics: str, quota: ClientTopicQuota | None = LIMITED) -> list[PublishResult]:
     """A message to each of these topics, in one batch."""
     published = len(engine.topics()) + sum(engine.counters().values())
     batch = [Message(id=f"{topic}-{number}-{published}", topic=topic, body=b"") for number, topic in enumerate(topics)]
@@ -73,12 +73,12 @@ def test_topics_count_that_are_there_already_whoever_made_them_and_when(open_eng
 def test_without_a_number_a_tenth_of_the_servers_topics_is_allowed(open_engine: type_of_open) -> None:
     engine = open_engine(topics_max=30)
 
-    results = publish(engine, *(f"lim.{number}" for number in range(5)), quota=TopicQuota(("lim.*",)))
+    results = publish(engine, *(f"lim.{number}" for number in range(5)), quota=ClientTopicQuota(("lim.*",)))
 
     assert statuses(results) == ["stored"] * 3 + ["rejected"] * 2
     assert results[4].error is not None
     assert "3 topics" in results[4].error
-    assert TopicQuota(("lim.*",)).limit(5) == 1
+    assert ClientTopicQuota(("lim.*",)).limit(5) == 1
 
 
 def test_a_full_server_refuses_as_before(open_engine: type_of_open) -> None:
@@ -117,13 +117,13 @@ def test_a_publish_to_topics_that_are_there_counts_nothing(engine: Engine, monke
 
 
 def test_a_token_has_a_quota_where_it_is_limited_or_says_so() -> None:
-    def quota(*topics: str, topics_max: int | None = None) -> TopicQuota | None:
+    def quota(*topics: str, topics_max: int | None = None) -> ClientTopicQuota | None:
         return Principal(name="p", roles=frozenset(Role), topics=topics, topics_max=topics_max).quota
 
     assert quota("*") is None
-    assert quota("*", topics_max=5) == TopicQuota(("*",), 5)
-    assert quota("a.*", "b.*") == TopicQuota(("a.*", "b.*"))
-    assert quota("a.*", topics_max=7) == TopicQuota(("a.*",), 7)
+    assert quota("*", topics_max=5) == ClientTopicQuota(("*",), 5)
+    assert quota("a.*", "b.*") == ClientTopicQuota(("a.*", "b.*"))
+    assert quota("a.*", topics_max=7) == ClientTopicQuota(("a.*",), 7)
 
 
 def test_a_token_file_may_say_how_many_topics_a_token_may_have(tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_a_token_file_may_say_how_many_topics_a_token_may_have(tmp_path: Path) -
 
     path.write_text(entry + "topics_max = 12\n")
     [principal] = load_tokens(path).values()
-    assert principal.quota == TopicQuota(("lim.*",), 12)
+    assert principal.quota == ClientTopicQuota(("lim.*",), 12)
 
     path.write_text(entry + "topics_max = 0\n")
     with pytest.raises(ConfigurationError, match="topics_max"):
         load_tokens(path)
     with pytest.raises(ConfigurationError, match="topics_max"):
-        TopicQuota(("lim.*",), 0)
+        ClientTopicQuota(("lim.*",), 0)

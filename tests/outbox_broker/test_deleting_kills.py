@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,9 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.journal import journal
 from outbox_core.journal.journal import read_segment, segment_paths
-from tests.outbox_broker.killed_deletion import KEPT
-from tests.outbox_broker.killed_engine import DAY_MS, GROUP, RESERVE_BYTES, START_MS, TOPIC
-from tests.outbox_broker.test_engine_kills import ROOT, Told, told_in
+from tests.outbox_broker.killed_deletion import KEPT, deleting_run
+from tests.outbox_broker.killed_engine import DAY_MS, GROUP, RESERVE_BYTES, START_MS, TOPIC, copy_at_each_call
+from tests.outbox_broker.test_engine_kills import Told, told_in
 
 AUDIT = "audit"
 
@@ -84,9 +82,7 @@ def check_recovered(folder: Path, told: Told) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-actions", "power-schedule"])
 def test_whatever_storage_call_is_the_last_a_topic_is_there_or_gone(tmp_path: Path, way: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "tests.outbox_broker.killed_deletion", way, str(tmp_path)], cwd=ROOT, check=True
-    )
+    copy_at_each_call(deleting_run, tmp_path, way=way)
 
     became = []
     for path in sorted(tmp_path.glob("*.told"), key=lambda one: int(one.stem)):

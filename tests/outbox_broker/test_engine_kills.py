@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import closing
@@ -20,7 +19,18 @@ from outbox_core.common.clock import ManualClock
 from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.message import Delivery
 from tests.fixtures.fork_server import fork_server
-from tests.outbox_broker.killed_engine import DAY_MS, GROUP, RESERVE_BYTES, START_MS, TOPIC, message
+from tests.outbox_broker.killed_engine import (
+    DAY_MS,
+    GROUP,
+    RESERVE_BYTES,
+    START_MS,
+    TOPIC,
+    copy_at_each_call,
+    message,
+    scheduling_run,
+    short_run,
+    type_of_run,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,10 +96,9 @@ def check_recovered(folder: Path, told: Told) -> None:
         engine.close()
 
 
-def killed_at_each_call(folder: Path, way: str, run: str) -> dict[int, Told]:
-    """Let a run be killed at each of its storage calls, and hold what each left behind against what it told."""
-    command = [sys.executable, "-m", "tests.outbox_broker.killed_engine", way, str(folder), run]
-    subprocess.run(command, cwd=ROOT, check=True)
+def killed_at_each_call(folder: Path, way: str, run: type_of_run) -> dict[int, Told]:
+    """Hold what a death at each storage call of a run leaves behind against what it had told."""
+    copy_at_each_call(run, folder, way=way)
     told = {int(path.stem): told_in(path.read_bytes()) for path in folder.glob("*.told")}
     for number, one in sorted(told.items()):
         print(f"call {number}")
@@ -102,7 +111,7 @@ def killed_at_each_call(folder: Path, way: str, run: str) -> dict[int, Told]:
 def test_whatever_call_is_the_last_while_a_schedule_moves_each_message_comes_once_unless_canceled(
     tmp_path: Path, way: str
 ) -> None:
-    told = killed_at_each_call(tmp_path, way, "scheduling")
+    told = killed_at_each_call(tmp_path, way, scheduling_run)
 
     assert len(told) > 100
     assert {"publish", "ack", "cancel", "pull"} <= {what for what, ids in told[max(told)].answered.items() if ids}
@@ -111,7 +120,7 @@ def test_whatever_call_is_the_last_while_a_schedule_moves_each_message_comes_onc
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-actions", "power-schedule"])
 def test_whatever_storage_call_is_the_last_what_was_answered_holds(tmp_path: Path, way: str) -> None:
-    told = killed_at_each_call(tmp_path, way, "short")
+    told = killed_at_each_call(tmp_path, way, short_run)
 
     whole = told[max(told)]
     assert len(told) > 40
@@ -124,7 +133,7 @@ def test_a_busy_broker_that_is_killed_again_and_again_keeps_what_it_answered(tmp
     lines = b""
     for number in range(3):
         process = fork_server().start(
-            "tests.outbox_broker.killed_engine", "signal", str(tmp_path / "data"), f"r{number}",
+            "tests.outbox_broker.killed_engine", str(tmp_path / "data"), f"r{number}",
             cwd=ROOT, stdout=subprocess.PIPE,
         )  # fmt: skip
         with closing(process):

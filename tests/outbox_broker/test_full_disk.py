@@ -128,7 +128,7 @@ class Delay:
         self._store = LocalSegmentStore.open(folder, storage=syncs, reserve=reserve)
         schedule = DelayStore.open(self._store, options=DelayOptions(memory_messages_max=500), reserve=reserve)
         reserve.take()
-        self.front = DelayProxy(schedule, target, clock=clock, syncs=syncs, reserve=reserve)
+        self.front = DelayProxy(schedule, target, clock=clock, syncs=syncs, room=reserve)
 
     def turn(self) -> None:
         """Deliver all that is due, and keep house as its second thread does."""

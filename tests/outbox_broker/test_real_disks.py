@@ -96,7 +96,6 @@ def test_what_was_answered_before_the_power_was_cut_holds(tmp_path: Path, random
                 sys.executable,
                 "-m",
                 "tests.outbox_broker.killed_engine",
-                "signal",
                 str(disk.place / "data"),
                 f"r{life}",
             ]

@@ -12,7 +12,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.message import GroupConfig, Message
-from outbox_core.runtime.retention_hold import EvidenceWatermark
+from outbox_core.runtime.retention_hold import RetentionHold
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -84,7 +84,7 @@ def test_what_was_not_judged_yet_is_kept_for_twice_as_long_and_no_longer(
     fill(engine)
     drained(engine)
     before = segments(folder)
-    judged = EvidenceWatermark(written_at_ms=clock.now_ms(), needed_since_ms={"broker": clock.now_ms()})
+    judged = RetentionHold(written_at_ms=clock.now_ms(), needed_since_ms={"broker": clock.now_ms()})
     judged_file.write_bytes(msgspec.json.encode(judged))
     dropped = []
 
@@ -103,7 +103,7 @@ def test_what_was_judged_goes_by_its_age_alone(open_engine: type_of_open, folder
     drained(engine)
     before = segments(folder)
     clock.advance(HOUR_MS)
-    judged = EvidenceWatermark(written_at_ms=clock.now_ms(), needed_since_ms={"broker": clock.now_ms()})
+    judged = RetentionHold(written_at_ms=clock.now_ms(), needed_since_ms={"broker": clock.now_ms()})
     judged_file.write_bytes(msgspec.json.encode(judged))
 
     assert engine.drop_outdated() == before - 1

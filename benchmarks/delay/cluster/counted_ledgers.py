@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from outbox_broker.schedule.schedule_log import PREFIX
 from outbox_broker.schedule.stores.ledgers import Ledgers, LedgerWriter, Metadata
@@ -20,16 +20,21 @@ class CountedLedgers:
         self._guard = threading.Lock()
         self.counts: Counter[tuple[str, str]] = Counter()
 
-    def create(self, metadata: Metadata) -> LedgerWriter:
+    def begin_create(self, metadata: Metadata) -> Callable[[], LedgerWriter]:
         """See the port."""
         segment = metadata["outbox-segment"].decode()
         kind = "log" if segment.startswith(PREFIX) else "manifest" if segment == "manifest" else "buckets"
         self.add(kind, ledgers=1)
-        return _CountedWriter(self._ledgers.create(metadata), self, kind)
+        creation = self._ledgers.begin_create(metadata)
+        return lambda: _CountedWriter(creation(), self, kind)
 
     def recover(self, ledger_ids: Sequence[int]) -> list[int]:
         """See the port."""
         return self._ledgers.recover(ledger_ids)
+
+    def confirmed(self, ledger_id: int) -> int:
+        """See the port."""
+        return self._ledgers.confirmed(ledger_id)
 
     def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         """See the port."""
@@ -70,8 +75,8 @@ class _CountedWriter:
     def confirm(self, count: int) -> None:
         self._writer.confirm(count)
 
-    def close(self) -> None:
-        self._writer.close()
+    def begin_close(self) -> Callable[[], None]:
+        return self._writer.begin_close()
 
     def release(self) -> None:
         self._writer.release()

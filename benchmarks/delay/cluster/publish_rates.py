@@ -35,7 +35,7 @@ from benchmarks.delay.cluster.servers import SESSION_MS, Servers, arguments, ser
 from benchmarks.harness.report import machine, table, talk
 from benchmarks.harness.rounds import ratio, rotated, spread
 from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
-from outbox_broker.cluster.bookkeeper.shard_znodes import ZooKeeperManifests
+from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.cluster.coordinator import CoordinatorOptions
 from outbox_broker.cluster.shard_host import OpenedShard
 from outbox_broker.delay_service.cluster_node import ClusterNode, NodeOptions
@@ -111,7 +111,7 @@ class Contest:
     @contextlib.contextmanager
     def _node(self, counted: CountedLedgers, *, shards: int) -> Iterator[ClusterNode]:
         address, config = self._servers.new_cluster(shards=shards)
-        manifests = ZooKeeperManifests(self._zookeeper, address.root, request_ms_max=SESSION_MS)
+        manifests = ShardZnodes(self._zookeeper, address.root, request_ms_max=SESSION_MS)
 
         def open_shard(name: str) -> OpenedShard:
             store = LedgerSegmentStore.open(
@@ -133,7 +133,7 @@ class Contest:
             node.close()
 
     def _to_one_ledger(self, *, messages: int) -> float:
-        writer = self._ledgers.create({"outbox-segment": b"floor"})
+        writer = self._ledgers.begin_create({"outbox-segment": b"floor"})()
         entry, guard, sent = (BODY + b"i" * ID_BYTES) * BATCH, threading.Lock(), 0
 
         def append(_: Sequence[Message]) -> None:
@@ -145,7 +145,7 @@ class Contest:
             writer.confirm(count)
 
         per_s = self._published(append, messages=messages)
-        writer.close()
+        writer.begin_close()()
         self._ledgers.delete([writer.ledger_id])
         return per_s
 

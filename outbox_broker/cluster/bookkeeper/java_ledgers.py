@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from outbox_broker.cluster.bookie_room import BookieSpace
 from outbox_broker.cluster.bookie_tls import BookieTls
+from outbox_broker.cluster.bookkeeper.java_ledger_writer import JavaLedgerWriter
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
+from outbox_broker.cluster.bookkeeper.zone_placement import ZoneOptions, ZonePlacement
+from outbox_broker.cluster.zone_file import ZONES_MIN
 from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing, Metadata
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.event_logger import EventLogger
@@ -22,6 +26,7 @@ logger: EventLogger = EventLogger(__name__)
 _NOT_ENOUGH_BOOKIES: Final = -6
 _NO_SUCH_LEDGER: Final = -7
 _NO_SUCH_ENTRY: Final = -13
+_NO_QUORUM_IN_TIME: Final = -21
 _NO_SUCH_LEDGER_METADATA: Final = -25
 _FENCED: Final = -101
 _UNAUTHORIZED: Final = -102
@@ -40,6 +45,8 @@ class BookKeeperOptions:
     password: bytes = b""
     tls: BookieTls | None = None
     """How to encrypt what goes to bookies; None: not at all."""
+    zones: ZoneOptions | None = None
+    """Over which zones the copies of an entry are spread; None: bookies are taken at random."""
     request_s_max: int = 2
     """After this a bookie that does not answer a request counts as failed."""
     operation_ms_max: int = 30_000
@@ -57,6 +64,13 @@ class BookKeeperOptions:
                 f"an ensemble of {self.ensemble}, write quorum {self.write_quorum} and ack quorum {self.ack_quorum} "
                 "do not fit: ensemble >= write quorum >= ack quorum >= 1"
             )
+        if self.zones is None:
+            return
+        if self.write_quorum <= ZONES_MIN or self.ensemble % self.write_quorum:
+            raise ConfigurationError(
+                f"zones need a write quorum above {ZONES_MIN}, and an ensemble that is a multiple of it, "
+                f"not {self.write_quorum} and {self.ensemble}"
+            )
 
 
 class JavaLedgers:
@@ -69,13 +83,15 @@ class JavaLedgers:
         self._guard = threading.Lock()
         self._readers: OrderedDict[int, Any] = OrderedDict()
         self._closed = False
+        zones = self._options.zones
+        self._zones = None if zones is None else ZonePlacement(runtime, zones)
         self.in_flight_bytes = 0
         self._client = self._connected(metadata_uri)
         self._digest = runtime.java_class("org.apache.bookkeeper.client.api.DigestType").CRC32C
         atexit.register(self.close)
 
-    def create(self, metadata: Metadata) -> JavaLedgerWriter:
-        """Create a ledger; see the port."""
+    def begin_create(self, metadata: Metadata) -> Callable[[], JavaLedgerWriter]:
+        """Begin to create a ledger; see the port."""
         options = self._options
         custom = self._runtime.java_class("java.util.HashMap")()
         for name, value in metadata.items():
@@ -83,7 +99,8 @@ class JavaLedgers:
         operation = self._open_client().newCreateLedgerOp().withEnsembleSize(options.ensemble)
         operation = operation.withWriteQuorumSize(options.write_quorum).withAckQuorumSize(options.ack_quorum)
         operation = operation.withDigestType(self._digest).withPassword(options.password).withCustomMetadata(custom)
-        return JavaLedgerWriter(self, self._value(operation.execute(), "create a ledger"))
+        future = operation.execute()
+        return lambda: JavaLedgerWriter(self, self._value(future, "create a ledger"))
 
     def recover(self, ledger_ids: Sequence[int]) -> list[int]:
         """Fence and close ledgers; see the port."""
@@ -131,6 +148,22 @@ class JavaLedgers:
 
     def find(self) -> Iterator[tuple[int, Metadata]]:
         """Every ledger with its metadata; see the port."""
+        for ledger_id, metadata in self._all_metadata():
+            yield ledger_id, _custom(metadata)
+
+    def find_in_one_zone(self) -> Iterator[tuple[int, Metadata]]:
+        """Every ledger some of whose entries have all their copies in one zone, with its metadata. Bookies that the
+        zone file does not name count for no zone. Raises LedgerFailed.
+        """
+        if self._zones is None:
+            return
+        for ledger_id, metadata in self._all_metadata():
+            copies = int(metadata.getWriteQuorumSize())
+            ensembles = [[str(one) for one in ensemble] for ensemble in metadata.getAllEnsembles().values()]
+            if any(self._zones.count(bookies) < ZONES_MIN for bookies in _write_sets(ensembles, copies)):
+                yield ledger_id, _custom(metadata)
+
+    def _all_metadata(self) -> Iterator[tuple[int, Any]]:
         ledgers = self._value(self._open_client().newListLedgersOp().execute(), "list the ledgers")
         try:
             ids = ledgers.iterator()
@@ -144,9 +177,26 @@ class JavaLedgers:
             futures = [client.getLedgerMetadata(ledger_id) for ledger_id in some]
             for ledger_id, future in zip(some, futures, strict=True):
                 with suppress(LedgerMissing):
-                    metadata = self._value(future, f"read the metadata of ledger {ledger_id}")
-                    entries = metadata.getCustomMetadata().entrySet()
-                    yield ledger_id, {str(one.getKey()): bytes(one.getValue()) for one in entries}
+                    yield ledger_id, self._value(future, f"read the metadata of ledger {ledger_id}")
+
+    def bookie_spaces(self) -> list[BookieSpace]:
+        """Returns the disks of the bookies that answer. Raises LedgerFailed."""
+        client = self._open_client()
+        registered = client.getMetadataClientDriver().getRegistrationClient().getWritableBookies()
+        writable = {str(one) for one in self._value(registered, "list the bookies").getValue()}
+        try:
+            spaces = {str(one.getKey()): one.getValue() for one in client.getBookieInfo().entrySet()}
+        except self._runtime.java_class("java.lang.Exception") as error:
+            raise LedgerFailed(f"cannot ask bookies for their disks: {error}") from None
+        zones = self._options.zones
+        known = {} if zones is None else zones.file.map.zones(spaces)
+        return [
+            BookieSpace(
+                bookie=bookie, is_writable=bookie in writable, free_bytes=int(space.getFreeDiskSpace()),
+                total_bytes=int(space.getTotalDiskSpace()), zone=known.get(bookie),
+            )
+            for bookie, space in spaces.items()
+        ]  # fmt: skip
 
     def close(self) -> None:
         """Close the client, with all its connections; idempotent."""
@@ -156,6 +206,8 @@ class JavaLedgers:
             self._closed = True
             self._readers.clear()
         atexit.unregister(self.close)
+        if self._zones is not None:
+            self._zones.close()
         self._client.close()
 
     # -- for the writers of this client ------------------------------------------------------------------------------
@@ -194,15 +246,24 @@ class JavaLedgers:
         config.setDelayEnsembleChange(True)
         if self._options.tls is not None:
             _set_tls(config, self._options.tls)
+        if self._zones is not None:
+            ack_s_max = 2 * self._options.request_s_max + 1  # a bookie fails, and another one does in its place
+            self._zones.configure(config, write_quorum=self._options.write_quorum, ack_s_max=ack_s_max)
         for name, value in self._options.properties.items():
             config.setProperty(name, self._runtime.string(value))
+        builder = self._runtime.java_class("org.apache.bookkeeper.client.api.BookKeeper").newBuilder(config)
+        if self._zones is not None:
+            builder = builder.dnsResolver(self._zones.resolver)
         try:
-            return self._runtime.java_class("org.apache.bookkeeper.client.api.BookKeeper").newBuilder(config).build()
+            client = builder.build()
         except self._runtime.java_class("java.lang.Exception") as error:
             raise ConfigurationError(
                 f"no BookKeeper cluster answers at {metadata_uri}: {error}; check the address, and that "
                 "`bookkeeper shell initnewcluster` was run for this path"
             ) from None
+        if self._zones is not None:
+            self._zones.watch(client)
+        return client
 
     def _open_client(self) -> Any:
         self._runtime.check_process()
@@ -252,102 +313,35 @@ class JavaLedgers:
             return missing(text)
         if code == _UNAUTHORIZED:
             return LedgerFailed(f"{text}: the password is not the one that the ledger was created with")
-        return LedgerFailed(f"{text}{self._cure}" if code == _NOT_ENOUGH_BOOKIES else text)
+        return LedgerFailed(f"{text}{self._cure}" if code in {_NOT_ENOUGH_BOOKIES, _NO_QUORUM_IN_TIME} else text)
 
     def _time_out(self, action: str) -> LedgerFailed:
         return LedgerFailed(f"cannot {action}: no answer within {self._options.operation_ms_max} ms{self._cure}")
 
     @property
     def _cure(self) -> str:
-        """Added where the cause may be TLS: the client changes from bookie to bookie, and reports none of them."""
-        if self._options.tls is None:
-            return ""
-        return "; `outbox delay status` shows the bookies to which TLS fails, and why"
+        """Added where the cause may be TLS or zones: the client reports neither, only that bookies are missing."""
+        causes = [
+            text
+            for text, is_used in (
+                ("the bookies to which TLS fails, and why", self._options.tls is not None),
+                ("the bookies of each zone", self._zones is not None),
+            )
+            if is_used
+        ]
+        return f"; `outbox delay status` shows {', and '.join(causes)}" if causes else ""
 
 
-class JavaLedgerWriter:
-    """The writer of one ledger. A first failure is the handle's last answer: later ones say no more than closed."""
+def _custom(metadata: Any) -> Metadata:
+    """Returns what a ledger was created with, from its metadata of BookKeeper."""
+    return {str(one.getKey()): bytes(one.getValue()) for one in metadata.getCustomMetadata().entrySet()}
 
-    def __init__(self, client: JavaLedgers, handle: Any) -> None:
-        """Called by JavaLedgers.create() only."""
-        self.ledger_id = int(handle.getId())
-        self._client = client
-        self._handle = handle
-        self._guard = threading.Lock()
-        self._pending: deque[tuple[Any, int]] = deque()
-        self._confirmed = 0
-        self._error: LedgerFailed | None = None
-        self._released = False
 
-    def append(self, entry: bytes) -> None:
-        """Send an entry; see the port."""
-        if not self._client.has_room():
-            self.confirm(self._confirmed + len(self._pending))
-        with self._guard:
-            self._refuse()
-            self._pending.append((self._handle.appendAsync(entry), len(entry)))
-        self._client.add_in_flight(len(entry))
-
-    def confirm(self, count: int) -> None:
-        """Wait for acknowledgements; see the port. Entries are acknowledged in order."""
-        with self._guard:
-            if count <= self._confirmed:
-                return
-            self._refuse()
-            future = self._pending[count - self._confirmed - 1][0]
-        error = self._client.outcome(future, f"append to ledger {self.ledger_id}")
-        if error is None:
-            self._settle(count)
-            return
-        with self._guard:
-            self._error = self._error or self._first_error(error)
-            self._forget_pending()
-            raise self._error
-
-    def close(self) -> None:
-        """Close the ledger; see the port."""
-        self._end()
-        error = self._client.outcome(self._handle.closeAsync(), f"close ledger {self.ledger_id}")
-        if error is not None:
-            raise error
-
-    def release(self) -> None:
-        """Release the writer without waiting; see the port. The ledger is closed when the bookies come to it."""
-        if self._end():
-            self._handle.closeAsync()
-
-    def _end(self) -> bool:
-        with self._guard:
-            was_released, self._released = self._released, True
-            self._forget_pending()
-            return not was_released
-
-    def _settle(self, count: int) -> None:
-        with self._guard:
-            done = 0
-            while self._confirmed < count and self._pending:
-                done += self._pending.popleft()[1]
-                self._confirmed += 1
-        self._client.add_in_flight(-done)
-
-    def _first_error(self, error: LedgerFailed) -> LedgerFailed:
-        """Returns the error of a fence, if any entry has it; else that of the first entry that failed."""
-        failures: list[LedgerFailed] = []
-        for future, _ in self._pending:
-            if (found := self._client.failure(future, f"append to ledger {self.ledger_id}")) is not None:
-                failures.append(found)
-        return next((one for one in failures if isinstance(one, LedgerFenced)), failures[0] if failures else error)
-
-    def _forget_pending(self) -> None:
-        size_bytes = sum(size for _, size in self._pending)
-        self._pending.clear()
-        self._client.add_in_flight(-size_bytes)
-
-    def _refuse(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._released:
-            raise LedgerFailed(f"the writer of ledger {self.ledger_id} is closed")
+def _write_sets(ensembles: Iterable[Sequence[str]], copies: int) -> Iterator[frozenset[str]]:
+    """Yields the bookies that have the copies of an entry, each set of an ensemble once."""
+    for bookies in ensembles:
+        size = len(bookies)
+        yield from {frozenset(bookies[(at + other) % size] for other in range(copies)) for at in range(size)}
 
 
 def _windows(ids: Sequence[int]) -> Iterator[list[int]]:

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,21 +23,22 @@ from outbox_core.common.errors import ConfigurationError
 JARS_VARIABLE: Final = "OUTBOX_BOOKKEEPER_JARS"
 JARS_MODULE: Final = "outbox_mq_bookkeeper_jars"
 CLIENT_VERSION: Final = "4.18"
-_SERVER_JAR: Final = re.compile(r"bookkeeper-server-(\d+\.\d+)\.[\w.-]+\.jar")
-_CURE: Final = (
+# Maven names a jar by its artifact, BookKeeper's own distribution by group and artifact.
+_SERVER_JAR: Final = re.compile(r"(?:org\.apache\.bookkeeper-)?bookkeeper-server-(\d+\.\d+)\.[\w.-]+\.jar")
+JARS_CURE: Final = (
     f"set {JARS_VARIABLE} to the lib folder of an installation of BookKeeper {CLIENT_VERSION}, or install the wheel "
     "outbox-mq-bookkeeper-jars, which deploy/bookkeeper-jars/build makes in a checkout"
 )
 _INTERRUPTIBLE_MS: Final = 200
-_LOGGING: Final = Path(__file__).with_name("log4j2.xml")
-# What netty and BookKeeper reach into, on Java 17 and later.
-_REFLECTION: Final = (
+LOGGING_CONFIG: Final = Path(__file__).with_name("log4j2.xml")
+REFLECTION_OPTIONS: Final = (
     "-Dio.netty.tryReflectionSetAccessible=true",
     *(
         f"--add-opens=java.base/{package}=ALL-UNNAMED"
         for package in ("java.nio", "jdk.internal.misc", "java.io", "java.util.zip", "sun.nio.ch")
     ),
 )
+"""What netty and BookKeeper reach into, on Java 17 and later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class JvmOptions:
 
     heap_mb: int = 128
     direct_mb: int = 64
-    logging_config: Path = _LOGGING
+    logging_config: Path = LOGGING_CONFIG
     jvm: Path | None = None
     arguments: tuple[str, ...] = ()
 
@@ -94,6 +95,10 @@ class JavaRuntime:
         """Returns a String of Java."""
         return self._jpype.JString(value)
 
+    def implementation(self, interface: str, methods: Mapping[str, Callable[..., Any]]) -> Any:
+        """Returns an object of Java whose methods are functions of Python; all have to be there, defaults too."""
+        return self._jpype.JProxy(interface, dict=dict(methods))
+
     def check_process(self) -> None:
         """Raise ConfigurationError in a child process: its JVM's threads did not come with the fork."""
         if os.getpid() != self._process:
@@ -127,11 +132,11 @@ def find_jars(environment: Mapping[str, str]) -> Path:
     if named:
         folder = Path(named.removesuffix("*").rstrip("/") or "/")
         if not folder.is_dir():
-            raise ConfigurationError(f"{JARS_VARIABLE} names {folder}, which is no folder; {_CURE}")
+            raise ConfigurationError(f"{JARS_VARIABLE} names {folder}, which is no folder; {JARS_CURE}")
         return folder
     spec = find_spec(JARS_MODULE)
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigurationError(f"the jars of BookKeeper's client are missing; {_CURE}")
+        raise ConfigurationError(f"the jars of BookKeeper's client are missing; {JARS_CURE}")
     return Path(next(iter(spec.submodule_search_locations))) / "jars"
 
 
@@ -139,9 +144,9 @@ def check_jars(folder: Path) -> None:
     """Raise ConfigurationError unless a folder has the jars of the client's version."""
     found = sorted(match[1] for path in folder.glob("*.jar") if (match := _SERVER_JAR.fullmatch(path.name)))
     if not found:
-        raise ConfigurationError(f"{folder} has no bookkeeper-server jar; {_CURE}")
+        raise ConfigurationError(f"{folder} has no bookkeeper-server jar; {JARS_CURE}")
     if found != [CLIENT_VERSION]:
-        raise ConfigurationError(f"{folder} has BookKeeper {', '.join(found)}, not {CLIENT_VERSION}; {_CURE}")
+        raise ConfigurationError(f"{folder} has BookKeeper {', '.join(found)}, not {CLIENT_VERSION}; {JARS_CURE}")
 
 
 def _started_jpype(jars: Path, options: JvmOptions) -> Any:
@@ -165,7 +170,7 @@ def _started_jpype(jars: Path, options: JvmOptions) -> Any:
             f"-XX:MaxDirectMemorySize={options.direct_mb}m",
             "-XX:+UseSerialGC",
             f"-Dlog4j2.configurationFile={options.logging_config}",
-            *_REFLECTION,
+            *REFLECTION_OPTIONS,
             *options.arguments,
             jvmpath=jvm,
             classpath=[f"{jars}/*"],

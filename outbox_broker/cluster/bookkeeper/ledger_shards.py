@@ -8,11 +8,11 @@ from pathlib import Path
 from kazoo import exceptions as kazoo_errors
 from kazoo.handlers.threading import KazooTimeoutError
 
+from outbox_broker.cluster.bookie_room import BookieSpace
 from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, JavaLedgers
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
-from outbox_broker.cluster.bookkeeper.shard_znodes import ZooKeeperManifests
+from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.cluster.bookkeeper.zookeeper_login import set_zookeeper_login
-from outbox_broker.cluster.cluster_errors import CoordinatorUnavailable
 from outbox_broker.cluster.shard_host import OpenedShard
 from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
 from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
@@ -20,6 +20,7 @@ from outbox_broker.schedule.stores.ledger_takeover import Shard
 from outbox_broker.schedule.stores.ledger_view import LedgerView
 from outbox_core.common.clock import SystemClock
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
+from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, zookeeper_client
 
 
@@ -48,7 +49,7 @@ class LedgerShards:
         except (KazooTimeoutError, kazoo_errors.KazooException) as error:
             self._zookeeper.close()
             raise CoordinatorUnavailable(f"no ZooKeeper server of {address.hosts} answers: {error}") from error
-        self._manifests = ZooKeeperManifests(self._zookeeper, address.root, request_ms_max=session.request_ms_max)
+        self._manifests = ShardZnodes(self._zookeeper, address.root, request_ms_max=session.request_ms_max)
         try:
             runtime = JavaRuntime.start(jars=jars)
             set_zookeeper_login(runtime, session.security)
@@ -68,6 +69,18 @@ class LedgerShards:
         Raises ConfigurationError, StorageFailed, SegmentDamaged.
         """
         return LedgerView.open(self._shard(shard))
+
+    def ledgers_in_one_zone(self) -> int:
+        """Returns how many ledgers of this cluster have entries all of whose copies are in one zone. Raises
+        LedgerFailed.
+        """
+        cluster = self._cluster.encode()
+        found = self._ledgers.find_in_one_zone()
+        return sum(metadata.get("outbox-cluster") == cluster for _, metadata in found)
+
+    def bookie_spaces(self) -> list[BookieSpace]:
+        """Returns the disks of the bookies that answer. Raises LedgerFailed."""
+        return self._ledgers.bookie_spaces()
 
     def sweeper(self, *, retention_ms: int) -> LedgerSweeper:
         """Returns what deletes the ledgers of this cluster that no manifest names, so long after their epoch ended."""

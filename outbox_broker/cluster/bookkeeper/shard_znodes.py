@@ -16,7 +16,7 @@ from outbox_core.common.errors import ConfigurationError, StorageFailed
 _FOLDER: Final = "shards"
 
 
-class ZooKeeperManifests:
+class ShardZnodes:
     """Manifests below `<root>/shards`, by a client that its owner starts and stops."""
 
     def __init__(self, client: KazooClient, root: str, *, request_ms_max: int = 5_000) -> None:

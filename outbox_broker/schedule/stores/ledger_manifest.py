@@ -53,19 +53,24 @@ class LedgerPiece(msgspec.Struct, frozen=True, array_like=True):
         return None if self.entries is None else self.begin + self.entries
 
 
-class PieceAdded(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
-    """A segment continues in a new ledger; what it had behind the piece's begin is dropped."""
+class PiecesAdded(msgspec.Struct, frozen=True, array_like=True, tag="pieces"):
+    """Segments continue in new ledgers, each in one; what a segment had behind its piece's begin is dropped."""
 
-    segment: str
-    piece: LedgerPiece
+    pieces: list[tuple[str, LedgerPiece]]
 
 
-class PieceClosed(msgspec.Struct, frozen=True, array_like=True, tag="closed"):
-    """A ledger has its final number of entries."""
+class ClosedPiece(msgspec.Struct, frozen=True, array_like=True):
+    """The final number of a ledger's entries."""
 
     segment: str
     ledger: int
     entries: int
+
+
+class PiecesClosed(msgspec.Struct, frozen=True, array_like=True, tag="closed"):
+    """Ledgers have their final numbers of entries. Segments that were dropped meanwhile are ignored."""
+
+    pieces: list[ClosedPiece]
 
 
 class SegmentsDropped(msgspec.Struct, frozen=True, array_like=True, tag="dropped"):
@@ -81,7 +86,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     segments: dict[str, list[LedgerPiece]]
 
 
-ManifestRecord: TypeAlias = PieceAdded | PieceClosed | SegmentsDropped | Snapshot
+ManifestRecord: TypeAlias = PiecesAdded | PiecesClosed | SegmentsDropped | Snapshot
 _RECORDS: Final = msgspec.msgpack.Decoder(ManifestRecord)
 
 
@@ -94,22 +99,30 @@ class SegmentMap:
     def apply(self, record: ManifestRecord) -> list[LedgerPiece]:
         """Apply a record; returns the pieces that no segment names any more."""
         match record:
-            case PieceAdded(segment=name, piece=piece):
-                before = self.segments.get(name, [])
-                kept = [one for one in before if one.begin < piece.begin]
-                self.segments[name] = [*kept, piece]
-                return before[len(kept) :]
-            case PieceClosed(segment=name, ledger=ledger, entries=entries):
-                pieces = self.segments.get(name, [])
-                self.segments[name] = [
-                    msgspec.structs.replace(one, entries=entries) if one.ledger == ledger else one for one in pieces
-                ]
+            case PiecesAdded(pieces=added):
+                return [unnamed for name, piece in added for unnamed in self._add(name, piece)]
+            case PiecesClosed(pieces=closed):
+                for one in closed:
+                    self._close(one)
                 return []
             case SegmentsDropped(segments=names):
                 return [piece for name in names for piece in self.segments.pop(name, [])]
             case Snapshot(segments=segments):
                 self.segments = {name: list(pieces) for name, pieces in segments.items()}
                 return []
+
+    def _add(self, name: str, piece: LedgerPiece) -> list[LedgerPiece]:
+        before = self.segments.get(name, [])
+        kept = [one for one in before if one.begin < piece.begin]
+        self.segments[name] = [*kept, piece]
+        return before[len(kept) :]
+
+    def _close(self, closed: ClosedPiece) -> None:
+        if closed.segment in self.segments:
+            self.segments[closed.segment] = [
+                msgspec.structs.replace(one, entries=closed.entries) if one.ledger == closed.ledger else one
+                for one in self.segments[closed.segment]
+            ]
 
     def snapshot(self, *, epoch: int) -> Snapshot:
         """Returns the map as a record."""
@@ -122,6 +135,17 @@ class SegmentMap:
     def open_pieces(self) -> list[tuple[str, LedgerPiece]]:
         """Returns the pieces whose ledgers may still have a writer, each with its segment."""
         return [(name, one) for name, pieces in self.segments.items() for one in pieces if one.entries is None]
+
+
+def change_count(record: ManifestRecord) -> int:
+    """Returns how many pieces or segments a record changes; none if it is a snapshot."""
+    match record:
+        case PiecesAdded() | PiecesClosed():
+            return len(record.pieces)
+        case SegmentsDropped():
+            return len(record.segments)
+        case Snapshot():
+            return 0
 
 
 def piece_at(pieces: Sequence[LedgerPiece], position: int) -> LedgerPiece | None:

@@ -2,10 +2,11 @@
 
 A position is the ordinal of an entry in its segment. A segment that is appended to at its end continues in its ledger;
 at any other position, and in each epoch, it continues in a new ledger, and the manifest ledger says from where on.
+What is appended to many segments at once has its ledgers created at once, and named by one record of the manifest,
+which the sync of the segments waits for.
 
-Any error of an append or a sync is final for this store: what was not confirmed may be lost or not, and only the
-recovery by the next opening, at a higher epoch, decides. After it the shard's node is read before anything else, since
-only the error of a fence proves another writer, and its absence proves nothing.
+Any error of an append or a sync is final for this store (final_failure): what was not confirmed may be lost or not, and
+only the recovery by the next opening, at a higher epoch, decides.
 """
 
 from __future__ import annotations
@@ -13,41 +14,32 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
-import msgspec
-
-from outbox_broker.schedule.segment_store import Record, WriterFenced
+from outbox_broker.schedule.segment_store import Record, SegmentAppend
+from outbox_broker.schedule.stores.final_failure import FinalFailure
 from outbox_broker.schedule.stores.ledger_manifest import (
+    ClosedPiece,
     LedgerPiece,
-    ManifestRecord,
-    PieceAdded,
-    PieceClosed,
+    PiecesAdded,
+    PiecesClosed,
     SegmentsDropped,
     piece_at,
 )
 from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_entries, read_record
 from outbox_broker.schedule.stores.ledger_records import records_of
-from outbox_broker.schedule.stores.ledger_takeover import (
-    OwnedShard,
-    Shard,
-    begin_manifest,
-    name_manifest,
-    read_node,
-    take_over,
-)
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerFenced
+from outbox_broker.schedule.stores.ledger_takeover import OwnedShard, Shard, take_over
+from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerWriter
+from outbox_broker.schedule.stores.manifest_log import ManifestLog
 from outbox_broker.schedule.stores.open_piece import OpenPiece
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
-from outbox_core.runtime.event_logger import EventLogger
 
-logger: EventLogger = EventLogger(__name__)
-
-_SNAPSHOTS_PER_RETENTION: Final = 24
+Positions = list[int]
+"""Where each record of an append begins and, last, the new end. The class has a method named list."""
 _NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
 
 
@@ -56,12 +48,29 @@ class LedgerStoreOptions:
     """Limits of one shard's store."""
 
     open_ledgers_max: int = 128
-    """Ledgers with an open writer: a takeover has to fence so many. The longest unused is closed first."""
-    manifest_records_max: int = 10_000
-    """Records of a manifest ledger, after which another one begins with a snapshot."""
+    """Ledgers with an open writer: a takeover has to fence so many. Those that were appended to least often are closed
+    first. What is appended at once is not closed, though it may be more."""
+    continued_pieces_max: int = 16
+    """Pieces of a segment that the next epoch continues: each is another ledger to open when the segment is scanned."""
+    manifest_changes_max: int = 10_000
+    """Pieces named or closed in a manifest ledger, after which another one begins with a snapshot."""
     retention_ms: int = 24 * 3_600_000
     """How long ledgers of an earlier epoch are kept after it ended. A bookie that restarts forgets the fence of a
     deleted ledger, and would acknowledge the appends of a writer that was paused all the while."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Closing:
+    """A piece whose ledger is being closed; `wait` returns when it is, and raises LedgerFailed."""
+
+    segment: str
+    piece: OpenPiece
+    wait: Callable[[], None]
+
+    @property
+    def ledger_id(self) -> int:
+        """Identifies the ledger."""
+        return self.piece.piece.ledger
 
 
 class LedgerSegmentStore:
@@ -73,16 +82,15 @@ class LedgerSegmentStore:
         self.bytes_written = 0
         self._shard = shard
         self._options = options
-        self._map = taken.segments
-        self._node = taken.node
-        self._manifest = taken.manifest
+        self._manifest = ManifestLog(
+            shard, taken, changes_max=options.manifest_changes_max, retention_ms=options.retention_ms
+        )
         self._open: OrderedDict[str, OpenPiece] = OrderedDict()
-        # Guards the map, the manifest, and which pieces are open. Taken after a piece's lock, never before it.
-        self._guard = threading.RLock()
-        self._failure: StorageFailed | None = None
+        self._closing: dict[int, _Closing] = {}  # by ledger; the manifest says that they are open
+        # Guards which pieces are open or closing. Taken after a piece's lock, never before it.
+        self._guard = threading.Lock()
+        self._failure = FinalFailure(shard, epoch=self.epoch)
         self._closed = False
-        self._snapshot_ms = shard.clock.monotonic_ms()
-        self._has_dropped_old = False  # whether ledgers of earlier epochs were dropped since the snapshot
 
     @classmethod
     def open(cls, shard: Shard, *, options: LedgerStoreOptions | None = None) -> LedgerSegmentStore:
@@ -92,30 +100,36 @@ class LedgerSegmentStore:
 
     def append(self, name: str, records: Sequence[bytes], *, position: int) -> list[int]:
         """Send records to a segment's ledger; see the port."""
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"not a segment's name: {name!r}")
+        [positions] = self.append_all([SegmentAppend(name, records, position)])
+        return positions
+
+    def append_all(self, appends: Sequence[SegmentAppend]) -> list[list[int]]:
+        """Send records to the ledgers of segments, which are created at once; see the port."""
+        by_name = {one.name: one for one in appends}
+        if len(by_name) < len(appends):
+            raise ValueError("two appends to one segment")
+        for name in by_name:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"not a segment's name: {name!r}")
         self._refuse_if_unable()
+        positions: dict[str, list[int]] = {}
         try:
-            while True:
-                piece = self._piece_to_append(name, position)
-                with piece.lock:
-                    if not piece.is_closed:
-                        positions = piece.append(records)
-                        break
+            while waiting := [one for name, one in by_name.items() if name not in positions]:
+                positions |= self._appended(waiting)
         except LedgerFailed as error:
             raise self._failed(error) from error
-        self.bytes_written += sum(map(len, records))
-        return positions
+        self.bytes_written += sum(len(record) for one in appends for record in one.records)
+        return [positions[one.name] for one in appends]
 
     def sync(self, names: Iterable[str]) -> None:
         """Wait for the acknowledgements of all entries of segments; see the port."""
-        self._refuse_if_failed()
+        self._failure.refuse()
         names = tuple(names)
         with self._guard:
             pieces = [piece for name in names if (piece := self._open.get(name)) is not None]
         try:
             for piece in pieces:
-                piece.confirm()
+                self._confirm(piece)
         except LedgerFailed as error:
             raise self._failed(error) from error
         self._refuse_if_unable()
@@ -145,14 +159,17 @@ class LedgerSegmentStore:
         """Close the segment's ledger; see the port."""
         with self._guard:
             piece = self._open.get(name)
-            if piece is None or self._closed or self._failure is not None:
+            if piece is None or self._closed or self._failure.has_happened:
                 return
-        self._close_piece(name, piece)
+        try:
+            self._begin_closing([(name, piece)])
+            self._finish_closing()
+        except LedgerFailed as error:
+            raise self._failed(error) from error
 
     def list(self) -> Sequence[str]:
         """List names from the manifest; see the port."""
-        with self._guard:
-            return sorted(self._map.segments)
+        return self._manifest.segments()
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove segments from the manifest, then delete their ledgers of this epoch; see the port.
@@ -160,14 +177,26 @@ class LedgerSegmentStore:
         Ledgers of earlier epochs are left to the sweeper: while one exists, its bookies refuse its former writer.
         """
         self._refuse_if_unable()
-        with self._guard:
-            known = [name for name in names if name in self._map.segments]
-            pieces = [piece for name in known if (piece := self._open.pop(name, None)) is not None]
+        known = self._manifest.known(names)
         if not known:
             return
+        with self._guard:
+            pieces = [piece for name in known if (piece := self._open.pop(name, None)) is not None]
+            gone = [ledger_id for ledger_id, one in self._closing.items() if one.segment in known]
+            for ledger_id in gone:
+                del self._closing[ledger_id]
         for piece in pieces:  # before their ledgers are deleted: BookKeeper's client logs what it cannot close
             piece.writer.release()
-        self._record(SegmentsDropped(known))
+        try:
+            self._manifest.confirm(self._manifest.change(SegmentsDropped(known)))
+        except LedgerFailed as error:
+            raise self._failed(error) from error
+
+    def continues(self, name: str) -> bool:
+        """Returns whether a segment has few pieces; see the port. Those of earlier epochs are recovered and closed: all
+        of their entries are durable, and their writers can add nothing.
+        """
+        return len(self._manifest.pieces(name) or ()) < self._options.continued_pieces_max
 
     def close(self) -> None:
         """Release all writers; idempotent. Waits for nothing: the next opening recovers the ledgers."""
@@ -183,177 +212,167 @@ class LedgerSegmentStore:
 
     # -- pieces ------------------------------------------------------------------------------------------------------
 
-    def _piece_to_append(self, name: str, position: int) -> OpenPiece:
+    def _appended(self, appends: Sequence[SegmentAppend]) -> dict[str, Positions]:
+        """Append; returns the positions by segment, without those whose ledger was closed meanwhile."""
         with self._guard:
-            piece = self._open.get(name)
-            if piece is not None and piece.end == position and not piece.is_closed:
-                self._open.move_to_end(name)
-                return piece
-        return self._begin_piece(name, position)
+            pieces = {one.name: piece for one in appends if (piece := self._continued(one)) is not None}
+        lacking = [one for one in appends if one.name not in pieces]
+        if lacking:
+            pieces |= self._begin_pieces(lacking, beside=pieces)
+        positions: dict[str, list[int]] = {}
+        for one in appends:
+            piece = pieces[one.name]
+            with piece.lock:
+                if not piece.is_closed:
+                    positions[one.name] = piece.append(one.records)
+        return positions
 
-    def _begin_piece(self, name: str, position: int) -> OpenPiece:
-        """Continue a segment in a new ledger, which counts once the manifest names it."""
-        self._close_idle()
+    def _continued(self, append: SegmentAppend) -> OpenPiece | None:
+        """Returns the open piece that ends where an append begins."""
+        piece = self._open.get(append.name)
+        if piece is None or piece.end != append.position or piece.is_closed:
+            return None
+        self._open.move_to_end(append.name)
+        return piece
+
+    def _begin_pieces(self, appends: Sequence[SegmentAppend], *, beside: Collection[str]) -> dict[str, OpenPiece]:
+        """Continue segments in new ledgers, which count once the change of the manifest is confirmed."""
+        names = [one.name for one in appends]
+        self._make_room(len(names), but={*names, *beside})
         with self._guard:
-            before = self._open.get(name)
-        if before is not None and before.piece.begin < position:
-            before.confirm()  # what stays of it is synced no more
-        try:
-            writer = self._shard.ledgers.create(self._shard.metadata(epoch=self.epoch, segment=name))
-        except LedgerFailed as error:
-            raise self._not_created(error) from error
-        piece = LedgerPiece(position, writer.ledger_id, self.epoch)
-        opened = OpenPiece(piece, writer, position)
-        self._record(PieceAdded(name, piece))
+            before = {name: piece for name in names if (piece := self._open.get(name)) is not None}
+        for one in appends:
+            if one.name in before and before[one.name].piece.begin < one.position:
+                self._confirm(before[one.name])  # what stays of it is synced no more
+        writers = self._created(names)
+        pieces = [
+            (one.name, LedgerPiece(one.position, writer.ledger_id, self.epoch))
+            for one, writer in zip(appends, writers, strict=True)
+        ]
+        self._refuse_if_unable()
+        named_at = self._manifest.change(PiecesAdded(pieces))
+        opened = {
+            name: OpenPiece(piece, writer, piece.begin, named_at)
+            for (name, piece), writer in zip(pieces, writers, strict=True)
+        }
         with self._guard:
-            self._open.pop(name, None)
-            self._open[name] = opened
-        if before is not None:
-            before.writer.release()
+            for name, piece in opened.items():
+                self._open.pop(name, None)
+                self._open[name] = piece
+        for old in before.values():
+            old.writer.release()
         return opened
 
-    def _close_idle(self) -> None:
-        """Limit the number of open ledgers: closes those that were not appended to for longest."""
-        with self._guard:
-            surplus = len(self._open) + 1 - self._options.open_ledgers_max
-            idle = list(islice(self._open.items(), max(0, surplus)))
-        for name, piece in idle:
-            self._close_piece(name, piece)
+    def _created(self, names: Sequence[str]) -> Sequence[LedgerWriter]:
+        """Create a ledger for each segment, all at once. Raises StorageFailed with none created."""
+        creations = [
+            self._shard.ledgers.begin_create(self._shard.metadata(epoch=self.epoch, segment=name)) for name in names
+        ]
+        writers: list[LedgerWriter] = []
+        failures: list[LedgerFailed] = []
+        for creation in creations:
+            try:
+                writers.append(creation())
+            except LedgerFailed as error:
+                failures.append(error)
+        if failures:
+            for writer in writers:
+                writer.release()
+            with suppress(LedgerFailed):  # the sweeper deletes them later
+                self._shard.ledgers.delete([writer.ledger_id for writer in writers])
+            raise self._failure.note_not_created(failures[0]) from failures[0]
+        return writers
 
-    def _close_piece(self, name: str, piece: OpenPiece) -> None:
-        try:
-            entries = piece.close()
-        except LedgerFailed as error:
-            raise self._failed(error) from error
-        if entries is None:
-            return
+    def _confirm(self, piece: OpenPiece) -> None:
+        """Return once all that was sent to a piece is durable, and its name in the manifest."""
+        if piece.named_at is not None:
+            self._manifest.confirm(piece.named_at)
+            piece.named_at = None
+        piece.confirm()
+
+    def _make_room(self, count: int, *, but: Collection[str]) -> None:
+        """Limit the number of open ledgers. Of those that were appended to least often, the last used is closed first:
+        a flush comes to each of many buckets once, so the one that was used longest ago is needed next.
+        """
+        self._finish_closing()
         with self._guard:
-            if self._open.get(name) is piece:
-                del self._open[name]
-        self._record(PieceClosed(name, piece.piece.ledger, entries))
+            surplus = max(0, len(self._open) + count - self._options.open_ledgers_max)
+            idle = [(name, piece) for name, piece in reversed(self._open.items()) if name not in but]
+        self._begin_closing(sorted(idle, key=lambda one: one[1].uses)[:surplus])
+
+    def _begin_closing(self, pieces: Iterable[tuple[str, OpenPiece]]) -> None:
+        """Begin to close ledgers; nothing waits for their ends but the next call of _finish_closing()."""
+        for name, piece in pieces:
+            self._confirm(piece)
+            wait = piece.begin_close()
+            if wait is None:
+                continue
+            with self._guard:
+                self._closing[piece.piece.ledger] = _Closing(name, piece, wait)
+                if self._open.get(name) is piece:
+                    del self._open[name]
+
+    def _finish_closing(self) -> None:
+        """Wait for the ledgers that are being closed, and note their ends in the manifest. The note need not be
+        confirmed: without it, a takeover finds the ledgers closed.
+        """
+        with self._guard:
+            closing = list(self._closing.values())
+        for one in closing:
+            try:
+                one.wait()
+            except LedgerFailed:  # it may have been deleted meanwhile
+                if self._manifest.names(one.segment, one.ledger_id):
+                    raise
+        with self._guard:
+            closed = [one for one in closing if self._closing.pop(one.ledger_id, None) is one]
+            if closed and not self._closed:
+                ends = [ClosedPiece(one.segment, one.ledger_id, one.piece.sent) for one in closed]
+                self._manifest.change(PiecesClosed(ends))
 
     def _located(self, name: str, position: int) -> tuple[LedgerPiece | None, int]:
         """Returns the piece that holds a position, and where it ends. What this store appended to it is confirmed."""
         with self._guard:
-            pieces = self._map.segments.get(name)
+            pieces = self._manifest.pieces(name)
             if pieces is None:
                 raise StorageFailed(f"cannot read {name}: there is no such segment")
             piece = piece_at(pieces, position)
-            opened = self._open.get(name)
-            later = next((one.begin for one in pieces if piece is not None and one.begin > piece.begin), None)
-        if piece is None:
-            return None, 0
-        end = piece.end
-        if opened is not None and opened.piece.ledger == piece.ledger:
-            end = self._confirmed_end(opened)
+            if piece is None:
+                return None, 0
+            opened = self._writable(name, piece)
+        later = next((one.begin for one in pieces if one.begin > piece.begin), None)
+        end = piece.end if opened is None else self._confirmed_end(opened)
         ends = [one for one in (end, later) if one is not None]
         return piece, min(ends, default=piece.begin)
+
+    def _writable(self, name: str, piece: LedgerPiece) -> OpenPiece | None:
+        """Returns the open or closing piece of this process that a piece of the manifest is. Under the guard."""
+        closing = self._closing.get(piece.ledger)
+        opened = self._open.get(name) if closing is None else closing.piece
+        return opened if opened is not None and opened.piece.ledger == piece.ledger else None
 
     def _confirmed_end(self, opened: OpenPiece) -> int:
         with opened.lock:
             wanted = opened.sent
         if wanted > opened.confirmed:
-            self._refuse_if_failed()
+            self._failure.refuse()
             try:
                 opened.confirm()
             except LedgerFailed as error:
                 raise self._failed(error) from error
         return opened.piece.begin + wanted
 
-    # -- the manifest ------------------------------------------------------------------------------------------------
-
-    def _record(self, record: ManifestRecord) -> None:
-        """Write a change of the manifest durably, and apply it. Raises WriterFenced and StorageFailed, both final."""
-        try:
-            with self._guard:
-                self._refuse_if_unable()
-                self._roll_manifest()
-                manifest = self._manifest
-                entries = manifest.append(record)
-                unnamed = self._map.apply(record)
-                self._has_dropped_old |= any(piece.epoch < self.epoch for piece in unnamed)
-            manifest.confirm(entries)
-        except LedgerFailed as error:
-            raise self._failed(error) from error
-        self._delete_own(piece.ledger for piece in unnamed if piece.epoch == self.epoch)
-
-    def _roll_manifest(self) -> None:
-        """Begin another manifest ledger if this one is long. The old one has had this store alone as a writer."""
-        if not self._is_manifest_long():
-            return
-        before = self._manifest
-        before.confirm(before.entries)
-        manifest = begin_manifest(self._shard, self._map, epoch=self.epoch)
-        node = msgspec.structs.replace(self._node.node, ledger=manifest.ledger_id)
-        try:
-            self._node.version = name_manifest(self._shard, node, manifest, version=self._node.version)
-        except StorageFailed as error:
-            raise self._failed(LedgerFailed(str(error))) from error
-        self._node.node, self._manifest = node, manifest
-        self._snapshot_ms, self._has_dropped_old = self._shard.clock.monotonic_ms(), False
-        before.release()
-        self._delete_own([before.ledger_id])
-
-    def _is_manifest_long(self) -> bool:
-        """Returns whether another manifest ledger is due. The sweeper reads snapshots alone, since they are confirmed:
-        so one is also due after ledgers of earlier epochs were dropped.
-        """
-        age_ms = self._shard.clock.monotonic_ms() - self._snapshot_ms
-        return self._manifest.records >= self._options.manifest_records_max or (
-            self._has_dropped_old and age_ms >= self._options.retention_ms // _SNAPSHOTS_PER_RETENTION
-        )
-
-    def _delete_own(self, ledger_ids: Iterable[int]) -> None:
-        """Delete ledgers that only this store has written to. What fails is left to the sweeper."""
-        ledger_ids = list(ledger_ids)
-        if ledger_ids:
-            try:
-                self._shard.ledgers.delete(ledger_ids)
-            except LedgerFailed as error:
-                logger.warning("ledgers_not_deleted", extra={"ledgers": len(ledger_ids), "error": str(error)})
-
     # -- failures ----------------------------------------------------------------------------------------------------
 
     def _failed(self, error: LedgerFailed) -> StorageFailed:
-        """Make a failure final, after reading whose the shard is; returns what to raise."""
-        with self._guard:
-            if self._failure is None:
-                self._failure = self._judged(error)
-                logger.critical("shard_failed", extra={"shard": self._shard.name, "error": str(self._failure)})
-            return self._raised()
-
-    def _not_created(self, error: LedgerFailed) -> StorageFailed:
-        """A ledger that could not be created leaves nothing in doubt; so only a takeover is final."""
-        found = self._judged(error)
-        if isinstance(found, WriterFenced):
-            with self._guard:
-                self._failure = self._failure or found
-            return found
-        return StorageFailed(f"no ledger can be created: {error}; see to it that enough bookies are writable")
-
-    def _judged(self, error: LedgerFailed) -> StorageFailed:
-        fenced = WriterFenced(f"another process writes to shard {self._shard.name} now; this one must end")
-        if isinstance(error, LedgerFenced):
-            return fenced
-        failed = StorageFailed(f"the bookies did not confirm a write: {error}; open the shard again")
-        try:
-            found = read_node(self._shard)
-        except Exception:  # whatever it is, the error that led here is the one to report
-            logger.warning("manifest_not_read", extra={"shard": self._shard.name}, exc_info=True)
-            return failed
-        return fenced if found is None or found.node.epoch != self.epoch else failed
-
-    def _raised(self) -> StorageFailed:
-        failure = self._failure or StorageFailed("the segment store failed")
-        return type(failure)(str(failure))
+        """Make a failure final, unless the store was closed; returns what to raise."""
+        if self._closed:
+            return StorageFailed("the segment store is closed")
+        return self._failure.note(error)
 
     def _refuse_if_unable(self) -> None:
-        self._refuse_if_failed()
+        self._failure.refuse()
         self._refuse_if_closed()
-
-    def _refuse_if_failed(self) -> None:
-        if self._failure is not None:
-            raise self._raised()
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

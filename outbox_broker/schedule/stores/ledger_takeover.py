@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 from outbox_broker.schedule.segment_store import WriterFenced
 from outbox_broker.schedule.stores import ledger_manifest
-from outbox_broker.schedule.stores.ledger_manifest import EpochStart, PieceClosed, SegmentMap, ShardNode
+from outbox_broker.schedule.stores.ledger_manifest import (
+    ClosedPiece,
+    EpochStart,
+    PiecesClosed,
+    SegmentMap,
+    ShardNode,
+    change_count,
+)
 from outbox_broker.schedule.stores.ledger_reads import read_entries
 from outbox_broker.schedule.stores.ledger_records import entries_of, records_of
 from outbox_broker.schedule.stores.ledgers import LedgerFailed, LedgerMissing, Ledgers, LedgerWriter, Manifests
@@ -66,7 +73,7 @@ class ManifestWriter:
 
     def __init__(self, writer: LedgerWriter) -> None:
         self._writer = writer
-        self.records = 0
+        self.changes = 0
         self.entries = 0
 
     @property
@@ -79,7 +86,7 @@ class ManifestWriter:
         for entry in entries_of(ledger_manifest.encode_record(record)):
             self._writer.append(entry)
             self.entries += 1
-        self.records += 1
+        self.changes += change_count(record)
         return self.entries
 
     def confirm(self, entries: int) -> None:
@@ -125,7 +132,7 @@ def take_over(shard: Shard, *, retention_ms: int) -> OwnedShard:
 
 def begin_manifest(shard: Shard, segments: SegmentMap, *, epoch: int) -> ManifestWriter:
     """Create a manifest ledger that begins with a durable snapshot. Raises LedgerFailed."""
-    manifest = ManifestWriter(shard.ledgers.create(shard.metadata(epoch=epoch, segment="manifest")))
+    manifest = ManifestWriter(shard.ledgers.begin_create(shard.metadata(epoch=epoch, segment="manifest"))())
     manifest.confirm(manifest.append(segments.snapshot(epoch=epoch)))
     return manifest
 
@@ -166,6 +173,6 @@ def _fenced(shard: Shard, manifest_ledger: int) -> SegmentMap:
         ends = shard.ledgers.recover([piece.ledger for _, piece in pieces])
     except LedgerMissing as error:
         raise SegmentDamaged(f"shard {shard.name}: a ledger that its manifest names is gone: {error}") from error
-    for (name, piece), count in zip(pieces, ends, strict=True):
-        segments.apply(PieceClosed(name, piece.ledger, count))
+    closed = [ClosedPiece(name, piece.ledger, count) for (name, piece), count in zip(pieces, ends, strict=True)]
+    segments.apply(PiecesClosed(closed))
     return segments

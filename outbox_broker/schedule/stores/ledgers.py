@@ -5,7 +5,7 @@ Apache BookKeeper and ZooKeeper are the implementations (outbox_broker.cluster.b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,8 +59,11 @@ class LedgerWriter(Protocol):
         Raises LedgerFenced if the error proves a fence, else LedgerFailed: entries not confirmed may be lost or not.
         """
 
-    def close(self) -> None:
-        """Set the ledger's end at the last confirmed entry, and release the writer. Raises LedgerFailed."""
+    def begin_close(self) -> Callable[[], None]:
+        """Begin to set the ledger's end at the last confirmed entry; the writer is released.
+
+        Returns what waits until that is done, and raises LedgerFailed.
+        """
 
     def release(self) -> None:
         """Release the writer without waiting for anything; the ledger's end is set by its recovery. Idempotent."""
@@ -69,8 +72,11 @@ class LedgerWriter(Protocol):
 class Ledgers(Protocol):
     """Ledgers of a cluster. Thread-safe. Every call has a deadline of the implementation's, and raises LedgerFailed."""
 
-    def create(self, metadata: Metadata) -> LedgerWriter:
-        """Create a ledger. A creation that failed may leave an empty ledger, which the sweeper deletes."""
+    def begin_create(self, metadata: Metadata) -> Callable[[], LedgerWriter]:
+        """Begin to create a ledger; returns what waits for it, and raises LedgerFailed.
+
+        A creation that failed may leave an empty ledger, which the sweeper deletes.
+        """
 
     def recover(self, ledger_ids: Sequence[int]) -> list[int]:
         """Fence the writers of these ledgers, at once, and close the ledgers; returns the number of entries of each.

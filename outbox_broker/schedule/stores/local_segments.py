@@ -27,7 +27,7 @@ import google_crc32c
 from outbox_broker.log.disk_reserve import Reserve, cure_for
 from outbox_broker.log.folder_lock import FolderLock
 from outbox_broker.log.storage import DiskStorage, Storage
-from outbox_broker.schedule.segment_store import Record, RecordDamaged, WriterFenced
+from outbox_broker.schedule.segment_store import Record, RecordDamaged, SegmentAppend, WriterFenced
 from outbox_broker.schedule.stores.frame_format import FRAME_BYTES, frame_at, frames, mark, was_synced_beyond
 from outbox_broker.schedule.stores.writer_epoch import epoch_file, read_epoch, write_epoch
 from outbox_core.common.errors import StorageFailed
@@ -127,6 +127,10 @@ class LocalSegmentStore:
         self.bytes_written += len(data)
         return ends
 
+    def append_all(self, appends: Sequence[SegmentAppend]) -> list[list[int]]:
+        """Write to several segments; see the port."""
+        return [self.append(one.name, one.records, position=one.position) for one in appends]
+
     def sync(self, names: Iterable[str]) -> None:
         """Make segments durable, and the folder if a file is new; see the port.
 
@@ -209,6 +213,12 @@ class LocalSegmentStore:
                     self._storage.sync_folder(self._folder)
         except OSError as error:
             raise StorageFailed(f"cannot delete a segment: {error.strerror}") from error
+
+    def continues(self, _name: str) -> bool:
+        """Returns False: what was read may be in the page cache only, if a sync of an earlier process failed; only a
+        new file proves it (outbox_broker.log.sync_proof). See the port.
+        """
+        return False
 
     def close(self) -> None:
         """Close all files and release the folder, after the calls in progress; idempotent. Syncs nothing."""

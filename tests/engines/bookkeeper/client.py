@@ -77,6 +77,11 @@ class LedgerClient:
         entries = self._metadata(ledger_id).getCustomMetadata().entrySet()
         return {str(entry.getKey()): bytes(entry.getValue()) for entry in entries}
 
+    def ensembles(self, ledger_id: int) -> list[list[str]]:
+        """The bookies of each part of a ledger, the last one last."""
+        found = self._metadata(ledger_id).getAllEnsembles().values()
+        return [[str(bookie) for bookie in ensemble] for ensemble in found]
+
     def ledger_ids(self) -> list[int]:
         """All ledgers of the cluster."""
         with contextlib.closing(_result(self._java_client.newListLedgersOp().execute())) as ledgers:

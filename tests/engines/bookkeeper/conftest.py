@@ -1,4 +1,4 @@
-"""One ZooKeeper, three bookies and two clients for the tests of this folder."""
+"""A ZooKeeper of three servers, three bookies and two clients for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.outbox_broker.cluster.running_cluster import RunningCluster
 
 BOOKIES = 3
+ZOOKEEPERS = 3
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,8 @@ def jars() -> Path:
 @pytest.fixture(scope="session")
 def running_cluster(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BookKeeperCluster]:
     """The servers of the whole run."""
-    cluster = BookKeeperCluster(jars=jars, folder=tmp_path_factory.mktemp("bookkeeper"), bookies=BOOKIES)
+    folder = tmp_path_factory.mktemp("bookkeeper")
+    cluster = BookKeeperCluster(jars=jars, folder=folder, bookies=BOOKIES, zookeepers=ZOOKEEPERS)
     try:
         cluster.start()
         yield cluster
@@ -41,7 +43,7 @@ def running_cluster(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def cluster(running_cluster: BookKeeperCluster) -> BookKeeperCluster:
-    """The servers, all alive: bookies that an earlier test killed are started again."""
+    """The servers, all alive: those that an earlier test killed are started again."""
     running_cluster.check_alive()
     running_cluster.restore()
     return running_cluster

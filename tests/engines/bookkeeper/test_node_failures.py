@@ -23,7 +23,7 @@ from tests.outbox_broker.cluster.delay_history import Fate
 from tests.outbox_broker.cluster.delay_load import PENDING, DelayLoad
 from tests.outbox_broker.cluster.node_process import NodeProcess
 from tests.outbox_broker.cluster.recorded_target import RecordedTarget
-from tests.outbox_broker.cluster.running_cluster import RunningCluster
+from tests.outbox_broker.cluster.running_cluster import SHARDS, RunningCluster
 
 MESSAGES = 150
 """Acknowledged at least before, and after, the failure."""
@@ -31,11 +31,11 @@ MESSAGES = 150
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Two nodes; the first one reaches ZooKeeper through a proxy."""
+    """Two nodes; the first one reaches the servers of ZooKeeper through proxies."""
 
     running: RunningCluster
     bookkeeper: BookKeeperCluster
-    proxy: CuttingTcpProxy
+    proxies: list[CuttingTcpProxy]
     target: RecordedTarget
     first: NodeProcess
     second: NodeProcess
@@ -48,6 +48,10 @@ class Stage:
 
     def wait_until_settled(self) -> None:
         self.running.wait_until_served(self.first, self.second)
+
+    def owners(self) -> dict[str, tuple[str, int]]:
+        """The node and the epoch of each shard."""
+        return {shard: (one["node"], one["epoch"]) for shard, one in self.running.status()["shards"].items()}
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +66,16 @@ def standing(
         "ledgers_uri": running_cluster.metadata_uri, "ledgers_password_file": str(password),
         "ensemble": "2", "write_quorum": "2", "ack_quorum": "2",  # which a third bookie can stand in for
     }  # fmt: skip
-    host, _, port = running_cluster.zookeeper_hosts.rpartition(":")
+    addresses = [host.rpartition(":") for host in running_cluster.zookeeper_hosts.split(",")]
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv(JARS_VARIABLE, str(jars))
         patch.setenv("JAVA_HOME", str(java_home()))
-        proxy = stack.enter_context(cutting_tcp_proxy(int(port), host=host))
+        proxies = [stack.enter_context(cutting_tcp_proxy(int(port), host=host)) for host, _, port in addresses]
         running = RunningCluster(running_cluster.zookeeper_hosts, folder, stack, settings=settings)
         target, url = running.recorded_target()
-        first = running.node("n1", target=url, zookeeper=f"127.0.0.1:{proxy.port}")
+        first = running.node("n1", target=url, zookeeper=",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies))
         second = running.node("n2", target=url)
-        yield Stage(running, running_cluster, proxy, target, first, second)
+        yield Stage(running, running_cluster, proxies, target, first, second)
 
 
 @pytest.fixture
@@ -88,9 +92,9 @@ def owner_is_killed(stage: Stage, _load: DelayLoad) -> None:
 
 
 def owner_is_paused_past_its_lease(stage: Stage, _load: DelayLoad) -> None:
-    stage.first.send_signal(signal.SIGSTOP)
+    stage.first.pause()
     stage.wait_until_only_the_second_serves()
-    stage.first.send_signal(signal.SIGCONT)
+    stage.first.resume()
 
 
 def bookie_is_killed(stage: Stage, load: DelayLoad) -> None:
@@ -105,16 +109,31 @@ def bookie_hangs(stage: Stage, load: DelayLoad) -> None:
 
 
 def session_with_zookeeper_is_cut(stage: Stage, _load: DelayLoad) -> None:
-    stage.proxy.cut_off()
+    for proxy in stage.proxies:
+        proxy.cut_off()
     try:
         stage.wait_until_only_the_second_serves()
     finally:
-        stage.proxy.heal()
+        for proxy in stage.proxies:
+            proxy.heal()
 
 
 def zookeeper_is_killed_and_restarted(stage: Stage, load: DelayLoad) -> None:
-    stage.bookkeeper.restart_zookeeper()
+    stage.bookkeeper.zookeeper.kill9()
+    stage.bookkeeper.zookeeper.start()
     load.go_on(MESSAGES)
+
+
+def zookeepers_leader_is_killed(stage: Stage, load: DelayLoad) -> None:
+    """The shards keep their owners: sessions outlive the election of another leader."""
+    owners = stage.owners()
+    killed = stage.bookkeeper.zookeeper.kill9_leader()
+    load.go_on(MESSAGES)
+    stage.wait_until_settled()
+    print(f"the leader was {killed}")
+    assert stage.owners() == owners
+    assert len(owners) == SHARDS
+    stage.bookkeeper.restore()
 
 
 def all_nodes_are_killed_and_restarted(stage: Stage, _load: DelayLoad) -> None:
@@ -133,6 +152,7 @@ def all_nodes_are_killed_and_restarted(stage: Stage, _load: DelayLoad) -> None:
         bookie_hangs,
         session_with_zookeeper_is_cut,
         zookeeper_is_killed_and_restarted,
+        zookeepers_leader_is_killed,
         all_nodes_are_killed_and_restarted,
     ],
     ids=lambda fail: fail.__name__,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -56,12 +52,12 @@ def test_a_sweep_deletes_a_ledger_that_a_dead_process_never_named_and_no_other(
         "outbox-cluster": str(running.status()["cluster"]).encode(), "outbox-shard": b"0-0000", "outbox-epoch": b"0",
         "outbox-created-ms": b"0", "outbox-segment": b"a",
     }  # fmt: skip
-    orphan = ledgers.create(metadata).ledger_id
-    other = ledgers.create({**metadata, "outbox-cluster": b"of another cluster"}).ledger_id
+    orphan = ledgers.begin_create(metadata)().ledger_id
+    other = ledgers.begin_create({**metadata, "outbox-cluster": b"of another cluster"})().ledger_id
 
-    would = sweep(running, "--dry-run")
-    done = sweep(running)
-    again = sweep(running)
+    would = running.sweep("--dry-run", "--retention", "0s")
+    done = running.sweep("--retention", "0s")
+    again = running.sweep("--retention", "0s")
     came = running.consume({message.id for message in batch})
 
     assert would["deleted"] == done["deleted"] == [orphan]
@@ -69,17 +65,6 @@ def test_a_sweep_deletes_a_ledger_that_a_dead_process_never_named_and_no_other(
     assert again["ledgers"] == again["named"] + again["young"] > 0
     assert other in {ledger for ledger, _ in ledgers.find()}
     assert len(came) == 50
-
-
-def sweep(running: RunningCluster, *arguments: str) -> dict[str, Any]:
-    """Run `outbox delay sweep` in a process of its own, since it starts a JVM; returns what it prints."""
-    environment = os.environ | running.environment
-    command = ["outbox", "delay", "sweep", "--store", running.store, "--json", "--retention", "0s", *arguments]
-    program = [sys.executable, "-m", *command]
-    done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    shown: dict[str, Any] = json.loads(done.stdout)
-    return shown
 
 
 def test_status_counts_the_bookies_and_says_when_none_can_be_spared(

@@ -149,14 +149,14 @@ def test_a_reconciliation_knows_what_waits_in_the_cluster_what_was_canceled_and_
 
     assert [summary[name] for name in ("lost", "phantom", "early", "mismatch", "unexplained")] == [0] * 5, summary
     rules = Counter[str]()
-    for one in summary["books"]:
+    for one in summary["verdict_counts"]:
         if one["scope"] == "message":
             rules[one["rule"]] += one["count"]
-    assert {name: rules[name] for name in ("stored", "canceled", "cancel_taken")} == {
-        "stored": 80, "canceled": 10, "cancel_taken": 10,
+    assert {name: rules[name] for name in ("stored", "canceled", "cancel_accepted")} == {
+        "stored": 80, "canceled": 10, "cancel_accepted": 10,
     }  # fmt: skip
     # What is published meanwhile is of a topic of its own, or newer than the grace time.
-    assert rules.keys() - {"unrecorded_in_grace"} == {"stored", "canceled", "cancel_taken", "foreign_topic"}
+    assert rules.keys() - {"unrecorded_in_grace"} == {"stored", "canceled", "cancel_accepted", "foreign_topic"}
 
 
 def _archived(box: Outbox) -> int:

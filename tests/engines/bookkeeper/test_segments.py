@@ -13,7 +13,7 @@ import pytest
 
 from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
-from outbox_broker.cluster.bookkeeper.shard_znodes import ZooKeeperManifests
+from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.segment_store import WriterFenced
 from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX
@@ -40,7 +40,7 @@ def clock() -> ManualClock:
 def shard(cluster: BookKeeperCluster, ledgers: JavaLedgers, zookeeper: Any, clock: ManualClock) -> Shard:
     """A shard of a delay cluster of the test's own."""
     root = f"/outbox/{os.getpid()}-{next(_roots)}"
-    manifests = ZooKeeperManifests(zookeeper, root, request_ms_max=60_000)
+    manifests = ShardZnodes(zookeeper, root, request_ms_max=60_000)
     return Shard(cluster=root, name="1-0007", ledgers=ledgers, manifests=manifests, clock=clock)
 
 
@@ -179,7 +179,7 @@ def test_a_schedule_moves_from_owner_to_owner(open_store: Callable[[], Any]) -> 
 
 
 def test_a_fence_and_what_is_missing_have_errors_of_their_own(ledgers: JavaLedgers, cluster: BookKeeperCluster) -> None:
-    writer = ledgers.create({"outbox-test": b"1"})
+    writer = ledgers.begin_create({"outbox-test": b"1"})()
     writer.append(b"1")
     writer.confirm(1)
     assert ledgers.recover([writer.ledger_id]) == [1]
@@ -203,7 +203,7 @@ def test_another_password_is_named_as_the_cause(
 ) -> None:
     from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions
 
-    writer = ledgers.create({})
+    writer = ledgers.begin_create({})()
     other = JavaLedgers(runtime, cluster.metadata_uri, options=BookKeeperOptions(password=b"another"))
     try:
         with pytest.raises(LedgerFailed, match="password"):
@@ -219,14 +219,14 @@ def test_appends_reads_and_failures_leave_nothing_behind_in_the_interpreter(
 ) -> None:
     def append_and_read(count: int) -> None:
         for _ in range(count // 500):
-            writer = ledgers.create({"outbox-test": b"1"})
+            writer = ledgers.begin_create({"outbox-test": b"1"})()
             for _ in range(500):
                 writer.append(b"x" * 100)
             writer.confirm(500)
             assert len(ledgers.read(writer.ledger_id, 0, 499)) == 500
             with pytest.raises(EntryMissing):
                 ledgers.read(writer.ledger_id, 600, 600)
-            writer.close()
+            writer.begin_close()()
             ledgers.delete([writer.ledger_id])
 
     append_and_read(2_000)

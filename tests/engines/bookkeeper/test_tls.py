@@ -18,6 +18,7 @@ from outbox_broker.delay_service.shard_openers import ledger_shards
 from outbox_broker.schedule.stores.ledgers import LedgerFailed
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperSecurity
+from outbox_demo.ports import free_port
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.engines.bookkeeper.tls_settings import (
     PASSWORD,
@@ -27,7 +28,7 @@ from tests.engines.bookkeeper.tls_settings import (
     zookeeper_login_option,
     zookeeper_settings,
 )
-from tests.engines.java_server import free_port, java_home
+from tests.engines.java_server import java_home
 from tests.fixtures.certificate_authority import Authority, Certificate
 from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish
 
@@ -158,7 +159,7 @@ def test_entries_go_to_bookies_by_tls_alone_and_to_those_of_the_right_ca(
         )  # fmt: skip
         ledgers = JavaLedgers(runtime, secure.servers.metadata_uri, options=options)
         try:
-            writer = ledgers.create({})
+            writer = ledgers.begin_create({})()
             writer.append(b"entry")
             writer.confirm(1)
             return ledgers.read(writer.ledger_id, 0, 0)[0]

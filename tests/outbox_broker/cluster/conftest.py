@@ -13,7 +13,6 @@ import pytest
 
 from outbox_broker.cluster.cluster_admin import init_cluster
 from outbox_broker.cluster.coordinator import Coordinator, CoordinatorOptions, Wakeup
-from outbox_broker.cluster.memory_budget import ShardMemory
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard, ShardHost
 from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
@@ -22,7 +21,9 @@ from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.clock import SystemClock
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
-from tests.fixtures.zookeeper_server import ZooKeeper, zookeeper
+from tests.fixtures.zookeeper_server import ZooKeeper, running_zookeeper
+
+__all__ = ["Cluster", "HostedShard", "InProcessNode", "cluster", "eventually", "running_zookeeper"]
 
 SESSION_MS = 3_000
 BEAT_MS = 300
@@ -44,15 +45,15 @@ class HostedShard:
 
     opened: OpenedShard
     permit: ShardPermit
-    memory: ShardMemory | None = None
+    hosted: int = 0
     failure: Exception | None = None
 
     def check(self) -> None:
         if self.failure is not None:
             raise self.failure
 
-    def limit_memory(self, memory: ShardMemory) -> None:
-        self.memory = memory
+    def limit_memory(self, *, hosted: int) -> None:
+        self.hosted = hosted
 
     def close(self) -> None:
         self.opened.close()
@@ -128,13 +129,6 @@ class Cluster:
         for one in self.nodes:
             one.coordinator.stop()
         self.session.close()
-
-
-@pytest.fixture(scope="session")
-def running_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
-    """The server of the whole run."""
-    with zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -10,9 +10,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.fixtures.local_server import guarded
+from tests.fixtures.stopped_process import stop_process
+
 SECONDS_MAX = 120
 OURS = ("OUTBOX_CLUSTER__", "OUTBOX_BROKER__")
-GUARD = Path(__file__).parents[2] / "fixtures" / "guarded.py"
 
 
 class NodeProcess:
@@ -48,10 +50,10 @@ class NodeProcess:
         self._ready_file.unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         environment |= {f"OUTBOX_CLUSTER__{name.upper()}": value for name, value in self._environment.items()}
-        command = [sys.executable, str(GUARD), str(os.getpid()), sys.executable, "-m", "outbox", "delay", "serve"]
+        command = [sys.executable, "-m", "outbox", "delay", "serve", *self._arguments]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *self._arguments, "--port", self._port, "--ready-file", str(self._ready_file)],
+                guarded([*command, "--port", self._port, "--ready-file", str(self._ready_file)]),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
             )  # fmt: skip
         deadline = time.monotonic() + SECONDS_MAX
@@ -62,10 +64,15 @@ class NodeProcess:
         self.url = self._ready_file.read_text().strip()
         self._port = self.url.rpartition(":")[2]  # the same after a restart
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
+    def pause(self) -> None:
+        """Stop it by SIGSTOP: its connections stay open and nothing answers."""
         assert self._process is not None
-        self._process.send_signal(number)
+        stop_process(self._process.pid)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def end(self, number: signal.Signals) -> int:
         """Send a signal and wait for the end; returns the exit code."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.publisher import Publishable
-from outbox_broker.state.client_topic_quota import TopicQuota
+from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.messages.message import CancelStatus, Message, PublishResult
 from tests.outbox_broker.cluster.delay_history import Arrival
 
@@ -51,7 +51,7 @@ class RecordedTarget:
         """Pass on what is held."""
         self._may_go.set()
 
-    def publish(self, batch: Sequence[Message], *, quota: TopicQuota | None) -> list[PublishResult]:
+    def publish(self, batch: Sequence[Message], *, quota: ClientTopicQuota | None) -> list[PublishResult]:
         at_ms = time.time_ns() // 1_000_000
         with self._lock:
             self._arrivals += [Arrival(message.id, at_ms) for message in batch]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from typer.testing import CliRunner
 
 from broker_adapter.http import HttpBroker
+from broker_adapter.http.publish_coalescing import ON_THEIR_WAY_MAX
+from outbox_broker.cluster.shard_names import ShardMap
 from outbox_broker.delay_service.cli import app
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.service_ports import ServicePorts
@@ -84,6 +90,17 @@ class RunningCluster:
         shown: dict[str, Any] = json.loads(self.command("status", "--json").stdout)
         return shown
 
+    def sweep(self, *arguments: str) -> dict[str, Any]:
+        """What `outbox delay sweep` prints, in a process of its own, since it starts a JVM."""
+        command = ["outbox", "delay", "sweep", "--store", self.store, "--json", *arguments]
+        done = subprocess.run(
+            [sys.executable, "-m", *command], capture_output=True, text=True, env=os.environ | self.environment,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        shown: dict[str, Any] = json.loads(done.stdout)
+        return shown
+
     def wait_until_served(self, *nodes: NodeProcess) -> None:
         """Wait until these nodes, and no others, serve every shard."""
         names = {node.name for node in nodes}
@@ -107,8 +124,15 @@ class RunningCluster:
         first_sent.hold()
         batch = messages(400, prefix="in-flight-")
         publish(successor.url, batch)
-        eventually(lambda: first_sent.held == SHARDS // 2, what="a batch of each shard of the node, not answered")
-        paused.send_signal(signal.SIGSTOP)
+        eventually(
+            lambda: first_sent.held == ON_THEIR_WAY_MAX, what="as many requests as are sent at a time, not answered"
+        )
+        firsts = self._first_of_each_shard(batch, node=paused)
+        eventually(
+            lambda: not any(self._is_scheduled(one, at=successor) for one in firsts),
+            what="something of each shard, handed over",
+        )
+        paused.pause()
         eventually(lambda: [one["name"] for one in self.status()["nodes"]] == ["successor"], what="one node is left")
         self.remove_locks()
         self.wait_until_served(successor)
@@ -116,7 +140,7 @@ class RunningCluster:
         came = self.consume(ids)
         handed = first_sent.sent
         first_sent.release()
-        paused.send_signal(signal.SIGCONT)
+        paused.resume()
         self.wait_until_served(paused, successor)
         later = messages(100, prefix="later-")
         publish(paused.url, later)
@@ -128,6 +152,17 @@ class RunningCluster:
         assert len({one for one, _ in came}) == len(came) == 500, "a repetition was not dropped by its id"
         assert min(late_ms for _, late_ms in came) >= 0
         return handed
+
+    def _first_of_each_shard(self, batch: Sequence[Message], *, node: NodeProcess) -> list[Message]:
+        """Returns the first message of each shard of a node."""
+        shards = {shard for shard, one in self.status()["shards"].items() if one["node"] == node.name}
+        names = ShardMap([SHARDS])
+        first = {names.shard_of(one.id): one for one in reversed(batch)}
+        return [one for shard, one in first.items() if shard in shards]
+
+    def _is_scheduled(self, message: Message, *, at: NodeProcess) -> bool:
+        """Returns whether a message can still be canceled."""
+        return requests.get(f"{at.url}/v1/scheduled/{message.id}", timeout=60).status_code == 200
 
     def remove_locks(self) -> None:
         """Remove the locks of the shards' folders, as on a shared disk where they do not hold: the epoch fences."""

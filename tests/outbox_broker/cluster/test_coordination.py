@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -84,11 +83,11 @@ def test_a_node_without_zookeeper_stops_before_its_session_ends_and_goes_on_afte
         try:
             only = cluster.node("n1")
             eventually(lambda: settled(only), what="one node with all shards")
-            server.send_signal(signal.SIGSTOP)
+            server.pause()
             eventually(lambda: not only.serves(), what="no shard served without contact")
             with pytest.raises(NotOwner, match="two thirds of its session"):
                 only.host.get("0-0000")
-            server.send_signal(signal.SIGCONT)
+            server.resume()
             eventually(lambda: settled(only), what="all shards served again")
         finally:
             cluster.close()
@@ -164,18 +163,18 @@ def test_a_store_that_fails_is_opened_again_under_the_next_epoch(cluster: Cluste
     eventually(lambda: settled(only), what="all shards")
 
 
-def test_a_nodes_memory_is_divided_among_the_shards_that_it_has(cluster: Cluster) -> None:
+def test_a_shard_is_asked_to_limit_its_memory_by_how_many_shards_its_node_has(cluster: Cluster) -> None:
     first = cluster.node("n1")
     eventually(lambda: settled(first), what="one node with all shards")
-    eventually(lambda: shares(first) == {128 * 1024 * 1024 // 8}, what="an eighth each")
+    eventually(lambda: hosted(first) == {8}, what="one of eight each")
     second = cluster.node("n2")
     eventually(lambda: settled(first, second), what="two nodes with four shards each")
 
-    eventually(lambda: shares(first) == shares(second) == {128 * 1024 * 1024 // 4}, what="a quarter each")
+    eventually(lambda: hosted(first) == hosted(second) == {4}, what="one of four each")
 
 
-def shares(node: InProcessNode) -> set[int]:
-    return {one.memory.bytes_max for one in node.host.serving().values() if one.memory is not None}
+def hosted(node: InProcessNode) -> set[int]:
+    return {one.hosted for one in node.host.serving().values()}
 
 
 def test_shards_of_a_new_generation_are_served_as_well(cluster: Cluster) -> None:

@@ -47,8 +47,11 @@ def test_jars_of_another_version_are_refused_before_java_starts(tmp_path: Path, 
         check_jars(tmp_path)
 
 
-def test_any_patch_release_of_the_clients_version_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "bookkeeper-server-4.18.3.jar").touch()
+@pytest.mark.parametrize("name", ["bookkeeper-server-4.18.3.jar", "org.apache.bookkeeper-bookkeeper-server-4.18.0.jar"])
+def test_any_patch_release_of_the_clients_version_is_taken_as_maven_or_the_distribution_names_it(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).touch()
 
     check_jars(tmp_path)
 

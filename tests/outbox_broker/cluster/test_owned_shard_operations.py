@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox_broker.cluster.cluster_errors import NotOwner
-from outbox_broker.cluster.owned_shard_operations import LocalShards
+from outbox_broker.cluster.owned_shard_operations import OwnedShardOperations
 from outbox_core import Message
 from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus
 
@@ -52,7 +52,7 @@ def events() -> list[str]:
 
 
 @pytest.fixture
-def local(events: list[str]) -> LocalShards:
+def local(events: list[str]) -> OwnedShardOperations:
     shards = {name: RecordedShard(name, events) for name in ("a", "b")}
 
     def get(name: str) -> Any:
@@ -60,11 +60,11 @@ def local(events: list[str]) -> LocalShards:
             raise NotOwner(f"shard {name} is not served")
         return shards[name]
 
-    return LocalShards(get)
+    return OwnedShardOperations(get)
 
 
 def test_a_batch_is_on_its_way_in_all_shards_before_the_first_is_waited_for(
-    local: LocalShards, events: list[str]
+    local: OwnedShardOperations, events: list[str]
 ) -> None:
     batch = [(shard, Message(id=f"m{number}", topic="t", body=b"")) for number, shard in enumerate("aba")]
 
@@ -75,7 +75,7 @@ def test_a_batch_is_on_its_way_in_all_shards_before_the_first_is_waited_for(
 
 
 def test_cancels_are_on_their_way_in_all_shards_before_the_first_is_waited_for(
-    local: LocalShards, events: list[str]
+    local: OwnedShardOperations, events: list[str]
 ) -> None:
     statuses = local.cancel([("a", "m0"), ("b", "m1"), ("a", "m2")], topics=None)
 
@@ -83,7 +83,7 @@ def test_cancels_are_on_their_way_in_all_shards_before_the_first_is_waited_for(
     assert events == EVENTS
 
 
-def test_nothing_is_sent_if_one_of_the_shards_is_not_served(local: LocalShards, events: list[str]) -> None:
+def test_nothing_is_sent_if_one_of_the_shards_is_not_served(local: OwnedShardOperations, events: list[str]) -> None:
     with pytest.raises(NotOwner):
         local.cancel([("a", "m0"), ("c", "m1")], topics=None)
 

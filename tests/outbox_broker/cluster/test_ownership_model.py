@@ -7,8 +7,8 @@ that it got, or any time later, and never says so. A node may stand still betwee
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,8 +25,7 @@ MEMO_MAX = 100_000
 RECORD = NodeRecord(name="n", url="u", peer_url="p", version="1")
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """What one node knows and has on its way. `permit`: the epoch for which it hosts the shard."""
 
     touched_ms: int | None = 0  # when ZooKeeper last got a request of its session; None: the session is over
@@ -36,9 +35,8 @@ class Node:
     permit: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    """One state."""
+class World(NamedTuple):
+    """One state. A tuple, as nodes are, since most of the time goes into making and hashing them."""
 
     now_ms: int
     a: Node
@@ -50,8 +48,8 @@ class World:
     def node(self, name: str) -> Node:
         return self.a if name == "a" else self.b
 
-    def having(self, name: str, node: Node, **changes: object) -> World:
-        return replace(self, **{name: node}, **changes)  # type: ignore[arg-type]
+    def having(self, name: str, node: Node, **changes: Any) -> World:
+        return self._replace(**{name: node}, **changes)
 
 
 class Violation(Exception):
@@ -94,21 +92,21 @@ def check(world: World, *, granted_ms: int) -> int:
 def successors(world: World) -> Iterator[World]:
     """Every state that one step leads to."""
     if world.now_ms < TIME_MS_MAX:
-        yield replace(world, now_ms=world.now_ms + 1)
+        yield world._replace(now_ms=world.now_ms + 1)
     if world.assigned == "a":
-        yield replace(world, assigned="b")
+        yield world._replace(assigned="b")
     for name in NODES:
         node = world.node(name)
         if node.sent_ms is None:
-            yield world.having(name, replace(node, sent_ms=world.now_ms))
+            yield world.having(name, node._replace(sent_ms=world.now_ms))
         elif not node.is_received and node.touched_ms is not None:
-            yield world.having(name, replace(node, is_received=True, touched_ms=world.now_ms))
+            yield world.having(name, node._replace(is_received=True, touched_ms=world.now_ms))
         elif node.is_received:
-            yield world.having(name, replace(node, sent_ms=None, is_received=False, confirmed_ms=node.sent_ms))
+            yield world.having(name, node._replace(sent_ms=None, is_received=False, confirmed_ms=node.sent_ms))
         if node.touched_ms is not None:
             if world.now_ms - node.touched_ms >= SESSION_MS:
                 owner = None if world.owner is not None and world.owner[0] == name else world.owner
-                yield world.having(name, replace(node, touched_ms=None), owner=owner)
+                yield world.having(name, node._replace(touched_ms=None), owner=owner)
             yield from steps_of(world, name)
 
 
@@ -119,15 +117,15 @@ def steps_of(world: World, name: str) -> Iterator[World]:
     if steps.take:
         epoch = world.epochs + 1
         yield world.having(
-            name, replace(node, permit=epoch, touched_ms=world.now_ms), owner=(name, epoch), epochs=epoch
+            name, node._replace(permit=epoch, touched_ms=world.now_ms), owner=(name, epoch), epochs=epoch
         )
     if steps.open:
         assert world.owner is not None
-        yield world.having(name, replace(node, permit=world.owner[1]))
+        yield world.having(name, node._replace(permit=world.owner[1]))
     if steps.close:
-        yield world.having(name, replace(node, permit=None))
+        yield world.having(name, node._replace(permit=None))
     if steps.release:
-        yield replace(world, owner=None)
+        yield world._replace(owner=None)
 
 
 def explore(*, granted_ms: int) -> tuple[int, int]:
@@ -144,6 +142,7 @@ def explore(*, granted_ms: int) -> tuple[int, int]:
     return len(seen), acting
 
 
+@pytest.mark.slow
 def test_no_node_acts_for_a_shard_that_another_one_owns_in_any_interleaving() -> None:
     states, acting = explore(granted_ms=SESSION_MS)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outbox_broker.schedule.stores.ledgers import (
@@ -21,6 +22,7 @@ from outbox_broker.schedule.stores.ledgers import (
     ManifestNode,
 )
 from outbox_core.common.errors import StorageFailed
+from tests.outbox_broker.delay.failing_disk import Killed
 
 BOOKIES = 3
 ACK_QUORUM = 2
@@ -37,6 +39,23 @@ class Faults:
     """That a write of a node fails, though it may have happened."""
     disguised_fence: float = 0.0
     """That a fenced writer sees another error."""
+
+
+@dataclass(slots=True)
+class Calls:
+    """Counts the calls to ledgers and nodes, by name; ends the calling process after so many."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    left: int | None = None
+    """Calls until the process is killed; None: it is not. Once it was, it can call nothing any more."""
+
+    def note(self, call: str) -> None:
+        """Count a call. Raises Killed, in place of it."""
+        if self.left is not None:
+            if self.left <= 0:
+                raise Killed
+            self.left -= 1
+        self.counts[call] += 1
 
 
 @dataclass(slots=True)
@@ -81,19 +100,30 @@ class MemoryLedgers:
         self.writers: list[MemoryWriter] = []
         self.recovered: list[list[int]] = []
         self.fenced_writers = 0
+        self.calls = Calls()
+        self.read_segments: Counter[str] = Counter()
         self._next = 1
 
-    def create(self, metadata: Mapping[str, bytes]) -> MemoryWriter:
+    def begin_create(self, metadata: Mapping[str, bytes]) -> Callable[[], MemoryWriter]:
         with self.lock:
-            if self.happens(self.faults.create_fails):
-                raise LedgerFailed("-6: not enough bookies")
+            self.calls.note("create")
             ledger_id, self._next = self._next, self._next + 1
             self.ledgers[ledger_id] = LedgerMeta(dict(metadata))
-            self.writers.append(writer := MemoryWriter(self, ledger_id))
-            return writer
+            writer = MemoryWriter(self, ledger_id)
+
+        def created() -> MemoryWriter:
+            with self.lock:
+                self.calls.note("created")
+                if self.happens(self.faults.create_fails):
+                    raise LedgerFailed("-6: not enough bookies")
+                self.writers.append(writer)
+                return writer
+
+        return created
 
     def recover(self, ledger_ids: Sequence[int]) -> list[int]:
         with self.lock:
+            self.calls.note("recover")
             self.recovered.append(list(ledger_ids))
             return [self._recover(ledger_id) for ledger_id in ledger_ids]
 
@@ -105,7 +135,8 @@ class MemoryLedgers:
 
     def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         with self.lock:
-            self._known(ledger_id)
+            self.calls.note("read")
+            self.read_segments[self._known(ledger_id).metadata.get("outbox-segment", b"").decode()] += last + 1 - first
             found = [self._entry(ledger_id, number) for number in range(first, last + 1)]
             if any(entry is None for entry in found):
                 raise EntryMissing(f"ledger {ledger_id} has no entries {first} to {last}")
@@ -113,6 +144,7 @@ class MemoryLedgers:
 
     def delete(self, ledger_ids: Sequence[int]) -> None:
         with self.lock:
+            self.calls.note("delete")
             for ledger_id in ledger_ids:
                 self.ledgers.pop(ledger_id, None)
                 for bookie in self.bookies:
@@ -218,12 +250,14 @@ class MemoryWriter:
 
     def append(self, entry: bytes) -> None:
         with self._cluster.lock:
+            self._cluster.calls.note("append")
             self._refuse()
             self._cluster.send(self, self._sent, entry)
             self._sent += 1
 
     def confirm(self, count: int) -> None:
         with self._cluster.lock:
+            self._cluster.calls.note("confirm")
             while self.confirmed < count:
                 self._refuse()
                 if self.stored.get(self.confirmed, 0) >= ACK_QUORUM:
@@ -233,12 +267,21 @@ class MemoryWriter:
                 else:
                     self._cluster.deliver_one()
 
-    def close(self) -> None:
+    def begin_close(self) -> Callable[[], None]:
         with self._cluster.lock:
-            ledger = self._cluster.ledgers.get(self.ledger_id)
-            if ledger is not None and ledger.length is None:
-                ledger.length = self.confirmed
+            self._cluster.calls.note("close")
             self._released = True
+
+        def closed() -> None:
+            with self._cluster.lock:
+                self._cluster.calls.note("closed")
+                ledger = self._cluster.ledgers.get(self.ledger_id)
+                if ledger is None:
+                    raise LedgerMissing(f"there is no ledger {self.ledger_id}")
+                if ledger.length is None:
+                    ledger.length = self.confirmed
+
+        return closed
 
     def release(self) -> None:
         with self._cluster.lock:
@@ -260,10 +303,12 @@ class MemoryManifests:
 
     def read(self, shard: str) -> ManifestNode | None:
         with self._cluster.lock:
+            self._cluster.calls.note("read_node")
             return self.nodes.get(shard)
 
     def write(self, shard: str, value: bytes, *, version: int | None) -> int | None:
         with self._cluster.lock:
+            self._cluster.calls.note("write_node")
             found = self.nodes.get(shard)
             is_unknown = self._cluster.happens(self._cluster.faults.unknown_outcome)
             if is_unknown and self._cluster.random.random() < 0.5:

@@ -16,7 +16,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
-from outbox_broker.schedule.service import REFUSED_AGAIN_MS
+from outbox_broker.schedule.schedule_runner import REFUSED_AGAIN_MS
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.runtime.logs import event_name

@@ -433,6 +433,20 @@ def test_two_ids_with_one_hash_are_told_apart(opened: Opened) -> None:
     assert drain(schedule, NOW_MS + 5) == [a]
 
 
+def test_a_lower_limit_of_the_log_has_it_flushed_by_housekeeping_and_begun_anew(opened: Opened) -> None:
+    schedule = opened.open()
+    put(schedule, NOW_MS, *(timed(f"m{number}", NOW_MS + DAY_MS) for number in range(50)))
+    settle(schedule, NOW_MS)
+    assert schedule.figures()["buckets"] == 0
+
+    schedule.limit_memory(bytes_max=10**9, messages_max=10**9, log_bytes_max=1_000)
+    settle(schedule, NOW_MS)
+
+    assert schedule.figures()["buckets"] == 1
+    assert recorded(opened).pending == {}
+    assert schedule.figures()["log_bytes"] < 1_000
+
+
 # -- trouble -------------------------------------------------------------------------------------------------------
 
 

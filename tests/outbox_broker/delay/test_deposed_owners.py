@@ -53,7 +53,7 @@ class Owners:
     def open(self) -> None:
         while True:
             try:
-                store = self.cluster.open(open_ledgers_max=4, manifest_records_max=12)
+                store = self.cluster.open(open_ledgers_max=4, manifest_changes_max=12)
                 self.opened.append(DelayStore.open(store, options=OPTIONS))
             except StorageFailed:
                 continue

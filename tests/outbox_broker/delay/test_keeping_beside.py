@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,9 +10,14 @@ from threading import Thread
 
 import pytest
 
+from broker_adapter.embedded import EmbeddedBroker
+from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.log.storage import DiskStorage
+from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.levels import BucketId
+from outbox_core import Message
+from outbox_core.common.clock import ManualClock
 from tests.outbox_broker.delay.conftest import (
     DAY_MS,
     NOW_MS,
@@ -157,6 +163,38 @@ def test_while_the_id_index_is_merged_messages_are_taken_canceled_and_delivered(
     assert schedule.figures()["id_index_pieces"] == 2
     assert schedule.cancel(["m1"], now_ms=NOW_MS) == ["canceled"]
     assert drain(schedule, NOW_MS + 2 * DAY_MS) == ["m2", "m3"]
+
+
+def test_publishes_go_on_while_a_full_memory_is_flushed_and_wait_for_a_flush_at_twice_as_much(opened: Opened) -> None:
+    clock = ManualClock(NOW_MS)
+    accepted: list[str] = []
+
+    def publish(*names: str) -> None:
+        batch = [Message(id=name, topic="t", body=b"", deliver_at_ms=NOW_MS + DAY_MS) for name in names]
+        accepted.extend(result.status for result in proxy.publish(batch))
+
+    def publish_during_the_first_flush() -> None:
+        if storage.done == 0:
+            publish("during")
+
+    storage = Beside("l1h-", publish_during_the_first_flush)
+    schedule = opened.open(storage=storage, memory_messages_max=4)
+    target = EmbeddedBroker(f"embedded:{opened.folder.parent / 'target'}", clock=clock)
+    proxy = DelayProxy(schedule, target, clock=clock, syncs=TimedStorage(DiskStorage(), clock_s=time.perf_counter))
+
+    publish("a", "b", "c", "d", "e")
+    publish("full")
+    assert storage.done == 0, "a publish waited for a flush"
+    assert proxy.service.keep() == 0
+    assert storage.done == 1
+    publish("f", "g", "h", "i", "j", "k", "l")
+    assert storage.done == 1
+    publish("late")
+    assert storage.done == 2
+    target.close()
+
+    assert accepted == ["stored"] * 15
+    assert schedule.count() == 15
 
 
 def existing(opened: Opened) -> DelayStore:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox_broker.schedule.segment_store import WriterFenced
+from outbox_broker.schedule.segment_store import SegmentAppend, WriterFenced
 from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX
 from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
 from outbox_broker.schedule.stores.ledgers import ManifestNode
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.delay.ledger_stores import SHARD, LedgerCluster
-from tests.outbox_broker.delay.memory_ledgers import Faults
+from tests.outbox_broker.delay.memory_ledgers import Calls, Faults
 
 DAY_MS = 24 * 3_600_000
 
@@ -68,7 +68,8 @@ def test_a_takeover_fences_every_ledger_of_the_shard_at_once(cluster: LedgerClus
     store = cluster.open()
     for number in range(20):
         append_synced(store, f"s-{number}", b"record")
-    store.seal("s-3")
+        if number == 3:
+            store.seal("s-3")
     cluster.ledgers.recovered.clear()
 
     cluster.open()
@@ -85,25 +86,107 @@ def test_no_more_ledgers_are_open_than_a_takeover_may_fence(cluster: LedgerClust
     store = cluster.open(open_ledgers_max=3)
     for number in range(10):
         store.append(f"s-{number}", [b"record"], position=0)
+    append_synced(store, "last", b"record")
+    closed = [
+        meta.metadata["outbox-segment"].decode() for meta in cluster.ledgers.ledgers.values() if meta.length is not None
+    ]
     cluster.ledgers.recovered.clear()
 
     successor = cluster.open()
 
-    assert len(cluster.ledgers.recovered[1]) <= 3
-    assert [payloads(successor, f"s-{number}") for number in range(7)] == [[b"record"]] * 7
+    assert len(closed) >= 7
+    assert len(cluster.ledgers.recovered[1]) <= 4  # one more is being closed
+    assert [payloads(successor, name) for name in closed] == [[b"record"]] * len(closed)
+
+
+def test_of_more_buckets_than_ledgers_may_be_open_a_part_goes_on_in_its_ledgers(cluster: LedgerCluster) -> None:
+    store = cluster.open(open_ledgers_max=8)
+    ends = dict.fromkeys((f"s-{number}" for number in range(16)), 0)
+    made = []
+    for _ in range(6):
+        before = len(cluster.ledgers.ledgers)
+        for name in ends:
+            ends[name] = append_synced(store, name, b"record", position=ends[name])
+        made.append(len(cluster.ledgers.ledgers) - before)
+
+    assert made[0] == 16
+    assert max(made[2:]) < 12, "closed longest ago, and needed next, would be all of them"
+    assert all(payloads(cluster.open(), name) == [b"record"] * 6 for name in ends)
+
+
+def test_segments_that_are_appended_to_at_once_are_named_by_one_change_that_their_sync_waits_for(
+    cluster: LedgerCluster,
+) -> None:
+    store = cluster.open()
+    appends = [SegmentAppend(f"s-{number}", [b"%d" % number, b"more"], 0) for number in range(20)]
+    calls = cluster.ledgers.calls = Calls()
+
+    positions = store.append_all(appends)
+
+    assert calls.counts["confirm"] == 0
+    store.sync([one.name for one in appends])
+    assert calls.counts["append"] == 20 * 2 + 1  # records; and one change of the manifest
+    assert positions == [[0, 1, 2]] * 20
+    successor = cluster.open()
+    assert [payloads(successor, f"s-{number}") for number in range(20)] == [[b"%d" % n, b"more"] for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("records", "fillers"),
+    [([b"r"] * 16, 0), ([b"r"] * 17, 1), ([bytes(8_000)] * 2, 0), ([bytes(9_000)] * 2, 1), ([bytes(70_000)], 0)],
+)
+def test_behind_many_or_large_entries_that_were_sent_together_one_more_makes_known_that_they_are_confirmed(
+    cluster: LedgerCluster, records: list[bytes], fillers: int
+) -> None:
+    store = cluster.open()
+    calls = cluster.ledgers.calls = Calls()
+
+    *_, end = store.append("a", records, position=0)
+    for _ in range(2):
+        store.sync(["a"])
+
+    assert calls.counts["append"] == len(records) + 1 + fillers  # and one change of the manifest
+    store.append("a", [b"next"], position=end)
+    store.sync(["a"])
+    assert payloads(cluster.open(), "a") == [*records, b"next"]
+
+
+def test_if_one_of_many_ledgers_cannot_be_created_nothing_counts_and_the_append_can_be_repeated(
+    cluster: LedgerCluster,
+) -> None:
+    store = cluster.open()
+    end = append_synced(store, "s-0", b"before")
+    appends = [SegmentAppend(f"s-{n}", [b"record"], end if n == 0 else 0) for n in range(12)]
+    cluster.ledgers.faults.create_fails = 0.5
+    with pytest.raises(StorageFailed, match="enough bookies"):
+        store.append_all(appends)
+    cluster.ledgers.faults.create_fails = 0.0
+
+    store.append_all(appends)
+    store.sync([one.name for one in appends])
+
+    successor = cluster.open()
+    assert payloads(successor, "s-0") == [b"before", b"record"]
+    assert all(payloads(successor, f"s-{n}") == [b"record"] for n in range(1, 12))
+
+
+def test_a_segment_is_appended_to_once_at_a_time(cluster: LedgerCluster) -> None:
+    with pytest.raises(ValueError, match="two appends"):
+        cluster.open().append_all([SegmentAppend("a", [b"1"], 0), SegmentAppend("a", [b"2"], 1)])
 
 
 def test_one_entry_follows_those_that_were_sent_together_once_they_are_confirmed(cluster: LedgerCluster) -> None:
     store = cluster.open()
-    *_, end = store.append("a", [b"1", b"2", b"3"], position=0)
+    records = [b"%d" % number for number in range(17)]
+    *_, end = store.append("a", records, position=0)
     store.sync(["a"])
 
-    assert len([one for one in cluster.ledgers.network if one.number == 3]) == 3
-    *_, end = store.append("a", [b"4"], position=end)
+    assert len([one for one in cluster.ledgers.network if one.number == 17]) == 3
+    *_, end = store.append("a", [b"17"], position=end)
     store.sync(["a"])
 
-    assert end == 5
-    assert payloads(store, "a") == payloads(cluster.open(), "a") == [b"1", b"2", b"3", b"4"]
+    assert end == 19
+    assert payloads(store, "a") == payloads(cluster.open(), "a") == [*records, b"17"]
 
 
 def test_after_a_failed_sync_only_a_higher_epoch_writes(cluster: LedgerCluster) -> None:
@@ -156,7 +239,7 @@ def test_a_ledger_that_cannot_be_created_fails_one_append_and_no_more(cluster: L
 
 
 def test_a_long_manifest_goes_on_in_another_ledger(cluster: LedgerCluster) -> None:
-    store = cluster.open(manifest_records_max=5)
+    store = cluster.open(manifest_changes_max=5)
     before = node_of(cluster)
     for number in range(23):
         append_synced(store, f"s-{number}", b"%d" % number)
@@ -241,10 +324,11 @@ def test_the_model_forgets_the_fence_of_a_deleted_ledger_as_bookies_do(cluster: 
 
 
 def test_a_sweep_deletes_orphans_of_dead_takeovers_and_leaves_other_clusters_alone(cluster: LedgerCluster) -> None:
-    foreign = cluster.ledgers.create({"application": b"another"}).ledger_id
-    other = cluster.ledgers.create(cluster.shard(cluster="others").metadata(epoch=1, segment="a")).ledger_id
-    never_opened = cluster.ledgers.create(cluster.shard("1-0008").metadata(epoch=1, segment="manifest")).ledger_id
-    orphan = cluster.ledgers.create(cluster.shard().metadata(epoch=1, segment="a")).ledger_id
+    foreign = cluster.ledgers.begin_create({"application": b"another"})().ledger_id
+    other = cluster.ledgers.begin_create(cluster.shard(cluster="others").metadata(epoch=1, segment="a"))().ledger_id
+    unopened = cluster.shard("1-0008").metadata(epoch=1, segment="manifest")
+    never_opened = cluster.ledgers.begin_create(unopened)().ledger_id
+    orphan = cluster.ledgers.begin_create(cluster.shard().metadata(epoch=1, segment="a"))().ledger_id
     append_synced(cluster.open(), "a", b"record")
     store = cluster.open()
     cluster.clock.advance(DAY_MS)
@@ -297,7 +381,7 @@ def test_nothing_confirmed_is_lost_whatever_messages_are(seed: int) -> None:
     end = 0
     for epoch in range(12):
         try:
-            store = cluster.open(open_ledgers_max=1, manifest_records_max=2)
+            store = cluster.open(open_ledgers_max=1, manifest_changes_max=2)
             found = payloads(store, "a") if "a" in store.list() else []
             assert found[: len(confirmed)] == confirmed
             confirmed = found

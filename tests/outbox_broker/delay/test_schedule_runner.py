@@ -17,7 +17,8 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
 from outbox_broker.schedule.lateness import Lateness
-from outbox_broker.schedule.service import REFUSED_AGAIN_MS, SLICE_MS, DelayService
+from outbox_broker.schedule.schedule_runner import REFUSED_AGAIN_MS, ScheduleRunner
+from outbox_broker.schedule.service_thread import PAUSE_MS_MAX
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, InvalidMessage, NotSupported
@@ -73,17 +74,17 @@ def target() -> Target:
 
 
 @pytest.fixture
-def service(schedule: DelayStore, target: Target, clock: ManualClock) -> Iterator[DelayService]:
+def service(schedule: DelayStore, target: Target, clock: ManualClock) -> Iterator[ScheduleRunner]:
     """A service, not started."""
-    one = DelayService(schedule, deliver=target, clock=clock)
+    one = ScheduleRunner(schedule, deliver=target, clock=clock)
     yield one
     one.stop()
 
 
 def test_it_waits_until_the_next_due_time_and_never_longer_than_a_slice(
-    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+    service: ScheduleRunner, schedule: DelayStore, clock: ManualClock, target: Target
 ) -> None:
-    assert service.turn() == SLICE_MS
+    assert service.turn() == PAUSE_MS_MAX
     put(schedule, NOW_MS, timed("a", NOW_MS + 300), timed("b", NOW_MS + 5_000))
 
     assert service.turn() == 300
@@ -93,11 +94,11 @@ def test_it_waits_until_the_next_due_time_and_never_longer_than_a_slice(
     clock.advance(1)
     assert service.turn() == 0
     assert target.batches == [["a"]]
-    assert service.turn() == SLICE_MS
+    assert service.turn() == PAUSE_MS_MAX
 
 
 def test_a_batch_that_the_target_cannot_take_now_waits_and_grows_no_duplicates(
-    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+    service: ScheduleRunner, schedule: DelayStore, clock: ManualClock, target: Target
 ) -> None:
     put(schedule, NOW_MS, timed("a", NOW_MS), timed("b", NOW_MS + 10))
     target.errors = [BrokerUnavailable("out"), BrokerThrottled("later", retry_after_ms=700), BrokerUnavailable("out")]
@@ -116,7 +117,7 @@ def test_a_batch_that_the_target_cannot_take_now_waits_and_grows_no_duplicates(
 
 
 def test_housekeeping_goes_on_while_the_target_is_out(
-    service: DelayService, schedule: DelayStore, opened: Opened, clock: ManualClock, target: Target
+    service: ScheduleRunner, schedule: DelayStore, opened: Opened, clock: ManualClock, target: Target
 ) -> None:
     put(schedule, NOW_MS, timed("a", NOW_MS), timed("far", NOW_MS + 30 * DAY_MS))
     flush(schedule, NOW_MS)
@@ -131,7 +132,7 @@ def test_housekeeping_goes_on_while_the_target_is_out(
 
 
 def test_what_the_target_refuses_is_kept_and_tried_again_later_also_after_a_restart(
-    opened: Opened, service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+    opened: Opened, service: ScheduleRunner, schedule: DelayStore, clock: ManualClock, target: Target
 ) -> None:
     put(schedule, NOW_MS, timed("good", NOW_MS), timed("bad", NOW_MS))
     target.refuses = {"bad"}
@@ -150,7 +151,7 @@ def test_what_the_target_refuses_is_kept_and_tried_again_later_also_after_a_rest
 
 
 def test_a_message_that_is_due_earlier_than_all_else_wakes_the_thread(
-    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target
+    service: ScheduleRunner, schedule: DelayStore, clock: ManualClock, target: Target
 ) -> None:
     service.start()
     service.start()
@@ -170,7 +171,7 @@ def test_a_message_that_is_due_earlier_than_all_else_wakes_the_thread(
 
 
 def test_a_defect_in_the_target_ends_no_thread_and_the_batch_that_met_it_is_delivered_again(
-    service: DelayService, schedule: DelayStore, clock: ManualClock, target: Target, caplog: pytest.LogCaptureFixture
+    service: ScheduleRunner, schedule: DelayStore, clock: ManualClock, target: Target, caplog: pytest.LogCaptureFixture
 ) -> None:
     target.errors = [ZeroDivisionError("a defect")]
     put(schedule, NOW_MS, timed("a", NOW_MS), timed("b", NOW_MS + 1))
@@ -178,7 +179,7 @@ def test_a_defect_in_the_target_ends_no_thread_and_the_batch_that_met_it_is_deli
     service.start()
     while len(target.batches) < 2:
         target.took.wait(0.01)
-        clock.advance(SLICE_MS)
+        clock.advance(PAUSE_MS_MAX)
 
     assert target.batches == [["a"], ["b"]]
     assert "delay_service_failed" in caplog.text

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions, ExportReport
-from outbox_broker.delay_service.exported_segments import JournalFiles
+from outbox_broker.delay_service.exported_segments import ExportedSegments
 from outbox_broker.delay_service.target_publisher import timed
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.schedule.segment_store import SegmentReader
@@ -145,7 +145,7 @@ def test_a_manifest_of_another_cluster_is_refused(tmp_path: Path) -> None:
 
 
 def test_records_behind_an_earlier_end_are_removed_with_their_segments(tmp_path: Path) -> None:
-    files = JournalFiles(
+    files = ExportedSegments(
         tmp_path / "log", kind=journal.SegmentKind.MESSAGES, created_at_ms=NOW_MS, segment_bytes_max=100
     )  # fmt: skip
     files.append([b"\x90" * 60])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outbox_broker.schedule.segment_store import SegmentStore, WriterFenced
+from outbox_broker.schedule.segment_store import SegmentAppend, SegmentStore, WriterFenced
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
@@ -35,6 +35,11 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
             return store
 
         yield opened
+
+
+def append_synced(store: SegmentStore, name: str) -> None:
+    store.append(name, RECORDS, position=0)
+    store.sync([name])
 
 
 def payloads(store: SegmentStore, name: str) -> list[bytes]:
@@ -63,6 +68,38 @@ def test_what_was_synced_is_there_for_the_next_writer_who_goes_on_behind_it(open
     store.append("a", [b"\x91d"], position=end)
 
     assert payloads(store, "a") == [*RECORDS, b"\x91d"]
+
+
+def test_many_segments_are_appended_to_at_once(open_store: Callable[[], Any]) -> None:
+    store = open_store()
+    *_, end = store.append("b", RECORDS[:1], position=0)
+
+    positions = store.append_all(
+        [SegmentAppend("a", RECORDS, 0), SegmentAppend("b", RECORDS[1:], end), SegmentAppend("c", RECORDS[2:], 0)]
+    )
+    store.sync(["a", "b", "c"])
+
+    assert [len(one) for one in positions] == [4, 3, 2]
+    assert store.read("b", positions[1][0], len(RECORDS[1])) == RECORDS[1]
+    store.close()
+    store = open_store()
+    assert [payloads(store, name) for name in ("a", "b", "c")] == [RECORDS, RECORDS, RECORDS[2:]]
+
+
+def test_a_segment_that_continues_keeps_what_it_had_for_the_writer_after_the_next(
+    open_store: Callable[[], Any],
+) -> None:
+    store, end, written = open_store(), 0, []
+    for record in RECORDS:
+        if written and not store.continues("a"):
+            break
+        *_, end = store.append("a", [record], position=end)
+        store.sync(["a"])
+        written.append(record)
+        store.close()
+        store = open_store()
+
+    assert payloads(store, "a") == written
 
 
 def test_an_append_drops_what_an_earlier_writer_left_behind_its_position(open_store: Callable[[], Any]) -> None:
@@ -132,7 +169,7 @@ def test_there_are_never_two_writers(open_store: Callable[[], Any]) -> None:
     else:
         assert second.epoch > first.epoch
         with pytest.raises(WriterFenced):
-            first.append("b", RECORDS, position=0)
+            append_synced(first, "b")
 
 
 def test_each_writer_has_a_higher_epoch_than_those_before(open_store: Callable[[], Any]) -> None:

@@ -108,6 +108,22 @@ def test_the_same_id_on_two_topics_is_two_messages_and_a_repeat_on_either_is_one
     ]  # fmt: skip
 
 
+def test_ids_of_two_topics_in_many_blocks_are_each_known_on_their_own_topic_after_a_restart(opened: Opened) -> None:
+    schedule = opened.open(dedup_messages=1_000)
+    topics = {f"m{number}": "lim.a" if number % 3 else "vic.a" for number in range(300)}
+    one_topic = {f"n{number}": "vic.a" for number in range(300)}
+    for some in (topics, one_topic):
+        put(schedule, NOW_MS, *(timed(one, NOW_MS + HOUR_MS, topic=topic) for one, topic in some.items()))
+        flush(schedule, NOW_MS)
+
+    schedule = opened.open()
+
+    known = topics | one_topic
+    assert {said(schedule, topic, message_id=one) for one, topic in known.items()} == {"duplicate"}
+    others = {one: "lim.a" if topic == "vic.a" else "vic.a" for one, topic in known.items()}
+    assert {said(schedule, topic, message_id=one) for one, topic in others.items()} == {"stored"}
+
+
 def test_one_batch_may_have_an_id_on_several_topics_and_on_one_of_them_twice(schedule: DelayStore) -> None:
     batch = [timed("same", NOW_MS + HOUR_MS, topic=topic) for topic in ("lim.a", "vic.a", "lim.a")]
 

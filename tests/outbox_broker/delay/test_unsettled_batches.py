@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from outbox_broker.schedule.delay_store import TimedMessage
-from outbox_broker.schedule.service import REFUSED_AGAIN_MS, DelayService
+from outbox_broker.schedule.schedule_runner import REFUSED_AGAIN_MS, ScheduleRunner
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, StorageFailed
@@ -79,7 +79,7 @@ class Fixture:
         """As a kill, and a start."""
         self.disk.mend()
         self.schedule = self.opened.open()
-        self.service = DelayService(self.schedule, deliver=self.target, clock=self.clock)
+        self.service = ScheduleRunner(self.schedule, deliver=self.target, clock=self.clock)
 
     def round(self, pass_ms: int) -> None:
         """Time passes, and both threads do what they can."""

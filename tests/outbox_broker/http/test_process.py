@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -21,16 +20,15 @@ from outbox_broker.engine.engine import Engine
 from outbox_core import Message
 from outbox_core.messages import limits
 from tests.broker_adapter.servers import ServerProcess
-from tests.fixtures.fork_server import fork_server
+from tests.fixtures.fork_server import environment, fork_server
 
 Client = Callable[..., requests.Response]
 DEADLINE_S = 120.0
 
 
-def outbox(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def outbox(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
-    return fork_server().run("outbox", *arguments, env={**kept, **environment})
+    return fork_server().run("outbox", *arguments, env=environment(**more))
 
 
 def test_what_was_answered_survives_kill_9(server_process: ServerProcess, client: Client, topic: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Final
 
@@ -49,21 +50,20 @@ def positions(raw: bytes) -> list[int]:
     return [*range(1, ENDS_BYTES), *range(ENDS_BYTES, last, STRIDE_BYTES), *range(last, len(raw))]
 
 
-def distinct_cuts() -> Iterator[tuple[str, list[int]]]:
+@cache  # not as this file is imported: it takes a second, which each worker would spend
+def distinct_cuts() -> dict[str, list[int]]:
     """Where each case is torn: everywhere, but not once more where another one begins with the same bytes."""
+    cuts: dict[str, list[int]] = {}
     beginnings: set[bytes] = set()
     for name, case in CASES.items():
         hidden = case.raw.rfind(SMUGGLED)
         inner = range(hidden + NEAR_BYTES, hidden + len(SMUGGLED) - NEAR_BYTES) if hidden >= 0 else ()
-        yield (
-            name,
-            [cut for cut in positions(case.raw) if case.raw[: cut + NEAR_BYTES] not in beginnings and cut not in inner],
-        )
+        cuts[name] = [
+            cut for cut in positions(case.raw) if case.raw[: cut + NEAR_BYTES] not in beginnings and cut not in inner
+        ]
         if len(case.raw) <= TORN_BYTES_MAX:
             beginnings.update(case.raw[:end] for end in range(len(case.raw) + 1))
-
-
-CUTS: Final = dict(distinct_cuts())
+    return cuts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ def test_a_raw_request_gets_its_answers_and_nothing_in_it_runs_as_another_one(ta
 @pytest.mark.parametrize("name", CASES)
 def test_a_raw_request_torn_in_two_anywhere_gets_the_same_answers(target: Target, name: str) -> None:
     case, stored = CASES[name], target.stored
-    torn = [script_of(case, [case.raw[:cut], case.raw[cut:] + case.behind]) for cut in CUTS[name]]
+    torn = [script_of(case, [case.raw[:cut], case.raw[cut:] + case.behind]) for cut in distinct_cuts()[name]]
 
     exchanges = list(target.play([script_of(case, [case.raw + case.behind])]))
     check(case, exchanges[0])

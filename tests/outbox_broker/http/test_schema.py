@@ -16,7 +16,7 @@ from outbox_core.messages import limits
 from tests.broker_adapter.servers import served
 from tests.outbox_broker.filter.generated import nodes
 
-EXAMPLES = 20
+EXAMPLES = 10
 OPERATIONS = [(route.path, route.method) for route in ROUTES]
 PROBES = [(path, "GET") for path in ("/livez", "/readyz", "/healthz", "/metrics")]
 POSITIVE, NEGATIVE = "positive", "negative"

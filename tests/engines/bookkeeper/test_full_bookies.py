@@ -1,0 +1,84 @@
+"""Bookies that fill up: publishes are refused before the bookies refuse everything; dispatch and cancel go on."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import pytest
+import requests
+
+from broker_adapter.http import HttpBroker
+from outbox_core.messages.message import CancelStatus
+from tests.engines.bookkeeper.cluster import BookKeeperCluster
+from tests.outbox_broker.cluster.conftest import eventually
+from tests.outbox_broker.cluster.node_process import NodeProcess
+from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish, refusal
+
+CHECK_MS = "200"
+"""How often nodes here ask bookies for their disks."""
+ANYTHING = "0.00001"
+"""A limit that is below what any disk has in use."""
+FAR_MS = 86_400_000
+
+
+def readiness(node: NodeProcess) -> tuple[int, str]:
+    """The status and text of a node's probe."""
+    answer = requests.get(f"{node.url}/readyz", timeout=60)
+    return answer.status_code, answer.text
+
+
+def test_above_the_limit_publishes_are_refused_and_what_is_scheduled_is_sent_and_canceled(
+    running: RunningCluster,
+) -> None:
+    node = running.node("n1")
+    running.wait_until_served(node)
+    due, far = messages(100, due_in_ms=6_000), messages(10, due_in_ms=FAR_MS, prefix="far")
+    publish(node.url, [*due, *far])
+    node.end(signal.SIGKILL)
+    limited = running.node("limited", bookie_usage_max=ANYTHING, bookie_check_ms=CHECK_MS)
+    running.wait_until_served(limited)
+    eventually(lambda: "bookies have room" in readiness(limited)[1], what="the node refuses publishes")
+
+    reason = refusal(limited.url)
+    broker = HttpBroker(limited.url)
+    canceled = broker.cancel([message.id for message in far])
+    broker.close()
+    came = running.consume({message.id for message in due})
+
+    assert "0 of 3 bookies have room for new messages, and a ledger needs 2" in reason
+    assert readiness(limited)[0] == 503
+    assert canceled == [CancelStatus.CANCELED] * len(far)
+    assert Counter(one for one, _ in came).keys() == {message.id for message in due}
+    assert min(late_ms for _, late_ms in came) >= 0
+    assert "bookies have room" in running.status()["nodes"][0]["refuses"]
+    assert "refuses publishes: 0 of 3 bookies" in running.command("status").stdout
+    assert "publishes_refused_for_space" in limited.log
+
+
+def test_nothing_is_lost_while_bookies_are_read_only_and_publishes_go_on_afterwards(
+    running: RunningCluster, cluster: BookKeeperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    node = running.node("n1", bookie_check_ms=CHECK_MS)
+    running.wait_until_served(node)
+    first, second, _ = cluster.bookie_ids
+    before, during, after = (messages(60, due_in_ms=2_000, prefix=name) for name in ("before", "during", "after"))
+    publish(node.url, before)
+
+    cluster.fill(first)
+    publish(node.url, during)
+    assert running.status()["bookies"]["read_only"] == [first]
+    cluster.fill(second)
+    eventually(lambda: "1 of 3 bookies have room" in readiness(node)[1], what="the node refuses publishes")
+    assert f"{first} is" in readiness(node)[1]
+    assert "% full, read-only" in readiness(node)[1]
+    assert refusal(node.url)
+    assert "no ledger can be made" in running.status()["bookies"]["warning"]
+    cluster.restore()
+    publish(node.url, after)
+    came = running.consume({message.id for message in (*before, *during, *after)})
+
+    assert len({one for one, _ in came}) == 180
+    assert min(late_ms for _, late_ms in came) >= 0
