@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.classify.topic_mismatches import with_topic_differences
+from spark_reconcile.classify.topic_mismatches import with_topic_mismatches
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.parallel_jobs import in_parallel
@@ -17,22 +17,22 @@ from spark_reconcile.evidence.business_evidence import business_evidence
 from spark_reconcile.evidence.delivery_evidence import delivery_evidence
 from spark_reconcile.evidence.message_evidence import business_keys, message_evidence
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.rules.business_row_rules import BUSINESS_RULES
+from spark_reconcile.rules.business_row_rules import BUSINESS_ROW_RULES
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES
 from spark_reconcile.rules.plausible_times import EARLIEST_MS
-from spark_reconcile.rules.verdict_rule import Rule, Scope, case_sql, lookup_sql
+from spark_reconcile.rules.verdict_rule import Scope, VerdictRule, case_sql, lookup_sql
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-RULES: Final[Mapping[Scope, Sequence[Rule]]] = {
+RULES: Final[Mapping[Scope, Sequence[VerdictRule]]] = {
     Scope.MESSAGE: MESSAGE_RULES,
     Scope.DELIVERY: DELIVERY_RULES,
-    Scope.BUSINESS: BUSINESS_RULES,
+    Scope.BUSINESS: BUSINESS_ROW_RULES,
 }
-_IN_DOUBT: Final = "rule = 'not_wanted_or_waiting'"
+_IN_DOUBT: Final = "rule = 'filtered_out_or_waiting'"
 """The rule of every delivery whose verdict depends on a filter, before the filter is evaluated."""
 
 
@@ -58,8 +58,10 @@ class ClassifiedEvidence:
 
     def checkpointed(self) -> ClassifiedEvidence:
         """Returns the same rows without their query plans: if these are joined repeatedly, planning takes longer than
-        execution.
+        execution. Rows that are checkpoints already stay as they are.
         """
+        if not self.kept:
+            return self
         messages, deliveries, business = in_parallel(*(frame.localCheckpoint for frame in self.frames))
         self.release()
         return ClassifiedEvidence(messages=messages, deliveries=deliveries, business=business)
@@ -96,6 +98,7 @@ def judge(
 
     `span`: business rows were read of this time range only, so only messages of it are compared with them.
     """
+    keep = _checkpoint if evidence.is_few else _persist
     messages = judged(
         message_evidence(
             evidence.rows,
@@ -105,21 +108,24 @@ def judge(
             reaches=evidence.business_reaches,
             until=evidence.reach.business or dict.fromkeys(evidence.business_reaches, EVER_MS),
             known_topics=evidence.known_topics,
+            is_few=evidence.is_few,
         ),
         MESSAGE_RULES,
         bounds,
-    ).persist()
-    copies = with_topic_differences(messages)
+    )
+    messages = keep(messages)
+    copies = with_topic_mismatches(messages, is_few=evidence.is_few)
     first = judged(
         delivery_evidence(messages, evidence.actions, evidence.inboxes, groups=evidence.groups),
         DELIVERY_RULES,
         bounds,
-    ).persist()
-    decided = _decided_by_filters(first, evidence, bounds)
+    )
+    first = keep(first)
+    decided = _decided_by_filters(first, evidence, bounds, keep=keep)
     deliveries = first if decided is None else union(first.where(f"not ({_IN_DOUBT})"), decided)
     theirs = copies.where(f"created_ms <= 0 or {within(span)}")
     asked = business_evidence(evidence.rows, theirs, is_shared=_is_shared(evidence))
-    business = judged(asked, BUSINESS_RULES, bounds).persist()
+    business = keep(judged(asked, BUSINESS_ROW_RULES, bounds))
 
     def placed(frame: DataFrame, window: str) -> DataFrame:
         return frame.selectExpr("*", f"{window} as window_ms").where(placement.chosen)
@@ -128,18 +134,30 @@ def judge(
         messages=placed(copies.where("not is_other_copy"), placement.message),
         deliveries=placed(deliveries, placement.delivery),
         business=placed(business, placement.business),
-        kept=(messages, first, business) if decided is None else (messages, first, decided, business),
+        kept=() if evidence.is_few else [one for one in (messages, first, decided, business) if one is not None],
     )
 
 
-def _decided_by_filters(deliveries: DataFrame, evidence: Evidence, bounds: Mapping[str, int]) -> DataFrame | None:
+def _persist(frame: DataFrame) -> DataFrame:
+    """Cache the rows when they are first read. Each job that reads them is sent all steps that they come from."""
+    return frame.persist()
+
+
+def _checkpoint(frame: DataFrame) -> DataFrame:
+    """Compute the rows now, without the steps that they come from: of few rows, sending those takes longer."""
+    return frame.localCheckpoint()
+
+
+def _decided_by_filters(
+    deliveries: DataFrame, evidence: Evidence, bounds: Mapping[str, int], *, keep: Callable[[DataFrame], DataFrame]
+) -> DataFrame | None:
     """Classify deliveries whose verdict depends on a group's filter; None: no group has a filter."""
     groups = [one for one in evidence.groups if one.filtered]
     if not groups:
         return None
     doubtful = deliveries.where(_IN_DOUBT).drop("rule", "state", "severity")
-    wanted = evidence.filters.with_wanted(doubtful, groups, skew_ms=bounds["clock_skew_ms"])
-    return judged(wanted, DELIVERY_RULES, bounds).select(*deliveries.columns).persist()
+    wanted = evidence.filters.with_wanted(doubtful, groups, skew_ms=bounds["clock_skew_ms"], is_few=evidence.is_few)
+    return keep(judged(wanted, DELIVERY_RULES, bounds).select(*deliveries.columns))
 
 
 def _is_shared(evidence: Evidence) -> bool:
@@ -148,7 +166,7 @@ def _is_shared(evidence: Evidence) -> bool:
     return len(asking) > len({topic for topic, _ in asking})
 
 
-def judged(evidence: DataFrame, rules: Sequence[Rule], bounds: Mapping[str, int]) -> DataFrame:
+def judged(evidence: DataFrame, rules: Sequence[VerdictRule], bounds: Mapping[str, int]) -> DataFrame:
     """Returns the evidence with the columns `rule`, `state` and `severity`."""
     named = evidence.selectExpr("*", f"{case_sql(rules, bounds)} as rule")
     return named.selectExpr(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.core.time_buckets import HOUR_MS, hour, slot, window_of_message
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
 
@@ -45,7 +45,7 @@ def by_hour(windows: Sequence[int], *, slack_ms: int) -> WindowPlacement:
     )
 
 
-def by_bucket(axis: Axis) -> WindowPlacement:
+def by_bucket(axis: TimeAxis) -> WindowPlacement:
     """Assign all verdicts to the bucket of the axis nearest to their time; NO_WINDOW if the time is impossible."""
 
     def bucket(time: str) -> str:

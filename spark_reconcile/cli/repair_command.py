@@ -20,7 +20,7 @@ from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.findings import confirmed_suspects, unconfirmed_count, unpublished_rows
 from spark_reconcile.repair.plan import Repair, RepairAction, name_unpublished, plan_repairs
 from spark_reconcile.repair.plan_file import read_plan, still_to_do
-from spark_reconcile.repair.unchanged_repairs import unchanged
+from spark_reconcile.repair.unchanged_repairs import why_unchanged
 
 SHOWN_MAX = 20
 app = typer.Typer(help="Do later what a --dry-run planned.", no_args_is_help=True)
@@ -98,7 +98,7 @@ def _do(repairs: Sequence[Repair], *, yes: bool, dry_run: bool) -> list[Repair]:
     done = apply_repairs(possible)
     talk.print(f"repaired {len(done):,} of {len(possible):,}; the compensator sends them now", markup=False)
     changed = {one.repair_id for one in done}
-    left = unchanged([one for one in possible if one.repair_id not in changed])
+    left = why_unchanged([one for one in possible if one.repair_id not in changed])
     for outcome, count in sorted(left.items()):
         talk.print(f"left as they are: {count:,} {outcome}", markup=False)
     return done

@@ -158,7 +158,7 @@ def explain(
 
       outbox reconcile explain lost
 
-      outbox reconcile explain handed_out_late
+      outbox reconcile explain delivered_late
     """
     from spark_reconcile.classify.classification import RULES
 

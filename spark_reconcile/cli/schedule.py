@@ -16,6 +16,8 @@ logger: EventLogger = EventLogger(__name__)
 
 RETRY_MS: Final = 60_000
 """The time until a retry after a source was unavailable; an interval, if that is shorter."""
+AWAKE_EVERY_MS: Final = 1_000
+"""The longest wait: another thread may get a signal, whose handler then runs when the main thread next runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,4 +74,4 @@ class ScheduledRuns:
     def _wait_until(self, due_ms: int) -> None:
         with self._changed:
             while not self._stopping and (left_ms := due_ms - self._clock.now_ms()) > 0:
-                self._clock.wait(self._changed, left_ms)
+                self._clock.wait(self._changed, min(left_ms, AWAKE_EVERY_MS))

@@ -18,7 +18,7 @@ from spark_reconcile.compare.key_digests import (
     among,
     unsettled,
 )
-from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.dataframes import computed, fetched, union
 from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.time_buckets import NO_SLOT, hour, slot, within
 from spark_reconcile.core.time_range import Span
@@ -31,8 +31,6 @@ BROADCAST_ROWS_MAX: Final = 1_000_000
 """Up to so many places are broadcast; more are shuffled."""
 KEYS_MAX: Final = 1_000
 """Up to so many keys are matched by name; more by hash."""
-LISTED_ROWS_MAX: Final = 5_000
-"""Up to so many rows of a set are collected and become literals of the query plans that join them."""
 _BUCKET: Final = "xxhash64(coalesce(topic, ''), slot)"
 _KEY: Final = "xxhash64(topic, message_key)"
 _MESSAGE: Final = "xxhash64(topic, id)"
@@ -40,18 +38,17 @@ _MESSAGE: Final = "xxhash64(topic, id)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatches:
-    """Mismatches of the sources in the evaluated windows: parts, in the columns of key_digests.clean_parts(), and
-    buckets (topic, slot); None if there are no records by id.
+    """Mismatches of the sources: all parts of the time range, in the columns of key_digests.clean_parts(), and buckets
+    (topic, slot) of the evaluated windows; None if there are no records by id.
 
-    `asked`: how many messages are in these parts; `much`: they are scanned again instead of cached. `elsewhere`: parts
-    of other windows of the time range disagree, too. `span`: the time range of the business rows that are read.
+    `asked`: how many messages are in these parts; `much`: they are scanned again instead of cached. `span`: the time
+    range of the business rows that are read.
     """
 
     parts: DataFrame
     asked: int
     much: bool
     buckets: DataFrame | None
-    elsewhere: bool
     span: Span | None
 
 
@@ -65,10 +62,11 @@ class SelectedRows:
     changes: DataFrame
 
 
-def drilled(near: Legs, legs: Legs, unclean: Mismatches, *, covered: Sequence[str]) -> SelectedRows:
+def drilled(near: Legs, legs: Legs, unclean: Mismatches, *, covered: Sequence[str], is_few: bool) -> SelectedRows:
     """Returns the rows of messages and keys in mismatching parts and buckets. Messages whose id carries no time are
     always among them, if there are records by id alone. If a rule covers the topic, so are all rows with the same key:
-    a business row is classified with all its messages. `near`: at least the rows of `legs` in these parts and buckets.
+    a business row is classified with all its messages. `near`: at least the rows of `legs` in these parts and buckets;
+    `is_few`: there are few rows in all.
     """
     marks = _Marks(
         places=_places(unclean.parts, PLACE),
@@ -77,8 +75,8 @@ def drilled(near: Legs, legs: Legs, unclean: Mismatches, *, covered: Sequence[st
     found = [frame.where("asked or by_id") for frame in _placed(near, marks)]
     if not unclean.much:
         found = _kept(*found)
-    marked, keys = _marked(found, covered=covered)
-    more = _under_keys(legs, marks, keys, unclean)
+    marked, keys = _marked(found, covered=covered, is_few=is_few)
+    more = _under_keys(legs, marks, keys, unclean, is_few=is_few)
     rows, messages = _kept(
         union(*(_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
         _rows(legs.messages, marked[2], more[2]),
@@ -86,7 +84,7 @@ def drilled(near: Legs, legs: Legs, unclean: Mismatches, *, covered: Sequence[st
     judged = Legs(rows=rows, messages=messages, actions=legs.actions, inboxes=legs.inboxes)
     changes = union(*(_changes(*pair) for pair in zip(marked[:2], more[:2], strict=True)))
     if marks.slots is not None:
-        judged = _with_events(judged, marks.slots)
+        judged = _with_events(judged, marks.slots, is_few=is_few)
     return SelectedRows(legs=judged, changes=changes)
 
 
@@ -103,12 +101,12 @@ def windows_beside(legs: Legs, batch: str, *, covered: Sequence[str]) -> set[int
     return {row["window_ms"] for row in found.collect()}
 
 
-def _marked(found: Sequence[DataFrame], *, covered: Sequence[str]) -> tuple[list[DataFrame], DataFrame]:
+def _marked(found: Sequence[DataFrame], *, covered: Sequence[str], is_few: bool) -> tuple[list[DataFrame], DataFrame]:
     """Returns the rows with `wanted`: whether they disagree, or have the key of a row that does; and these keys."""
     in_parts = [frame.where("asked") for frame in found]
-    apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered))
+    apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered), is_few=is_few)
     chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in found]
-    keys = _sent_along(union(*(_keys(frame, covered) for frame in chosen)).distinct())
+    keys = _sent_along(union(*(_keys(frame, covered) for frame in chosen)).distinct(), is_few=is_few)
     marked = [
         _looked_up(frame, _KEY, _places_of(keys), "under_key").selectExpr("*", f"({_LOOKED} or under_key) as wanted")
         for frame in chosen
@@ -179,9 +177,9 @@ def _places_of(keys: DataFrame) -> DataFrame:
     return keys.selectExpr(f"{_KEY} as place")
 
 
-def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Mismatches) -> list[DataFrame]:
+def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Mismatches, *, is_few: bool) -> list[DataFrame]:
     """Returns the other rows with these keys. In a clean part every message has its business row: without business rows
-    of these keys, and without other mismatching parts, there are none; nor if business rows are not read.
+    of these keys there are none; nor if business rows are not read.
     """
     some = [row["message_key"] for row in keys.limit(KEYS_MAX + 1).collect()]
 
@@ -196,11 +194,11 @@ def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Mismatches)
     placed = _placed(legs, marks)
     if not some:
         return no_more(placed)
-    asking = under(placed[0], "not asked").localCheckpoint()
-    if not unclean.elsewhere and asking.isEmpty():
-        return [asking, *no_more(placed[1:])]
+    asking = computed(under(placed[0], "not asked"), is_few=is_few)
+    if asking.is_empty():
+        return [asking.frame, *no_more(placed[1:])]
     times = f"not asked and not by_id and (created_ms is null or {within(unclean.span)})"
-    return [asking, *_kept(*(under(frame, times) for frame in placed[1:]))]
+    return [asking.frame, *_kept(*(under(frame, times) for frame in placed[1:]))]
 
 
 def _rows(like: DataFrame, marked: DataFrame, more: DataFrame) -> DataFrame:
@@ -215,10 +213,11 @@ def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
     return union(signed, more.selectExpr("*", "-1 as sign").select(*columns)).where("sign != 0")
 
 
-def _with_events(judged: Legs, slots: DataFrame) -> Legs:
+def _with_events(judged: Legs, slots: DataFrame, *, is_few: bool) -> Legs:
     """Add records by id alone: of mismatching buckets, of the messages to classify, and of cancels."""
     published = judged.rows.where(f"leg != '{Leg.BUSINESS}'").selectExpr(f"{_MESSAGE} as place")
-    named = _sent_along(union(published, judged.messages.selectExpr(f"{_MESSAGE} as place")).distinct())
+    everything = union(published, judged.messages.selectExpr(f"{_MESSAGE} as place"))
+    named = _sent_along(everything.distinct(), is_few=is_few)
 
     def chosen(frame: DataFrame) -> DataFrame:
         marked = _looked_up(_by_bucket(frame, slots), _MESSAGE, named, "named")
@@ -234,26 +233,19 @@ def _kept(*frames: DataFrame) -> list[DataFrame]:
     return in_parallel(*(frame.localCheckpoint for frame in frames))
 
 
-def _sent_along(frame: DataFrame) -> DataFrame:
+def _sent_along(frame: DataFrame, *, is_few: bool) -> DataFrame:
     """Compute a set; if it is small, it is broadcast, so that the legs need not be shuffled."""
-    whole = frame.localCheckpoint()
-    listed = _listed(whole)
-    if listed is not None:
-        return listed
+    whole = computed(frame, is_few=is_few)
+    small = fetched(whole.frame) if whole.table is None else whole
+    if small is not None:
+        return small.frame.hint("broadcast")
     # A checkpoint keeps the ids of its columns: joined with the frame that it came from, they would be ambiguous.
-    known = whole.selectExpr(*(f"{name} as {name}" for name in whole.columns))
+    known = whole.frame.selectExpr(*(f"{name} as {name}" for name in whole.frame.columns))
     return known.hint("broadcast") if known.count() <= BROADCAST_ROWS_MAX else known
-
-
-def _listed(frame: DataFrame) -> DataFrame | None:
-    """Returns the rows as literals in the plan: a join with them starts no job. None: too many rows."""
-    found = frame.limit(LISTED_ROWS_MAX + 1).toArrow()
-    if found.num_rows > LISTED_ROWS_MAX:
-        return None
-    return frame.sparkSession.createDataFrame(found).hint("broadcast")
 
 
 def _places(whole: DataFrame, place: str) -> DataFrame:
     """Returns the places of cached rows: computing them twice costs less than caching them, too."""
     found = whole.selectExpr(f"{place} as place").distinct()
-    return _listed(found) or _sent_along(found)
+    small = fetched(found)
+    return _sent_along(found, is_few=False) if small is None else small.frame.hint("broadcast")

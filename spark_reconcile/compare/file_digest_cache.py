@@ -64,7 +64,7 @@ class CachedDigests:
     """The hours of each file's rows; NO_PERIOD for rows without a time."""
 
 
-class DigestCache:
+class FileDigestCache:
     """The digest cache of one output folder. One process at a time may write it."""
 
     def __init__(self, output: Path, limits: RunLimits, *, checkpoint: Callable[[str], None] = lambda _: None) -> None:

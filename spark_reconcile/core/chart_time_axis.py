@@ -15,7 +15,7 @@ _WIDTHS_MS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class TimeAxis:
     """A time range in at most BUCKETS_MAX + 1 equal buckets."""
 
     start_ms: int
@@ -23,12 +23,12 @@ class Axis:
     buckets: int
 
     @staticmethod
-    def over(first_ms: int, last_ms: int) -> Axis:
+    def over(first_ms: int, last_ms: int) -> TimeAxis:
         """Returns an axis whose buckets begin at round times."""
         span_ms = max(last_ms - first_ms, 1)
         width_ms = next((width for width in _WIDTHS_MS if span_ms <= width * BUCKETS_MAX), span_ms // BUCKETS_MAX + 1)
         start_ms = first_ms // width_ms * width_ms
-        return Axis(start_ms, width_ms, (last_ms - start_ms) // width_ms + 1)
+        return TimeAxis(start_ms, width_ms, (last_ms - start_ms) // width_ms + 1)
 
     @property
     def starts(self) -> range:

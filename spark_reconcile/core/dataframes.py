@@ -1,13 +1,19 @@
-"""Operations on Spark DataFrames that all steps share: literal rows, groups with aggregates in SQL, unions."""
+"""Operations on Spark DataFrames that all steps share: literal rows, rows computed once, groups with SQL aggregates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+LITERAL_ROWS_MAX: Final = 5_000
+"""Up to so many rows of a set are fetched and become literals of the query plans that use it."""
 
 
 def listed(session: SparkSession, rows: Sequence[Sequence[object]], schema: str) -> DataFrame:
@@ -23,7 +29,50 @@ def listed(session: SparkSession, rows: Sequence[Sequence[object]], schema: str)
     columns = list(zip(*rows, strict=True)) or [()] * len(shape)
     arrow = to_arrow_schema(shape)
     table = pa.table([pa.array(values, field.type) for values, field in zip(columns, arrow, strict=True)], arrow)
-    return session.createDataFrame(table)
+    return _literals(session, table, lambda: shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRows:
+    """Rows that Spark has computed once. `table`: the same rows as literals; None if `frame` is a checkpoint."""
+
+    frame: DataFrame
+    table: pa.Table | None
+
+    def count(self) -> int:
+        """Returns the number of rows."""
+        return self.frame.count() if self.table is None else self.table.num_rows
+
+    def is_empty(self) -> bool:
+        """Returns whether there is no row."""
+        return self.frame.isEmpty() if self.table is None else not self.table.num_rows
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Returns the values of each row."""
+        if self.table is None:
+            return [tuple(row) for row in self.frame.collect()]
+        return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
+
+
+def computed(frame: DataFrame, *, is_few: bool) -> ComputedRows:
+    """Compute the rows now. Where they are few, one job fetches them, and counting and listing them starts no other;
+    else, or if there are more than LITERAL_ROWS_MAX, they are a checkpoint.
+    """
+    found = fetched(frame) if is_few else None
+    return found or ComputedRows(frame.localCheckpoint(), None)
+
+
+def fetched(frame: DataFrame) -> ComputedRows | None:
+    """Compute up to LITERAL_ROWS_MAX rows as literals; None: there are more."""
+    table = frame.limit(LITERAL_ROWS_MAX + 1).toArrow()
+    if table.num_rows > LITERAL_ROWS_MAX:
+        return None
+    return ComputedRows(_literals(frame.sparkSession, table, lambda: frame.schema), table)
+
+
+def _literals(session: SparkSession, table: pa.Table, schema: Callable[[], StructType]) -> DataFrame:
+    """Returns the table's rows as literals. Spark Connect refuses an empty table without a schema."""
+    return session.createDataFrame(table) if table.num_rows else session.createDataFrame(table, schema())
 
 
 def grouped(frame: DataFrame, *names: str, **values: str) -> DataFrame:

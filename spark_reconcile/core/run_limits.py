@@ -16,8 +16,9 @@ class RunLimits:
     rechecked, `suspects_a_part` at a time. Runs by the hour evaluate `windows_a_batch` hours together. A file whose
     content has not changed for `file_rest_ms` is at rest: its digests are kept, in at most `digest_generations_max`
     generations. Sealed segments of at least `kept_segment_bytes_min` are kept as Parquet: smaller ones are read in less
-    time than a Parquet file. Up to `one_partition_rows_max` rows are in one partition: they take less time than
-    the tasks and shuffles of many. An export of the delay cluster may take `delay_export_s_max`.
+    time than a Parquet file. Up to `one_partition_rows_max` rows are in one partition, and sets of them are literals of
+    query plans: they take less time than the tasks, shuffles and jobs of many. An export of the delay cluster may take
+    `delay_export_s_max`.
     """
 
     snapshot_rows_max: int = 500_000

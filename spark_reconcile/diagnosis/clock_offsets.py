@@ -2,7 +2,7 @@
 
 Times written by database clocks are compared with the broker's single clock: an archive row is written right after the
 broker stored its message, and an inbox row between delivery and acknowledgement. A business row's times are compared
-with its message's. One aggregation in Spark; results.cause_rules interprets the differences.
+with its message's. One aggregation in Spark; results.common_causes interprets the differences.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from spark_reconcile.results.common_causes import (
     offset_causes,
     shared_offset_ms,
 )
-from spark_reconcile.results.summary import Book
+from spark_reconcile.results.summary import VerdictCount
 from spark_reconcile.results.window_store import WindowStore
-from spark_reconcile.results.window_totals import books_of
+from spark_reconcile.results.window_totals import verdict_counts_of
 from spark_reconcile.rules.verdict_rule import Scope, Severity
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ _EXPLAINED: Final[Mapping[ComparedTimes, frozenset[str]]] = {
          "unrecorded_in_grace", "cancel_not_noted"}
     ),
     ComparedTimes.INBOX: frozenset(
-        {"handled_early", "acknowledged_not_handled", "effect_in_grace", "handled_from_nowhere", "seen_in_grace"}
+        {"handled_early", "acknowledged_not_handled", "effect_in_grace", "handled_never_stored", "seen_in_grace"}
     ),
     ComparedTimes.BUSINESS_TIME: frozenset(
-        {"no_message", "too_few_messages", "message_in_grace", "message_not_so_far", "no_business_row",
+        {"no_message", "too_few_messages", "message_in_grace", "message_replica_behind", "no_business_row",
          "business_in_grace"}
     ),
     ComparedTimes.BUSINESS_DUE: frozenset({"due_time_differs"}),
@@ -53,17 +53,17 @@ _EXPLAINED: Final[Mapping[ComparedTimes, frozenset[str]]] = {
 
 
 def diagnose(
-    tables: Tables, *, evidence: Evidence, settings: Settings, books: Sequence[Book], inputs: Sequence[InputExtent],
-    displaced: Callable[[DataFrame], Evidence] | None = None,
+    tables: Tables, *, evidence: Evidence, settings: Settings, verdict_counts: Sequence[VerdictCount],
+    inputs: Sequence[InputExtent], displaced: Callable[[DataFrame], Evidence] | None = None,
 ) -> list[Cause]:  # fmt: skip
     """Returns the causes of a run's verdicts, those that explain most first.
 
     `displaced`: given verdicts on messages, loads evidence with the business rows of their keys; for a run that has
     read business rows of a time range only.
     """
-    extents = extents_of(books, inputs, settings.rules)
+    extents = extents_of(verdict_counts, inputs, settings.rules)
     found = extent_causes(findings_outside(*tables(), extents)) if extents else []
-    found += _offset_causes(_TimedEvidence(tables, evidence, displaced), settings, books)
+    found += _offset_causes(_TimedEvidence(tables, evidence, displaced), settings, verdict_counts)
     return sorted(found, key=lambda cause: (-cause.count, cause.sentence))
 
 
@@ -75,9 +75,11 @@ class _TimedEvidence:
     evidence: Evidence
     displaced: Callable[[DataFrame], Evidence] | None
 
-    def differences(self, wanted: Collection[ComparedTimes], books: Sequence[Book]) -> list[Differences]:
+    def differences(
+        self, wanted: Collection[ComparedTimes], verdict_counts: Sequence[VerdictCount]
+    ) -> list[Differences]:
         """Measure; in a run on a time range, missing business rows may have times outside of it: they are loaded."""
-        business, unasked = ComparedTimes.BUSINESS_TIME, sum(book.count for book in books if book.rule == UNASKED)
+        business, unasked = ComparedTimes.BUSINESS_TIME, sum(one.count for one in verdict_counts if one.rule == UNASKED)
         if self.displaced is None or business not in wanted or unasked < OFFSET_ROWS_MIN:
             return measured_differences(self.evidence, wanted)
         table, _ = self.tables()
@@ -86,30 +88,34 @@ class _TimedEvidence:
         return [*measured_differences(self.evidence, others), *found] if others else found
 
 
-def _offset_causes(measured: _TimedEvidence, settings: Settings, books: Sequence[Book]) -> list[Cause]:
+def _offset_causes(measured: _TimedEvidence, settings: Settings, verdict_counts: Sequence[VerdictCount]) -> list[Cause]:
     """Measure only if there are enough verdicts that wrong times may have caused."""
-    wanted = [compared for compared in ComparedTimes if _may_explain(books, _EXPLAINED[compared])]
+    wanted = [compared for compared in ComparedTimes if _may_explain(verdict_counts, _EXPLAINED[compared])]
     if not wanted:
         return []
     skew_ms = int(settings.grace.clock_skew_seconds * 1000)
-    offsets = [_offset(one, settings, books, skew_ms=skew_ms) for one in measured.differences(wanted, books)]
+    offsets = [
+        _offset(one, settings, verdict_counts, skew_ms=skew_ms) for one in measured.differences(wanted, verdict_counts)
+    ]
     return offset_causes([one for one in offsets if one is not None], skew_ms=skew_ms)
 
 
-def _may_explain(books: Sequence[Book], rules: Collection[str]) -> bool:
+def _may_explain(verdict_counts: Sequence[VerdictCount], rules: Collection[str]) -> bool:
     """Whether there are enough findings, or more pending verdicts than are normal while messages are sent."""
-    mine = [book for book in books if book.rule in rules]
-    pending = sum(book.count for book in mine if book.severity is Severity.WAIT)
-    others = sum(book.count for book in mine) - pending
+    mine = [one for one in verdict_counts if one.rule in rules]
+    pending = sum(one.count for one in mine if one.severity is Severity.WAIT)
+    others = sum(one.count for one in mine) - pending
     return others >= OFFSET_ROWS_MIN or pending >= max(
-        OFFSET_ROWS_MIN, PENDING_SHARE_MIN * sum(book.count for book in books)
+        OFFSET_ROWS_MIN, PENDING_SHARE_MIN * sum(one.count for one in verdict_counts)
     )
 
 
-def _offset(one: Differences, settings: Settings, books: Sequence[Book], *, skew_ms: int) -> Offset | None:
+def _offset(
+    one: Differences, settings: Settings, verdict_counts: Sequence[VerdictCount], *, skew_ms: int
+) -> Offset | None:
     """Returns the offset that a source's rows share, and the verdicts that it may explain; None: there are none."""
     size_ms = shared_offset_ms(one.percentiles_ms, rows=one.rows, skew_ms=skew_ms)
-    explains = _explained(one, settings, books)
+    explains = _explained(one, settings, verdict_counts)
     if size_ms is None or sum(explains.values()) < OFFSET_ROWS_MIN:
         return None
     name, reference, source, what = _names(one, settings)
@@ -119,23 +125,23 @@ def _offset(one: Differences, settings: Settings, books: Sequence[Book], *, skew
     )  # fmt: skip
 
 
-def _explained(one: Differences, settings: Settings, books: Sequence[Book]) -> dict[str, int]:
+def _explained(one: Differences, settings: Settings, verdict_counts: Sequence[VerdictCount]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for book in books:
-        if book.rule in _EXPLAINED[one.compared] and _is_of(one, book, settings):
-            found[book.rule] = found.get(book.rule, 0) + book.count
+    for counted in verdict_counts:
+        if counted.rule in _EXPLAINED[one.compared] and _is_of(one, counted, settings):
+            found[counted.rule] = found.get(counted.rule, 0) + counted.count
     return found
 
 
-def _is_of(one: Differences, book: Book, settings: Settings) -> bool:
+def _is_of(one: Differences, counted: VerdictCount, settings: Settings) -> bool:
     match one.compared:
         case ComparedTimes.ARCHIVE:
             return True
         case ComparedTimes.INBOX:
-            return book.of == one.of
+            return counted.of == one.of
         case ComparedTimes.BUSINESS_TIME | ComparedTimes.BUSINESS_DUE:
             rule = settings.rules[int(one.of)]
-            return book.of == rule.name if book.scope is Scope.BUSINESS else book.topic == rule.topic
+            return counted.of == rule.name if counted.scope is Scope.BUSINESS else counted.topic == rule.topic
         case _:
             assert_never(one.compared)
 
@@ -181,4 +187,4 @@ def _read(session: SparkSession, paths: Sequence[str], schema: str) -> DataFrame
 
 
 def _has_findings(result: Mapping[str, object]) -> bool:
-    return any(book.severity is Severity.FINDING for book in books_of([result]))
+    return any(one.severity is Severity.FINDING for one in verdict_counts_of([result]))

@@ -9,7 +9,7 @@ from spark_reconcile.core.dataframes import grouped, listed, union
 from spark_reconcile.core.settings import BusinessRule
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.common_causes import DEPENDS_ON, FINDINGS_MIN, OutOfRangeFindings, RuleExtent, SourceKind
-from spark_reconcile.results.summary import Book
+from spark_reconcile.results.summary import VerdictCount
 from spark_reconcile.rules.verdict_rule import FINDING, Scope, Severity
 
 if TYPE_CHECKING:
@@ -19,12 +19,14 @@ _BROKER: Final = {SourceKind.MESSAGE_LOG: "message log", SourceKind.ACTION_LOG: 
 _SCHEMA: Final = "number bigint, scope string, rule string, of string, first_ms bigint, last_ms bigint"
 
 
-def extents_of(books: Sequence[Book], inputs: Sequence[InputExtent], rules: Sequence[BusinessRule]) -> list[RuleExtent]:
+def extents_of(
+    verdict_counts: Sequence[VerdictCount], inputs: Sequence[InputExtent], rules: Sequence[BusinessRule]
+) -> list[RuleExtent]:
     """Returns the extents of sources on which a rule with FINDINGS_MIN findings or more depends."""
     counts: dict[tuple[Scope, str], int] = {}
-    for book in books:
-        if book.severity is Severity.FINDING and not book.echo:
-            counts[book.scope, book.rule] = counts.get((book.scope, book.rule), 0) + book.count
+    for one in verdict_counts:
+        if one.severity is Severity.FINDING and not one.echo:
+            counts[one.scope, one.rule] = counts.get((one.scope, one.rule), 0) + one.count
     return [
         RuleExtent(
             scope=scope, rule=name, of=of, source=one.source, what=one.what, rows=one.rows, first_ms=one.first_ms,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from outbox_core.common.errors import FilterError
-from spark_reconcile.core.dataframes import grouped, listed, union
+from spark_reconcile.core.dataframes import computed, grouped, listed, union
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.rules.delivery_rules import FilterAnswer
 from spark_reconcile.sources.log_segments import LogSegment
@@ -46,11 +46,13 @@ class FilterEvaluation:
         self._segments = segments
         self._answers: DataFrame | None = None
 
-    def with_wanted(self, deliveries: DataFrame, groups: Sequence[GroupFacts], *, skew_ms: int) -> DataFrame:
+    def with_wanted(
+        self, deliveries: DataFrame, groups: Sequence[GroupFacts], *, skew_ms: int, is_few: bool
+    ) -> DataFrame:
         """Returns the deliveries of delivery_evidence(), with `wanted` as the group's filter decides.
 
         CHANGED if the filter is newer than the message, by the broker's clock and `skew_ms`; NOT_KNOWN if the filter,
-        or the message's headers, cannot be read.
+        or the message's headers, cannot be read. `is_few`: there are few deliveries.
         """
         texts = sorted({one.filter for one in groups if one.filter})
         columns = [name for name in deliveries.columns if name != "wanted"]
@@ -64,27 +66,31 @@ class FilterEvaluation:
         asked = decided.where("decided is null").selectExpr(
             *_DELIVERY, "filter_number", f"{_PLACED_MS} as placed_ms"
         )  # fmt: skip
-        answers = self._answered(asked, texts)
+        answers = self._answered(asked, texts, is_few=is_few)
         joined = decided.join(answers.withColumnRenamed("wanted", "answer"), _DELIVERY, "left")
         return joined.selectExpr(*columns, f"coalesce(decided, answer, {FilterAnswer.NOT_KNOWN:d}L) as wanted")
 
-    def _answered(self, asked: DataFrame, texts: Sequence[str]) -> DataFrame:
+    def _answered(self, asked: DataFrame, texts: Sequence[str], *, is_few: bool) -> DataFrame:
         """Returns the answer for each of these deliveries, and for others."""
         session = asked.sparkSession
         known = listed(session, [], _ANSWER_SCHEMA) if self._answers is None else self._answers
-        left = asked.join(known, _DELIVERY, "left_anti").localCheckpoint()
-        topics = grouped(left, "topic", since_ms="min(placed_ms)").collect()
+        left = computed(asked.join(known, _DELIVERY, "left_anti"), is_few=is_few)
+        if is_few and left.is_empty():
+            return known
+        topics = grouped(left.frame, "topic", since_ms="min(placed_ms)").collect()
         if topics:
             headers = self._headers(
                 session, [row["topic"] for row in topics], since_ms=min(row["since_ms"] for row in topics)
             )
-            joined = left.join(headers, ["topic", "sequence"], "left").select(*_DELIVERY, "filter_number", "headers")
+            joined = left.frame.join(headers, ["topic", "sequence"], "left").select(
+                *_DELIVERY, "filter_number", "headers"
+            )
             found = joined.mapInArrow(partial(evaluate, texts=tuple(texts)), _ANSWER_SCHEMA)
             # A sequence has one message; two with the same sequence have no answer, unless it is equal.
             once = grouped(
                 found, *_DELIVERY, wanted=f"if(min(wanted) = max(wanted), min(wanted), {FilterAnswer.NOT_KNOWN:d}L)"
             )
-            known = self._answers = union(known, once.localCheckpoint())
+            known = self._answers = union(known, computed(once, is_few=is_few).frame)
         return known
 
     def _headers(self, session: SparkSession, topics: Sequence[str], *, since_ms: int) -> DataFrame:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.core.dataframes import grouped, union
+from spark_reconcile.core.dataframes import computed, grouped, union
 from spark_reconcile.evidence.cancel_answers import ANSWERED, NOTED, TAKEN, UNNOTED
 from spark_reconcile.sources.sql_statements import CANCELS, Leg
 
@@ -46,16 +46,18 @@ BROADCAST_CANCELS_MAX: Final = 1_000_000
 
 def message_evidence(
     rows: DataFrame, messages: DataFrame, actions: DataFrame, *, business: DataFrame, reaches: Mapping[str, int],
-    until: Mapping[str, int], known_topics: Sequence[str],
+    until: Mapping[str, int], known_topics: Sequence[str], is_few: bool,
 ) -> DataFrame:  # fmt: skip
     """`rows`: the outbox's and archive's legs; `business`: the result of business_keys(); `reaches`: since when the
     business rows of each covered topic are complete, `until`: and until when; `known_topics`: all topics to which the
-    outbox has published.
+    outbox has published; `is_few`: there are few rows in all.
     """
     united = union(*_legs(rows, messages, actions))
     # The answer to a cancel that is not among the rows is no evidence.
     named = grouped(united, "id", "topic", **_aggregates()).where("cancel_noted < 0 or archive > 0")
-    joined = _with_cancels(named, rows, messages, actions).join(business, ["topic", "message_key"], "left")
+    joined = _with_cancels(named, rows, messages, actions, is_few=is_few).join(
+        business, ["topic", "message_key"], "left"
+    )
     return joined.selectExpr(
         "id", "if(outbox + archive + broker > 0, topic, null) as topic", "message_key", "published_key", *_FACTS,
         "canceled", "body_differs", "0 as topic_differs", "key_differs", "due_differs", "cancel_noted", "created_ms",
@@ -78,19 +80,20 @@ def business_keys(rows: DataFrame) -> DataFrame:
     return grouped(business, "topic", "message_key", business_rows="count(*)")
 
 
-def _with_cancels(named: DataFrame, rows: DataFrame, messages: DataFrame, actions: DataFrame) -> DataFrame:
+def _with_cancels(
+    named: DataFrame, rows: DataFrame, messages: DataFrame, actions: DataFrame, *, is_few: bool
+) -> DataFrame:
     """Returns the messages with `canceled`; and canceled ids that no source has, without a topic."""
     noted = actions.where("kind = 'canceled'").selectExpr("id", "struct(reason as scope, at_ms as time_ms) as cancel")
     # The broker's answer counts at any time: it never answers so for a message that was appended already.
     answered = actions.where(f"kind = '{ANSWERED}'").selectExpr(
         "id", "struct(reason as scope, 0L as time_ms) as cancel"
     )
-    cancels = grouped(union(noted, answered), "id", cancels="collect_set(cancel)").localCheckpoint()
-    count = cancels.count()
+    found = computed(grouped(union(noted, answered), "id", cancels="collect_set(cancel)"), is_few=is_few)
+    count = found.count()
     if not count:
         return named.selectExpr("*", "0L as canceled")
-    if count <= BROADCAST_CANCELS_MAX:
-        cancels = cancels.hint("broadcast")
+    cancels = found.frame.hint("broadcast") if count <= BROADCAST_CANCELS_MAX else found.frame
     placed = named.join(cancels, "id", "left").selectExpr(*named.columns, f"{_CANCELED} as canceled")
     known = union(*(frame.join(cancels.select("id"), "id", "left_semi").select("id") for frame in (rows, messages)))
     nowhere = cancels.join(known.distinct(), "id", "left_anti").selectExpr(

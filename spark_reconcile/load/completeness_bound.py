@@ -14,7 +14,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import CompletenessBound, Settings
 from spark_reconcile.core.time_range import EVER_MS
-from spark_reconcile.sources.dbapi_reader import Place, Reader, reading
+from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
 
 _STEP_SECONDS: Final = 1
 """Servers report whole seconds."""
@@ -76,7 +76,7 @@ def _behind_ms(url: str, known: dict[str, int]) -> int:
     return known[str(place)]
 
 
-def _lag_ms(reader: Reader) -> int:
+def _lag_ms(reader: DbApiReader) -> int:
     """Returns a replica's lag; 0 if the database is no replica."""
     status = reader.replica_status()
     if status is not None:

@@ -28,6 +28,7 @@ from spark_reconcile.load.completeness_bound import Reach
 from spark_reconcile.load.delay_records import read_configured, with_delayed
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
 from spark_reconcile.load.read_plan import Read, SourcePlan, waves
+from spark_reconcile.load.spark_session import one_partition
 from spark_reconcile.rules.plausible_times import LATEST_MS, PlausibleTimes
 from spark_reconcile.sources.delay_export_process import DelayExport
 from spark_reconcile.sources.log_records import SCHEMAS
@@ -91,6 +92,8 @@ class Evidence:
     filters: FilterEvaluation = field(default_factory=FilterEvaluation)
     delay: DelayExport | None = None
     """What was read of the delay cluster, if there is one."""
+    is_few: bool = False
+    """Whether there are so few rows, of all sources, that sets of them become literals of query plans."""
 
     @property
     def cancels_reach_ms(self) -> int:
@@ -134,32 +137,35 @@ def read_all(
     whole = {log: begins_whole(segments) for log, segments in surveyed.items()}
     archives = _read_archives(session, settings, counts, span, times)
     total = sum(one.rows for one in counts) + (0 if delayed is None else delayed.rows)
+    is_few = total <= settings.limits.one_partition_rows_max
     few = partial(gathered, rows=total, rows_max=settings.limits.one_partition_rows_max)
-    runs = few(actions.frame)
-    named = named_runs(runs, few(messages.frame), is_whole=all(whole.values())).persist()
-    rows = few(united(session, [*tables, *(frame for frame, _ in archives)]))
-    stored, acted = map(few, with_delayed(messages.frame, single(runs).unionByName(named), delayed))
-    copies = [*messages.copies, *([] if delayed is None else [delayed.messages])]
-    return Evidence(
-        inboxes=few(united(session, effects)),
-        messages=stored,
-        actions=few(with_answers(acted, rows, stored, counts)),
-        rows=rows,
-        tables=(*effects, *tables, *copies, *actions.copies, named),
-        groups=_groups(settings, runs, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
-        counts=counts,
-        archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
-        broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
-        actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
-        business_reaches=_business_reaches(settings),
-        reach=plan.reach, surveyed=surveyed, ends=ends,
-        torn={f"{log.removesuffix('s')} log": end.torn for log, end in ends.items()},
-        latest_ms=times.latest_ms,
-        files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
-        loose=(few(united(session, tables)), few(union(*copies)) if copies else None),
-        filters=FilterEvaluation(surveyed["messages"]),
-        delay=None if delayed is None else delayed.export,
-    )  # fmt: skip
+    with one_partition(session, is_few=is_few):
+        runs = few(actions.frame)
+        named = named_runs(runs, few(messages.frame), is_whole=all(whole.values())).persist()
+        rows = few(united(session, [*tables, *(frame for frame, _ in archives)]))
+        stored, acted = map(few, with_delayed(messages.frame, single(runs).unionByName(named), delayed))
+        copies = [*messages.copies, *([] if delayed is None else [delayed.messages])]
+        return Evidence(
+            inboxes=few(united(session, effects)),
+            messages=stored,
+            actions=few(with_answers(acted, rows, stored, counts)),
+            rows=rows,
+            tables=(*effects, *tables, *copies, *actions.copies, named),
+            groups=_groups(settings, runs, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
+            counts=counts,
+            archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
+            broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
+            actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
+            business_reaches=_business_reaches(settings),
+            reach=plan.reach, surveyed=surveyed, ends=ends,
+            torn={f"{log.removesuffix('s')} log": end.torn for log, end in ends.items()},
+            latest_ms=times.latest_ms,
+            files=[*(files for _, files in archives), *([messages.files] if messages.files else [])],
+            loose=(few(united(session, tables)), few(union(*copies)) if copies else None),
+            filters=FilterEvaluation(surveyed["messages"]),
+            delay=None if delayed is None else delayed.export,
+            is_few=is_few,
+        )  # fmt: skip
 
 
 def _read_rest(
@@ -244,9 +250,7 @@ def _microseconds_within(span: Span) -> str:
 
 def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
     """Returns the union of frames of legs."""
-    if not frames:
-        return listed(session, [], LEG_SCHEMA)
-    return union(*frames)
+    return union(*frames) if frames else listed(session, [], LEG_SCHEMA)
 
 
 def _read_kept(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.journal.checkpoint_group_reader import groups_in
+from outbox_core.journal.checkpoint_group_reader import read_groups
 from outbox_core.journal.journal import HEADER_BYTES
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import InboxSource, Settings
@@ -117,7 +117,7 @@ def _carried(segments: Sequence[LogSegment]) -> list[tuple[str, str]] | None:
     """Returns the groups of the newest complete checkpoint; None if there is none."""
     for segment in reversed(segments):
         frames = frames_behind(segment, data_of(segment), HEADER_BYTES)
-        found = groups_in(frame.payload for frame in frames)
+        found = read_groups(frame.payload for frame in frames)
         if found is not None:
             return found
     return None

@@ -18,7 +18,7 @@ from spark_reconcile.load.duplicate_sources import NamedSources, check_archives
 from spark_reconcile.load.spark_session import Size
 from spark_reconcile.load.table_extents import TableExtent, extent_of
 from spark_reconcile.rules.plausible_times import EARLIEST_MS
-from spark_reconcile.sources.dbapi_reader import Backend, Place, Reader, reading
+from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, reading
 from spark_reconcile.sources.log_segments import survey
 from spark_reconcile.sources.sql_statements import (
     Leg,
@@ -156,17 +156,17 @@ def _rest(
     return found
 
 
-def _group(reader: Reader, schema: str | None, group: str) -> tuple[object, ...]:
+def _group(reader: DbApiReader, schema: str | None, group: str) -> tuple[object, ...]:
     return "inbox", *reader.identity(), schema, group
 
 
-def _table(reader: Reader, rule: BusinessRule) -> tuple[object, ...]:
+def _table(reader: DbApiReader, rule: BusinessRule) -> tuple[object, ...]:
     schema, _, table = rule.table.rpartition(".")
     database = None if reader.place.backend is Backend.SQLITE else schema or reader.place.database
     return "rule", rule.name, *reader.identity(), database, table
 
 
-def _note_clock(reader: Reader, settings: Settings, clocks: dict[str, int]) -> None:
+def _note_clock(reader: DbApiReader, settings: Settings, clocks: dict[str, int]) -> None:
     """Record how far a database's clock is ahead, at least; 0 within the permitted skew."""
     name = str(reader.place)
     if name not in clocks:
@@ -185,7 +185,7 @@ def _in_steps(apart_ms: int) -> int:
     return -(-apart_ms // step_ms) * step_ms
 
 
-def _note_oldest(reader: Reader, one: Statement, note: str, oldest: dict[tuple[Leg, str], int]) -> None:
+def _note_oldest(reader: DbApiReader, one: Statement, note: str, oldest: dict[tuple[Leg, str], int]) -> None:
     """Record the oldest row of a source, which a time range hides: one look-up of an index's first entry."""
     conditions = one.where[:1]  # the kind or the group; the others are the time range
     # A row with an impossible time is no evidence for the age of the others.

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -70,6 +70,14 @@ _FEW: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """With few rows, adaptive planning and compilation take most of the time: both are disabled."""
+_ONE_PARTITION: Final = {
+    **_FEW,
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    # Both sides of a join are in one place already; a broadcast would be a job of its own.
+    "spark.sql.optimizer.disableHints": "true",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+}
 
 
 class Size(StrEnum):
@@ -129,12 +137,21 @@ def register_sources(session: SparkSession) -> None:
     session.dataSource.register(SqlSource)
 
 
-@contextmanager
-def few_rows(session: SparkSession) -> Iterator[None]:
+def few_rows(session: SparkSession) -> AbstractContextManager[None]:
     """Configure the session for queries on few rows, some ten thousands, within this context."""
-    kept = {name: session.conf.get(name, None) for name in _FEW}
+    return _configured(session, _FEW)
+
+
+def one_partition(session: SparkSession, *, is_few: bool) -> AbstractContextManager[None]:
+    """If they are few, configure the session for queries on rows in one partition each, within this context."""
+    return _configured(session, _ONE_PARTITION if is_few else {})
+
+
+@contextmanager
+def _configured(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    kept = {name: session.conf.get(name, None) for name in settings}
     try:
-        for name, value in _FEW.items():
+        for name, value in settings.items():
             session.conf.set(name, value)
         yield
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_reconcile.sources.dbapi_reader import Backend, Place, Reader
+from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place
 from spark_reconcile.sources.sql_statements import Leg, Statement
 
 
@@ -28,14 +28,14 @@ class TableExtent:
         return self.first_ms is None
 
 
-def extent_of(reader: Reader, statement: Statement, *, what: str, schema: str | None) -> TableExtent:
+def extent_of(reader: DbApiReader, statement: Statement, *, what: str, schema: str | None) -> TableExtent:
     """Query the extent for a statement, without its time range: two look-ups in an index, no scan."""
     first, last = (_end_ms(reader, statement, order) for order in ("ASC", "DESC"))
     name = f"{' '.join(filter(None, (statement.leg, what)))} in {_place(reader.place, schema)}"
     return TableExtent(name=name, leg=statement.leg, what=what, first_ms=first, last_ms=last)
 
 
-def _end_ms(reader: Reader, one: Statement, order: str) -> int | None:
+def _end_ms(reader: DbApiReader, one: Statement, order: str) -> int | None:
     condition = one.where[0]  # the kind or the group; the others are topics and the time range
     sql = (
         f"SELECT {one.range_by} FROM {one.table} WHERE {condition} "  # noqa: S608 - checked names

@@ -1,7 +1,7 @@
 """The recheck: reads suspects once more after a pause, and classifies them again: they may have been in transit.
 
 The verdicts of the recheck replace the first ones. Callers decide which rows are classified and counted. Module
-suspect_records reads the suspects' records again.
+suspect_rereading reads the suspects' records again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.window_placement import WindowPlacement
-from spark_reconcile.core.dataframes import gathered, grouped, union
+from spark_reconcile.core.dataframes import ComputedRows, computed, gathered, grouped, union
 from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.load.spark_session import few_rows
 from spark_reconcile.recheck.run_context import RunContext
 from spark_reconcile.recheck.suspect_rereading import (
     Key,
@@ -55,8 +54,8 @@ def recheck(
 
     The frames of `first` must stay cached as long as the result is used.
     """
-    found = _found(first)
-    suspects = _suspects(first, found, job.settings.limits)
+    found = _found(first, is_few=evidence.is_few)
+    suspects = _suspects(first, found, job.settings.limits, is_few=evidence.is_few)
     if suspects is None:
         job.say("too many suspects to look at each of them again: none is confirmed")
     if not suspects:
@@ -65,21 +64,19 @@ def recheck(
     near = _near(job, evidence, suspects)
     known = sum(len(part.messages) + len(part.keys) for part in suspects)
     parts = []
-    with few_rows(job.session):
+    with job.few_rows():
         for number, part in enumerate(suspects, start=1):
             job.say(f"looking again at {known:,} suspects, part {number} of {len(suspects)}")
             parts.append(_part(job, near, part, placement))
         messages = union(*(part.messages for part in parts)).distinct()
         keys = union(*(part.keys for part in parts))
-        before, after = in_parallel(
-            lambda: _by_window(
-                found.messages.join(messages, _MESSAGE, "left_semi").select("window_ms"),
-                found.keys.join(keys, _UNDER_KEY, "left_semi").select("window_ms"),
-            ),
-            lambda: _by_window(*(
-                frame.where(FINDING).select("window_ms") for part in parts for frame in part.judged.frames
-            )),
-        )  # fmt: skip
+        before, after = _by_window(
+            [
+                found.messages.frame.join(messages, _MESSAGE, "left_semi"),
+                found.keys.frame.join(keys, _UNDER_KEY, "left_semi"),
+            ],
+            [frame.where(FINDING) for part in parts for frame in part.judged.frames],
+        )
     cleared = {start: count - after.get(start, 0) for start, count in before.items() if count > after.get(start, 0)}
     return RecheckResult(judged=_replaced(first, parts, messages=messages, keys=keys), cleared=cleared)
 
@@ -88,8 +85,8 @@ def recheck(
 class _Findings:
     """Findings: messages, a row for each of their verdicts, and business keys; each with its window."""
 
-    messages: DataFrame
-    keys: DataFrame
+    messages: ComputedRows
+    keys: ComputedRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,31 +98,32 @@ class _Part:
     keys: DataFrame
 
 
-def _found(first: ClassifiedEvidence) -> _Findings:
-    """Checkpoints the findings: later plans on these few rows do not include the plan of all evidence."""
+def _found(first: ClassifiedEvidence, *, is_few: bool) -> _Findings:
+    """Computes the findings: later plans on these few rows do not include the plan of all evidence."""
     frames = (first.messages, first.deliveries)
     messages = union(*(frame.where(FINDING).select(*_MESSAGE, "window_ms") for frame in frames))
     keys = first.business.where(f"{FINDING} and message_key is not null").select(*_UNDER_KEY, "window_ms")
-    return _Findings(*in_parallel(messages.localCheckpoint, keys.localCheckpoint))
+    return _Findings(*in_parallel(*(partial(computed, frame, is_few=is_few) for frame in (messages, keys))))
 
 
-def _suspects(first: ClassifiedEvidence, found: _Findings, limits: RunLimits) -> list[Suspects] | None:
+def _suspects(first: ClassifiedEvidence, found: _Findings, limits: RunLimits, *, is_few: bool) -> list[Suspects] | None:
     """Returns messages and keys with findings, and all messages with these keys, in parts; None: too many."""
     from pyspark.sql.functions import broadcast
 
     most = limits.suspects_max
-    messages = found.messages.select(*_MESSAGE).distinct().limit(most + 1).localCheckpoint()
-    names = [(row["topic"], row["id"]) for row in messages.collect()]
-    if not names and found.keys.isEmpty():
+    messages = computed(found.messages.frame.select(*_MESSAGE).distinct().limit(most + 1), is_few=is_few)
+    names = messages.rows()
+    if not names and found.keys.is_empty():
         return []
     if len(names) > most:
         return None
     keyed = first.messages.where("message_key != ''").select(*_MESSAGE, "message_key")
     # A delivery's verdict has no key; its message has one, and would look like a phantom without its business rows.
-    of_messages = keyed.join(broadcast(messages), _MESSAGE, "left_semi").select(*_UNDER_KEY)
-    keys = union(of_messages, found.keys.select(*_UNDER_KEY)).distinct().limit(most + 1).localCheckpoint()
-    under = keyed.join(broadcast(keys), _UNDER_KEY, "left_semi").limit(most + 1).collect()
-    by_key: dict[Key | None, list[MessageName]] = {(row["topic"], row["message_key"]): [] for row in keys.collect()}
+    of_messages = keyed.join(broadcast(messages.frame), _MESSAGE, "left_semi").select(*_UNDER_KEY)
+    asked = union(of_messages, found.keys.frame.select(*_UNDER_KEY)).distinct().limit(most + 1)
+    keys = computed(asked, is_few=is_few)
+    under = keyed.join(broadcast(keys.frame), _UNDER_KEY, "left_semi").limit(most + 1).collect()
+    by_key: dict[Key | None, list[MessageName]] = {(topic, key): [] for topic, key in keys.rows()}
     for row in under:
         by_key[row["topic"], row["message_key"]].append((row["topic"], row["id"]))
     by_key[None] = sorted(set(names).difference((row["topic"], row["id"]) for row in under))
@@ -138,8 +136,8 @@ def _near(job: RunContext, evidence: Evidence, suspects: Sequence[Suspects]) -> 
     """
     from pyspark.sql.functions import broadcast
 
-    ids = broadcast(ids_frame(job.session, (one for part in suspects for one in part.ids)).distinct())
-    keys = broadcast(keys_frame(job.session, (key for part in suspects for key in part.keys)).distinct())
+    ids = ids_frame(job.session, dict.fromkeys(one for part in suspects for one in part.ids))
+    keys = keys_frame(job.session, dict.fromkeys(key for part in suspects for key in part.keys))
     archived = evidence.rows.where(f"leg = '{Leg.ARCHIVE}'")
     known = sum(len(part.messages) + len(part.keys) for part in suspects)
     few = partial(gathered, rows=known, rows_max=job.settings.limits.one_partition_rows_max)
@@ -203,5 +201,10 @@ def _replaced(
     )
 
 
-def _by_window(*found: DataFrame) -> dict[int, int]:
-    return {row["window_ms"]: row["n"] for row in grouped(union(*found), "window_ms", n="count(*)").collect()}
+def _by_window(*looks: Sequence[DataFrame]) -> list[dict[int, int]]:
+    """Returns, for each look, the number of its rows in each window; by one job."""
+    placed = [frame.selectExpr(f"{number} as look", "window_ms") for number, look in enumerate(looks) for frame in look]
+    found: list[dict[int, int]] = [{} for _ in looks]
+    for row in grouped(union(*placed), "look", "window_ms", n="count(*)").collect():
+        found[row["look"]][row["window_ms"]] = row["n"]
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.read_plan import SourcePlan
+from spark_reconcile.load.spark_session import few_rows
 from spark_reconcile.recheck.suspect_rereading import Suspects, reread_suspects
 
 if TYPE_CHECKING:
@@ -48,6 +50,12 @@ class RunContext:
     def slack_ms(self) -> int:
         """Permitted distance of the times of ids and rows."""
         return int(self.settings.grace.slack_seconds * 1000)
+
+    def few_rows(self) -> AbstractContextManager[None]:
+        """Configure Spark for queries on few rows, within this context; where all rows of the run are few, it is
+        configured for these.
+        """
+        return nullcontext() if self.evidence.is_few else few_rows(self.session)
 
     def judge(self, evidence: Evidence, placement: WindowPlacement) -> ClassifiedEvidence:
         """Classify this evidence, by the bounds of the run."""

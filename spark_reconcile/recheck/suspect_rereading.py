@@ -6,12 +6,12 @@ read: earlier ones cannot change. Times are still compared with the time of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_reconcile.core.dataframes import gathered, listed, union
+from spark_reconcile.core.dataframes import ComputedRows, computed, gathered, listed, union
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
@@ -93,19 +93,19 @@ def reread_suspects(
     ids, keys = ids_frame(session, suspects.ids), keys_frame(session, suspects.keys)
     stored = messages.where("damage is null")
     under = stored.join(keys, ["topic", "message_key"], "left_semi").select("id")
-    named = union(ids, under).distinct().localCheckpoint()
-    more = [row["id"] for row in named.join(ids, "id", "left_anti").limit(settings.limits.suspects_a_part).collect()]
+    found = computed(union(ids, under).distinct(), is_few=first.is_few)
+    more = _others(found, ids, suspects.ids, rows_max=settings.limits.suspects_a_part)
     tables = _tables(session, plan.rest, ids=[*suspects.ids, *more], keys=suspects.keys)
     known = len(suspects.messages) + len(suspects.keys) + len(more)
     few = partial(gathered, rows=known, rows_max=settings.limits.one_partition_rows_max)
     rows = few(united(session, tables))
     if settings.archives:
         archived = first.rows.where(f"leg = '{Leg.ARCHIVE}'")
-        asked = union(named, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
+        asked = union(found.frame, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
         # The tables were read again: the remaining rows (a multiset difference) are those in files.
         in_files = archived.join(asked, "id", "left_semi").select(*rows.columns).exceptAll(rows)
         rows = few(union(rows, in_files))
-    named = union(named, rows.where("id is not null").select("id")).distinct().localCheckpoint()
+    named = union(found.frame, rows.where("id is not null").select("id")).distinct().localCheckpoint()
     if are_answered(first.counts):
         actions = union(actions, answers(rows, messages=stored, actions=actions))
     messages = stored.join(named, "id", "left_semi").select(*first.messages.columns).localCheckpoint()
@@ -117,7 +117,15 @@ def reread_suspects(
         actions=few(actions),
         rows=rows,
         tables=(*inboxes, *tables),
+        is_few=known <= settings.limits.one_partition_rows_max,
     )
+
+
+def _others(found: ComputedRows, ids: DataFrame, known: Collection[str], *, rows_max: int) -> list[str]:
+    """Returns up to `rows_max` of the ids that are not among the known ones, of which `ids` is the frame."""
+    if found.table is None:
+        return [row["id"] for row in found.frame.join(ids, "id", "left_anti").limit(rows_max).collect()]
+    return sorted({id_ for (id_,) in found.rows()}.difference(known))[:rows_max]
 
 
 def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[DataFrame, DataFrame]:

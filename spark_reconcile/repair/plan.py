@@ -17,7 +17,7 @@ import msgspec
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.settings import BusinessRule, OutboxSource, Settings
-from spark_reconcile.sources.dbapi_reader import Place, Reader, quoted, reading
+from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted, reading
 from spark_reconcile.sources.sql_statements import SPLIT_NAME
 
 REPAIRS_MAX_DEFAULT: Final = 1_000
@@ -108,7 +108,7 @@ def name_unpublished(rows: Sequence[Suspect]) -> list[Repair]:
     ]
 
 
-def message_tables(reader: Reader, outbox: OutboxSource) -> list[str]:
+def message_tables(reader: DbApiReader, outbox: OutboxSource) -> list[str]:
     """Returns the names of an outbox's message tables, split or not."""
     schema = reader.place.schema_of(outbox.schema)
     split = [name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name)]
@@ -116,7 +116,7 @@ def message_tables(reader: Reader, outbox: OutboxSource) -> list[str]:
 
 
 def _in_outbox(
-    reader: Reader, outbox: OutboxSource, settings: Settings, suspects: Sequence[Suspect]
+    reader: DbApiReader, outbox: OutboxSource, settings: Settings, suspects: Sequence[Suspect]
 ) -> Iterator[Repair]:
     schema = reader.place.schema_of(outbox.schema)
     by_id = {one.message_id: one for one in suspects}
@@ -143,7 +143,9 @@ def _in_outbox(
         yield replace(repair, action=RepairAction.NOTHING, reason=_ORDERED, row=None) if is_late else repair
 
 
-def _cancel_again(reader: Reader, outbox: OutboxSource, archive: str, cancels: dict[str, Suspect]) -> Iterator[Repair]:
+def _cancel_again(
+    reader: DbApiReader, outbox: OutboxSource, archive: str, cancels: dict[str, Suspect]
+) -> Iterator[Repair]:
     """Plan to insert archived cancels again, with the canceled ids if the broker's log has them."""
     if not cancels:
         return
@@ -165,7 +167,7 @@ def _cancel_again(reader: Reader, outbox: OutboxSource, archive: str, cancels: d
             yield replace(repair, action=RepairAction.CANCEL_AGAIN, reason=_FORGOTTEN, table=table, row=row)
 
 
-def _ordered(reader: Reader, schema: str | None, keys: Sequence[str]) -> set[str]:
+def _ordered(reader: DbApiReader, schema: str | None, keys: Sequence[str]) -> set[str]:
     """Returns the keys that are ordered in the outbox."""
     name = reader.place.outbox_table("order_head")
     if not keys or name not in reader.tables(schema=schema):
@@ -218,7 +220,7 @@ def _unfound(one: Suspect) -> Repair:
     )  # fmt: skip
 
 
-def _rows(reader: Reader, table: str, columns: Sequence[str], ids: Iterable[str]) -> list[tuple[Any, ...]]:
+def _rows(reader: DbApiReader, table: str, columns: Sequence[str], ids: Iterable[str]) -> list[tuple[Any, ...]]:
     wanted = list(ids)
     if not wanted:
         return []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from spark_reconcile.repair.plan import IDS_A_STATEMENT, Repair, RepairAction
-from spark_reconcile.sources.dbapi_reader import Place, Reader, quoted, reading
+from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted, reading
 
 
 class RepairOutcome(StrEnum):
@@ -20,7 +20,7 @@ class RepairOutcome(StrEnum):
     WAITING = "waiting in the outbox again already"
 
 
-def unchanged(repairs: Sequence[Repair]) -> Counter[RepairOutcome]:
+def why_unchanged(repairs: Sequence[Repair]) -> Counter[RepairOutcome]:
     """Counts the outcomes of applied repairs that changed nothing. Raises DatabaseUnavailable."""
     counts: Counter[RepairOutcome] = Counter(
         RepairOutcome.WAITING for one in repairs if one.action is not RepairAction.MAKE_DUE
@@ -37,7 +37,7 @@ def unchanged(repairs: Sequence[Repair]) -> Counter[RepairOutcome]:
     return +counts
 
 
-def _outcomes(reader: Reader, table: str, ids: Sequence[str]) -> Iterator[RepairOutcome]:
+def _outcomes(reader: DbApiReader, table: str, ids: Sequence[str]) -> Iterator[RepairOutcome]:
     for start in range(0, len(ids), IDS_A_STATEMENT):
         some = ids[start : start + IDS_A_STATEMENT]
         sql = (

@@ -9,9 +9,9 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.results.summary import Book, Latency, Summary
+from spark_reconcile.results.summary import Latency, Summary, VerdictCount
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.rules.verdict_rule import Severity, State
 
@@ -26,11 +26,11 @@ _HAIR: Final = 3.0
 _SEVERITIES: Final = (Severity.OK, Severity.INFO, Severity.WAIT, Severity.ATTENTION, Severity.FINDING)
 
 
-def verdict_bar(books: Sequence[Book]) -> Markup:
+def verdict_bar(verdict_counts: Sequence[VerdictCount]) -> Markup:
     """Draws the verdict counts of a line as one stacked bar."""
     counts: dict[Severity, int] = {}
-    for book in books:
-        counts[book.severity] = counts.get(book.severity, 0) + book.count
+    for one in verdict_counts:
+        counts[one.severity] = counts.get(one.severity, 0) + one.count
     total = sum(counts.values()) or 1
     shown = [(severity, counts[severity]) for severity in _SEVERITIES if counts.get(severity)]
     widths = [max(_HAIR, 200 * count / total) for _, count in shown]
@@ -180,7 +180,7 @@ def _grid(top: int) -> list[str]:
     return parts
 
 
-def _times(axis: Axis, y: int, *, left: int = _LEFT) -> list[str]:
+def _times(axis: TimeAxis, y: int, *, left: int = _LEFT) -> list[str]:
     """Labels of the axis: its ends, and the width of a bucket."""
     last_ms = axis.start_ms + axis.buckets * axis.width_ms
     return [
@@ -199,7 +199,7 @@ def _steps(counts: Mapping[int, int], buckets: int, cell: float, top: int) -> st
     return "M" + "L".join(points)
 
 
-def _clock(axis: Axis, bucket: int) -> str:
+def _clock(axis: TimeAxis, bucket: int) -> str:
     return moment(axis.start_ms + bucket * axis.width_ms)
 
 

@@ -14,8 +14,8 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 
 from spark_reconcile.classify.classification import RULES
 from spark_reconcile.report import charts
-from spark_reconcile.results.summary import Book, Example, Summary
-from spark_reconcile.rules.verdict_rule import Rule, Scope, Severity, State
+from spark_reconcile.results.summary import Example, Summary, VerdictCount
+from spark_reconcile.rules.verdict_rule import Scope, Severity, State, VerdictRule
 
 _TITLES: Final = {
     Scope.BUSINESS: (
@@ -77,7 +77,7 @@ class RuleExplanation:
     """A rule that gave verdicts in this run, and their number."""
 
     scope: Scope
-    rule: Rule
+    rule: VerdictRule
     count: int
 
 
@@ -152,11 +152,11 @@ def _of_states(counts: Mapping[State, int], always: Sequence[State], style: str)
 
 
 def _ledger(scope: Scope, summary: Summary) -> Ledger:
-    books = [book for book in summary.books if book.scope is scope]
-    states = [state for state in State if any(book.state is state for book in books)]
-    places = sorted({(book.topic, book.of) for book in books})
+    verdict_counts = [one for one in summary.verdict_counts if one.scope is scope]
+    states = [state for state in State if any(one.state is state for one in verdict_counts)]
+    places = sorted({(one.topic, one.of) for one in verdict_counts})
     lines = _folded(
-        [_line(place, [book for book in books if (book.topic, book.of) == place], states) for place in places]
+        [_line(place, [one for one in verdict_counts if (one.topic, one.of) == place], states) for place in places]
     )
     title, of, note = _TITLES[scope]
     sums = [sum(column) for column in zip(*(line.counts for line in lines), strict=True)]
@@ -173,15 +173,15 @@ def _folded(lines: list[Line]) -> list[Line]:
     return [*by_size[:LINES_MAX], Line(f"{len(rest):,} more", "", counts=counts, total=sum(counts), bar="")]
 
 
-def _line(place: tuple[str, str], books: Sequence[Book], states: Sequence[State]) -> Line:
-    counts = [sum(book.count for book in books if book.state is state) for state in states]
-    return Line(*place, counts=counts, total=sum(counts), bar=charts.verdict_bar(books))
+def _line(place: tuple[str, str], verdict_counts: Sequence[VerdictCount], states: Sequence[State]) -> Line:
+    counts = [sum(one.count for one in verdict_counts if one.state is state) for state in states]
+    return Line(*place, counts=counts, total=sum(counts), bar=charts.verdict_bar(verdict_counts))
 
 
-def _examples(summary: Summary) -> list[tuple[Example, Rule | None]]:
+def _examples(summary: Summary) -> list[tuple[Example, VerdictRule | None]]:
     """Returns the first few examples of each rule, each with its rule."""
     seen: dict[tuple[Scope, str], int] = {}
-    found: list[tuple[Example, Rule | None]] = []
+    found: list[tuple[Example, VerdictRule | None]] = []
     for one in summary.examples:
         place = (one.scope, one.rule)
         seen[place] = seen.get(place, 0) + 1
@@ -192,8 +192,8 @@ def _examples(summary: Summary) -> list[tuple[Example, Rule | None]]:
 
 def _explained(summary: Summary) -> list[RuleExplanation]:
     counts: dict[tuple[Scope, str], int] = {}
-    for book in summary.books:
-        counts[book.scope, book.rule] = counts.get((book.scope, book.rule), 0) + book.count
+    for one in summary.verdict_counts:
+        counts[one.scope, one.rule] = counts.get((one.scope, one.rule), 0) + one.count
     found = [
         RuleExplanation(scope, rule, count) for (scope, name), count in counts.items() if (rule := _rule(scope, name))
     ]
@@ -204,7 +204,7 @@ def _loudness(one: RuleExplanation) -> tuple[int, int, str]:
     return _LOUDEST.index(one.rule.severity), list(State).index(one.rule.state), one.scope
 
 
-def _rule(scope: Scope, name: str) -> Rule | None:
+def _rule(scope: Scope, name: str) -> VerdictRule | None:
     return next((rule for rule in RULES[scope] if rule.name == name), None)
 
 

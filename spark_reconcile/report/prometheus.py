@@ -71,12 +71,12 @@ def _lines(summary: Summary) -> Iterator[str]:
 def _findings(summary: Summary) -> dict[str, int]:
     found = {
         (state, severity): 0 for state in State for severity in (Severity.ATTENTION, Severity.FINDING)
-        if any(book.state is state and book.severity is severity for book in summary.books)
+        if any(one.state is state and one.severity is severity for one in summary.verdict_counts)
     }  # fmt: skip
     found.setdefault((State.LOST, Severity.FINDING), 0)
-    for book in summary.books:
-        if (book.state, book.severity) in found and not book.echo:
-            found[book.state, book.severity] += book.count
+    for one in summary.verdict_counts:
+        if (one.state, one.severity) in found and not one.echo:
+            found[one.state, one.severity] += one.count
     return {f'{{state="{state}",severity="{severity}"}}': count for (state, severity), count in sorted(found.items())}
 
 

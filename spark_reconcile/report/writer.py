@@ -19,7 +19,7 @@ from outbox_core.runtime.build_info import build
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.output_folder import Staging
-from spark_reconcile.results.run_figures import book
+from spark_reconcile.results.run_figures import verdict_count
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.rules.verdict_rule import Scope
 
@@ -52,9 +52,9 @@ def write_aggregates(folder: Path, results: Mapping[int, Mapping[str, Any]]) -> 
 
 
 def _counts(hour_ms: int, result: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    for scope, topic, of, rule, count in result["books"]:
+    for scope, topic, of, rule, count in result["verdict_counts"]:
         if scope != Scope.BUSINESS:
-            state = book(Scope(scope), topic, of, rule, count=count).state
+            state = verdict_count(Scope(scope), topic, of, rule, count=count).state
             yield {
                 "scope": str(scope), "topic": topic, "consumer_group": of or None, "state": state.value, "rule": rule,
                 "hour_ms": hour_ms, "count": count,

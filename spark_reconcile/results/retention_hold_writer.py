@@ -1,4 +1,4 @@
-"""The retention watermark: evidence is needed from the first hour that was never evaluated. Runs by the hour write it
+"""The retention hold: evidence is needed from the first hour that was never evaluated. Runs by the hour write it
 for the services that purge evidence.
 """
 
@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_core.runtime.retention_hold import JUDGED_FILE, EvidenceWatermark, Purgeable
+from outbox_core.runtime.retention_hold import JUDGED_FILE, Purgeable, RetentionHold
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.output_folder import write_whole
@@ -20,15 +20,15 @@ _PURGED: Final = frozenset(Purgeable)
 
 def write_needed(
     output: Path, shown: Collection[int], inputs: Iterable[InputExtent], *, slack_ms: int, now_ms: int
-) -> EvidenceWatermark:  # fmt: skip
-    """Write the watermark to the output folder; `shown`: all hours ever evaluated. Raises OSError."""
-    found = EvidenceWatermark(written_at_ms=now_ms, needed_since_ms=needed_since(shown, inputs, slack_ms=slack_ms))
+) -> RetentionHold:  # fmt: skip
+    """Write the hold to the output folder; `shown`: all hours ever evaluated. Raises OSError."""
+    found = RetentionHold(written_at_ms=now_ms, needed_since_ms=needed_since(shown, inputs, slack_ms=slack_ms))
     write_whole(output / JUDGED_FILE, msgspec.json.encode(found).decode())
     return found
 
 
 def needed_since(shown: Collection[int], inputs: Iterable[InputExtent], *, slack_ms: int) -> dict[str, int]:
-    """Returns the watermark by kind of evidence, the minimum over its sources. Hours that a source no longer has do not
+    """Returns the hold by kind of evidence, the minimum over its sources. Hours that a source no longer has do not
     need it, nor do hours before the first one evaluated here.
     """
     found: dict[str, int] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.classification import RULES
-from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
@@ -17,7 +17,7 @@ from spark_reconcile.load.empty_sources import with_empty_notes
 from spark_reconcile.load.evidence import NEVER_MS, Evidence
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.load.rule_topic_check import note_on_topic
-from spark_reconcile.results.summary import Book, Example
+from spark_reconcile.results.summary import Example, VerdictCount
 from spark_reconcile.rules.plausible_times import note_on
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.sources.sql_statements import Leg
@@ -50,7 +50,7 @@ def hourly(table: DataFrame) -> DataFrame:
     ).count()
 
 
-def axis_of(evidence: Evidence) -> Axis:
+def axis_of(evidence: Evidence) -> TimeAxis:
     """Returns the time axis of this run: from the first message stored to the broker's last action.
 
     Without records of the broker, over those of the other sources. Impossible times are in no count.
@@ -58,11 +58,11 @@ def axis_of(evidence: Evidence) -> Axis:
     timed = [one for one in evidence.counts if one.first_ms > 0]
     shown = [one for one in timed if one.leg in {"messages", "actions"}] or timed
     if not shown:
-        return Axis(0, 1, 1)
-    return Axis.over(min(one.first_ms for one in shown), max(one.last_ms for one in shown))
+        return TimeAxis(0, 1, 1)
+    return TimeAxis.over(min(one.first_ms for one in shown), max(one.last_ms for one in shown))
 
 
-def flow_events(table: DataFrame, axis: Axis) -> dict[str, dict[int, int]]:
+def flow_events(table: DataFrame, axis: TimeAxis) -> dict[str, dict[int, int]]:
     """Returns counts by time bucket from the table of verdicts: stored, delivered first, acknowledged."""
     times = {
         "stored": (Scope.MESSAGE, "stored_ms"),
@@ -156,9 +156,11 @@ def verdict_of(scope: Scope, name: str) -> tuple[State, Severity, bool]:
     return State.UNEXPLAINED, Severity.FINDING, False
 
 
-def book(scope: Scope, topic: str, of: str, rule: str, *, count: int) -> Book:
+def verdict_count(scope: Scope, topic: str, of: str, rule: str, *, count: int) -> VerdictCount:
     state, severity, echo = verdict_of(scope, rule)
-    return Book(scope=scope, topic=topic, of=of, state=state, severity=severity, rule=rule, count=count, echo=echo)
+    return VerdictCount(
+        scope=scope, topic=topic, of=of, state=state, severity=severity, rule=rule, count=count, echo=echo
+    )
 
 
 def _expression(text: str, name: str) -> Column:

@@ -14,8 +14,8 @@ from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Book:
-    """One verdict count: rows with one verdict, by one rule, on one topic (and group, or business rule)."""
+class VerdictCount:
+    """How many rows have one verdict, by one rule, on one topic (and group, or business rule)."""
 
     scope: Scope
     topic: str
@@ -119,7 +119,7 @@ class Summary:
     resolved: int = 0
     causes: Sequence[Cause] = ()
     """Causes that explain many verdicts at once."""
-    books: Sequence[Book] = ()
+    verdict_counts: Sequence[VerdictCount] = ()
     latencies: Sequence[Latency] = ()
     examples: Sequence[Example] = ()
     inputs: Sequence[InputExtent] = ()
@@ -136,15 +136,17 @@ class Summary:
     def count(self, state: State, *, scope: Scope | None = None) -> int:
         """Count rows with this verdict, without business rows that only echo their message's verdict."""
         return sum(
-            book.count for book in self.books if book.state is state and not book.echo and scope in {None, book.scope}
+            one.count
+            for one in self.verdict_counts
+            if one.state is state and not one.echo and scope in {None, one.scope}
         )
 
     def counts(self, severity: Severity) -> dict[State, int]:
         """Count rows with a verdict of this severity, by state, without echoes: for the sentence and the tiles."""
         found: dict[State, int] = {}
-        for book in self.books:
-            if book.severity is severity and not book.echo:
-                found[book.state] = found.get(book.state, 0) + book.count
+        for one in self.verdict_counts:
+            if one.severity is severity and not one.echo:
+                found[one.state] = found.get(one.state, 0) + one.count
         return {state: found[state] for state in State if state in found}
 
     @property
@@ -228,9 +230,9 @@ class Summary:
 
     def _by_state(self, scopes: set[Scope]) -> dict[str, int]:
         found: dict[str, int] = {}
-        for book in self.books:
-            if book.scope in scopes:
-                found[book.state.value] = found.get(book.state.value, 0) + book.count
+        for one in self.verdict_counts:
+            if one.scope in scopes:
+                found[one.state.value] = found.get(one.state.value, 0) + one.count
         return dict(sorted(found.items()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.rules.verdict_rule import State
 
 
@@ -13,6 +13,6 @@ from spark_reconcile.rules.verdict_rule import State
 class Flow:
     """Counts by time bucket: messages stored, first deliveries, acknowledgements, and verdicts that need attention."""
 
-    axis: Axis
+    axis: TimeAxis
     events: Mapping[str, Mapping[int, int]]
     trouble: Mapping[State, Mapping[int, int]]

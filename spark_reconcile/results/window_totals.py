@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.core.dataframes import grouped
 from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.settings import BusinessRule
 from spark_reconcile.core.time_buckets import HOUR_MS, hour
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
-from spark_reconcile.results.run_figures import TROUBLE, Totals, book, loudest_first, verdict_of
-from spark_reconcile.results.summary import Book, Example, Summary, WindowCounts
+from spark_reconcile.results.run_figures import TROUBLE, Totals, loudest_first, verdict_count, verdict_of
+from spark_reconcile.results.summary import Example, Summary, VerdictCount, WindowCounts
 from spark_reconcile.results.window_store import Window
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.sources.sql_statements import Leg
@@ -67,7 +67,7 @@ class Tally:
     def as_result(self) -> dict[str, Any]:
         """Returns the numbers as JSON values for the index."""
         return {
-            "books": [[*place, count] for place, count in sorted(self.counts.items()) if count],
+            "verdict_counts": [[*place, count] for place, count in sorted(self.counts.items()) if count],
             "totals": dict(sorted(self.totals.items())),
             "examples": [asdict(one) for one in self.examples],
             "looked_at": self.looked_at,
@@ -78,14 +78,14 @@ class Tally:
 def summary_of(results: Iterable[Mapping[str, Any]], *, run_id: str, judged_at_ms: int) -> Summary:
     """Sums many windows to the summary of one run."""
     found = list(results)
-    books = books_of(found)
+    verdict_counts = verdict_counts_of(found)
     return Summary(
         run_id=run_id,
         judged_at_ms=judged_at_ms,
-        business_rows=sum(book.count for book in books if book.scope is Scope.BUSINESS),
+        business_rows=sum(one.count for one in verdict_counts if one.scope is Scope.BUSINESS),
         resolved=sum(result["resolved"] for result in found),
         **asdict(totals_of(found)),
-        books=books,
+        verdict_counts=verdict_counts,
         examples=_first_of_each(examples_of(found)),
     )
 
@@ -105,21 +105,21 @@ def counts_of(shown: Mapping[int, Window], *, before: Iterable[Mapping[str, Any]
     )
 
 
-def books_of(results: Iterable[Mapping[str, Any]]) -> list[Book]:
+def verdict_counts_of(results: Iterable[Mapping[str, Any]]) -> list[VerdictCount]:
     """Sums the verdict counts of many windows."""
     counts: dict[Place, int] = {}
     for result in results:
-        for scope, topic, of, rule, count in result["books"]:
+        for scope, topic, of, rule, count in result["verdict_counts"]:
             place = (Scope(scope), topic, of, rule)
             counts[place] = counts.get(place, 0) + count
-    return [book(*place, count=count) for place, count in sorted(counts.items())]
+    return [verdict_count(*place, count=count) for place, count in sorted(counts.items())]
 
 
-def trouble_of(results: Mapping[int, Mapping[str, Any]], axis: Axis) -> dict[State, dict[int, int]]:
+def trouble_of(results: Mapping[int, Mapping[str, Any]], axis: TimeAxis) -> dict[State, dict[int, int]]:
     """Returns by time bucket the message and delivery verdicts that need attention; `results`: by window start."""
     found: dict[State, dict[int, int]] = {}
     for start, result in results.items():
-        for one in books_of([result]):
+        for one in verdict_counts_of([result]):
             if one.severity in {Severity.ATTENTION, Severity.FINDING} and one.scope is not Scope.BUSINESS:
                 cells = found.setdefault(one.state, {})
                 bucket = (start - axis.start_ms) // axis.width_ms
@@ -129,7 +129,7 @@ def trouble_of(results: Mapping[int, Mapping[str, Any]], axis: Axis) -> dict[Sta
 
 def findings_of(results: Iterable[Mapping[str, Any]]) -> int:
     """Counts the findings of these windows, without rows in the outbox, which every run evaluates."""
-    found = [one for one in books_of(results) if one.severity is Severity.FINDING and not one.echo]
+    found = [one for one in verdict_counts_of(results) if one.severity is Severity.FINDING and not one.echo]
     return sum(one.count for one in found if one.rule != _STANDING)
 
 
@@ -138,7 +138,7 @@ def published_topics(results: Iterable[Mapping[str, Any]]) -> set[str]:
     return {
         str(topic)
         for result in results
-        for scope, topic, _, rule, _ in result["books"]
+        for scope, topic, _, rule, _ in result["verdict_counts"]
         if scope == Scope.MESSAGE and rule in _PUBLISHED
     }
 

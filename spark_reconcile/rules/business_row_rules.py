@@ -11,15 +11,15 @@ from typing import Final
 
 from spark_reconcile.rules.fact_conditions import Fact
 from spark_reconcile.rules.plausible_times import newer
-from spark_reconcile.rules.verdict_rule import Rule, Severity, State
+from spark_reconcile.rules.verdict_rule import Severity, State, VerdictRule
 
 _asked, _messages, _oldest_ms = Fact("asked"), Fact("messages"), Fact("oldest_ms")
 _fresh_since_ms = Fact("now_ms") - Fact("grace_ms")
 _newest_ms = Fact("newest_ms")
 _live = _messages - Fact("canceled")
 
-BUSINESS_RULES: Final[tuple[Rule, ...]] = (
-    Rule(
+BUSINESS_ROW_RULES: Final[tuple[VerdictRule, ...]] = (
+    VerdictRule(
         name="no_key",
         state=State.UNKNOWN,
         severity=Severity.FINDING,
@@ -28,7 +28,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         cause="The rule's key column is null or empty.",
         cure="Give the row its key, or leave such rows out by the rule's where.",
     ),
-    Rule(
+    VerdictRule(
         name="impossible_time",
         state=State.UNKNOWN,
         severity=Severity.FINDING,
@@ -37,36 +37,36 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         cause="time_column or time_unit is not what the table has, or the row was written with a wrong clock.",
         cure="Correct the rule, or the row's time; leave rows without a true time out by the rule's where.",
     ),
-    Rule(
+    VerdictRule(
         name="message_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=(_messages < _asked) & newer(_newest_ms, _fresh_since_ms),
         meaning="Its message is missing, and the row is newer than the grace time.",
     ),
-    Rule(
-        name="message_not_so_far",
+    VerdictRule(
+        name="message_replica_behind",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=(_messages < _asked) & newer(_newest_ms, Fact("archive_until_ms") - Fact("grace_ms")),
         meaning="Its message is missing, and the outbox's database, a replica, has not come so far.",
     ),
-    Rule(
+    VerdictRule(
         name="message_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
         when=(_messages < _asked) & (_oldest_ms < Fact("archive_reach_ms")) & (_oldest_ms < Fact("broker_reach_ms")),
         meaning="Older than what either the archive or the broker's log still holds: its message cannot be looked for.",
     ),
-    Rule(
-        name="message_key_respelled",
+    VerdictRule(
+        name="message_key_spelling_differs",
         state=State.MISMATCH,
         severity=Severity.FINDING,
         when=(_messages < _asked) & Fact("respelled").is_(1),
         meaning="Its message is there, under a key that differs only in case or in trailing blanks.",
         echo=True,
     ),
-    Rule(
+    VerdictRule(
         name="no_message",
         state=State.LOST,
         severity=Severity.FINDING,
@@ -75,7 +75,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         cause="The business code wrote the row around publish(), or in another transaction.",
         cure="Publish the message from the row; find the code path that does not.",
     ),
-    Rule(
+    VerdictRule(
         name="too_few_messages",
         state=State.LOST,
         severity=Severity.FINDING,
@@ -84,15 +84,15 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         cause="The business code wrote a row around publish().",
         cure="Publish the missing message; find the code path that does not.",
     ),
-    Rule(
-        name="row_not_so_far",
+    VerdictRule(
+        name="row_replica_behind",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=(Fact("due_differs").is_(1) | (_live > _asked))
         & newer(Fact("newest_message_ms"), Fact("business_until_ms") - Fact("grace_ms")),
         meaning="Its newest message does not fit, and the business table, a replica, has not come so far.",
     ),
-    Rule(
+    VerdictRule(
         name="due_time_differs",
         state=State.MISMATCH,
         severity=Severity.FINDING,
@@ -101,7 +101,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         cause="The row was changed after the message was published.",
         cure="Cancel the message, and publish it again with the row's time.",
     ),
-    Rule(
+    VerdictRule(
         name="message_mismatch",
         state=State.MISMATCH,
         severity=Severity.FINDING,
@@ -109,7 +109,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its message is a mismatch.",
         echo=True,
     ),
-    Rule(
+    VerdictRule(
         name="message_lost",
         state=State.LOST,
         severity=Severity.FINDING,
@@ -117,7 +117,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its message is lost.",
         echo=True,
     ),
-    Rule(
+    VerdictRule(
         name="message_unsent",
         state=State.UNSENT,
         severity=Severity.FINDING,
@@ -125,7 +125,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its message is unsent.",
         echo=True,
     ),
-    Rule(
+    VerdictRule(
         name="message_stored_twice",
         state=State.DUPLICATE,
         severity=Severity.FINDING,
@@ -133,7 +133,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its message was stored twice.",
         echo=True,
     ),
-    Rule(
+    VerdictRule(
         name="message_parked",
         state=State.PARKED,
         severity=Severity.ATTENTION,
@@ -141,7 +141,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its message is parked.",
         echo=True,
     ),
-    Rule(
+    VerdictRule(
         name="published_twice",
         state=State.DUPLICATE,
         severity=Severity.FINDING,
@@ -150,7 +150,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         cause="The business code published more than once; no duplicate window or inbox can see that.",
         cure="Give the message an id made from the row (message_id=...), so that a repeat is known as one.",
     ),
-    Rule(
+    VerdictRule(
         name="message_canceled",
         state=State.CANCELED,
         severity=Severity.OK,
@@ -158,7 +158,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its message was canceled.",
         echo=True,
     ),
-    Rule(
+    VerdictRule(
         name="message_pending",
         state=State.PENDING,
         severity=Severity.WAIT,
@@ -166,7 +166,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its message is on its way to the broker.",
         echo=True,
     ),
-    Rule(
+    VerdictRule(
         name="message_unknown",
         state=State.UNKNOWN,
         severity=Severity.INFO,
@@ -174,7 +174,7 @@ BUSINESS_RULES: Final[tuple[Rule, ...]] = (
         meaning="Its message cannot be judged.",
         echo=True,
     ),
-    Rule(
+    VerdictRule(
         name="announced",
         state=State.SETTLED,
         severity=Severity.OK,

@@ -13,7 +13,7 @@ from typing import Final
 
 from spark_reconcile.rules.fact_conditions import Fact
 from spark_reconcile.rules.plausible_times import newer
-from spark_reconcile.rules.verdict_rule import Rule, Severity, State
+from spark_reconcile.rules.verdict_rule import Severity, State, VerdictRule
 
 
 class LastKind(IntEnum):
@@ -53,23 +53,23 @@ _untouched = _acks.is_(0) & _last_kind.is_(LastKind.NOTHING)
 _never_taken = _acks.is_(0) & Fact("filtered").is_(1)
 _acked_not_handled = (_acks >= 1) & Fact("has_inbox").is_(1) & _effects.is_(0)
 
-DELIVERY_RULES: Final[tuple[Rule, ...]] = (
-    Rule(
+DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
+    VerdictRule(
         name="seen_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_elsewhere & (newer(_last_ms, _fresh_since_ms) | newer(_effect_ms, _fresh_since_ms)),
         meaning="Delivered or handled after the broker's message log was read.",
     ),
-    Rule(
+    VerdictRule(
         name="message_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
         when=_elsewhere & (Fact("broker_reach_ms") > 0),
         meaning="Delivered or handled; the message itself may be older than what the broker's log still holds.",
     ),
-    Rule(
-        name="delivered_from_nowhere",
+    VerdictRule(
+        name="delivered_never_stored",
         state=State.PHANTOM,
         severity=Severity.FINDING,
         when=_elsewhere & (_deliveries + _acks > 0),
@@ -77,8 +77,8 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="Damage in the logs, or two brokers' folders mixed.",
         cure="Check that messages/ and actions/ are of one broker.",
     ),
-    Rule(
-        name="handled_from_nowhere",
+    VerdictRule(
+        name="handled_never_stored",
         state=State.PHANTOM,
         severity=Severity.FINDING,
         when=_elsewhere,
@@ -86,8 +86,8 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="The consumer reads from another broker as well, or its inbox was written by hand.",
         cure="Name the right broker and inbox; otherwise ask where the consumer's message came from.",
     ),
-    Rule(
-        name="handed_out_after_cancel",
+    VerdictRule(
+        name="delivered_after_cancel",
         state=State.PHANTOM,
         severity=Severity.FINDING,
         when=(_canceled >= 1) & (_deliveries >= 1),
@@ -95,7 +95,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="A fault of the broker.",
         cure="Report it; the consumer has acted on what its producer took back.",
     ),
-    Rule(
+    VerdictRule(
         name="handled_twice",
         state=State.DUPLICATE,
         severity=Severity.FINDING,
@@ -104,7 +104,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="Two databases serve one group, and each took effect once.",
         cure="Let one inbox serve one group; correct the second effect by hand.",
     ),
-    Rule(
+    VerdictRule(
         name="acknowledged_twice",
         state=State.DUPLICATE,
         severity=Severity.FINDING,
@@ -113,8 +113,8 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="A fault of the broker: an acknowledged message was delivered again.",
         cure="Without an inbox the effect has happened twice: correct it by hand.",
     ),
-    Rule(
-        name="handed_out_early",
+    VerdictRule(
+        name="delivered_early",
         state=State.EARLY,
         severity=Severity.FINDING,
         when=(_deliveries >= 1) & (_first_delivered_ms < _deliver_at_ms),
@@ -122,7 +122,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="A fault of the broker.",
         cure="Report it; consumers that must not act early should look at deliver_at themselves.",
     ),
-    Rule(
+    VerdictRule(
         name="handled_early",
         state=State.EARLY,
         severity=Severity.FINDING,
@@ -133,14 +133,14 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="Delivered early, or clocks further apart than clock_skew_seconds.",
         cure="Compare the database's clock with the broker's.",
     ),
-    Rule(
+    VerdictRule(
         name="group_deleted",
         state=State.SETTLED,
         severity=Severity.INFO,
         when=Fact("deleted").is_(1) & _acks.is_(0) & (_canceled < 1) & (_sequence >= 0),
         meaning="The group was deleted before it acknowledged this message: from then on nothing is owed to it.",
     ),
-    Rule(
+    VerdictRule(
         name="dead",
         state=State.DEAD,
         severity=Severity.ATTENTION,
@@ -149,28 +149,28 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="The broker's dead letter list gives the consumer's last reason.",
         cure="Mend the consumer, then redrive the dead letters of this group.",
     ),
-    Rule(
+    VerdictRule(
         name="effect_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_acked_not_handled & newer(_last_ms, _fresh_since_ms),
         meaning="Acknowledged after the inbox was read.",
     ),
-    Rule(
-        name="inbox_not_so_far",
+    VerdictRule(
+        name="inbox_replica_behind",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_acked_not_handled & newer(_last_ms, Fact("inbox_until_ms") - Fact("grace_ms")),
         meaning="Acknowledged, and the inbox's database, a replica, has not come so far.",
     ),
-    Rule(
+    VerdictRule(
         name="inbox_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
         when=_acked_not_handled & (Fact("first_ack_ms") < Fact("inbox_reach_ms")),
         meaning="Acknowledged, and older than the oldest row of the inbox.",
     ),
-    Rule(
+    VerdictRule(
         name="acknowledged_not_handled",
         state=State.LOST,
         severity=Severity.FINDING,
@@ -179,15 +179,15 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="The consumer acknowledged before its transaction committed, or around its inbox.",
         cure="Check the effect by hand; seek the group back to have it delivered again.",
     ),
-    Rule(
+    VerdictRule(
         name="delivery_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
         when=(_acks >= 1) & _deliveries.is_(0) & (_actions_reach_ms > 0),
         meaning="Acknowledged; the delivery may be older than what the action log still holds.",
     ),
-    Rule(
-        name="acknowledged_from_nowhere",
+    VerdictRule(
+        name="acknowledged_never_delivered",
         state=State.PHANTOM,
         severity=Severity.FINDING,
         when=(_acks >= 1) & _deliveries.is_(0),
@@ -195,8 +195,8 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="A fault of the broker, or damage in its action log.",
         cure="Report it; check whether the consumer saw the message.",
     ),
-    Rule(
-        name="handed_out_late",
+    VerdictRule(
+        name="delivered_late",
         state=State.LATE,
         severity=Severity.ATTENTION,
         when=(_acks >= 1) & (_first_delivered_ms > _ready_ms + _late_after_ms),
@@ -204,28 +204,28 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="Too few consumers, or none, or a broker that was down.",
         cure="Start more consumers of this group; look at the delivery chart for when.",
     ),
-    Rule(
+    VerdictRule(
         name="done",
         state=State.SETTLED,
         severity=Severity.OK,
         when=_acks >= 1,
         meaning="Delivered in time, handled and acknowledged.",
     ),
-    Rule(
+    VerdictRule(
         name="canceled",
         state=State.CANCELED,
         severity=Severity.OK,
         when=_canceled >= 1,
         meaning="Canceled by its producer, and never delivered.",
     ),
-    Rule(
+    VerdictRule(
         name="scheduled",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_unplaced & (_deliver_at_ms + Fact("grace_ms") > _now_ms),
         meaning="Scheduled: its time has not come, or came just now.",
     ),
-    Rule(
+    VerdictRule(
         name="cancel_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
@@ -235,7 +235,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         & (_deliver_at_ms + _late_after_ms <= Fact("broker_seen_ms")),
         meaning="Scheduled, and never due by the log; it may have been canceled before the action log begins.",
     ),
-    Rule(
+    VerdictRule(
         name="not_fired",
         state=State.LATE,
         severity=Severity.ATTENTION,
@@ -244,8 +244,8 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="The broker is down, or its schedule is stuck.",
         cure="Start the broker; what fell due meanwhile fires at once.",
     ),
-    Rule(
-        name="held_by_the_delay_cluster",
+    VerdictRule(
+        name="held_by_delay_cluster",
         state=State.LATE,
         severity=Severity.ATTENTION,
         when=_unplaced & Fact("delay_cluster").is_(1),
@@ -253,14 +253,14 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="The broker, to which the cluster publishes, is down or refuses the message.",
         cure="Start the broker; `outbox delay status` and the nodes' logs say what is refused.",
     ),
-    Rule(
+    VerdictRule(
         name="placing_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_unplaced & newer(Fact("stored_ms"), _fresh_since_ms),
         meaning="Stored just now, its place in the topic not seen yet.",
     ),
-    Rule(
+    VerdictRule(
         name="never_placed",
         state=State.LOST,
         severity=Severity.FINDING,
@@ -269,14 +269,14 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="A fault of the broker.",
         cure="Publish it again under a new id, and report it.",
     ),
-    Rule(
+    VerdictRule(
         name="in_flight",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_held & (_visible_ms + _late_after_ms > _now_ms),
         meaning="A consumer holds it, or its invisible time ended just now.",
     ),
-    Rule(
+    VerdictRule(
         name="action_log_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
@@ -286,7 +286,7 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         & (_deliver_at_ms < _actions_reach_ms),
         meaning="Nothing is known of its delivery, and it was ready before what the action log still holds begins.",
     ),
-    Rule(
+    VerdictRule(
         name="handled_not_acknowledged",
         state=State.PENDING,
         severity=Severity.INFO,
@@ -294,28 +294,28 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         meaning="Handled; the acknowledgement is missing, so it will come again and be dropped by the inbox.",
         cause="The consumer died between its commit and the acknowledgement.",
     ),
-    Rule(
+    VerdictRule(
         name="skipped",
         state=State.SETTLED,
         severity=Severity.INFO,
         when=_sequence < Fact("floor"),
         meaning="The group began, or was moved by a seek, behind this message: it is not the group's.",
     ),
-    Rule(
+    VerdictRule(
         name="retrying",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_given_back & (_visible_ms + _late_after_ms > _now_ms),
         meaning="Given back by its consumer; it comes again.",
     ),
-    Rule(
+    VerdictRule(
         name="paused",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=Fact("paused").is_(1),
         meaning="The group is paused.",
     ),
-    Rule(
+    VerdictRule(
         name="not_redelivered",
         state=State.LATE,
         severity=Severity.ATTENTION,
@@ -324,36 +324,36 @@ DELIVERY_RULES: Final[tuple[Rule, ...]] = (
         cause="No consumer of this group is running, or too few.",
         cure="Start consumers of this group.",
     ),
-    Rule(
-        name="not_wanted",
+    VerdictRule(
+        name="filtered_out",
         state=State.SETTLED,
         severity=Severity.OK,
         when=_never_taken & Fact("wanted").is_(FilterAnswer.NO),
         meaning="The group's filter does not take it, by its headers.",
     ),
-    Rule(
+    VerdictRule(
         name="filter_changed",
         state=State.UNKNOWN,
         severity=Severity.INFO,
         when=_never_taken & Fact("wanted").is_(FilterAnswer.CHANGED),
         meaning="Never delivered, and the group's filter was changed later: either may have been applied.",
     ),
-    Rule(
-        name="not_wanted_or_waiting",
+    VerdictRule(
+        name="filtered_out_or_waiting",
         state=State.UNKNOWN,
         severity=Severity.INFO,
         when=_never_taken & Fact("wanted").is_(FilterAnswer.NOT_KNOWN),
         meaning="Never delivered; filter or headers are not in the log: it may have been filtered out.",
     ),
-    Rule(
+    VerdictRule(
         name="waiting",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_ready_ms + _late_after_ms > _now_ms,
         meaning="Ready, and not delivered yet.",
     ),
-    Rule(
-        name="not_handed_out",
+    VerdictRule(
+        name="not_delivered",
         state=State.LATE,
         severity=Severity.ATTENTION,
         when=_acks.is_(0),

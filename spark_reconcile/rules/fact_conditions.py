@@ -5,9 +5,10 @@ Every fact is a number that is never null (0 or -1 for absent), so that two-valu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from operator import eq, ge, gt
+from typing import Final, assert_never
 
 
 class _Comparable:
@@ -128,21 +129,25 @@ class AlwaysTrue(_Combinable):
 Term = Fact | Number | Sum
 Predicate = Compare | Conjunction | Disjunction | Negation | AlwaysTrue
 Operand = Term | int
+Facts = Mapping[str, int]
 
 
-def holds(predicate: Predicate, facts: Mapping[str, int]) -> bool:
-    """Evaluates the predicate on these facts."""
+def evaluator(predicate: Predicate) -> Callable[[Facts], bool]:
+    """Returns a function that evaluates the predicate on facts; the predicate is taken apart once, not at each call."""
     match predicate:
         case Compare(left, operator, right):
-            return _compare(_value(left, facts), operator, _value(right, facts))
+            return _comparison(_reader(left), operator, _reader(right))
         case Conjunction(left, right):
-            return holds(left, facts) and holds(right, facts)
+            first, second = evaluator(left), evaluator(right)
+            return lambda facts: first(facts) and second(facts)
         case Disjunction(left, right):
-            return holds(left, facts) or holds(right, facts)
+            first, second = evaluator(left), evaluator(right)
+            return lambda facts: first(facts) or second(facts)
         case Negation(inner):
-            return not holds(inner, facts)
+            opposite = evaluator(inner)
+            return lambda facts: not opposite(facts)
         case AlwaysTrue():
-            return True
+            return lambda _: True
         case _:
             assert_never(predicate)
 
@@ -179,24 +184,23 @@ def facts_in(predicate: Predicate) -> set[str]:
             assert_never(predicate)
 
 
-def _compare(left: int, operator: str, right: int) -> bool:
-    match operator:
-        case "=":
-            return left == right
-        case ">=":
-            return left >= right
-        case _:
-            return left > right
+_COMPARISONS: Final[Mapping[str, Callable[[int, int], bool]]] = {"=": eq, ">=": ge, ">": gt}
 
 
-def _value(term: Term, facts: Mapping[str, int]) -> int:
+def _comparison(left: Callable[[Facts], int], operator: str, right: Callable[[Facts], int]) -> Callable[[Facts], bool]:
+    compare = _COMPARISONS[operator]
+    return lambda facts: compare(left(facts), right(facts))
+
+
+def _reader(term: Term) -> Callable[[Facts], int]:
     match term:
         case Fact(name):
-            return facts[name]
+            return lambda facts: facts[name]
         case Number(value):
-            return value
+            return lambda _: value
         case Sum(left, right, sign):
-            return _value(left, facts) + sign * _value(right, facts)
+            first, second = _reader(left), _reader(right)
+            return lambda facts: first(facts) + sign * second(facts)
         case _:
             assert_never(term)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from spark_reconcile.rules.fact_conditions import Fact
 from spark_reconcile.rules.plausible_times import newer
-from spark_reconcile.rules.verdict_rule import Rule, Severity, State
+from spark_reconcile.rules.verdict_rule import Severity, State, VerdictRule
 
 _outbox, _parked, _archive, _broker = Fact("outbox"), Fact("parked"), Fact("archive"), Fact("broker")
 _canceled, _covered, _business = Fact("canceled"), Fact("covered"), Fact("business")
@@ -35,8 +35,8 @@ _older_than_the_messages = (
 _never_arrived = _outbox.is_(0) & (_archive >= 1) & _broker.is_(0) & ~_older_than_the_messages
 _unasked_for = _covered.is_(1) & _business.is_(0) & ~_never_arrived
 
-MESSAGE_RULES: Final[tuple[Rule, ...]] = (
-    Rule(
+MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
+    VerdictRule(
         name="body_differs",
         state=State.MISMATCH,
         severity=Severity.FINDING,
@@ -45,7 +45,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="Damage on the way, or two messages published under one id.",
         cure="Compare the bodies by hand; publish the right one under a new id.",
     ),
-    Rule(
+    VerdictRule(
         name="topic_differs",
         state=State.MISMATCH,
         severity=Severity.FINDING,
@@ -54,7 +54,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="Something between them rewrote the topic.",
         cure="Find who rewrites topics; publish to the right topic under a new id.",
     ),
-    Rule(
+    VerdictRule(
         name="key_differs",
         state=State.MISMATCH,
         severity=Severity.FINDING,
@@ -63,7 +63,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="Something between them rewrote the key.",
         cure="Find who rewrites keys; order per key is not what the producer asked for.",
     ),
-    Rule(
+    VerdictRule(
         name="due_differs",
         state=State.MISMATCH,
         severity=Severity.FINDING,
@@ -72,7 +72,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="Something between them rewrote the due time.",
         cure="Cancel it in the broker, and publish it again with the right time.",
     ),
-    Rule(
+    VerdictRule(
         name="stored_twice",
         state=State.DUPLICATE,
         severity=Severity.FINDING,
@@ -81,7 +81,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="A resend came after the broker's duplicate window had passed.",
         cure="Consumers with an inbox drop the repeat; widen the broker's duplicate window.",
     ),
-    Rule(
+    VerdictRule(
         name="parked",
         state=State.PARKED,
         severity=Severity.ATTENTION,
@@ -90,14 +90,14 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="The row's last_error says why.",
         cure="outbox messages retry ID once the cause is removed, or outbox messages discard ID.",
     ),
-    Rule(
+    VerdictRule(
         name="canceled",
         state=State.CANCELED,
         severity=Severity.OK,
         when=(_canceled >= 1) & ~(_unpublished & _broker.is_(0)),
         meaning="Its producer canceled it before it fell due.",
     ),
-    Rule(
+    VerdictRule(
         name="canceled_unpublished",
         state=State.CANCELED,
         severity=Severity.INFO,
@@ -105,29 +105,29 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         meaning="A cancel for an id that no source here has ever seen.",
         cause="The message was never published, or its records are older than what is kept.",
     ),
-    Rule(
+    VerdictRule(
         name="business_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_unasked_for & newer(_created_ms, _fresh_since_ms),
         meaning="No business row asks for it yet, and it is newer than the grace time.",
     ),
-    Rule(
-        name="business_not_so_far",
+    VerdictRule(
+        name="business_replica_behind",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_unasked_for & newer(_created_ms, _business_until_ms),
         meaning="No business row asks for it yet, and the business table, a replica, has not come so far.",
     ),
-    Rule(
+    VerdictRule(
         name="business_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
         when=_unasked_for & (_created_ms < Fact("business_reach_ms")),
         meaning="Older than the oldest business row: no telling whether one asked for it.",
     ),
-    Rule(
-        name="key_respelled",
+    VerdictRule(
+        name="key_spelling_differs",
         state=State.MISMATCH,
         severity=Severity.FINDING,
         when=_unasked_for & Fact("respelled").is_(1),
@@ -135,7 +135,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="A database whose collation compares such keys as equal, or code that changes how a key is written.",
         cure="Let the code publish the key exactly as its row has it. Nothing is lost: do not publish it again.",
     ),
-    Rule(
+    VerdictRule(
         name="no_business_row",
         state=State.PHANTOM,
         severity=Severity.FINDING,
@@ -144,7 +144,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="It was sent although its transaction rolled back, or published around the business code.",
         cure="Find the producer by the message's key and time; consumers may have acted on it.",
     ),
-    Rule(
+    VerdictRule(
         name="archive_missing",
         state=State.SETTLED,
         severity=Severity.INFO,
@@ -152,21 +152,21 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         meaning="The business row and the broker agree; the archive has no row of it.",
         cause="The archive is off (--no-archive) or purged.",
     ),
-    Rule(
+    VerdictRule(
         name="unrecorded_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_unpublished & newer(_accepted_ms, _fresh_since_ms),
         meaning="In the broker, not in the outbox, and newer than the grace time.",
     ),
-    Rule(
-        name="outbox_not_so_far",
+    VerdictRule(
+        name="outbox_replica_behind",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_unpublished & newer(_accepted_ms, _archive_until_ms),
         meaning="In the broker, not in the outbox, and the outbox's database, a replica, has not come so far.",
     ),
-    Rule(
+    VerdictRule(
         name="archive_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
@@ -175,7 +175,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="The archive was purged, or is off: no telling who published the message.",
         cure="Keep the archive longer than the broker keeps messages.",
     ),
-    Rule(
+    VerdictRule(
         name="foreign_topic",
         state=State.UNKNOWN,
         severity=Severity.INFO,
@@ -183,7 +183,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         meaning="On a topic that no outbox here has ever published to.",
         cause="Another producer, whose outbox is not among the sources.",
     ),
-    Rule(
+    VerdictRule(
         name="unrecorded",
         state=State.PHANTOM,
         severity=Severity.FINDING,
@@ -192,7 +192,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="Sent although its transaction rolled back, or sent around the outbox.",
         cure="Find the producer by the message's key and time; consumers may have acted on it.",
     ),
-    Rule(
+    VerdictRule(
         name="not_removed_yet",
         state=State.PENDING,
         severity=Severity.WAIT,
@@ -200,14 +200,14 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         meaning="The broker has it; its row still stands in the outbox.",
         cause="The sender died between the broker's answer and the removal; the resend will be a known duplicate.",
     ),
-    Rule(
+    VerdictRule(
         name="in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=(_outbox >= 1) & newer(_created_ms, _fresh_since_ms),
         meaning="Committed, not sent yet, and newer than the grace time.",
     ),
-    Rule(
+    VerdictRule(
         name="not_sent",
         state=State.UNSENT,
         severity=Severity.FINDING,
@@ -216,35 +216,35 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="The sender died and no compensator looks after this database, or the broker is out.",
         cure="Check that a compensator runs on this database: outbox compensator once --url URL --broker URL.",
     ),
-    Rule(
+    VerdictRule(
         name="cancel_without_effect",
         state=State.SETTLED,
         severity=Severity.INFO,
         when=_cancel.is_(1) & Fact("took_effect").is_(0),
         meaning="A cancel to which the broker answered that it came too late, or that it knows no such message.",
     ),
-    Rule(
-        name="cancel_taken",
+    VerdictRule(
+        name="cancel_accepted",
         state=State.SETTLED,
         severity=Severity.OK,
         when=_cancel.is_(1) & Fact("cancel_noted").is_(1),
         meaning="A cancel that came in time: the broker answered so, and noted it.",
     ),
-    Rule(
+    VerdictRule(
         name="sent_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_broker.is_(0) & newer(_sent_ms, _fresh_since_ms),
         meaning="Sent after the broker's log was read.",
     ),
-    Rule(
-        name="scheduled_out_of_sight",
+    VerdictRule(
+        name="schedule_not_in_log",
         state=State.PENDING,
         severity=Severity.WAIT,
         when=_without_note & (_deliver_at_ms + Fact("grace_ms") > Fact("now_ms")),
         meaning="Scheduled, and the broker's log has no note of it; the message itself will be there when it is due.",
     ),
-    Rule(
+    VerdictRule(
         name="not_fired",
         state=State.LATE,
         severity=Severity.ATTENTION,
@@ -255,14 +255,14 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="The broker is down, or its schedule is stuck.",
         cure="Start the broker; what fell due meanwhile fires at once.",
     ),
-    Rule(
+    VerdictRule(
         name="broker_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
         when=_older_than_the_messages | (_cancel.is_(1) & (_sent_ms < _cancels_reach_ms)),
         meaning="Sent, and older than what the broker's log still holds.",
     ),
-    Rule(
+    VerdictRule(
         name="cancel_not_noted",
         state=State.LOST,
         severity=Severity.FINDING,
@@ -271,7 +271,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="The broker lost what it had answered for, or this is another broker's folder.",
         cure="Cancel the message again before it is due: its id stands as the cancel's key where it is known.",
     ),
-    Rule(
+    VerdictRule(
         name="cancel_out_of_reach",
         state=State.UNKNOWN,
         severity=Severity.INFO,
@@ -279,7 +279,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         & (_sent_ms < _cancels_reach_ms),
         meaning="Scheduled, and never due by the log; it may have been canceled before the action log begins.",
     ),
-    Rule(
+    VerdictRule(
         name="not_in_broker",
         state=State.LOST,
         severity=Severity.FINDING,
@@ -288,7 +288,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="The broker lost what it had answered for, or this is another broker's folder.",
         cure="Publish it again from the business row, under the same id; without such a row, ask its producer first.",
     ),
-    Rule(
+    VerdictRule(
         name="archived_twice",
         state=State.SETTLED,
         severity=Severity.INFO,
@@ -297,7 +297,7 @@ MESSAGE_RULES: Final[tuple[Rule, ...]] = (
         cause="Rows that were moved to files still stand in the table, or a repair wrote the message again.",
         cure="Remove the rows from one of them; nothing was sent or counted twice.",
     ),
-    Rule(
+    VerdictRule(
         name="stored",
         state=State.SETTLED,
         severity=Severity.OK,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.classify.key_spelling_differences import with_respelled_keys
+from spark_reconcile.classify.key_spelling_differences import with_key_spelling_differences
 from spark_reconcile.classify.window_placement import NO_WINDOW, by_bucket
-from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.settings import Settings
@@ -26,7 +26,7 @@ from spark_reconcile.load.completeness_bound import reach_of
 from spark_reconcile.load.evidence import read_all
 from spark_reconcile.load.read_plan import SourcePlan, check_sources
 from spark_reconcile.load.rule_topic_check import check_rule_topics
-from spark_reconcile.load.spark_session import register_sources, spark_session
+from spark_reconcile.load.spark_session import one_partition, register_sources, spark_session
 from spark_reconcile.recheck.recheck import recheck
 from spark_reconcile.recheck.run_context import Pause, RunContext
 from spark_reconcile.report.writer import publish
@@ -87,7 +87,8 @@ def run(
                     session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=judged_at_ms, full=True,
                     say=say, pause=pause,
                 )  # fmt: skip
-                return _reconcile(job, stage=stage, watch=watch)
+                with one_partition(spark, is_few=evidence.is_few):
+                    return _reconcile(job, stage=stage, watch=watch)
 
 
 def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
@@ -99,12 +100,14 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
         first = job.judge(evidence, placement)
         found = recheck(job, evidence, first, placement)
         tables = verdicts(found.judged), business_verdicts(found.judged, job.settings)
-        table, business = with_respelled_keys(*in_parallel(*(frame.localCheckpoint for frame in tables)))
+        table, business = with_key_spelling_differences(
+            *in_parallel(*(frame.localCheckpoint for frame in tables)), is_few=evidence.is_few
+        )
         watch.lap("judge")
         job.say("counting the verdicts")
         summary = _count(job, found.cleared, table, business, axis, stage=stage)
         causes = diagnose(
-            lambda: (table, business), evidence=evidence, settings=job.settings, books=summary.books,
+            lambda: (table, business), evidence=evidence, settings=job.settings, verdict_counts=summary.verdict_counts,
             inputs=summary.inputs,
         )  # fmt: skip
     finally:
@@ -119,7 +122,8 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
 
 
 def _count(
-    job: RunContext, cleared: Mapping[int, int], table: DataFrame, business: DataFrame, axis: Axis, *, stage: Staging
+    job: RunContext, cleared: Mapping[int, int], table: DataFrame, business: DataFrame, axis: TimeAxis, *,
+    stage: Staging,
 ) -> Summary:  # fmt: skip
     """Count the verdicts of the run by bucket of the axis, as a run by the hour does by hour; concurrently, write the
     tables.

@@ -1,4 +1,4 @@
-"""An incremental run by windows, from settings to the published report. window_run evaluates the windows."""
+"""An incremental run by windows, from settings to the published report. window_evaluation evaluates the windows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.compare.file_digest_cache import DigestCache
-from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.compare.file_digest_cache import FileDigestCache
+from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
@@ -22,6 +22,7 @@ from spark_reconcile.load.completeness_bound import Reach, reach_of
 from spark_reconcile.load.evidence import Evidence, read_all
 from spark_reconcile.load.read_plan import SourcePlan, check_sources
 from spark_reconcile.load.rule_topic_check import check_rule_topics
+from spark_reconcile.load.spark_session import one_partition
 from spark_reconcile.recheck.run_context import Pause, RunContext
 from spark_reconcile.report.writer import publish, write_aggregates
 from spark_reconcile.results.latencies import keep_hours, latencies_of, sampled_hours
@@ -33,7 +34,7 @@ from spark_reconcile.results.summary import Summary
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.results.window_selection import closed_windows, span_of
 from spark_reconcile.results.window_store import Checkpoint, Window, WindowStore
-from spark_reconcile.results.window_totals import books_of, counts_of, published_topics, summary_of, trouble_of
+from spark_reconcile.results.window_totals import counts_of, published_topics, summary_of, trouble_of, verdict_counts_of
 from spark_reconcile.runs.full_run import Say, StepTimer, only_run, open_session, wait, worker_errors
 from spark_reconcile.runs.lost_evidence_check import check_evidence, keep_totals
 from spark_reconcile.runs.overdue_outside_windows import overdue_outside
@@ -73,7 +74,8 @@ def run_windows(
             job = _job(spark, settings, plan, windows, now_ms=judged_at_ms, full=full, say=say, pause=pause)
             _remember_topics(job.evidence, store)
             check_rule_topics(settings, job.evidence.counts, now_ms=judged_at_ms)
-            return _run(job, windows, store, stage=stage, not_closed=_not_closed(windows, until))
+            with one_partition(spark, is_few=job.evidence.is_few):
+                return _run(job, windows, store, stage=stage, not_closed=_not_closed(windows, until))
 
 
 def _job(
@@ -104,7 +106,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
     try:
         check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
         job.say(f"comparing digests of {job.evidence.row_count:,} rows in {len(windows):,} windows")
-        compared = compare(job, DigestCache(job.settings.output, job.settings.limits, checkpoint=store.checkpoint))
+        compared = compare(job, FileDigestCache(job.settings.output, job.settings.limits, checkpoint=store.checkpoint))
         judged = judge_windows(job, windows, compared, store=store)
         overdue = overdue_outside(job, windows, table=stage.table("overdue"))
         watch.lap("judge")
@@ -113,7 +115,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
         hours = sampled_hours(job.evidence, windows)
         causes = diagnose(
             lambda: window_tables(job.session, store, windows), evidence=job.evidence, settings=job.settings,
-            books=books_of(window.result for window in shown.values()), inputs=sources,
+            verdict_counts=verdict_counts_of(window.result for window in shown.values()), inputs=sources,
             displaced=partial(with_displaced_rows, job.session, job.settings, job.evidence),
         )  # fmt: skip
     finally:
@@ -150,7 +152,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
 
 def _flow(compared: DigestComparison, windows: Sequence[int], shown: dict[int, Window]) -> Flow:
     """Returns the time series from the digests: by the times in ids, so that all sources have the same axis."""
-    axis = Axis.over(windows[0], windows[-1] + HOUR_MS - 1)
+    axis = TimeAxis.over(windows[0], windows[-1] + HOUR_MS - 1)
     names = {"messages": "stored", "delivered": "handed out", "acked": "acknowledged"}
     events: dict[str, dict[int, int]] = {name: {} for name in names.values()}
     if compared.buckets is None:

@@ -38,7 +38,7 @@ NAMED_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissingEvidence:
+class LostEvidence:
     """A source or group with missing evidence: what it had, and how to restore it."""
 
     name: str
@@ -109,7 +109,7 @@ def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now
 
 def find_missing(
     before: KeptTotals, evidence: Evidence, settings: Settings, plan: SourcePlan, *, known: KnownGroups, now_ms: int
-) -> list[MissingEvidence]:
+) -> list[LostEvidence]:
     """Returns what is missing compared to the totals of earlier runs, for sources that are in the settings."""
     return [
         *_tables(before, settings, plan.extents, now_ms=now_ms),
@@ -136,7 +136,7 @@ def is_gone(before: SourceTotals, now: TableExtent, *, since_ms: int | None) -> 
 
 def _tables(
     before: KeptTotals, settings: Settings, extents: Sequence[TableExtent], *, now_ms: int
-) -> Iterator[MissingEvidence]:
+) -> Iterator[LostEvidence]:
     for extent in extents:
         noted = before.sources.get(extent.name)
         # Rows of an archive may have been moved to Parquet files.
@@ -145,7 +145,7 @@ def _tables(
         since_ms, option = _kept(settings, extent, now_ms=now_ms)
         if is_gone(noted, extent, since_ms=since_ms):
             now = "it is empty" if extent.first_ms is None else f"its rows begin at {utc_text(extent.first_ms)}"
-            yield MissingEvidence(
+            yield LostEvidence(
                 name=extent.name,
                 had=f"it had rows from {utc_text(noted.first_ms)} to {utc_text(noted.last_ms)} when a run read it at "
                 f"{utc_text(noted.noted_at_ms)}, and now {now}",
@@ -163,12 +163,12 @@ def _kept(settings: Settings, extent: TableExtent, *, now_ms: int) -> tuple[int 
     return max(known) if len(known) == len(since) else None, "inbox_days"
 
 
-def _logs(before: KeptTotals, settings: Settings, evidence: Evidence) -> Iterator[MissingEvidence]:
+def _logs(before: KeptTotals, settings: Settings, evidence: Evidence) -> Iterator[LostEvidence]:
     for log in LOGS:
         name, end = _log_name(log, settings), evidence.ends[log].offset
         noted = before.sources.get(name)
         if noted is not None and end < noted.end_offset:
-            yield MissingEvidence(
+            yield LostEvidence(
                 name=name,
                 had=f"it went on to byte {noted.end_offset:,}, up to {utc_text(noted.last_ms)}, when a run read it at "
                 f"{utc_text(noted.noted_at_ms)}, and now ends at byte {end:,}",
@@ -178,7 +178,7 @@ def _logs(before: KeptTotals, settings: Settings, evidence: Evidence) -> Iterato
 
 def _groups(
     before: KeptTotals, settings: Settings, evidence: Evidence, *, known: KnownGroups
-) -> Iterator[MissingEvidence]:
+) -> Iterator[LostEvidence]:
     folder = _folder(settings)
     noted = before.groups.get(folder)
     segments = evidence.surveyed["actions"]
@@ -187,7 +187,7 @@ def _groups(
     if noted is None or not known.is_complete or not is_told:
         return
     for topic, group in sorted(set(noted.pairs) - known.pairs):
-        yield MissingEvidence(
+        yield LostEvidence(
             name=f"group {topic}/{group} in {folder}",
             had=f"the action log knew it when a run read it at {utc_text(noted.noted_at_ms)}, and now has no action of "
             "it, nor its deletion",

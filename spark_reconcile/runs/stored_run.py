@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.core.errors import OutputFailed
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.report.page import page_of
@@ -84,7 +84,7 @@ def write_anew(summary: Summary, folder: Path) -> Path:
 
 def _trouble(shown: Mapping[int, Window]) -> Flow:
     """Returns the time series; hours store only verdicts that need attention."""
-    axis = Axis.over(min(shown), max(shown) + HOUR_MS - 1)
+    axis = TimeAxis.over(min(shown), max(shown) + HOUR_MS - 1)
     return Flow(axis=axis, events={}, trouble=trouble_of({start: one.result for start, one in shown.items()}, axis))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from spark_reconcile.classify.key_spelling_differences import with_respelled_keys
+from spark_reconcile.classify.key_spelling_differences import with_key_spelling_differences
 from spark_reconcile.classify.window_placement import by_hour
 from spark_reconcile.compare.id_digests import Legs
 from spark_reconcile.core.parallel_jobs import in_parallel
@@ -39,5 +39,7 @@ def window_verdicts(job: RunContext, legs: Legs, batch: Sequence[int]) -> Window
     found = recheck(job, evidence, first, placement)
     # Checkpoints: writing, counting and examples would each plan the recheck's unions again.
     tables = verdicts(found.judged), business_verdicts(found.judged, job.settings)
-    table, business = with_respelled_keys(*in_parallel(*(frame.localCheckpoint for frame in tables)))
+    table, business = with_key_spelling_differences(
+        *in_parallel(*(frame.localCheckpoint for frame in tables)), is_few=evidence.is_few
+    )
     return WindowVerdicts(table=table, business=business, cleared=found.cleared)

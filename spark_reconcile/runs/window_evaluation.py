@@ -7,14 +7,14 @@ started again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.window_placement import among_windows
 from spark_reconcile.compare.drill_down import Mismatches, drilled, windows_beside
-from spark_reconcile.compare.file_digest_cache import CachedDigests, DigestCache
+from spark_reconcile.compare.file_digest_cache import CachedDigests, FileDigestCache
 from spark_reconcile.compare.id_digests import Legs, Tolerance, buckets, clean_buckets
 from spark_reconcile.compare.key_digests import MESSAGES, clean_parts, digest, parts, sums_of
 from spark_reconcile.core.dataframes import union
@@ -22,7 +22,6 @@ from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.load.spark_session import few_rows
 from spark_reconcile.recheck.run_context import RunContext
 from spark_reconcile.results.verdict_tables import write_by_window
 from spark_reconcile.results.window_selection import batches, span_of, to_judge
@@ -79,19 +78,19 @@ def judge_windows(
     closed, judged = set(windows).difference(stale), set(stale)
     for some in batches(stale, size=job.settings.limits.windows_a_batch):
         chosen = _chosen(job, some, compared)
-        with _for(job, few=chosen.few):
+        with _configured(job, few=chosen.few):
             more = _reopened(job, chosen.legs, some, closed)
         batch = [*some, *more]
         if more:
             chosen = _chosen(job, batch, compared)
         job.say(f"judging {len(batch):,} of {len(windows):,} windows")
-        with _for(job, few=chosen.few):
+        with _configured(job, few=chosen.few):
             _judge_batch(job, batch, compared, prints, chosen, store=store)
         judged.update(batch)
     return sorted(judged)
 
 
-def compare(job: RunContext, kept: DigestCache) -> DigestComparison:
+def compare(job: RunContext, kept: FileDigestCache) -> DigestComparison:
     """Compute and compare the digests of all legs; files with cached digests are not read."""
     evidence = job.evidence
     legs = legs_of(evidence)
@@ -154,11 +153,12 @@ def _chosen(job: RunContext, batch: Sequence[int], compared: DigestComparison) -
     # Without an archive no key matches.
     if job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts):
         return _Chosen(legs=whole, changes=None, few=False)
-    found, messages = _unclean(job, compared, batch)
-    near = _near(job, compared, batch)
-    with _for(job, few=near is not None and messages <= NEAR_ROWS_MAX):
-        rows = drilled(near or whole, whole, found, covered=job.covered)
-    return _Chosen(legs=rows.legs, changes=rows.changes, few=_are_few(rows.legs))
+    windows = _drilled_windows(job, compared, batch)
+    found, messages = _unclean(job, compared, batch, windows)
+    near = _near(job, compared, windows)
+    with _configured(job, few=near is not None and messages <= NEAR_ROWS_MAX):
+        rows = drilled(near or whole, whole, found, covered=job.covered, is_few=job.evidence.is_few)
+    return _Chosen(legs=rows.legs, changes=rows.changes, few=job.evidence.is_few or _are_few(rows.legs))
 
 
 def _are_few(legs: Legs) -> bool:
@@ -168,18 +168,17 @@ def _are_few(legs: Legs) -> bool:
     return sum(rows) <= FEW_ROWS_MAX
 
 
-def _for(job: RunContext, *, few: bool) -> AbstractContextManager[None]:
-    """Configures Spark for few rows if `few`."""
-    return few_rows(job.session) if few else nullcontext()
+def _configured(job: RunContext, *, few: bool) -> AbstractContextManager[None]:
+    return job.few_rows() if few else nullcontext()
 
 
-def _near(job: RunContext, compared: DigestComparison, batch: Sequence[int]) -> Legs | None:
+def _near(job: RunContext, compared: DigestComparison, windows: Collection[int]) -> Legs | None:
     """Returns all rows without files known to have none of these windows; None: there are no such files."""
     evidence, hours = job.evidence, compared.known.hours
     whole = legs_of(evidence)
     if evidence.loose is None or compared.known.sums is None or compared.buckets is not None:
         return None
-    asked = {NO_PERIOD, *batch}
+    asked = {NO_PERIOD, *windows}
     far = {name for name, some in hours.items() if asked.isdisjoint(some)}
     rows, messages = evidence.loose
     of_rows, of_messages = ([frame] if frame is not None else [] for frame in (rows, messages))
@@ -213,27 +212,31 @@ def _judge_batch(
     store.publish({start: _window(tallies[start], prints.get(start, ""), job, start) for start in batch})
 
 
-def _unclean(job: RunContext, compared: DigestComparison, batch: Sequence[int]) -> tuple[Mismatches, int]:
-    """Returns mismatches of the batch or that may concern it, and the number of messages of the batch.
-
-    Outside of the time range only the broker's log is read: no part could match there.
-    """
-    asked, windows = among_windows("window_ms", batch), set(batch)
+def _unclean(
+    job: RunContext, compared: DigestComparison, batch: Sequence[int], windows: Collection[int]
+) -> tuple[Mismatches, int]:
+    """Returns the mismatching parts of these windows and buckets of the batch, and the windows' number of messages."""
     mine = [row for row in compared.sums if row["window_ms"] in windows]
     messages = sum(row["n"] for row in mine)
     apart = sum(row["n"] for row in mine if not row["clean"])
-    elsewhere = any(
-        not row["clean"] and row["window_ms"] not in windows and _touches(row, job.span) for row in compared.sums
-    )
     slots = None
     if compared.clean_buckets is not None:
         near = f"astray or {among_windows('first_window', batch)} or {among_windows('last_window', batch)}"
         slots = compared.clean_buckets.where(f"not clean and ({near})")
     unclean = Mismatches(
-        parts=compared.clean_parts.where(f"not clean and {asked}"), asked=apart, much=apart > KEPT_SHARE_MAX * messages,
-        buckets=slots, elsewhere=elsewhere, span=job.span,
+        parts=compared.clean_parts.where(f"not clean and {among_windows('window_ms', sorted(windows))}"),
+        asked=apart, much=apart > KEPT_SHARE_MAX * messages, buckets=slots, span=job.span,
     )  # fmt: skip
     return unclean, messages
+
+
+def _drilled_windows(job: RunContext, compared: DigestComparison, batch: Sequence[int]) -> set[int]:
+    """Returns the windows of the batch, and those of the time range in which parts mismatch: a verdict of the batch may
+    be on a key whose row in another hour disagrees. Outside of the time range only the broker's log is read: no part
+    could match there.
+    """
+    apart = {row["window_ms"] for row in compared.sums if not row["clean"] and _touches(row, job.span)}
+    return apart.union(batch)
 
 
 def _tallies(

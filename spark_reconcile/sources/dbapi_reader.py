@@ -92,7 +92,7 @@ class Place:
         return f"outbox_{name}" if self.backend is Backend.SQLITE else name
 
 
-class Reader:
+class DbApiReader:
     """One open connection that reads. Statements hold `?` for each bound value."""
 
     def __init__(self, place: Place, connection: Any) -> None:
@@ -206,12 +206,12 @@ class Reader:
 
 
 @contextmanager
-def reading(place: Place) -> Iterator[Reader]:
+def reading(place: Place) -> Iterator[DbApiReader]:
     """Opens a read-only connection. Raises DatabaseUnavailable, or ConfigurationError if access is denied."""
     with translated(place):
         connection = _open(place)
     with closing(connection):
-        yield Reader(place, connection)
+        yield DbApiReader(place, connection)
 
 
 @contextmanager

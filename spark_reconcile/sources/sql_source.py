@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_reconcile.sources.dbapi_reader import Place, Reader, reading
+from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
 from spark_reconcile.sources.sql_statements import COLUMNS, LEG_SCHEMA, NUMBERS, Statement
 
 ROWS_A_PARTITION: Final = 250_000
@@ -115,7 +115,7 @@ class SqlReader(DataSourceReader):
             for number in partition.numbers:
                 yield from self._read(reader, self._statements[number], partition)
 
-    def _read(self, reader: Reader, one: Statement, part: Part) -> Iterator[pa.RecordBatch]:
+    def _read(self, reader: DbApiReader, one: Statement, part: Part) -> Iterator[pa.RecordBatch]:
         query = self._query(one)
         for bound, sign in ((part.low, ">="), (part.high, "<")):
             if bound is not None:
@@ -130,7 +130,7 @@ class SqlReader(DataSourceReader):
         for batch in reader.batches(sql, query.parameters):
             yield _arrow(one, named, batch)
 
-    def _ranges(self, reader: Reader, number: int) -> list[Part]:
+    def _ranges(self, reader: DbApiReader, number: int) -> list[Part]:
         """Returns equal ranges, open at both ends, so that rows inserted meanwhile are not missed."""
         one = self._statements[number]
         count = min(one.rows_about // ROWS_A_PARTITION + 1, PARTITIONS_MAX)

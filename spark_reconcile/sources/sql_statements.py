@@ -19,7 +19,7 @@ from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, Operator, Settings
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS, or_null, outside
-from spark_reconcile.sources.dbapi_reader import Backend, Place, Reader, quoted
+from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, quoted
 
 COLUMNS: Final = (
     "leg", "id", "topic", "message_key", "consumer_group", "body_sha256", "deliver_at_ms", "created_ms", "at_ms",
@@ -65,7 +65,9 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     rows_about: int = 0
 
 
-def inbox_statement(reader: Reader, inbox: InboxSource, *, schema: str | None, span: Span | None = None) -> Statement:
+def inbox_statement(
+    reader: DbApiReader, inbox: InboxSource, *, schema: str | None, span: Span | None = None
+) -> Statement:
     """Reads the effects of one group, however late they are. Raises SchemaMissing if there is no inbox table."""
     table = _outbox_table(reader, "inbox", schema=schema)
     name = quoted(reader.place, "consumer_group")
@@ -92,7 +94,7 @@ def inbox_statement(reader: Reader, inbox: InboxSource, *, schema: str | None, s
     )  # fmt: skip
 
 
-def outbox_statements(reader: Reader, *, schema: str | None, span: Span | None = None) -> list[Statement]:
+def outbox_statements(reader: DbApiReader, *, schema: str | None, span: Span | None = None) -> list[Statement]:
     """Reads the live message tables, then the archive: rows move from the first to the second.
 
     Unsent rows are read whatever their age: they are few, or they are findings.
@@ -103,7 +105,7 @@ def outbox_statements(reader: Reader, *, schema: str | None, span: Span | None =
     return [*live, archive if span is None else _within(archive, "created_at_us", span)]
 
 
-def business_statement(reader: Reader, rule: BusinessRule, number: int, *, span: Span | None = None) -> Statement:
+def business_statement(reader: DbApiReader, rule: BusinessRule, number: int, *, span: Span | None = None) -> Statement:
     """Reads the rows of one rule. Raises ConfigurationError with the missing table or column."""
     place = reader.place
     schema, _, table = rule.table.rpartition(".")
@@ -196,7 +198,9 @@ def schema_of(settings: Settings, inbox: InboxSource, place: Place) -> str | Non
     return place.schema_of(inbox.schema or settings.schema)
 
 
-def _message_statement(reader: Reader, leg: Leg, name: str, *, at: str, note: str, schema: str | None) -> Statement:
+def _message_statement(
+    reader: DbApiReader, leg: Leg, name: str, *, at: str, note: str, schema: str | None
+) -> Statement:
     place = reader.place
     return Statement(
         leg=leg,
@@ -215,7 +219,7 @@ def _message_statement(reader: Reader, leg: Leg, name: str, *, at: str, note: st
     )  # fmt: skip
 
 
-def _outbox_table(reader: Reader, name: str, *, schema: str | None, like: str | None = None) -> str:
+def _outbox_table(reader: DbApiReader, name: str, *, schema: str | None, like: str | None = None) -> str:
     """The quoted name of one of the outbox's tables. Raises SchemaMissing where it or a column of it is not there."""
     place = reader.place
     table = place.outbox_table(name)

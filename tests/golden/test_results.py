@@ -41,7 +41,15 @@ def test_the_run_is_read_as_it_was(output: Path, tmp_path: Path) -> None:
 def test_its_hours_add_up_to_the_run(output: Path) -> None:
     found = said(stored_hours(output, since_ms=SINCE_MS, until_ms=NOW_MS).as_dict())
 
-    same = ("messages", "business_rows", "message_groups", "books", "verdicts", "business_verdicts", "latencies")
+    same = (
+        "messages",
+        "business_rows",
+        "message_groups",
+        "verdict_counts",
+        "verdicts",
+        "business_verdicts",
+        "latencies",
+    )
     assert {name: found[name] for name in same} == {name: SAID[name] for name in same}
 
 
@@ -52,9 +60,9 @@ def test_every_finding_is_in_the_tables_of_its_hour(output: Path) -> None:
     ]
 
     rows = [row for table in tables for row in table if row["severity"] == "finding"]
-    books = [book for book in SAID["books"] if book["severity"] == "finding"]
+    verdict_counts = [one for one in SAID["verdict_counts"] if one["severity"] == "finding"]
     assert Counter((row["state"], row["rule"]) for row in rows) == sum(
-        (Counter({(book["state"], book["rule"]): book["count"]}) for book in books), Counter()
+        (Counter({(one["state"], one["rule"]): one["count"]}) for one in verdict_counts), Counter()
     )
     assert len(rows) > SAID["findings"] > 30
 

@@ -106,7 +106,7 @@ def lost_by_the_broker_and_asked_for_by_no_row(p: Planted) -> None:
     ahead = p.world.sent(
         "unnoted-unasked", key="unasked-3", topic=REMINDER, deliver_at_ms=NOW_MS + 2 * HOUR_MS, outcome="duplicate"
     )
-    p.message(ahead, "pending", "scheduled_out_of_sight")
+    p.message(ahead, "pending", "schedule_not_in_log")
 
 
 def sent_just_now(p: Planted) -> None:
@@ -196,7 +196,7 @@ def canceled_in_time(p: Planted) -> None:
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
     _scheduled(p.world, "canceled", order, due_ms)
     p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["canceled", "never-heard-of"]))
-    p.message(p.world.sent_cancel("cancel-request", "canceled", "canceled"), "settled", "cancel_taken")
+    p.message(p.world.sent_cancel("cancel-request", "canceled", "canceled"), "settled", "cancel_accepted")
     p.message("canceled", "canceled", "canceled")
     p.message("never-heard-of", "canceled", "canceled_unpublished")
     p.delivery("canceled", MAIL, "canceled", "canceled")
@@ -228,9 +228,9 @@ def handed_out_though_the_cancel_was_answered(p: Planted) -> None:
     # Its note comes after the hand-out: by itself it takes nothing back.
     p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 18 * MINUTE_MS, ids=["promised"]))
     cancel = p.world.sent_cancel("cancel-promised", "promised", "canceled", age_ms=19 * MINUTE_MS)
-    p.message(cancel, "settled", "cancel_taken")
+    p.message(cancel, "settled", "cancel_accepted")
     p.message("promised", "canceled", "canceled")
-    p.delivery("promised", MAIL, "phantom", "handed_out_after_cancel")
+    p.delivery("promised", MAIL, "phantom", "delivered_after_cancel")
     p.business(order, "canceled", "message_canceled", REMINDED)
 
 
@@ -313,7 +313,7 @@ def known_to_the_schedule_alone(p: Planted) -> None:
     due_ms = NOW_MS + 2 * HOUR_MS
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
     p.world.sent("unnoted", key=str(order), topic=REMINDER, deliver_at_ms=due_ms, outcome="duplicate")
-    p.message("unnoted", "pending", "scheduled_out_of_sight")
+    p.message("unnoted", "pending", "schedule_not_in_log")
     p.business(order, "pending", "message_pending", REMINDED)
 
 
@@ -333,17 +333,17 @@ def scheduled_and_lost_at_once(p: Planted) -> None:
     p.business(order, "lost", "message_lost", REMINDED)
 
 
-def handed_out_early(p: Planted) -> None:
+def delivered_early(p: Planted) -> None:
     due_ms = NOW_MS - 20 * MINUTE_MS
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
     _scheduled(p.world, "early", order, due_ms)
     sequence = p.world.fire("early", age_ms=20 * MINUTE_MS + 2)
     p.world.deliver("early", sequence, MAIL, age_ms=20 * MINUTE_MS + 1, topic=REMINDER)
     p.world.ack("early", sequence, MAIL, age_ms=19 * MINUTE_MS, topic=REMINDER)
-    p.delivery("early", MAIL, "early", "handed_out_early")
+    p.delivery("early", MAIL, "early", "delivered_early")
 
 
-def handed_out_after_cancel(p: Planted) -> None:
+def delivered_after_cancel(p: Planted) -> None:
     due_ms = NOW_MS - 20 * MINUTE_MS
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
     _scheduled(p.world, "undead", order, due_ms)
@@ -351,21 +351,21 @@ def handed_out_after_cancel(p: Planted) -> None:
     sequence = p.world.fire("undead", age_ms=20 * MINUTE_MS)
     p.world.done("undead", sequence, MAIL, age_ms=20 * MINUTE_MS, topic=REMINDER)
     p.message("undead", "canceled", "canceled")
-    p.delivery("undead", MAIL, "phantom", "handed_out_after_cancel")
+    p.delivery("undead", MAIL, "phantom", "delivered_after_cancel")
     p.business(order, "canceled", "message_canceled", REMINDED)
 
 
-def handed_out_late(p: Planted) -> None:
+def delivered_late(p: Planted) -> None:
     sequence = _stored(p.world, "late")
     p.world.done("late", sequence, TICKETS, age_ms=HOUR_MS)
     p.world.done("late", sequence, MAIL, age_ms=50 * MINUTE_MS)
-    p.delivery("late", MAIL, "late", "handed_out_late")
+    p.delivery("late", MAIL, "late", "delivered_late")
 
 
 def nobody_takes_it(p: Planted) -> None:
     sequence = _stored(p.world, "ignored")
     p.world.done("ignored", sequence, TICKETS, age_ms=HOUR_MS)
-    p.delivery("ignored", MAIL, "late", "not_handed_out")
+    p.delivery("ignored", MAIL, "late", "not_delivered")
 
 
 def waiting(p: Planted) -> None:
@@ -432,21 +432,21 @@ def handled_and_not_acknowledged(p: Planted) -> None:
     p.delivery("unacked", TICKETS, "pending", "handled_not_acknowledged")
 
 
-def handled_from_nowhere(p: Planted) -> None:
+def handled_never_stored(p: Planted) -> None:
     p.world.handle("from-nowhere", age_ms=HOUR_MS)
-    p.delivery("from-nowhere", TICKETS, "phantom", "handled_from_nowhere")
+    p.delivery("from-nowhere", TICKETS, "phantom", "handled_never_stored")
 
 
-def delivered_from_nowhere(p: Planted) -> None:
+def delivered_never_stored(p: Planted) -> None:
     p.world.deliver("ghost", 0, MAIL, age_ms=HOUR_MS)  # where another message stands
-    p.delivery("ghost", MAIL, "phantom", "delivered_from_nowhere")
+    p.delivery("ghost", MAIL, "phantom", "delivered_never_stored")
 
 
-def acknowledged_from_nowhere(p: Planted) -> None:
+def acknowledged_never_delivered(p: Planted) -> None:
     sequence = _stored(p.world, "acked-only")
     p.world.done("acked-only", sequence, TICKETS, age_ms=HOUR_MS)
     p.world.ack("acked-only", sequence, MAIL, age_ms=HOUR_MS - 50)
-    p.delivery("acked-only", MAIL, "phantom", "acknowledged_from_nowhere")
+    p.delivery("acked-only", MAIL, "phantom", "acknowledged_never_delivered")
 
 
 # -- what is too new to judge, and what only the broker can do wrong -----------------------------------------------
@@ -537,9 +537,9 @@ FAULTS: tuple[Callable[[Planted], None], ...] = (
     row_and_message_disagree_on_the_time,
     scheduled_ahead, fired_in_time, never_fired, note_lost_by_a_kill, note_lost_and_fired_twice,
     fired_and_nobody_asked_for_it, known_to_the_schedule_alone, known_to_the_schedule_and_never_fired,
-    scheduled_and_lost_at_once, handed_out_early, handed_out_after_cancel, handed_out_late, nobody_takes_it, waiting,
+    scheduled_and_lost_at_once, delivered_early, delivered_after_cancel, delivered_late, nobody_takes_it, waiting,
     in_flight, retrying, never_redelivered, dead_letter, redriven_and_done, acknowledged_before_its_effect,
-    handled_and_not_acknowledged, handled_from_nowhere, delivered_from_nowhere, acknowledged_from_nowhere,
+    handled_and_not_acknowledged, handled_never_stored, delivered_never_stored, acknowledged_never_delivered,
     published_just_before_its_row, stored_just_before_the_archive_was_read, handed_out_just_after_the_log_was_read,
     acknowledged_just_after_the_inbox_was_read, handled_before_it_was_due, stored_and_never_placed,
     published_before_the_group_began, held_back_by_a_pause, due_just_now_and_known_to_the_schedule_alone,

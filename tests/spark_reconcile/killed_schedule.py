@@ -17,7 +17,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import DiskStorage, Storage
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
-from tests.outbox_broker.killed_engine import KillingStorage, teller, type_of_tell
+from tests.outbox_broker.killed_engine import KillAt, KillingStorage, teller, type_of_tell
 from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, REMINDER
 
 START_MS = NOW_MS - HOUR_MS
@@ -47,7 +47,7 @@ def run(folder: Path) -> None:
         engine.declare_group(REMINDER, MAIL, GroupConfig())
     for number in range(1, ROUNDS_MAX):
         way = "before" if number % 2 else "half"
-        if _lived(folder, number, KillingStorage(at=number, way=way), tell):
+        if _lived(folder, number, KillingStorage(way=way, on_call=KillAt(number)), tell):
             if _lived(folder, number + 1, _WithoutNote(f"soon-{number + 1}"), tell):
                 raise SystemExit("the schedule is not written before the note any more")
             _lived(folder, number + 2, DiskStorage(), tell)

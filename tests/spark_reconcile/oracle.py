@@ -24,10 +24,10 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
         if fresh < f["created_ms"] <= f["latest_ms"]:
             return "business_in_grace"
         if f["business_until_ms"] - f["created_ms"] < f["grace_ms"] and f["created_ms"] <= f["latest_ms"]:
-            return "business_not_so_far"
+            return "business_replica_behind"
         if f["created_ms"] < f["business_reach_ms"]:
             return "business_out_of_reach"
-        return "key_respelled" if f["respelled"] else "no_business_row"
+        return "key_spelling_differs" if f["respelled"] else "no_business_row"
     if f["outbox"]:
         if f["broker"]:
             return "not_removed_yet"
@@ -43,7 +43,7 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
     if fresh < f["accepted_ms"] <= f["latest_ms"]:
         return "unrecorded_in_grace"
     if f["archive_until_ms"] - f["accepted_ms"] < f["grace_ms"] and f["accepted_ms"] <= f["latest_ms"]:
-        return "outbox_not_so_far"
+        return "outbox_replica_behind"
     if f["accepted_ms"] < f["archive_reach_ms"]:
         return "archive_out_of_reach"
     return "unrecorded" if f["topic_known"] else "foreign_topic"
@@ -53,7 +53,7 @@ def _sent_cancel(f: Facts) -> str:
     if not f["took_effect"]:
         return "cancel_without_effect"
     if f["cancel_noted"] == 1:
-        return "cancel_taken"
+        return "cancel_accepted"
     if f["now_ms"] - f["sent_ms"] < f["grace_ms"] and f["sent_ms"] <= f["latest_ms"]:
         return "sent_in_grace"
     return "broker_out_of_reach" if f["sent_ms"] < f["cancels_reach_ms"] else "cancel_not_noted"
@@ -70,7 +70,7 @@ def _not_in_broker(f: Facts) -> str:
     scheduled = due_ms > f["sent_ms"] and (f["sent_ms"] < reach_ms or f["repeated"])
     if scheduled:
         if f["now_ms"] - due_ms < f["grace_ms"]:
-            return "scheduled_out_of_sight"
+            return "schedule_not_in_log"
         if due_ms >= reach_ms and f["broker_seen_ms"] - due_ms < f["late_after_ms"]:
             return "not_fired"
     if _older_than_the_broker_log(f):
@@ -88,15 +88,15 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
             return "seen_in_grace"
         if f["broker_reach_ms"] > 0:
             return "message_out_of_reach"
-        return "delivered_from_nowhere" if f["deliveries"] or f["acks"] else "handled_from_nowhere"
+        return "delivered_never_stored" if f["deliveries"] or f["acks"] else "handled_never_stored"
     if f["canceled"] and f["deliveries"]:
-        return "handed_out_after_cancel"
+        return "delivered_after_cancel"
     if f["effects"] > 1:
         return "handled_twice"
     if f["acks"] > 1 + f["redrives"] + f["seeks"]:
         return "acknowledged_twice"
     if f["deliveries"] and f["first_delivered_ms"] < f["deliver_at_ms"]:
-        return "handed_out_early"
+        return "delivered_early"
     if f["effects"] and f["earliest_ms"] <= f["effect_ms"] < f["deliver_at_ms"] - f["clock_skew_ms"]:
         return "handled_early"
     if f["deleted"] and not f["acks"] and not f["canceled"] and f["sequence"] != -1:
@@ -108,11 +108,11 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
             if fresh < f["last_ms"] <= f["latest_ms"]:
                 return "effect_in_grace"
             if f["inbox_until_ms"] - f["last_ms"] < f["grace_ms"] and f["last_ms"] <= f["latest_ms"]:
-                return "inbox_not_so_far"
+                return "inbox_replica_behind"
             return "inbox_out_of_reach" if f["first_ack_ms"] < f["inbox_reach_ms"] else "acknowledged_not_handled"
         if not f["deliveries"]:
-            return "delivery_out_of_reach" if f["actions_reach_ms"] > 0 else "acknowledged_from_nowhere"
-        return "handed_out_late" if f["first_delivered_ms"] - f["ready_ms"] > late else "done"
+            return "delivery_out_of_reach" if f["actions_reach_ms"] > 0 else "acknowledged_never_delivered"
+        return "delivered_late" if f["first_delivered_ms"] - f["ready_ms"] > late else "done"
     if f["canceled"]:
         return "canceled"
     if f["sequence"] == -1:
@@ -122,7 +122,7 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
             unsure = f["stored_ms"] < f["actions_reach_ms"] and f["broker_seen_ms"] - f["deliver_at_ms"] >= late
             return "cancel_out_of_reach" if unsure else "not_fired"
         if f["delay_cluster"]:
-            return "held_by_the_delay_cluster"
+            return "held_by_delay_cluster"
         return "placing_in_grace" if fresh < f["stored_ms"] <= f["latest_ms"] else "never_placed"
     held, given_back = f["last_kind"] == 1, f["last_kind"] in {2, 5}
     soon = f["now_ms"] - f["visible_ms"] < late
@@ -141,8 +141,8 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
     if held or given_back:
         return "not_redelivered"
     if f["filtered"] and f["wanted"] != 1:
-        return {0: "not_wanted", -1: "not_wanted_or_waiting", -2: "filter_changed"}[f["wanted"]]
-    return "waiting" if f["now_ms"] - f["ready_ms"] < late else "not_handed_out"
+        return {0: "filtered_out", -1: "filtered_out_or_waiting", -2: "filter_changed"}[f["wanted"]]
+    return "waiting" if f["now_ms"] - f["ready_ms"] < late else "not_delivered"
 
 
 def business_rule(f: Facts) -> str:  # noqa: C901 - one question after the other, on purpose
@@ -155,17 +155,17 @@ def business_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         if f["newest_ms"] > f["now_ms"] - f["grace_ms"]:
             return "message_in_grace"
         if f["archive_until_ms"] - f["newest_ms"] < f["grace_ms"]:
-            return "message_not_so_far"
+            return "message_replica_behind"
         if f["oldest_ms"] < min(f["archive_reach_ms"], f["broker_reach_ms"]):
             return "message_out_of_reach"
         if f["respelled"]:
-            return "message_key_respelled"
+            return "message_key_spelling_differs"
         return "too_few_messages" if f["messages"] else "no_message"
     live = f["messages"] - f["canceled"]
     ahead = f["newest_message_ms"] > f["latest_ms"]
     behind = f["business_until_ms"] - f["newest_message_ms"] < f["grace_ms"] and not ahead
     if behind and (f["due_differs"] or live > f["asked"]):
-        return "row_not_so_far"
+        return "row_replica_behind"
     if f["due_differs"]:
         return "due_time_differs"
     for state, name in (

@@ -1,24 +1,20 @@
-"""URLs in the settings: an archive's goes to Spark as it is; where a local folder is needed, a URL is refused."""
+"""URLs in the settings: an archive's goes to Spark as it is; where a local folder is needed, a URL is refused.
+
+A run over an archive that a URL names is in test_many_sources.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile import Settings, run
+from spark_reconcile import Settings
 from spark_reconcile.cli.run_command import app
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.load.duplicate_sources import check_archives
-from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import NOW_MS, World, archived, no_wait
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 FILE = """
 [database]
@@ -73,23 +69,6 @@ def test_an_archive_that_is_named_by_two_urls_is_refused(tmp_path: Path) -> None
     for pair in (["s3a://bucket/archive", "s3a://bucket/archive/"], [local, f"{local}/../{tmp_path.name}"]):
         with pytest.raises(ConfigurationError, match="name it once"):
             check_archives(pair)
-
-
-@pytest.mark.spark
-def test_an_archive_is_read_by_its_url(sqlite: Database, tmp_path: Path, spark: SparkSession) -> None:
-    world = World()
-    world.groups()
-    for _ in range(3):
-        world.settled()
-    moved, world.archive = world.archive, []
-    settings = archived(world.write(sqlite, tmp_path), tmp_path / "moved", moved)
-
-    summary = run(
-        replace(settings, archives=[(tmp_path / "moved").as_uri()]), session=spark, now_ms=NOW_MS, pause=no_wait
-    )
-
-    assert summary.balanced
-    assert {(book.scope, book.rule): book.count for book in summary.books}["message", "stored"] == 3
 
 
 def _read(folder: Path, *, data: str = "broker", output: str = "out") -> Settings:

@@ -21,7 +21,7 @@ from spark_reconcile.results.common_causes import (
     offset_causes,
     shared_offset_ms,
 )
-from spark_reconcile.results.summary import Book
+from spark_reconcile.results.summary import VerdictCount
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.runs.stored_run import stored_run
 from tests.fixtures.databases import Database
@@ -138,7 +138,7 @@ def test_business_rows_whose_time_column_is_in_local_time_are_found_in_other_hou
 
 def test_findings_outside_of_a_source_are_a_cause_where_nearly_all_lie_on_one_side() -> None:
     log = _extent("not_in_broker", source="broker", what="message log")
-    foreign = _extent("handled_from_nowhere", source="broker", what="message log", scope=Scope.DELIVERY)
+    foreign = _extent("handled_never_stored", source="broker", what="message log", scope=Scope.DELIVERY)
     empty = replace(_extent("acknowledged_not_handled", source="inbox", what="g", scope=Scope.DELIVERY), rows=0)
 
     found = extent_causes([
@@ -151,7 +151,7 @@ def test_findings_outside_of_a_source_are_a_cause_where_nearly_all_lie_on_one_si
     assert found == [
         Cause(
             sentence="1,075 of 1,100 findings are after 1970-01-01 14:00:00 UTC, where the broker (message log) ends: "
-            "980 not_in_broker, 95 handled_from_nowhere.",
+            "980 not_in_broker, 95 handled_never_stored.",
             source="broker", what="message log", count=1_075,
         ),
         Cause(sentence="The inbox (g) gave no row: 200 acknowledged_not_handled.", source="inbox", what="g", count=200),
@@ -169,16 +169,16 @@ def test_findings_outside_of_a_source_are_a_cause_where_nearly_all_lie_on_one_si
 
 
 def test_only_rules_with_many_findings_are_held_against_the_sources_that_they_depend_on() -> None:
-    books = [_book("not_in_broker", 99), _book("unrecorded", 100), _book("body_differs", 5_000)]
+    verdict_counts = [_count("not_in_broker", 99), _count("unrecorded", 100), _count("body_differs", 5_000)]
     inputs = [
         InputExtent(source="broker", what="message log", rows=1, first_ms=1, last_ms=2, complete_since_ms=0),
         InputExtent(source="archive", what="sent messages", rows=1, first_ms=3, last_ms=4, complete_since_ms=0),
     ]
 
-    (extent,) = extents_of(books, inputs, [])
+    (extent,) = extents_of(verdict_counts, inputs, [])
 
     assert (extent.rule, extent.source, extent.first_ms, extent.last_ms) == ("unrecorded", "archive", 3, 4)
-    assert [one.rule for one in extents_of([*books, _book("not_in_broker", 1)], inputs, [])] == [
+    assert [one.rule for one in extents_of([*verdict_counts, _count("not_in_broker", 1)], inputs, [])] == [
         "not_in_broker", "unrecorded"
     ]  # fmt: skip
 
@@ -257,8 +257,8 @@ def _extent(rule: str, *, source: str, what: str, scope: Scope = Scope.MESSAGE) 
                   last_ms=14 * HOUR_MS)  # fmt: skip
 
 
-def _book(rule: str, count: int) -> Book:
-    return Book(
+def _count(rule: str, count: int) -> VerdictCount:
+    return VerdictCount(
         scope=Scope.MESSAGE, topic="t", of="", state=State.LOST, severity=Severity.FINDING, rule=rule, count=count
     )
 

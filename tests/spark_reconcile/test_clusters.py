@@ -21,6 +21,7 @@ from spark_reconcile import run_windows
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
+from tests.fixtures.spark_classes import archive_options
 from tests.spark_reconcile.faults import plant_all
 from tests.spark_reconcile.timed_ids import with_timed_ids
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, SETTINGS, World
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 START_SECONDS_MAX = 300
 END_SECONDS_MAX = 120
 RUN_SECONDS_MAX = 480
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+QUICK_JAVA = f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC {archive_options()}"
 # Of so few rows all time is starting, compiling and planning: as of small runs in spark_reconcile.load.spark_session.
 QUICK = {
     "spark.sql.shuffle.partitions": "2",
@@ -60,6 +61,7 @@ settings = settings_of(read_config(Path(path)), folder=Path(path).parent)
 summary = run_windows(settings, since_ms=int(since_ms), now_ms=int(now_ms), master=master, pause=lambda _: None)
 print(summary.sentence)
 """
+PROPERTIES = "spark.properties"
 CONFIG = f'{SETTINGS}[output]\nfolder = "here"\n'
 SINCE_MS = NOW_MS - 5 * HOUR_MS
 Findings = set[tuple[str, str | None, str]]
@@ -150,15 +152,17 @@ def _written(database: Database, folder: Path) -> Path:
     world.write(database, folder, records_a_segment=(len(world.actions) + 1) // 2)
     config = folder / "here.toml"
     config.write_text(CONFIG.format(url=database.url))
-    (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in QUICK.items()))
+    (folder / PROPERTIES).write_text("".join(f"{name} {value}\n" for name, value in QUICK.items()))
     return config
 
 
 def _run(config: Path, master: str) -> str:
     arguments = [str(config), master, str(NOW_MS), str(SINCE_MS)]
+    # A folder of settings would be on the class path, which the archive of Spark's classes must be made for.
+    submitted = f"--properties-file {config.parent / PROPERTIES} pyspark-shell"
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=RUN_SECONDS_MAX,
-        env={**_environment(), "SPARK_CONF_DIR": str(config.parent)},
+        env={**_environment(), "PYSPARK_SUBMIT_ARGS": submitted},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3_000:]
     return ended.stdout.strip().splitlines()[-1]

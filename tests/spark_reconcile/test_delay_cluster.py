@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox_broker.delay_service.exported_segments import JournalFiles
+from outbox_broker.delay_service.exported_segments import ExportedSegments
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from outbox_core.messages.message import DUE_HEADER
@@ -33,7 +33,7 @@ def record(name: str, *, headers: dict[str, str], deliver_at_ms: int | None = No
 
 @pytest.mark.parametrize("is_usual", [True, False], ids=["by the column", "one by one"])
 def test_the_due_time_of_a_message_that_was_passed_on_when_due_is_in_its_header(tmp_path: Path, is_usual: bool) -> None:
-    files = JournalFiles(tmp_path / "messages", kind=journal.SegmentKind.MESSAGES, created_at_ms=NOW_MS)
+    files = ExportedSegments(tmp_path / "messages", kind=journal.SegmentKind.MESSAGES, created_at_ms=NOW_MS)
     files.append(
         [
             record("passed-on", headers={"h": "v", DUE_HEADER: "123456"}),
@@ -60,7 +60,7 @@ def test_the_due_time_of_a_message_that_was_passed_on_when_due_is_in_its_header(
 
 def test_a_message_that_the_cluster_holds_though_it_was_for_now_is_late_and_not_lost() -> None:
     names = [rule.name for rule in DELIVERY_RULES]
-    [held] = [rule for rule in DELIVERY_RULES if rule.name == "held_by_the_delay_cluster"]
+    [held] = [rule for rule in DELIVERY_RULES if rule.name == "held_by_delay_cluster"]
 
     assert names.index(held.name) < names.index("placing_in_grace") < names.index("never_placed")
     assert (str(held.state), str(held.severity)) == ("late", "attention")

@@ -39,7 +39,7 @@ def test_deleted_groups_and_topics_are_no_finding_and_those_made_again_are_judge
     assert summary.balanced
     assert {one for one in found if one[1] == "stays"} == {_done(f"m{number}", "stays") for number in range(4)}
     assert {one for one in found if one[1] == "again"} == {_done(f"m{number}", "again") for number in range(3)} | {
-        ("m3", "again", "late", "not_handed_out")
+        ("m3", "again", "late", "not_delivered")
     }
     assert {one for one in found if one[1] == "gone"} == {_done("m0", "gone")} | {
         (f"m{number}", "gone", "settled", "group_deleted") for number in (1, 2, 3)

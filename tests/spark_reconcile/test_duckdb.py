@@ -13,7 +13,7 @@ from benchmarks.reconcile.contest import ours
 from benchmarks.reconcile.faults import changed, doubled, lost, phantom, unannounced
 from benchmarks.reconcile.records import write_records
 from spark_reconcile.results.window_store import WindowStore
-from spark_reconcile.results.window_totals import books_of
+from spark_reconcile.results.window_totals import verdict_counts_of
 from spark_reconcile.rules.verdict_rule import Scope
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ def test_spark_finds_what_duckdb_finds_and_what_was_planted(spark: SparkSession,
 
 def _counted(output: Path) -> tuple[int, int]:
     """How many messages and business rows have a verdict, in bulk or each by itself."""
-    books = books_of(window.result for window in WindowStore(output).windows.values())
-    counts = [sum(one.count for one in books if one.scope is scope) for scope in (Scope.MESSAGE, Scope.BUSINESS)]
+    verdict_counts = verdict_counts_of(window.result for window in WindowStore(output).windows.values())
+    counts = [
+        sum(one.count for one in verdict_counts if one.scope is scope) for scope in (Scope.MESSAGE, Scope.BUSINESS)
+    ]
     return counts[0], counts[1]
 
 

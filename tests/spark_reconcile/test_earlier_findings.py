@@ -14,7 +14,7 @@ import pytest
 from spark_reconcile import run_windows
 from spark_reconcile.report.page import page_of
 from spark_reconcile.report.prometheus import metrics_text
-from spark_reconcile.results.summary import Book, Summary, WindowCounts
+from spark_reconcile.results.summary import Summary, VerdictCount, WindowCounts
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids
@@ -23,16 +23,16 @@ from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World, no_wait
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOST = Book(
+LOST = VerdictCount(
     scope=Scope.MESSAGE, topic="t", of="", state=State.LOST, severity=Severity.FINDING, rule="not_in_broker", count=2
 )
-LATE = Book(
+LATE = VerdictCount(
     scope=Scope.DELIVERY, topic="t", of="g", state=State.LATE, severity=Severity.ATTENTION, rule="not_fired", count=3
 )
 
 
 def test_earlier_findings_alone_are_not_balanced_and_said_so_at_once() -> None:
-    summary = _summary(earlier=4, books=[LATE])
+    summary = _summary(earlier=4, verdict_counts=[LATE])
 
     assert not summary.balanced
     assert summary.sentence == (
@@ -48,12 +48,12 @@ def test_earlier_findings_alone_are_not_balanced_and_said_so_at_once() -> None:
 
 
 def test_earlier_findings_are_named_beside_those_of_the_span() -> None:
-    assert _summary(earlier=1, books=[LOST]).sentence == (
+    assert _summary(earlier=1, verdict_counts=[LOST]).sentence == (
         "Not balanced: 2 lost and 1 finding of earlier hours. Earlier hours count as they were last judged; an earlier "
         "--since judges them again."
     )
-    assert _summary(earlier=0, books=[LOST]).sentence == "Not balanced: 2 lost."
-    balanced = _summary(earlier=0, books=[])
+    assert _summary(earlier=0, verdict_counts=[LOST]).sentence == "Not balanced: 2 lost."
+    balanced = _summary(earlier=0, verdict_counts=[])
     assert balanced.sentence == "Balanced: all of 10 messages, 3 deliveries and 0 business rows are explained."
     assert "\nrecon_balanced 1\n" in metrics_text(balanced)
 
@@ -87,10 +87,11 @@ def test_a_later_span_ends_with_exit_status_1_while_an_earlier_finding_stands(
     assert summary["sentence"].startswith("Not balanced: 1 finding of earlier hours.")
 
 
-def _summary(*, earlier: int, books: list[Book]) -> Summary:
+def _summary(*, earlier: int, verdict_counts: list[VerdictCount]) -> Summary:
     return Summary(
         run_id="r", judged_at_ms=NOW_MS, business_rows=0, messages=10, message_groups=3, stored=10, delivered=0,
-        redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0, books=books,
+        redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0,
+        verdict_counts=verdict_counts,
         windows=WindowCounts(
             since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS, windows=1, judged=1, open=0, not_closed=0, looked_at=2,
             resolved=0, earlier_findings=earlier,

@@ -1,15 +1,18 @@
-"""Evidence of few rows is in one partition. Verdicts on many partitions are compared in test_reconciliation."""
+"""Few rows are in one partition, and literals. Verdicts on many partitions are compared in test_reconciliation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.functions import expr
 
 from spark_reconcile import Settings
-from spark_reconcile.core.dataframes import gathered
+from spark_reconcile.core.dataframes import LITERAL_ROWS_MAX, computed, gathered
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.load.evidence import read_all
 from spark_reconcile.load.read_plan import check_sources
@@ -29,6 +32,40 @@ def test_up_to_the_limit_rows_are_gathered_and_more_are_not(spark: SparkSession)
 
     assert (few.rdd.getNumPartitions(), many.rdd.getNumPartitions()) == (1, 4)
     assert few.collect() == many.collect()
+
+
+def test_few_rows_are_fetched_by_one_job_and_are_those_of_a_checkpoint(spark: SparkSession) -> None:
+    scoped = "collect_list(named_struct('scope', if(id % 2 = 0, null, 's'), 'time_ms', id)) as cancels"
+    frame = spark.range(0, 10, 1, 4).selectExpr("id", "id % 3 as place").groupBy("place").agg({"id": "max"})
+    nested = spark.range(0, 10, 1, 1).groupBy().agg(expr(scoped))
+
+    with _jobs(spark, "few rows") as jobs:
+        few = computed(frame, is_few=True)
+        read = (few.count(), few.is_empty(), sorted(few.rows()))
+        assert len(jobs()) == 1
+    many = computed(frame, is_few=False)
+
+    assert (few.table is None, many.table is None) == (False, True)
+    assert read == (many.count(), many.is_empty(), sorted(many.rows())) == (3, False, [(0, 9), (1, 7), (2, 8)])
+    assert sorted(few.frame.collect()) == sorted(many.frame.collect())
+    assert computed(nested, is_few=True).frame.collect() == computed(nested, is_few=False).frame.collect()
+
+
+def test_none_and_too_many_rows_are_computed_as_what_they_are(spark: SparkSession) -> None:
+    none, many = (computed(spark.range(rows), is_few=True) for rows in (0, LITERAL_ROWS_MAX + 1))
+
+    assert (none.is_empty(), none.rows(), none.frame.columns) == (True, [], ["id"])
+    assert (many.table, many.count(), many.is_empty()) == (None, LITERAL_ROWS_MAX + 1, False)
+
+
+@contextmanager
+def _jobs(spark: SparkSession, group: str) -> Iterator[Callable[[], Sequence[int]]]:
+    """What is yielded returns the jobs that Spark has started within this context."""
+    spark.sparkContext.setJobGroup(group, group)
+    try:
+        yield lambda: spark.sparkContext.statusTracker().getJobIdsForGroup(group)
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def test_evidence_of_few_rows_is_in_one_partition_each_and_that_of_many_is_as_it_was_read(

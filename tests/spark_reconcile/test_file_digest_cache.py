@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_reconcile import Settings, run_windows
-from spark_reconcile.compare.file_digest_cache import FOLDER, INDEX, DigestCache
+from spark_reconcile.compare.file_digest_cache import FOLDER, INDEX, FileDigestCache
 from spark_reconcile.compare.key_digests import digest
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.results.window_store import WindowStore
@@ -157,11 +157,10 @@ def test_a_file_that_is_replaced_while_it_is_scanned_is_not_kept(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("groups", [True, False])
 def test_a_changed_file_opens_exactly_its_hour_and_only_its_hours_files_are_drilled(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, groups: bool
+    spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
-    world = _world(groups=groups)
+    world = _world(groups=True)
     settings, hours = _moved(world, sqlite, tmp_path)
     for number in range(2):  # the log's segments are files from the second run on
         run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + number, session=spark, pause=no_wait)
@@ -199,11 +198,12 @@ def test_verdicts_are_the_same_with_and_without_kept_digests_whatever_changes_in
     for number in range(rounds):
         given = {"since_ms": SINCE_MS, "now_ms": NOW_MS + number, "session": spark, "pause": no_wait}
         kept = run_windows(settings, **given)
-        fresh = replace(settings, output=tmp_path / f"fresh-{number}")
-        anew = run_windows(fresh, **given)
+        if number:  # of the first run nothing was kept
+            fresh = replace(settings, output=tmp_path / f"fresh-{number}")
+            anew = run_windows(fresh, **given)
 
-        assert _rows_of_windows(settings) == _rows_of_windows(fresh), number
-        assert _books(kept) == _books(anew), number
+            assert _rows_of_windows(settings) == _rows_of_windows(fresh), number
+            assert _books(kept) == _books(anew), number
         for _ in range(3):
             random.choice([_change, _merge, _move_to_table, _come_late])(random, world, hours, settings)
         for name in {path.name for path in settings.archives[0].iterdir()} - hours.keys():
@@ -315,7 +315,7 @@ def _known(
         return found.read(names)
 
     files = Files(leg=found.leg, names=found.names, read=reading)
-    known = DigestCache(output, limits, checkpoint=checkpoint).known(spark, [files])
+    known = FileDigestCache(output, limits, checkpoint=checkpoint).known(spark, [files])
     return _summed(known.sums) if known.sums is not None else set(), sorted(scanned)
 
 

@@ -37,11 +37,11 @@ Verdict = tuple[str, str, str]
 
 
 def _late(*names: str) -> set[Verdict]:
-    return {(name, "late", "not_handed_out") for name in names}
+    return {(name, "late", "not_delivered") for name in names}
 
 
 def _not_wanted(*names: str) -> set[Verdict]:
-    return {(name, "settled", "not_wanted") for name in names}
+    return {(name, "settled", "filtered_out") for name in names}
 
 
 def _changed(*names: str) -> set[Verdict]:
@@ -81,15 +81,16 @@ def test_each_message_is_judged_by_the_one_filter_that_was_asked_about_it(
                 session=spark, pause=no_wait)  # fmt: skip
 
     assert summary.sentence == "Not balanced: 1 phantom.", "it is looked at twice, with its deliveries"
-    waiting = {"picky": ("pending", "waiting"), "changed": ("settled", "not_wanted"), "freed": ("pending", "waiting"),
-               "sought": ("settled", "not_wanted")}  # fmt: skip
+    waiting = {"picky": ("pending", "waiting"), "changed": ("settled", "filtered_out"), "freed": ("pending", "waiting"),
+               "sought": ("settled", "filtered_out")}  # fmt: skip
     found = _verdicts(_tables(summary), names)
     assert found == {group: {*rows, ("fresh-urgent", *waiting[group])} for group, rows in WANTED.items()}
     assert _verdicts(_hours(replace(settings, output=tmp_path / "hourly")), names) == WANTED
 
 
 @pytest.mark.spark
-def test_what_was_evaluated_once_is_not_read_again(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_few", [True, False])
+def test_what_was_evaluated_once_is_not_read_again(spark: SparkSession, tmp_path: Path, is_few: bool) -> None:
     records = [_record(number, kind) for number, kind in enumerate(("urgent", "plain"))]
     (path,) = write_log(tmp_path / "messages", journal.SegmentKind.MESSAGES, records, 10)
     evaluation = FilterEvaluation(survey(tmp_path, "messages"))
@@ -104,7 +105,7 @@ def test_what_was_evaluated_once_is_not_read_again(spark: SparkSession, tmp_path
     deliveries = spark.createDataFrame(asked, schema)
 
     def answers() -> set[tuple[str, int, int]]:
-        rows = evaluation.with_wanted(deliveries, groups, skew_ms=0).collect()
+        rows = evaluation.with_wanted(deliveries, groups, skew_ms=0, is_few=is_few).collect()
         return {(row["consumer_group"], row["sequence"], row["wanted"]) for row in rows}
 
     first = answers()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RESPELLED = {
-    ("message", "key_respelled", "mismatch", "finding"): 3,
-    ("business", "message_key_respelled", "mismatch", "finding"): 3,
+    ("message", "key_spelling_differs", "mismatch", "finding"): 3,
+    ("business", "message_key_spelling_differs", "mismatch", "finding"): 3,
     ("business", "no_message", "lost", "finding"): 1,
     ("message", "no_business_row", "phantom", "finding"): 1,
 }
@@ -28,18 +28,18 @@ RESPELLED = {
 
 @pytest.mark.spark
 def test_keys_that_differ_only_in_case_or_trailing_blanks_are_one_finding_and_nothing_is_called_lost(
-    database: Database, tmp_path: Path, spark: SparkSession
+    mysql_like: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
-    settings = _with_text_keys(database, tmp_path)
+    settings = _with_text_keys(mysql_like, tmp_path)
 
     summary = run(settings, session=spark, now_ms=NOW_MS, pause=no_wait)
 
     assert _findings(summary) == RESPELLED
     assert summary.sentence == "Not balanced: 1 lost, 1 phantom, 3 mismatch."
-    assert {one.key for one in summary.examples if one.rule == "key_respelled"} == {"a1", "b2 ", "C3"}
+    assert {one.key for one in summary.examples if one.rule == "key_spelling_differs"} == {"a1", "b2 ", "C3"}
     folder = Path(summary.folder)
     assert [one.key for one in unpublished_rows([folder], rows_max=10)] == ["lost"], "none is to be published again"
-    confirmed = pq.read_table(folder / "verdicts", filters=[("rule", "=", "key_respelled")]).to_pylist()
+    confirmed = pq.read_table(folder / "verdicts", filters=[("rule", "=", "key_spelling_differs")]).to_pylist()
     assert [row["confirmed"] for row in confirmed] == [True] * 3
 
 
@@ -55,7 +55,7 @@ def test_by_the_hour_such_keys_are_the_same_findings(sqlite: Database, tmp_path:
 def _findings(summary: Summary) -> dict[tuple[str, str, str, str], int]:
     return {
         (str(one.scope), one.rule, str(one.state), str(one.severity)): one.count
-        for one in summary.books
+        for one in summary.verdict_counts
         if one.severity == "finding"
     }
 

@@ -45,8 +45,8 @@ def test_a_message_whose_note_a_kill_took_is_settled_or_waits_for_its_time(
     found = {row["message_id"]: row["rule"] for row in _rows(Path(summary.folder)) if row["scope"] == "message"}
     assert summary.sentence.startswith("Balanced")
     assert Counter(found[one] for one in noteless) == {"stored": len(noteless)}
-    assert Counter(found[one] for one in missing) == {"scheduled_out_of_sight": len(missing)}
-    assert set(found.values()) == {"stored", "scheduled_out_of_sight"}
+    assert Counter(found[one] for one in missing) == {"schedule_not_in_log": len(missing)}
+    assert set(found.values()) == {"stored", "schedule_not_in_log"}
     deliveries = [row["rule"] for row in _rows(Path(summary.folder)) if row["message_id"] in noteless]
     assert set(deliveries) == {"stored", "done"}
 

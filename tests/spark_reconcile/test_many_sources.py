@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.spark
-def test_two_instances_and_a_parquet_archive_are_one_run(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+def test_two_instances_and_a_parquet_archive_that_a_url_names_are_one_run(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
     first, second = _world(6), World(last_order=100)
     second.stored, second.actions, second.sequences = first.stored, first.actions, first.sequences
     for _ in range(4):
@@ -39,11 +41,12 @@ def test_two_instances_and_a_parquet_archive_are_one_run(spark: SparkSession, sq
     first.write_tables(sqlite)
     (tmp_path / "moved").mkdir()
     pq.write_table(pa.Table.from_pylist(moved), tmp_path / "moved" / "day.parquet")
-    both = replace(settings, outboxes=[OutboxSource(url=other.url)], archives=[tmp_path / "moved"])
+    both = replace(settings, outboxes=[OutboxSource(url=other.url)], archives=[(tmp_path / "moved").as_uri()])
 
     summary = run(both, session=spark, now_ms=NOW_MS)
 
     assert (summary.business_rows, summary.messages) == (11, 11)
+    assert {(one.scope, one.rule): one.count for one in summary.verdict_counts}["message", "stored"] == 10
     assert summary.count(State.UNSENT) == 1
     assert summary.sentence == "Not balanced: 1 unsent."
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from outbox_core.runtime.retention_hold import EvidenceWatermark
+from outbox_core.runtime.retention_hold import RetentionHold
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.retention_hold_writer import needed_since, write_needed
@@ -39,9 +39,9 @@ def test_an_hour_that_a_source_does_not_hold_any_more_needs_that_source_no_longe
 def test_what_is_written_is_what_those_who_purge_read(tmp_path: Path) -> None:
     written = write_needed(tmp_path, [0], [_input("broker", 0)], slack_ms=5, now_ms=7)
 
-    read = msgspec.json.decode((tmp_path / "judged.json").read_bytes(), type=EvidenceWatermark)
+    read = msgspec.json.decode((tmp_path / "judged.json").read_bytes(), type=RetentionHold)
 
-    assert read == written == EvidenceWatermark(written_at_ms=7, needed_since_ms={"broker": HOUR_MS - 5})
+    assert read == written == RetentionHold(written_at_ms=7, needed_since_ms={"broker": HOUR_MS - 5})
 
 
 def _input(source: str, reach_ms: int | None) -> InputExtent:

@@ -12,7 +12,7 @@ from spark_reconcile import Settings
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.writer import publish, write_aggregates
 from spark_reconcile.results.output_folder import staging
-from spark_reconcile.results.summary import Book, Summary, WindowCounts
+from spark_reconcile.results.summary import Summary, VerdictCount, WindowCounts
 from spark_reconcile.results.window_totals import Tally
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 
@@ -64,13 +64,13 @@ def test_counts_by_topic_and_hour_are_those_of_the_windows(tmp_path: Path) -> No
     tallies = {HOUR_MS: Tally(), 0: Tally()}
     tallies[0].add((Scope.MESSAGE, "order.paid", "", "stored"), 3)
     tallies[0].add((Scope.BUSINESS, "order.paid", "rule", "announced"), 3)
-    tallies[HOUR_MS].add((Scope.DELIVERY, "order.paid", "mail", "not_handed_out"), 2)
+    tallies[HOUR_MS].add((Scope.DELIVERY, "order.paid", "mail", "not_delivered"), 2)
 
     write_aggregates(tmp_path / "aggregates", {start: tally.as_result() for start, tally in tallies.items()})
 
     assert [tuple(row.values()) for row in pq.read_table(tmp_path / "aggregates").to_pylist()] == [
         ("message", "order.paid", None, "settled", "stored", 0, 3),
-        ("delivery", "order.paid", "mail", "late", "not_handed_out", HOUR_MS, 2),
+        ("delivery", "order.paid", "mail", "late", "not_delivered", HOUR_MS, 2),
     ]
 
 
@@ -81,7 +81,7 @@ def _settings(folder: Path, password: str) -> Settings:
 
 
 def _published(settings: Settings, *, hours: bool) -> Path:
-    lost = Book(
+    lost = VerdictCount(
         scope=Scope.MESSAGE, topic="t", of="", state=State.LOST, severity=Severity.FINDING, rule="not_in_broker",
         count=2,
     )  # fmt: skip
@@ -91,7 +91,8 @@ def _published(settings: Settings, *, hours: bool) -> Path:
     with staging(settings.output, now_ms=0) as stage:
         summary = Summary(
             run_id=stage.run_id, judged_at_ms=0, business_rows=0, messages=2, message_groups=0, stored=0, delivered=0,
-            redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0, books=[lost],
+            redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0,
+            verdict_counts=[lost],
             inputs=[InputExtent(source="broker", what="log", rows=1, first_ms=1, last_ms=5, complete_since_ms=None,
                           complete_until_ms=4)],
             windows=counts if hours else None, took_seconds={"read": 1.5, "judge": 3.0},

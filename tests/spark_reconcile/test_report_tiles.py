@@ -9,7 +9,7 @@ import pytest
 
 from spark_reconcile import Summary
 from spark_reconcile.report.page import page_of
-from spark_reconcile.results.run_figures import book
+from spark_reconcile.results.run_figures import verdict_count
 from spark_reconcile.results.summary import UnjudgedHours, WindowCounts
 from spark_reconcile.rules.verdict_rule import Scope
 
@@ -67,9 +67,9 @@ def _tiles(summary: Summary) -> tuple[dict[str, int], dict[str, str]]:
     return {name: int(number.replace(",", "")) for _, number, name in found}, {name: style for style, _, name in found}
 
 
-def _summary(*books: tuple[Scope, str, int]) -> Summary:
+def _summary(*verdict_counts: tuple[Scope, str, int]) -> Summary:
     return Summary(
         run_id="r", judged_at_ms=NOW_MS, business_rows=0, messages=0, message_groups=0, stored=0, delivered=0,
         redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0,
-        books=[book(scope, "t", "", rule, count=count) for scope, rule, count in books],
+        verdict_counts=[verdict_count(scope, "t", "", rule, count=count) for scope, rule, count in verdict_counts],
     )  # fmt: skip

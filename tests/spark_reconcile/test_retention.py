@@ -57,7 +57,7 @@ def test_a_loss_is_found_and_nothing_else_after_the_logs_have_lost_their_beginni
     }
     assert ("message-79", TICKETS, "settled", "done") in found
     assert ("message-79", MAIL, "settled", "done") in found
-    assert ("message-79", IDLE, "unknown", "not_wanted_or_waiting") in found
+    assert ("message-79", IDLE, "unknown", "filtered_out_or_waiting") in found
     whole = {("message-1", TICKETS, "unknown", "action_log_out_of_reach"), (CANCELED, "", "settled", "stored"),
              (CANCELED, MAIL, "unknown", "cancel_out_of_reach")}  # fmt: skip
     cut = {("message-1", TICKETS, "unknown", "message_out_of_reach"), (CANCELED, "", "unknown", "cancel_out_of_reach")}

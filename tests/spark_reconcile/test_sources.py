@@ -25,7 +25,7 @@ from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.load.read_plan import check_sources
 from spark_reconcile.load.spark_session import Size
-from spark_reconcile.sources.dbapi_reader import Place, Reader, reading
+from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
 from spark_reconcile.sources.log_records import ACTION_SCHEMA, RUN_SCHEMA, action_rows
 from spark_reconcile.sources.log_segments import survey
 from spark_reconcile.sources.log_source import BrokerLogSource, PushingLogReader, SegmentPart
@@ -121,7 +121,7 @@ def test_a_log_whose_beginning_was_dropped_reaches_back_to_its_first_segment(
 
     assert summary.balanced
     assert sorted(
-        (book.scope, book.rule, book.of, book.count) for book in summary.books if book.state == "unknown"
+        (one.scope, one.rule, one.of, one.count) for one in summary.verdict_counts if one.state == "unknown"
     ) == [
         ("business", "message_unknown", "paid orders are announced", 5),
         ("delivery", "message_out_of_reach", "tickets", 5),
@@ -364,9 +364,9 @@ def test_java_is_set_for_how_much_there_is_to_read(written: Settings) -> None:
 
 @pytest.mark.spark
 def test_reading_in_ranges_gives_the_same_verdicts_as_one_snapshot(
-    database: Database, tmp_path: Path, spark: SparkSession
+    mysql_like: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
-    settings = replace(_world(10).write(database, tmp_path), limits=RunLimits(snapshot_rows_max=0))
+    settings = replace(_world(10).write(mysql_like, tmp_path), limits=RunLimits(snapshot_rows_max=0))
 
     summary = run(settings, session=spark, now_ms=NOW_MS)
 
@@ -401,7 +401,7 @@ def test_clocks_that_are_apart_make_a_run_as_patient(
     written: Settings, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, patience: tuple[float, float]
 ) -> None:
     monkeypatch.setattr("spark_reconcile.load.read_plan.time.time_ns", lambda: NOW_MS * 1_000_000)
-    monkeypatch.setattr(Reader, "now_ms", lambda _: NOW_MS + ahead_ms)
+    monkeypatch.setattr(DbApiReader, "now_ms", lambda _: NOW_MS + ahead_ms)
 
     plan = check_sources(written)
 
@@ -415,7 +415,7 @@ def test_an_inbox_is_read_from_where_a_span_begins_by_its_own_clock(
     written: Settings, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, earlier_ms: int
 ) -> None:
     monkeypatch.setattr("spark_reconcile.load.read_plan.time.time_ns", lambda: NOW_MS * 1_000_000)
-    monkeypatch.setattr(Reader, "now_ms", lambda _: NOW_MS + ahead_ms)
+    monkeypatch.setattr(DbApiReader, "now_ms", lambda _: NOW_MS + ahead_ms)
 
     plan = check_sources(written, span=Span(since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS))
 

@@ -13,13 +13,13 @@ from typer.testing import CliRunner, Result
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Grace, Settings, Summary
 from spark_reconcile.cli.run_command import app
-from spark_reconcile.core.chart_time_axis import Axis
+from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.writer import publish
 from spark_reconcile.results.common_causes import Cause
 from spark_reconcile.results.latencies import Hop, Hour, keep_hours
 from spark_reconcile.results.output_folder import staging
-from spark_reconcile.results.summary import Book, Example, Latency, UnjudgedHours, WindowCounts
+from spark_reconcile.results.summary import Example, Latency, UnjudgedHours, VerdictCount, WindowCounts
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import Tally
@@ -163,8 +163,8 @@ def _published(output: Path, *, lost: int = 2) -> Summary:
             run_id=stage.run_id, judged_at_ms=NOW_MS, business_rows=1, messages=12, message_groups=4, stored=10,
             delivered=4, redelivered=1, acknowledged=3, resent=1, deduplicated_by_broker=0, deduplicated_by_inbox=1,
             causes=[Cause(sentence="It ends.", source="broker", what="message log", count=lost)],
-            books=[Book(scope=Scope.MESSAGE, topic="t", of="", state=State.LOST, severity=Severity.FINDING,
-                        rule="not_in_broker", count=lost)],
+            verdict_counts=[VerdictCount(scope=Scope.MESSAGE, topic="t", of="", state=State.LOST,
+                        severity=Severity.FINDING, rule="not_in_broker", count=lost)],
             latencies=[Latency(hop="commit to broker", topic="t", of="", count=9, p50_ms=3, p95_ms=5, p99_ms=8,
                                longest_ms=90)],
             examples=[_example()],
@@ -181,7 +181,7 @@ def _published(output: Path, *, lost: int = 2) -> Summary:
             folder=str(stage.final), clocks={"db": 3_000}, took_seconds={"read": 1.5}, grace=settings.grace,
             windows=WindowCounts(since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS, windows=1, judged=1, open=0, not_closed=0,
                                  looked_at=2, resolved=3),
-            flow=Flow(axis=Axis(NOW_MS - HOUR_MS, 60_000, 60), events={"stored": {0: 5, 7: 5}, "handed out": {8: 4},
+            flow=Flow(axis=TimeAxis(NOW_MS - HOUR_MS, 60_000, 60), events={"stored": {0: 5, 7: 5}, "handed out": {8: 4},
                       "acknowledged": {9: 3}}, trouble={State.LOST: {0: lost}}),
         )  # fmt: skip
         publish(summary, settings, stage=stage)

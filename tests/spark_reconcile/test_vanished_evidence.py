@@ -125,7 +125,7 @@ def test_a_broker_at_work_whose_consumers_take_long_is_not_accused(
         engine.close()
 
     assert (summary.balanced, note_of(summary, "action log")) == (True, "")
-    assert [one.rule for one in summary.books if one.of == TICKETS and "handled" in one.rule] == [
+    assert [one.rule for one in summary.verdict_counts if one.of == TICKETS and "handled" in one.rule] == [
         "handled_not_acknowledged"
     ]
 

@@ -14,7 +14,7 @@ from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.core.time_arguments import length_ms, moment_ms
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.prometheus import metrics_text, write_metrics
-from spark_reconcile.results.summary import Book, Summary, WindowCounts
+from spark_reconcile.results.summary import Summary, VerdictCount, WindowCounts
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 
 HOUR_MS = 3_600_000
@@ -98,7 +98,7 @@ def test_times_are_dates_moments_and_ages() -> None:
 
 
 def _summary() -> Summary:
-    lost = Book(
+    lost = VerdictCount(
         scope=Scope.MESSAGE,
         topic="t",
         of="",
@@ -110,7 +110,7 @@ def _summary() -> Summary:
     return Summary(
         run_id="r", judged_at_ms=1_800_000_000_000, business_rows=0, messages=2, message_groups=0, stored=0,
         delivered=0, redelivered=0, acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0,
-        resolved=3, books=[lost], inputs=[
+        resolved=3, verdict_counts=[lost], inputs=[
             InputExtent(source="business", what='a "rule"', rows=1, first_ms=1, last_ms=5000, complete_since_ms=0)
         ],
         windows=WindowCounts(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,8 @@ from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import Tally, findings_of, published_topics
 from spark_reconcile.rules.verdict_rule import Scope
 from spark_reconcile.runs.stored_run import stored_hours
-from spark_reconcile.sources.dbapi_reader import Reader
-from tests.fixtures.databases import Database
+from spark_reconcile.sources.dbapi_reader import DbApiReader
+from tests.fixtures.databases import Database, sqlite_database
 from tests.spark_reconcile.faults import plant_all
 from tests.spark_reconcile.timed_ids import timed_id, with_timed_ids
 from tests.spark_reconcile.world import (
@@ -52,24 +53,51 @@ PLAIN = {"stored", "done", "announced"}
 SINCE_MS = NOW_MS - 5 * HOUR_MS
 LATEST = NOW_MS // HOUR_MS * HOUR_MS - HOUR_MS
 """The last hour that is over."""
+KEYLESS = "KEYLESS"
+"""The status of orders whose rule, `nameless`, finds no key in them."""
+WITHOUT_KEY = [(NOW_MS - 4 * HOUR_MS + MINUTE_MS, 2), (NOW_MS - 3 * HOUR_MS, 1), (NOW_MS - HOUR_MS, 1)]
+"""Verdicts on them: the newest time in an hour, and how many rows it has."""
+BOTH_RULES = {"901": 2, "902": 3, "903": 1}
+"""Keys that two rules ask for a message each, and how many each has."""
+SETTLED = 20
+"""How many orders come first for which all is well, where runs follow one another."""
+ASTRAY = timed_id("astray", NOW_MS - 30 * HOUR_MS)
+"""An id that was made by a clock that was wrong by a day."""
+
+
+# -- a whole run and one by the hour ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A whole run and one by the hour over the same records, among them every fault."""
+
+    settings: Settings
+    world: World
+    whole: Summary
+    hourly: Summary
+    writes: list[str]
+    """What the run by the hour wrote, in order."""
+
+
+@pytest.fixture(scope="module")
+def compared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    folder = tmp_path_factory.mktemp("compared")
+    world = _everything(timed=True)
+    settings = _two_rules_more(world.write(sqlite_database(folder), folder, records_a_segment=40))
+    writes: list[str] = []
+    return Compared(
+        settings=settings,
+        world=world,
+        whole=run(replace(settings, output=folder / "whole"), session=spark, now_ms=NOW_MS),
+        hourly=_run(settings, spark, checkpoint=writes.append),
+        writes=writes,
+    )
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("timed", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_windows_give_the_verdicts_of_a_whole_run(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, timed: bool
-) -> None:
-    world = _world(60)
-    plant_all(world)
-    if timed:
-        with_timed_ids(world)
-        # A producer's clock was wrong by a day: the message belongs to the hour of its row, and is lost there.
-        astray = timed_id("astray", NOW_MS - 30 * HOUR_MS)
-        world.sent(astray, key=str(world.order(age_ms=2 * HOUR_MS)), age_ms=2 * HOUR_MS)
-    settings = world.write(sqlite, tmp_path, records_a_segment=40)
-
-    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS)
-    summary = _run(settings, spark)
+def test_windows_give_the_verdicts_of_a_whole_run(compared: Compared) -> None:
+    settings, whole, summary = compared.settings, compared.whole, compared.hourly
 
     assert _rows_of_windows(settings) == _rows_of_run(whole)
     assert _books(summary) == _books_of_tables(whole)
@@ -79,147 +107,280 @@ def test_windows_give_the_verdicts_of_a_whole_run(
     }
     again = stored_hours(settings.output, since_ms=SINCE_MS, until_ms=NOW_MS)
     assert (again.latencies, again.windows and again.windows.untimed) == (summary.latencies, 0)
-    if timed:
-        assert ("message", astray, None, "not_in_broker", "lost") in _rows_of_windows(settings)
     assert summary.windows is not None
-    if timed:
-        looked_at = summary.windows.looked_at
-        assert looked_at < summary.messages + summary.message_groups - 60, "nothing was settled in bulk"
+    assert summary.windows.looked_at < summary.messages + summary.message_groups - 60, "nothing was settled in bulk"
 
 
 @pytest.mark.spark
-def test_a_key_is_judged_with_all_that_stands_under_it_at_other_times(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
-    world = _world(20)
-    again = world.sent("again", key=str(world.orders[0]["id"]), age_ms=2 * HOUR_MS)
-    sequence = world.store(again, key=str(world.orders[0]["id"]), age_ms=2 * HOUR_MS)
-    for group in (TICKETS, MAIL):
-        world.done(again, sequence, group, age_ms=2 * HOUR_MS)
-    with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
+def test_a_message_whose_id_has_the_time_of_a_wrong_clock_is_lost_in_the_hour_of_its_row(compared: Compared) -> None:
+    assert ("message", ASTRAY, None, "not_in_broker", "lost") in _rows_of_windows(compared.settings)
 
-    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS)
+
+@pytest.mark.spark
+def test_rules_on_one_topic_and_key_ask_for_a_message_each(compared: Compared) -> None:
+    found, of_the_run = (
+        {row for row in rows if row[1] in BOTH_RULES}
+        for rows in (_rows_of_windows(compared.settings), _rows_of_run(compared.whole))
+    )
+
+    assert found == of_the_run
+    assert found == {
+        ("business", key, rule, verdict, state)
+        for rule in ("paid orders are announced", "second")
+        for key, verdict, state in (
+            ("902", "published_twice", "duplicate"), ("903", "too_few_messages", "lost"),
+        )
+    }  # fmt: skip
+    assert sum(one.count for one in compared.hourly.verdict_counts if one.of == "second") == 3
+
+
+@pytest.mark.spark
+def test_rows_without_a_key_are_one_verdict_an_hour(compared: Compared) -> None:
+    of_the_run = pq.read_table(Path(compared.whole.folder) / "business_verdicts").to_pylist()
+
+    for rows in (of_the_run, _tables(compared.settings, "business_verdicts")):
+        assert _without_key(rows) == WITHOUT_KEY
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_messages_whose_ids_have_no_time_get_the_verdicts_of_those_whose_ids_have_one(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, compared: Compared
+) -> None:
+    world = _everything(timed=False)
+    timed = dict(zip(_ids(world), _ids(compared.world), strict=True))
+    settings = _two_rules_more(world.write(sqlite, tmp_path, records_a_segment=40))
+
     summary = _run(settings, spark)
 
-    key = str(world.orders[0]["id"])
-    assert _rows_of_windows(settings) == {
-        ("business", key, "paid orders are announced", "published_twice", "duplicate")
-    }
-    assert _books(summary) == _books_of_tables(whole)
-    assert len(_tables(settings, "business_verdicts")) == 1, "the other orders were settled in bulk"
+    found = {(scope, timed.get(one, one), *rest) for scope, one, *rest in _rows_of_windows(settings)}
+    assert found == _rows_of_windows(compared.settings)
+    assert _books(summary) == _books(compared.hourly)
 
 
 @pytest.mark.spark
-def test_only_windows_that_changed_or_still_move_are_judged_again(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
+@pytest.mark.slow
+def test_a_run_that_is_killed_twice_and_started_again_gives_the_same_tables(
+    spark: SparkSession, tmp_path: Path, compared: Compared
 ) -> None:
-    world = _world(20)
-    with_timed_ids(world)
-    world.settled(age_ms=5 * HOUR_MS)
-    own = world.sent("own-id", key=str(world.order(age_ms=2 * HOUR_MS)), age_ms=2 * HOUR_MS)
-    place = world.store(own, key=world.archive[-1]["message_key"], age_ms=2 * HOUR_MS)
-    world.done(own, place, TICKETS, age_ms=2 * HOUR_MS)
-    settings = world.write(sqlite, tmp_path)
-    first = _run(settings, spark)
-    before = _versions(settings)
+    killed = replace(compared.settings, output=tmp_path / "killed")
+    for write in ("write business_verdicts", "show index"):
+        with pytest.raises(Killed):
+            _run(killed, spark, checkpoint=_kill_at(compared.writes.index(write)))
 
-    unchanged = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS)
-    assert (_judged(first), _judged(unchanged)) == (5, 0)
-    assert _versions(settings) == before
+    _run(killed, spark)
 
-    order = world.order(age_ms=3 * HOUR_MS)
-    late = world.sent(f"{NOW_MS - 3 * HOUR_MS:012x}7abc8{'0' * 15}", key=str(order), age_ms=3 * HOUR_MS)
-    sequence = world.store(late, key=str(order), age_ms=3 * HOUR_MS)
-    for group in (TICKETS, MAIL):
-        world.done(late, sequence, group, age_ms=3 * HOUR_MS)
-    world.done(own, place, MAIL, age_ms=HOUR_MS)  # names no time but that of an hour later
-    world.write(sqlite, tmp_path)
-    third = _run(settings, spark, now_ms=NOW_MS + 2 * MINUTE_MS)
-
-    changed = {start for start, version in _versions(settings).items() if version != before[start]}
-    assert (_judged(third), changed) == (2, {LATEST - 2 * HOUR_MS, LATEST - HOUR_MS})
-    assert (third.messages, third.message_groups, third.balanced) == (23, 46, True)
+    assert _rows_of_windows(killed) == _rows_of_windows(compared.settings)
+    assert _versions(killed) == _versions(compared.settings)
 
 
-@pytest.mark.spark
-def test_a_full_run_looks_at_every_row_of_hours_that_stand(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
-    world = _world(6)
-    with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
-    first = _run(settings, spark)
-
-    again = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS, full=True)
-
-    assert first.windows is not None
-    assert again.windows is not None
-    assert (first.windows.looked_at, again.windows.judged) == (0, 5)
-    assert again.windows.looked_at == again.messages + again.message_groups == 6 * 3
+# -- one run after the other -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.spark
-def test_what_comes_later_opens_every_hour_whose_verdict_it_changes(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
-    world = _world(0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A run of several, and what its windows showed behind it."""
+
+    summary: Summary
+    versions: dict[int, str]
+    rows: set[tuple[Any, ...]]
+    business: list[dict[str, Any]]
+
+    def changed_since(self, earlier: Step) -> list[int]:
+        """How many hours before the latest one the windows lie that were judged again, the oldest first."""
+        changed = sorted(start for start, version in self.versions.items() if version != earlier.versions[start])
+        return [(LATEST - start) // HOUR_MS for start in changed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Runs by the hour on records that change in between. What changed is said at each."""
+
+    first: Step
+    unchanged: Step
+    late: Step
+    """The middle hour got an order with its message, an order without one and a row without a key, and a message of the
+    hour before it was acknowledged by the group that it waited for.
+    """
+    third_message: Step
+    """The key with two messages got one more, in the hour of the second."""
+    changed: Step
+    """A message was parked, a due time was moved, an order came for a message that nobody had asked for, and two
+    messages for orders of an hour that nothing else changed in.
+    """
+    full: Step
+    whole: Summary
+    """A whole run on the last records."""
+    split: str
+    """A key with a message in the oldest hour and one in the hour before the latest."""
+    orders: dict[str, str]
+    """Keys of the others, by what is wrong with them."""
+    parked: str
+
+
+@pytest.fixture(scope="module")
+def steps(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    folder = tmp_path_factory.mktemp("steps")
+    database, world = sqlite_database(folder), _world(SETTLED)
+    _without_keys(world)
     parked = world.unsent("parked", key=str(world.order(age_ms=5 * HOUR_MS)), age_ms=5 * HOUR_MS)
-    twice, lost = world.order(age_ms=4 * HOUR_MS), world.order(age_ms=4 * HOUR_MS)
-    _done(world, "once", key=str(twice), age_ms=4 * HOUR_MS)
+    unsent = world.outbox[0]["message_key"]
+    split = str(world.order(age_ms=5 * HOUR_MS))
+    for age_hours in (5, 2):
+        _done(world, f"{age_hours} hours ago", key=split, age_ms=age_hours * HOUR_MS)
+    twice, lost = (str(world.order(age_ms=4 * HOUR_MS)) for _ in range(2))
+    _done(world, "once", key=twice, age_ms=4 * HOUR_MS)
     moved = _reminded(world, age_ms=3 * HOUR_MS)
     _done(world, "early", key="900", age_ms=90 * MINUTE_MS)
     with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
-    assert _judged(_run(settings, spark)) == 5
-    assert len(_rows_of_windows(settings)) == 4, "unsent, lost, and a message that no row asks for"
+    own = world.sent("own-id", key=str(world.order(age_ms=4 * HOUR_MS)), age_ms=4 * HOUR_MS)
+    place = world.store(own, key=world.archive[-1]["message_key"], age_ms=4 * HOUR_MS)
+    world.done(own, place, TICKETS, age_ms=4 * HOUR_MS)
+    settings = _two_rules_more(world.write(database, folder))
+
+    def step(minute: int, *, full: bool = False) -> Step:
+        world.write(database, folder)
+        summary = _run(settings, spark, now_ms=NOW_MS + minute * MINUTE_MS, full=full)
+        business = _tables(settings, "business_verdicts")
+        return Step(
+            summary=summary, versions=_versions(settings), rows=_rows_of_windows(settings), business=business
+        )  # fmt: skip
+
+    first, unchanged = step(0), step(1)
+
+    order = str(world.order(age_ms=3 * HOUR_MS))
+    _done(world, timed_id("late", NOW_MS - 3 * HOUR_MS), key=order, age_ms=3 * HOUR_MS)
+    alone = str(world.order(age_ms=3 * HOUR_MS))
+    world.order(age_ms=3 * HOUR_MS, status=KEYLESS)
+    world.done(own, place, MAIL, age_ms=3 * HOUR_MS)  # names no time but that of an hour later
+    late = step(2)
+
+    _done(world, timed_id("later", NOW_MS - 2 * HOUR_MS), key=split, age_ms=2 * HOUR_MS)
+    third_message = step(3)
 
     world.outbox[0]["state"] = "parked"
     world.orders[moved - 1]["remind_at_us"] += HOUR_MS * 1000
     world.orders.append({**world.orders[0], "id": 900, "paid_at_us": (NOW_MS - 2 * HOUR_MS) * 1000})
     for key in (twice, lost):
-        _done(world, timed_id(f"late {key}", NOW_MS - 2 * HOUR_MS), key=str(key), age_ms=2 * HOUR_MS)
-    world.write(sqlite, tmp_path)
-    summary = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS)
-    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS + MINUTE_MS)
+        _done(world, timed_id(f"late {key}", NOW_MS - 2 * HOUR_MS), key=key, age_ms=2 * HOUR_MS)
+    changed = step(4)
 
-    assert _rows_of_windows(settings) == {
-        ("message", timed_id(parked, NOW_MS - 5 * HOUR_MS), None, "parked", "parked"),
-        ("business", world.outbox[0]["message_key"], "paid orders are announced", "message_parked", "parked"),
-        ("business", str(twice), "paid orders are announced", "published_twice", "duplicate"),
-        ("business", str(moved), "travellers are reminded", "due_time_differs", "mismatch"),
-    }
-    assert _rows_of_windows(settings) == _rows_of_run(whole)
-    assert _books(summary) == _books_of_tables(whole)
+    return Steps(
+        first=first, unchanged=unchanged, late=late, third_message=third_message, changed=changed,
+        full=step(5, full=True),
+        whole=run(replace(settings, output=folder / "whole"), session=spark, now_ms=NOW_MS + 5 * MINUTE_MS),
+        split=split, parked=timed_id(parked, NOW_MS - 5 * HOUR_MS),
+        orders={"unsent": unsent, "lost": lost, "twice": twice, "moved": str(moved), "alone": alone},
+    )  # fmt: skip
 
 
 @pytest.mark.spark
-def test_a_key_that_is_looked_at_opens_its_other_hours_and_one_that_is_not_opens_none(
+def test_a_key_is_judged_with_all_that_stands_under_it_at_other_times(steps: Steps) -> None:
+    unsent = steps.orders["unsent"]
+
+    assert steps.first.rows == {
+        ("business", steps.split, "paid orders are announced", "published_twice", "duplicate"),
+        ("business", steps.orders["lost"], "paid orders are announced", "no_message", "lost"),
+        ("business", unsent, "paid orders are announced", "message_unsent", "unsent"),
+        ("message", steps.parked, None, "not_sent", "unsent"),
+        ("message", timed_id("early", NOW_MS - 90 * MINUTE_MS), None, "no_business_row", "phantom"),
+        ("delivery", "own-id", MAIL, "not_delivered", "late"),
+        ("business", None, "nameless", "no_key", "unknown"),
+    }
+    looked_at = {row["message_key"] for row in steps.first.business}
+    settled = {str(number) for number in range(1, SETTLED + 1)}
+    assert not looked_at & settled, "orders for which all is well were settled in bulk"
+
+
+@pytest.mark.spark
+def test_hours_in_which_nothing_changed_are_not_judged_again(steps: Steps) -> None:
+    assert (_judged(steps.first.summary), _judged(steps.unchanged.summary)) == (5, 0)
+    assert steps.unchanged.versions == steps.first.versions
+
+
+@pytest.mark.spark
+def test_only_windows_that_changed_are_judged_again(steps: Steps) -> None:
+    first, late = steps.first.summary, steps.late.summary
+
+    assert (_judged(late), steps.late.changed_since(steps.unchanged)) == (2, [3, 2])
+    assert (late.messages, late.message_groups) == (first.messages + 1, first.message_groups + 2)
+    assert late.unexplained == 0
+
+
+@pytest.mark.spark
+def test_what_is_new_under_another_key_opens_no_other_hour_of_a_finding(steps: Steps) -> None:
+    assert steps.late.rows - steps.first.rows == {
+        ("business", steps.orders["alone"], "paid orders are announced", "no_message", "lost"),
+        ("delivery", "own-id", MAIL, "delivered_late", "late"),
+    }
+    assert steps.first.rows - steps.late.rows == {("delivery", "own-id", MAIL, "not_delivered", "late")}, "it came late"
+
+
+@pytest.mark.spark
+def test_rows_without_a_key_are_one_verdict_an_hour_when_it_is_judged_again(steps: Steps) -> None:
+    assert _without_key(steps.first.business) == WITHOUT_KEY
+    (oldest, (middle_ms, middle), latest) = WITHOUT_KEY
+
+    assert _without_key(steps.late.business) == [oldest, (middle_ms, middle + 1), latest]
+
+
+@pytest.mark.spark
+def test_a_key_that_is_looked_at_opens_its_other_hours(steps: Steps) -> None:
+    assert (_judged(steps.third_message.summary), steps.third_message.changed_since(steps.late)) == (2, [4, 1])
+    assert steps.third_message.rows == steps.late.rows
+
+
+@pytest.mark.spark
+def test_what_comes_later_opens_every_hour_whose_verdict_it_changes(steps: Steps) -> None:
+    assert steps.changed.rows == {
+        ("message", steps.parked, None, "parked", "parked"),
+        ("business", steps.orders["unsent"], "paid orders are announced", "message_parked", "parked"),
+        ("business", steps.orders["twice"], "paid orders are announced", "published_twice", "duplicate"),
+        ("business", steps.orders["moved"], "travellers are reminded", "due_time_differs", "mismatch"),
+        ("business", steps.split, "paid orders are announced", "published_twice", "duplicate"),
+        ("business", steps.orders["alone"], "paid orders are announced", "no_message", "lost"),
+        ("business", None, "nameless", "no_key", "unknown"),
+        ("delivery", "own-id", MAIL, "delivered_late", "late"),
+    }
+    assert steps.changed.rows == _rows_of_run(steps.whole)
+    assert _books(steps.changed.summary) == _books_of_tables(steps.whole)
+
+
+@pytest.mark.spark
+def test_a_full_run_looks_at_every_row_of_hours_that_stand(steps: Steps) -> None:
+    summary = steps.full.summary
+
+    assert summary.windows is not None
+    assert summary.windows.judged == 5
+    assert summary.windows.looked_at == summary.messages + summary.message_groups
+    assert (steps.full.rows, _books(summary)) == (steps.changed.rows, _books(steps.changed.summary))
+
+
+# -- what a run does not look at -------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_a_finding_stays_where_the_hours_of_its_key_are_judged_apart(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
-    world = _world(0)
+    world = _world(6)
     twice = str(world.order(age_ms=5 * HOUR_MS))
-    for age_hours in (5, 2):
-        _done(world, f"{age_hours} hours ago", key=twice, age_ms=age_hours * HOUR_MS)
+    for age in (5, 2):
+        _done(world, f"{age} hours ago", key=twice, age_ms=age * HOUR_MS)
     with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
+    settings = replace(world.write(sqlite, tmp_path), limits=RunLimits(windows_a_batch=2))
+    found = ("business", twice, "paid orders are announced", "published_twice", "duplicate")
+
     _run(settings, spark)
-    wrong = ("business", twice, "paid orders are announced", "published_twice", "duplicate")
-    assert _rows_of_windows(settings) == {wrong}
-
-    world.order(age_ms=3 * HOUR_MS)
+    at_first = _rows_of_windows(settings)
+    later = str(world.order(age_ms=5 * HOUR_MS))
     world.write(sqlite, tmp_path)
-    beside = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS)
+    _run(settings, spark, now_ms=NOW_MS + MINUTE_MS)
 
-    assert (_judged(beside), len(_rows_of_windows(settings))) == (1, 2), "what is new is under another key"
-
-    _done(world, timed_id("later", NOW_MS - 2 * HOUR_MS), key=twice, age_ms=2 * HOUR_MS)
-    world.write(sqlite, tmp_path)
-    changed = _run(settings, spark, now_ms=NOW_MS + 2 * MINUTE_MS)
-
-    assert _judged(changed) == 2, "the hour that changed, and the other one of its key"
-    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS + 2 * MINUTE_MS)
-    assert _rows_of_windows(settings) == _rows_of_run(whole)
+    assert at_first == {found}
+    assert _rows_of_windows(settings) == {
+        found, ("business", later, "paid orders are announced", "no_message", "lost")
+    }  # fmt: skip
 
 
 @pytest.mark.spark
@@ -242,133 +403,11 @@ def test_a_message_older_than_the_span_is_of_no_row_in_it_and_costs_nothing(
         return unsettled(rows, messages, covered=covered)
 
     monkeypatch.setattr(drill_down, "unsettled", counting)
-    for full in (False, True):
-        run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=no_wait, full=full)
-        late = ("delivery", world.archive[-1]["id"], MAIL, "handed_out_late", "late")
-        assert _rows_of_windows(settings) == {late}
-        (settings.output / "windows.json").unlink()
+    _run(settings, spark)
+
+    late = ("delivery", world.archive[-1]["id"], MAIL, "delivered_late", "late")
+    assert _rows_of_windows(settings) == {late}
     assert compared == [0], "messages in parts of the span that disagree"
-
-
-@pytest.mark.spark
-def test_rules_on_one_topic_and_key_ask_for_a_message_each(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
-    world = _world(6)
-    both, more, less = (world.order(age_ms=2 * HOUR_MS) for _ in range(3))
-    for order, count in ((both, 2), (more, 3), (less, 1)):
-        for number in range(count):
-            _done(world, f"of-{order}-{number}", key=str(order), age_ms=2 * HOUR_MS)
-    with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
-    again = [Condition(column="id", operator=Operator.IN, values=(both, more, less))]
-    settings = replace(settings, rules=[*settings.rules, replace(settings.rules[0], name="second", where=again)])
-
-    summary = _run(settings, spark)
-
-    assert _rows_of_windows(settings) == {
-        ("business", str(order), rule, verdict, state)
-        for rule in ("paid orders are announced", "second")
-        for order, verdict, state in (
-            (more, "published_twice", "duplicate"), (less, "too_few_messages", "lost"),
-        )
-    }  # fmt: skip
-    assert summary.business_rows == 12
-    whole = run(settings, session=spark, now_ms=NOW_MS)
-    assert whole.sentence == summary.sentence == "Not balanced: 2 lost, 2 duplicate."
-
-
-@pytest.mark.spark
-def test_rows_without_a_key_are_one_verdict_an_hour_however_hours_are_judged(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = _world(0)
-    for age_ms in (3 * HOUR_MS, 3 * HOUR_MS - MINUTE_MS, 2 * HOUR_MS, HOUR_MS):
-        world.order(age_ms=age_ms)
-    settings = world.write(sqlite, tmp_path)
-    nameless = replace(settings.rules[0], name="nameless", key_column="remind_at_us", topic="refund")
-    settings = replace(settings, rules=[nameless], inboxes=[])
-    whole = run(replace(settings, output=tmp_path / "whole"), session=spark, now_ms=NOW_MS)
-    wanted = [(NOW_MS - 3 * HOUR_MS + MINUTE_MS, 2), (NOW_MS - 2 * HOUR_MS, 1), (NOW_MS - HOUR_MS, 1)]
-
-    assert _without_key(pq.read_table(Path(whole.folder) / "business_verdicts").to_pylist()) == wanted
-    for size in (2, 168):
-        some = replace(settings, output=tmp_path / str(size), limits=RunLimits(windows_a_batch=size))
-        summary = _run(some, spark, since_ms=NOW_MS - 3 * HOUR_MS)
-        assert _without_key(_tables(some, "business_verdicts")) == wanted
-        assert summary.sentence == whole.sentence == "Not balanced: 4 unknown."
-
-    world.order(age_ms=2 * HOUR_MS)
-    world.write(sqlite, tmp_path)
-    again = _run(some, spark, since_ms=NOW_MS - 3 * HOUR_MS, now_ms=NOW_MS + 1)
-    wanted[1] = (wanted[1][0], 2)
-    assert (_judged(again), _without_key(_tables(some, "business_verdicts"))) == (1, wanted)
-
-
-@pytest.mark.spark
-def test_what_stands_in_the_outbox_is_told_in_whatever_hour_it_was_made(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
-    world = _world(2)
-    for name, age_ms in {"young": 20 * MINUTE_MS, "old": 40 * HOUR_MS, "sent meanwhile": 39 * HOUR_MS}.items():
-        world.unsent(name, key=str(world.order(age_ms=age_ms)), age_ms=age_ms)
-    world.unsent("fresh", key=None, age_ms=1, topic="newsletter")
-    world.store(world.unsent("stored", key=None, age_ms=30 * HOUR_MS, topic="newsletter"), key=None, topic="newsletter")
-    with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
-
-    def compensate(_: float) -> None:
-        del world.outbox[2]
-        world.write_tables(sqlite)
-
-    summary = _run(settings, spark, pause=compensate)
-
-    assert summary.sentence == "Not balanced: 2 unsent."
-    assert {(one.id, one.rule) for one in summary.examples} == {(row["id"], "not_sent") for row in world.outbox[:2]}
-    assert summary.windows is not None
-    assert (summary.windows.outside, summary.messages) == (3, 5)
-    table = pq.read_table(Path(summary.folder) / "overdue").to_pylist()
-    assert {row["message_id"]: row["rule"] for row in table} == {
-        world.outbox[0]["id"]: "not_sent",
-        world.outbox[1]["id"]: "not_sent",
-        world.outbox[3]["id"]: "not_removed_yet",
-    }
-
-    world.outbox.clear()
-    world.write_tables(sqlite)
-    assert _run(settings, spark, now_ms=NOW_MS + 1).balanced
-
-
-@pytest.mark.spark
-def test_a_suspect_that_a_second_look_clears_is_no_finding(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
-    world = _world(4)
-    orders = [world.order(age_ms=2 * HOUR_MS), world.order(age_ms=2 * HOUR_MS)]
-    names = [world.sent(f"slow-{order}", key=str(order), age_ms=2 * HOUR_MS) for order in orders]
-    with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
-    slow, lost = (row["id"] for row in world.archive[-2:])
-    waits: list[float] = []
-
-    def pause(seconds: float) -> None:
-        waits.append(seconds)
-        sequence = world.store(slow, key=str(orders[0]), age_ms=2 * HOUR_MS, body=names[0])
-        append(settings, "messages", [world.stored[-1]])
-        known = len(world.actions)
-        for group in (TICKETS, MAIL):
-            world.done(slow, sequence, group, age_ms=2 * HOUR_MS)
-        append(settings, "actions", world.actions[known:])
-        world.write_tables(sqlite)
-
-    summary = _run(settings, spark, pause=pause)
-
-    assert waits == [settings.grace.confirm_after_seconds]
-    assert summary.windows is not None
-    assert summary.windows.resolved == 2, "the message and its business row"
-    findings = {(row["message_id"], row["rule"], row["confirmed"]) for row in _tables(settings, "verdicts")}
-    assert {one for one in findings if one[1] not in PLAIN} == {(lost, "not_in_broker", True)}
-    assert summary.sentence == "Not balanced: 1 lost."
 
 
 @pytest.mark.spark
@@ -382,38 +421,119 @@ def test_an_inbox_whose_clock_is_hours_behind_has_lost_nothing(
     settings = world.write(sqlite, tmp_path)
     slow = Database(name="sqlite", url=f"sqlite:///{tmp_path / 'slow.db'}", schema=None)
     world.write_tables(slow)
-    right = Reader.now_ms
-    monkeypatch.setattr(Reader, "now_ms", lambda one: right(one) - behind_ms * ("slow" in str(one.place)))
+    right = DbApiReader.now_ms
+    monkeypatch.setattr(DbApiReader, "now_ms", lambda one: right(one) - behind_ms * ("slow" in str(one.place)))
 
     summary = _run(replace(settings, inboxes=[InboxSource(group=TICKETS, url=slow.url)]), spark)
 
     assert summary.balanced
     assert len(summary.clock_sentences) == 1
+    assert summary.windows is not None
+    assert summary.windows.looked_at == 0, "all was settled in bulk"
+
+
+# -- a second look ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLook:
+    """A run, two windows a batch, between whose looks a slow broker stored a message and a compensator sent another,
+    and one that follows.
+    """
+
+    settings: Settings
+    waits: list[float]
+    summary: Summary
+    unsent: dict[str, str]
+    """Ids of rows of the outbox's table, by their names."""
+    lost: str
+    findings: set[tuple[Any, ...]]
+    business: list[dict[str, Any]]
+    cleared: Summary
+    """Behind the run, the outbox's table was emptied."""
+
+
+@pytest.fixture(scope="module")
+def second_look(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> SecondLook:
+    folder = tmp_path_factory.mktemp("second-look")
+    database, world = sqlite_database(folder), _world(4)
+    _without_keys(world)
+    for name, age_ms in {"young": 20 * MINUTE_MS, "old": 40 * HOUR_MS, "sent meanwhile": 39 * HOUR_MS}.items():
+        world.unsent(name, key=str(world.order(age_ms=age_ms)), age_ms=age_ms)
+    world.unsent("fresh", key=None, age_ms=1, topic="newsletter")
+    world.store(world.unsent("stored", key=None, age_ms=30 * HOUR_MS, topic="newsletter"), key=None, topic="newsletter")
+    unsent = [row["id"] for row in world.outbox]
+    orders = [world.order(age_ms=2 * HOUR_MS), world.order(age_ms=2 * HOUR_MS)]
+    names = [world.sent(f"slow-{order}", key=str(order), age_ms=2 * HOUR_MS) for order in orders]
+    with_timed_ids(world)
+    settings = _two_rules_more(world.write(database, folder))
+    settings = replace(settings, limits=RunLimits(windows_a_batch=2))
+    ids = dict(zip(unsent, (row["id"] for row in world.outbox), strict=True))
+    slow, lost = (row["id"] for row in world.archive[-2:])
+    waits: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) > 1:  # before rows of the outbox's table outside of the hours are looked at again
+            world.outbox[:] = [row for row in world.outbox if row["id"] != ids["sent meanwhile"]]
+            world.write_tables(database)
+            return
+        sequence = world.store(slow, key=str(orders[0]), age_ms=2 * HOUR_MS, body=names[0])
+        append(settings, "messages", [world.stored[-1]])
+        known = len(world.actions)
+        for group in (TICKETS, MAIL):
+            world.done(slow, sequence, group, age_ms=2 * HOUR_MS)
+        append(settings, "actions", world.actions[known:])
+        world.write_tables(database)
+
+    summary = _run(settings, spark, pause=pause)
+    findings = {(row["message_id"], row["rule"], row["confirmed"]) for row in _tables(settings, "verdicts")}
+    business = _tables(settings, "business_verdicts")
+
+    world.outbox.clear()
+    world.write_tables(database)
+    cleared = _run(settings, spark, now_ms=NOW_MS + 1)
+    return SecondLook(
+        settings=settings, waits=waits, summary=summary, unsent=ids, lost=lost, findings=findings,
+        business=business, cleared=cleared,
+    )  # fmt: skip
 
 
 @pytest.mark.spark
-@pytest.mark.slow
-def test_a_run_that_is_killed_and_started_again_gives_the_same_tables(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
-    world = _world(6)
-    plant_all(world)
-    with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
-    writes: list[str] = []
-    undisturbed = replace(settings, output=tmp_path / "undisturbed")
-    run_windows(undisturbed, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=no_wait, checkpoint=writes.append)
-    wanted = _rows_of_windows(undisturbed)
+def test_a_suspect_that_a_second_look_clears_is_no_finding(second_look: SecondLook) -> None:
+    summary = second_look.summary
 
-    for number in (writes.index("write business_verdicts"), writes.index("show index")):
-        killed = replace(settings, output=tmp_path / f"killed-{number}")
-        with pytest.raises(Killed):
-            run_windows(
-                killed, since_ms=SINCE_MS, now_ms=NOW_MS, session=spark, pause=no_wait, checkpoint=_kill_at(number)
-            )
-        _run(killed, spark)
-        assert _rows_of_windows(killed) == wanted, writes[number]
-        assert _versions(killed) == _versions(undisturbed)
+    assert second_look.waits == [second_look.settings.grace.confirm_after_seconds] * 2
+    assert summary.windows is not None
+    assert summary.windows.resolved == 2, "the message and its business row"
+    assert {one for one in second_look.findings if one[1] not in PLAIN} == {(second_look.lost, "not_in_broker", True)}
+    assert summary.sentence == "Not balanced: 2 unsent, 1 lost, 4 unknown."
+
+
+@pytest.mark.spark
+def test_what_stands_in_the_outbox_is_told_in_whatever_hour_it_was_made(second_look: SecondLook) -> None:
+    summary, ids = second_look.summary, second_look.unsent
+
+    assert {one.id for one in summary.examples if one.rule == "not_sent"} == {ids["young"], ids["old"]}
+    assert summary.windows is not None
+    assert (summary.windows.outside, summary.messages) == (3, 9)
+    table = pq.read_table(Path(summary.folder) / "overdue").to_pylist()
+    assert {row["message_id"]: row["rule"] for row in table} == {
+        ids["young"]: "not_sent",
+        ids["old"]: "not_sent",
+        ids["stored"]: "not_removed_yet",
+    }
+    assert second_look.cleared.sentence == "Not balanced: 1 lost, 4 unknown."
+
+
+@pytest.mark.spark
+def test_rows_without_a_key_are_one_verdict_an_hour_however_many_hours_are_judged_together(
+    second_look: SecondLook,
+) -> None:
+    assert _without_key(second_look.business) == WITHOUT_KEY
+
+
+# -- without Spark ---------------------------------------------------------------------------------------------------
 
 
 def test_a_store_killed_at_any_write_shows_the_old_windows_or_the_new_ones_whole(tmp_path: Path) -> None:
@@ -530,9 +650,11 @@ def _kill_at(number: int) -> Any:
 
 def _run(
     settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = no_wait, full: bool = False,
-    since_ms: int = SINCE_MS,
+    checkpoint: Callable[[str], None] = lambda _: None,
 ) -> Summary:  # fmt: skip
-    return run_windows(settings, since_ms=since_ms, now_ms=now_ms, session=spark, pause=pause, full=full)
+    return run_windows(
+        settings, since_ms=SINCE_MS, now_ms=now_ms, session=spark, pause=pause, full=full, checkpoint=checkpoint
+    )
 
 
 def _world(balanced: int) -> World:
@@ -541,6 +663,43 @@ def _world(balanced: int) -> World:
     for number in range(balanced):
         world.settled(age_ms=4 * HOUR_MS - number * 2 * MINUTE_MS)
     return world
+
+
+def _everything(*, timed: bool) -> World:
+    """Every fault, a message whose id has the time of a wrong clock, keys that two rules ask about, and rows that have
+    none.
+    """
+    world = _world(60)
+    plant_all(world)
+    for key, messages in BOTH_RULES.items():
+        world.orders.append({**world.orders[0], "id": int(key), "paid_at_us": (NOW_MS - 2 * HOUR_MS) * 1000})
+        for number in range(messages):
+            _done(world, f"of-{key}-{number}", key=key, age_ms=2 * HOUR_MS)
+    _without_keys(world)
+    if timed:
+        with_timed_ids(world)
+    world.sent(ASTRAY, key=str(world.order(age_ms=2 * HOUR_MS)), age_ms=2 * HOUR_MS)
+    return world
+
+
+def _without_keys(world: World) -> None:
+    """Four rows of the rule that finds no key, in three hours."""
+    for age_ms in (4 * HOUR_MS, 4 * HOUR_MS - MINUTE_MS, 3 * HOUR_MS, HOUR_MS):
+        world.order(age_ms=age_ms, status=KEYLESS)
+
+
+def _two_rules_more(settings: Settings) -> Settings:
+    """A second one on the keys of BOTH_RULES, and one that finds no key."""
+    announced = settings.rules[0]
+    again = [Condition(column="id", operator=Operator.IN, values=tuple(map(int, BOTH_RULES)))]
+    keyless = [Condition(column="status", values=(KEYLESS,))]
+    nameless = replace(announced, name="nameless", key_column="remind_at_us", topic="refund", where=keyless)
+    return replace(settings, rules=[*settings.rules, replace(announced, name="second", where=again), nameless])
+
+
+def _ids(world: World) -> list[str]:
+    """Of every message, in the order in which they were planted."""
+    return [*(row["id"] for row in (*world.outbox, *world.archive)), *(one.id for one in world.stored)]
 
 
 def _done(world: World, message: str, *, key: str, age_ms: int) -> None:
@@ -611,8 +770,8 @@ def _unsettled(rows: list[dict[str, Any]], business: list[dict[str, Any]]) -> se
 
 def _books(summary: Summary) -> Counter[tuple[str, str, str, str]]:
     found: Counter[tuple[str, str, str, str]] = Counter()
-    for book in summary.books:
-        found[book.scope.value, book.topic, book.of, book.rule] += book.count
+    for one in summary.verdict_counts:
+        found[one.scope.value, one.topic, one.of, one.rule] += one.count
     return found
 
 
