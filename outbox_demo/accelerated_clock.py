@@ -12,7 +12,7 @@ REMINDER_BEFORE_DEPARTURE = timedelta(hours=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoClock:
+class AcceleratedClock:
     """A linear map from the trips' time to ours: `trips_start_us` maps to `starts_at_us`, `speed` times as fast."""
 
     trips_start_us: int
@@ -20,10 +20,10 @@ class DemoClock:
     speed: float
 
     @staticmethod
-    def fit(*, first_us: int, last_us: int, starts_at_us: int, seconds: float) -> DemoClock:
+    def fit(*, first_us: int, last_us: int, starts_at_us: int, seconds: float) -> AcceleratedClock:
         """Returns a clock by which departures from `first_us` to `last_us` are within `seconds` from the start."""
         speed = max(1.0, (last_us - first_us) / 1_000_000 / seconds)
-        return DemoClock(trips_start_us=first_us, starts_at_us=starts_at_us, speed=speed)
+        return AcceleratedClock(trips_start_us=first_us, starts_at_us=starts_at_us, speed=speed)
 
     def ours(self, trips_us: int) -> datetime:
         """Converts a time of the trips to our clock."""

@@ -15,20 +15,63 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from outbox.store.database import open_engine
 from outbox_core.common.errors import OutboxError
 from outbox_demo.flights import FLIGHTS
 from outbox_demo.foreign_broker import ForeignBroker
 from outbox_demo.foreign_client import ENGINES
+from outbox_demo.open_delay_engine import open_delay_engine
 from outbox_demo.own_broker import OwnBroker
-from outbox_demo.plan import PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, DemoPlan
+from outbox_demo.plan import PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup
-from outbox_demo.proof import compare, read_records
+from outbox_demo.proof import compare_run
 from outbox_demo.scenario import Scenario, fresh_folder
 from outbox_demo.tables import PAID
 
 NAMED_MAX: Final = 20
 """How many of the things that are wrong are printed; all are counted."""
+PROVEN: Final = "Nothing was lost, invented, doubled or early, and nothing that was canceled came."
+
+HELP: Final = """Kill the worker and the broker, and prove nothing was lost.
+
+Book trips while both are killed; then prove that nothing was lost, invented or early.
+
+Prints the figures, leaves an HTML report, and exits with status 1 when anything was lost, invented or early.
+
+With --broker the messages go to topics of the run's own on that broker, through a delay service that is killed in
+its place, and so is a consumer, which reads by the broker's own client. The proof compares the payments with the
+archive, the consumers' inboxes and their effects, without Spark. The topics are removed at the end.
+
+With --delay trips are canceled and moved, too, and their reminders wait in another engine. redis: starts a Redis
+for the timing store of the outbox (redis+cluster: six of them), empties it in the middle, and kills it with a
+worker; of a Redis that you name only the run's keys are removed. bookkeeper: starts a ZooKeeper, four bookies and
+two nodes of a delay cluster, kills a bookie and a node that owns shards, and has a session with ZooKeeper expire;
+of servers that you name none is killed, and the run's cluster is removed from them. It needs Java 17, and the
+wheel of BookKeeper's jars or an installation of BookKeeper, whose jars OUTBOX_BOOKKEEPER_JARS names. The proof then
+says that each reminder was delivered once, canceled, or still waits. The messages go to a broker of our own, or to
+that of --broker.
+
+Examples:
+
+  outbox demo
+
+  outbox demo --url mysql+pymysql://root@127.0.0.1/shop --bookings 20000
+
+  outbox demo --broker redis://127.0.0.1:6379 --json
+
+  outbox demo --broker redis+cluster://n1:6379,n2:6379/?wait=1
+
+  outbox demo --broker rabbitmq://app:secret@mq1/shop
+
+  outbox demo --delay redis:
+
+  outbox demo --delay bookkeeper:
+
+  OUTBOX_BOOKKEEPER_JARS=/opt/bookkeeper/lib outbox demo --delay bookkeeper:
+
+  outbox demo --delay bookkeeper://zk1,zk2,zk3/outbox/demo
+
+  outbox demo --delay redis://127.0.0.1:6379 --broker kafka://127.0.0.1:9092 --json
+"""
 
 app = typer.Typer()
 talk = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -38,7 +81,7 @@ class ReconciliationFailed(OutboxError):
     """The reconciliation ended with an error."""
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, help=HELP)
 def demo(
     url: Annotated[
         str | None, typer.Option("--url", help="Business database; an SQLite file in the folder by default.")
@@ -47,34 +90,23 @@ def demo(
     bookings: Annotated[
         int, typer.Option("--bookings", min=100, max=FLIGHTS, help="How many of the 336,776 trips are booked.")
     ] = 6_000,
+    flights: Annotated[
+        int, typer.Option("--flights", min=100, max=FLIGHTS, help="How many are loaded as trips, from 1 January on.")
+    ] = FLIGHTS,
     seed: Annotated[int, typer.Option("--seed", help="Chooses the trips, and the message that is always refused.")] = 7,
     broker_url: Annotated[
         str | None, typer.Option("--broker", help=f"A broker that you have in place of our own: {', '.join(ENGINES)}.")
     ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option(
+            "--delay",
+            help="What keeps the reminders: redis:, redis+cluster:, bookkeeper:, or the URL of servers that you have.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Kill the worker and the broker, and prove nothing was lost.
-
-    Book trips while both are killed; then prove that nothing was lost, invented or early.
-
-    Prints the figures, leaves an HTML report, and exits with status 1 when anything was lost, invented or early.
-
-    With --broker the messages go to topics of the run's own on that broker, through a delay service that is killed in
-    its place, and so is a consumer, which reads by the broker's own client. The proof compares the payments with the
-    archive, the consumers' inboxes and their effects, without Spark. The topics are removed at the end.
-
-    Examples:
-
-      outbox demo
-
-      outbox demo --url mysql+pymysql://root@127.0.0.1/shop --bookings 20000
-
-      outbox demo --broker redis://127.0.0.1:6379 --json
-
-      outbox demo --broker redis+cluster://n1:6379,n2:6379/?wait=1
-
-      outbox demo --broker rabbitmq://app:secret@mq1/shop
-    """
+    """Run the scenario, then the proof, and exit with its status."""
     started = time.monotonic()
 
     def say(step: str) -> None:
@@ -82,10 +114,13 @@ def demo(
 
     folder = fresh_folder(folder)
     run = _Run(
-        scenario=partial(Scenario, url=url, folder=folder, bookings=bookings, seed=seed, say=say),
+        scenario=partial(
+            Scenario, url=url, folder=folder, bookings=bookings, flights=flights, seed=seed, say=say,
+            has_changes=delay is not None,
+        ),
         folder=folder, say=say,
     )  # fmt: skip
-    outcome = run.on_own_broker() if broker_url is None else run.on_foreign_broker(broker_url)
+    outcome = run.on_own_broker() if broker_url is None and delay is None else run.compared(broker_url, delay)
     say("done")
     _print(outcome, as_json=as_json)
     raise typer.Exit(1 if outcome.is_fatal else 0)
@@ -116,11 +151,20 @@ class _Run:
         self.say("all is settled; reconciling on Spark")
         return _reconciled(plan, _reconcile(plan, broker_data=broker.data))
 
-    def on_foreign_broker(self, url: str) -> _Outcome:
-        """Run on a broker that is there already, and compare the records."""
+    def compared(self, broker_url: str | None, delay: str | None) -> _Outcome:
+        """Run on a broker that is there already, or one of this project, with a delay engine; compare the records."""
         processes = ProcessGroup(self.folder)
-        broker = ForeignBroker(url, folder=self.folder, processes=processes, say=self.say)
-        plan = self.scenario(broker=broker, processes=processes).run()
+        topics = RunTopics.of_new_run()
+        engine = open_delay_engine(delay, topics=topics, folder=self.folder, processes=processes, say=self.say)
+        try:
+            target = broker_url or OwnBroker(self.folder, processes=processes, say=self.say).start().broker_url
+            broker = ForeignBroker(
+                target, topics=topics, delay=engine, processes=processes, say=self.say,
+                ends_with_run=broker_url is None,
+            )  # fmt: skip
+            plan = self.scenario(broker=broker, processes=processes).run()
+        finally:
+            processes.stop()
         self.say("all is settled; comparing the records")
         return _compared(plan)
 
@@ -190,11 +234,7 @@ def _reconciled(plan: DemoPlan, summary: Mapping[str, Any]) -> _Outcome:
 
 
 def _compared(plan: DemoPlan) -> _Outcome:
-    engine = open_engine(plan.url)
-    try:
-        comparison = compare(read_records(engine, plan.schema, plan.topics))
-    finally:
-        engine.dispose()
+    comparison = compare_run(plan)
     noted = {
         "payments": comparison.payments,
         "rolled back": _lines(plan.rolled_back_path),
@@ -206,7 +246,7 @@ def _compared(plan: DemoPlan) -> _Outcome:
         named.append(f"and {len(findings) - NAMED_MAX:,} more")
     return _Outcome(
         figures={**noted, **comparison.figures},
-        prose=["NOT proven:", *named] if findings else ["Nothing was lost, invented, doubled or early."],
+        prose=["NOT proven:", *named] if findings else [PROVEN],
         is_fatal=bool(findings),
     )
 

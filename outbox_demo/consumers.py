@@ -37,7 +37,7 @@ def ticketing(plan: DemoPlan, engine: Engine) -> list[Consumer]:
         order_id = _order_id(delivery)
         if delivery.attempt == 1 and order_id % plan.first_try_fails_every == 0:
             raise PrinterJam(f"no paper for order {order_id}")
-        session.add(Ticket(order_id=order_id, issued_at_us=time.time_ns() // 1000))
+        session.add(Ticket(order_id=order_id, message_id=delivery.id, issued_at_us=time.time_ns() // 1000))
 
     return [issue_ticket]
 
@@ -50,7 +50,12 @@ def notification(plan: DemoPlan, engine: Engine) -> list[Consumer]:
         if order_id == plan.poison_order and delivery.topic == PAYMENT_COMPLETED:
             raise UnknownAddress(f"the customer of order {order_id} has no address")
         with Session(engine) as session, session.begin():
-            session.add(Notification(topic=delivery.topic, order_id=order_id, notified_at_us=time.time_ns() // 1000))
+            session.add(
+                Notification(
+                    topic=delivery.topic, order_id=order_id, message_id=delivery.id,
+                    notified_at_us=time.time_ns() // 1000,
+                )
+            )  # fmt: skip
 
     return [
         consumer(topic, group=NOTIFICATION, invisible_ms=plan.invisible_ms)(notify)

@@ -85,7 +85,9 @@ _PULSAR: Final = ForeignEngine(port=6650, client="outbox_demo.pulsar_topics:Puls
 _ROCKETMQ: Final = ForeignEngine(
     port=8081, client="outbox_demo.rocketmq_topics:RocketMqTopics", options=frozenset({"nameserver"})
 )
+_OWN: Final = ForeignEngine(port=7788, client="outbox_demo.own_topics:OwnTopics")
 ENGINES: Final[Mapping[str, ForeignEngine]] = {
+    "http": _OWN,
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+cluster": _REDIS,

@@ -24,12 +24,16 @@ from outbox_demo.tables import Notification, Ticket
 def issue_ticket(message: ReceivedMessage, topic: str, session: Session) -> None:
     """One ticket for a payment."""
     del topic
-    session.add(Ticket(order_id=_order_id(message), issued_at_us=time.time_ns() // 1000))
+    session.add(Ticket(order_id=_order_id(message), message_id=message.id, issued_at_us=time.time_ns() // 1000))
 
 
 def notify(message: ReceivedMessage, topic: str, session: Session) -> None:
     """Notify the customer of the payment, or of the trip before it departs."""
-    session.add(Notification(topic=topic, order_id=_order_id(message), notified_at_us=time.time_ns() // 1000))
+    session.add(
+        Notification(
+            topic=topic, order_id=_order_id(message), message_id=message.id, notified_at_us=time.time_ns() // 1000
+        )
+    )
 
 
 EFFECTS: dict[str, Callable[[ReceivedMessage, str, Session], None]] = {TICKETING: issue_ticket, NOTIFICATION: notify}

@@ -9,8 +9,10 @@ from typing import Final
 
 from outbox_core import Broker, GroupConfig, connect
 from outbox_core.common.errors import BrokerError
+from outbox_demo.delay_engine import ProducerRoute
 from outbox_demo.plan import GROUPS, NOTIFICATION, TICKETING, DemoPlan, RunTopics
-from outbox_demo.processes import Process, ProcessGroup
+from outbox_demo.processes import ProcessGroup
+from outbox_demo.server_process import ServerProcess
 
 DOWN_SECONDS: Final = 2.0
 
@@ -23,16 +25,16 @@ class OwnBroker:
     def __init__(self, folder: Path, *, processes: ProcessGroup, say: Callable[[str], None]) -> None:
         """`folder`: that of the run; `say` reports what is killed."""
         self.data = folder / "broker"
-        self._url_path = folder / "broker-url.txt"
+        command = ["outbox", "broker", "serve", "--data", str(self.data)]
+        self._server = ServerProcess("broker", command, folder=folder, processes=processes)
         self._processes = processes
         self._say = say
-        self._process: Process | None = None
         self._broker: Broker | None = None
 
-    def start(self) -> str:
-        """Start it; returns its URL."""
-        self._process = self._serve("broker-1", port=0)
-        return self._url()
+    def start(self) -> ProducerRoute:
+        """Start it; returns where producers publish to."""
+        self._server.start()
+        return ProducerRoute(broker_url=self._server.url)
 
     def start_consumers(self, plan: DemoPlan) -> None:
         """Declare the groups, and start a process for each."""
@@ -45,12 +47,10 @@ class OwnBroker:
 
     def kill_and_restart(self) -> None:
         """Kill it; after a while start it on the same data and port."""
-        port = int(self._url().rpartition(":")[2])
-        if self._process is not None:
-            self._process.kill()
+        self._server.kill()
         self._say("broker killed; bookings go on without it")
         threading.Event().wait(DOWN_SECONDS)
-        self._process = self._serve("broker-2", port=port)
+        self._server.start()
         self._say("broker started again on the same data")
 
     def is_settled(self, plan: DemoPlan) -> bool:
@@ -71,16 +71,3 @@ class OwnBroker:
         """Close the connection, if there is one."""
         if self._broker is not None:
             self._broker.close()
-
-    def _url(self) -> str:
-        return self._url_path.read_text().strip()
-
-    def _serve(self, name: str, *, port: int) -> Process:
-        self._url_path.unlink(missing_ok=True)
-        process = self._processes.start(
-            name,
-            ["outbox", "broker", "serve", "--data", str(self.data), "--port", str(port),
-             "--ready-file", str(self._url_path)],
-        )  # fmt: skip
-        self._processes.wait_for("the broker to be ready", self._url_path.exists)
-        return process

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from outbox_demo.accelerated_clock import DemoClock
+from outbox_demo.accelerated_clock import AcceleratedClock
 
 PAYMENT_COMPLETED: Final = "payment.completed"
 TRIP_REMINDER: Final = "trip.reminder"
@@ -16,6 +17,8 @@ TICKETING: Final = "ticketing"
 NOTIFICATION: Final = "notification"
 DEMO_SCHEMA: Final = "outbox_demo"
 PAUSED_LINE: Final = "committed, and not sent yet"
+RUN_MS_MAX: Final = 12 * 3_600_000
+"""No run lasts as long."""
 
 TOPICS: Final = (PAYMENT_COMPLETED, TRIP_REMINDER)
 GROUPS: Final = ((PAYMENT_COMPLETED, TICKETING), (PAYMENT_COMPLETED, NOTIFICATION), (TRIP_REMINDER, NOTIFICATION))
@@ -26,6 +29,11 @@ class RunTopics:
     """The names that a run's topics have on its broker: those on another broker begin with the name of the run."""
 
     run: str = ""
+
+    @staticmethod
+    def of_new_run() -> RunTopics:
+        """Returns topics with a name that no other run has."""
+        return RunTopics(f"outbox-demo-{secrets.token_hex(4)}")
 
     def full(self, topic: str) -> str:
         """The name on the broker."""
@@ -63,12 +71,16 @@ class DemoPlan:
     schema: str | None
     broker_url: str
     folder: Path
-    clock: DemoClock
+    clock: AcceleratedClock
     first_us: int
     last_us: int
     bookings: int
     poison_order: int
     topics: RunTopics = RunTopics()
+    timing_url: str | None = None
+    """The timing store, where scheduled messages wait in the message table."""
+    has_changes: bool = False
+    """Whether booked trips are canceled and moved, and their reminders with them."""
     fails_every: int = 50
     first_try_fails_every: int = 101
     lease_ms: int = 6_000
@@ -84,6 +96,26 @@ class DemoPlan:
     def deduplicated_path(self) -> Path:
         """The file in which consumers of another broker write a line for each message that the inbox dropped."""
         return self.folder / "deduplicated.txt"
+
+    @property
+    def pending_path(self) -> Path:
+        """The file with the ids of the messages that still waited at the end, a line each."""
+        return self.folder / "pending.txt"
+
+    @property
+    def later_ms(self) -> int:
+        """What is due from then on is due after the run."""
+        return self.clock.starts_at_us // 1_000 + RUN_MS_MAX
+
+    @property
+    def compensator_arguments(self) -> list[str]:
+        """The command of a compensator of this run; several share what they serve by leases."""
+        schema = ["--schema", self.schema] if self.schema else []
+        timing = ["--timing", self.timing_url, "--leases"] if self.timing_url else []
+        return [
+            "outbox", "compensator", "run", "--url", self.url, "--broker", self.broker_url, "--interval-ms", "500",
+            *schema, *timing,
+        ]  # fmt: skip
 
     @property
     def path(self) -> Path:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -29,20 +29,24 @@ class Timeout(OutboxError):
 
 
 class Process:
-    """One child process. Its stderr goes to a log file of its own, its stdout can be read line by line."""
+    """One child process. Its stderr goes to a log file of its own, and so does its stdout unless it is read."""
 
-    def __init__(self, name: str, arguments: Sequence[str], *, folder: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], *, folder: Path, has_lines: bool,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`has_lines`: its stdout can be read line by line. `environment`: what it has besides ours."""
         self.name = name
         self._is_killed = False
         self._log = folder / f"{name}.log"
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
-                [sys.executable, "-m", *arguments],
-                stdout=subprocess.PIPE,
+            self._process = subprocess.Popen(  # noqa: S603 - our own modules, and servers that the user installed
+                command,
+                stdout=subprocess.PIPE if has_lines else log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 text=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             )
 
     @property
@@ -64,6 +68,14 @@ class Process:
         self._process.wait(STOP_SECONDS)
         self._close()
 
+    def pause(self) -> None:
+        """Send SIGSTOP: it does nothing, and its connections stay."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Send SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Send SIGTERM, then SIGKILL if the process does not end; idempotent."""
         if self.running:
@@ -74,6 +86,14 @@ class Process:
                 self._process.kill()
                 self._process.wait(STOP_SECONDS)
         self._close()
+
+    def wait(self) -> None:
+        """Wait for its end. Raises ProcessFailed where that is an error, Timeout where it does not come."""
+        try:
+            self._process.wait(WAIT_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            raise Timeout(f"{self.name} did not end within {WAIT_SECONDS_MAX:.0f} s") from None
+        self.check()
 
     def check(self) -> None:
         """Raise ProcessFailed, with the end of its log, if it ended with an error and was not killed."""
@@ -94,11 +114,14 @@ class ProcessGroup:
         self._folder = folder
         self._processes: list[Process] = []
 
-    def start(self, name: str, arguments: Sequence[str]) -> Process:
-        """Run a module with arguments, as `python -m` does."""
-        process = Process(name, arguments, folder=self._folder)
-        self._processes.append(process)
-        return process
+    def start(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Process:
+        """Run a module with arguments, as `python -m` does; its stdout can be read."""
+        command = [sys.executable, "-m", *arguments]
+        return self._add(Process(name, command, folder=self._folder, has_lines=True, environment=environment))
+
+    def start_program(self, name: str, command: Sequence[str]) -> Process:
+        """Run another program, whose stdout goes to its log."""
+        return self._add(Process(name, command, folder=self._folder, has_lines=False))
 
     def wait_for(self, what: str, done: Callable[[], bool]) -> None:
         """Wait for what a process does. Raises Timeout, and ProcessFailed where one ended with an error."""
@@ -114,3 +137,7 @@ class ProcessGroup:
         """Stop all, the newest first; idempotent."""
         for process in reversed(self._processes):
             process.stop()
+
+    def _add(self, process: Process) -> Process:
+        self._processes.append(process)
+        return process

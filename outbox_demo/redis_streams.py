@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
-
-import redis
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.redis_options import RedisOptions
 from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
+from outbox_demo.redis_client import is_cluster, open_redis
 
 
 class RedisStreams:
     """A ForeignClient: a stream for each topic, with consumer groups, on one server or a cluster."""
 
     def __init__(self, url: BrokerUrl, topics: RunTopics) -> None:
-        self._client = _connect(url)
-        self._is_cluster = _is_cluster(url)
+        self._client = open_redis(url)
+        self._is_cluster = is_cluster(url)
         self._keys = RedisOptions.of_url(url)
         self._topics = topics
 
@@ -73,23 +71,6 @@ class RedisStreams:
     def close(self) -> None:
         """Close the pool."""
         self._client.close()
-
-
-def _connect(url: BrokerUrl) -> Any:
-    options: dict[str, Any] = {"username": url.user, "password": url.password, "protocol": 2}
-    if url.scheme.startswith("rediss"):
-        options |= {"ssl": True, "ssl_ca_certs": url.file("ca_file"), "ssl_certfile": url.file("cert_file")}
-        options["ssl_keyfile"] = url.file("key_file")
-    if _is_cluster(url):
-        cluster: Any = redis.cluster
-        nodes = [cluster.ClusterNode(host, port) for host, port in url.hosts]
-        return cluster.RedisCluster(startup_nodes=nodes, **options)
-    [(host, port)] = url.hosts
-    return redis.Redis(host=host, port=port, db=int(url.path or 0), **options)
-
-
-def _is_cluster(url: BrokerUrl) -> bool:
-    return "+cluster" in url.scheme
 
 
 def _received(topic: str, group: str, entry: tuple[bytes, dict[bytes, bytes]]) -> ReceivedMessage:

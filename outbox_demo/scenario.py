@@ -19,7 +19,8 @@ from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import database_errors, open_engine
 from outbox.store.schema import outbox_tables, schema_for
 from outbox_core.common.errors import ConfigurationError
-from outbox_demo.accelerated_clock import DemoClock
+from outbox_demo.accelerated_clock import AcceleratedClock
+from outbox_demo.delay_engine import ProducerRoute
 from outbox_demo.flights import FLIGHTS, load_trips
 from outbox_demo.plan import DEMO_SCHEMA, PAUSED_LINE, DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup, Timeout
@@ -37,8 +38,8 @@ class BrokerUnderDemo(Protocol):
     def topics(self) -> RunTopics:
         """Returns the names of the run's topics on it."""
 
-    def start(self) -> str:
-        """Start what the run needs of it; returns the URL that producers publish to."""
+    def start(self) -> ProducerRoute:
+        """Start what the run needs of it; returns where producers publish to."""
 
     def start_consumers(self, plan: DemoPlan) -> None:
         """Make the consumer groups and start their processes."""
@@ -58,13 +59,21 @@ class Scenario:
 
     def __init__(
         self, *, url: str | None, folder: Path, bookings: int, seed: int, broker: BrokerUnderDemo,
-        processes: ProcessGroup, say: Callable[[str], None],
+        processes: ProcessGroup, say: Callable[[str], None], flights: int = FLIGHTS, has_changes: bool = False,
     ) -> None:  # fmt: skip
-        """`folder`: a fresh one (fresh_folder()), in which `processes` run. The broker and the processes are closed."""
+        """`folder`: a fresh one (fresh_folder()), in which `processes` run. The broker and the processes are closed.
+
+        `flights`: how many are loaded as trips, no fewer than `bookings`. `has_changes`: booked trips are canceled and
+        moved, and their reminders with them. Raises ConfigurationError for more bookings than flights.
+        """
+        if bookings > flights:
+            raise ConfigurationError(f"{bookings:,} bookings need as many flights: raise --flights, {flights:,} now")
         self._folder = folder
         self._url = url or f"sqlite:///{self._folder / 'business.db'}"
         self._bookings = bookings
+        self._flights = flights
         self._seed = seed
+        self._has_changes = has_changes
         self._say = say
         self._engine: Engine = open_engine(self._url)
         self._processes = processes
@@ -73,14 +82,17 @@ class Scenario:
     def run(self) -> DemoPlan:
         """Run to the end; returns the plan. Raises OutboxError with the reason if it fails."""
         try:
-            broker_url = self._broker.start()
-            plan = replace(self._prepare(), broker_url=broker_url, topics=self._broker.topics)
+            route = self._broker.start()
+            plan = replace(
+                self._prepare(), broker_url=route.broker_url, timing_url=route.timing_url, topics=self._broker.topics
+            )
             plan.write()
             self._broker.start_consumers(plan)
-            self._start_compensator(plan)
+            self._processes.start("compensator", plan.compensator_arguments)
             self._book(plan)
             self._processes.wait_for(
-                "everything to settle", lambda: not self._unsent() and self._broker.is_settled(plan)
+                "everything to settle",
+                lambda: not self._unsent(plan, due_before_ms=plan.later_ms) and self._broker.is_settled(plan),
             )
             return plan
         finally:
@@ -95,11 +107,11 @@ class Scenario:
             upgrade(self._url, schema=DEMO_SCHEMA)
             self._empty_outbox()
             make_tables(self._engine)
-            self._say(f"loading {FLIGHTS:,} flights as trips")
-            load_trips(self._engine, progress=lambda _: None)
+            self._say(f"loading {self._flights:,} flights as trips")
+            load_trips(self._engine, flights=self._flights, progress=lambda _: None)
             first_us, last_us, orders = self._choose_trips()
         seconds = max(REMINDERS_SECONDS_MIN, len(orders) / BOOKINGS_A_SECOND)
-        clock = DemoClock.fit(
+        clock = AcceleratedClock.fit(
             first_us=first_us, last_us=last_us, starts_at_us=time.time_ns() // 1000 + 5_000_000, seconds=seconds
         )
         return DemoPlan(
@@ -111,6 +123,7 @@ class Scenario:
             first_us=first_us,
             last_us=last_us,
             bookings=len(orders),
+            has_changes=self._has_changes,
             poison_order=random.Random(self._seed).choice(orders),
         )
 
@@ -118,7 +131,7 @@ class Scenario:
         """A range of departures with as many trips as bookings; all departures in its last minute are included."""
         with self._engine.connect() as connection:
             by_departure = select(Trip.id, Trip.departs_at_us).order_by(Trip.departs_at_us, Trip.id)
-            start = random.Random(self._seed).randrange(FLIGHTS - self._bookings + 1)
+            start = random.Random(self._seed).randrange(self._flights - self._bookings + 1)
             rows = connection.execute(by_departure.offset(start).limit(self._bookings)).all()
             first_us, last_us = rows[0].departs_at_us, rows[-1].departs_at_us
             within = select(Trip.id).where(Trip.departs_at_us.between(first_us, last_us)).order_by(Trip.id)
@@ -142,9 +155,9 @@ class Scenario:
             worker.check()
             raise Timeout("the booking worker ended before it was to be killed")
         # Sends have stopped, bookings continue: wait for some commits whose messages this worker will never send.
-        self._processes.wait_for("commits without a send", lambda: self._unsent() >= min(100, plan.bookings // 10))
+        self._processes.wait_for("commits without a send", lambda: self._overdue(plan) >= min(100, plan.bookings // 10))
         worker.kill()
-        self._say(f"booking worker killed between commit and send; {self._unsent():,} messages left in the outbox")
+        self._say(f"booking worker killed between commit and send; {self._overdue(plan):,} messages left in the outbox")
         worker = self._processes.start("worker-2", ["outbox_demo.booking_worker", str(plan.path)])
         self._processes.wait_for("two thirds of the payments", lambda: self._payments() * 3 >= plan.bookings * 2)
         self._broker.kill_and_restart()
@@ -152,24 +165,23 @@ class Scenario:
         worker.check()
         self._say(f"{self._payments():,} trips booked and paid")
 
-    def _start_compensator(self, plan: DemoPlan) -> None:
-        schema = ["--schema", plan.schema] if plan.schema else []
-        self._processes.start(
-            "compensator",
-            ["outbox", "compensator", "run", "--url", plan.url, "--broker", plan.broker_url, "--interval-ms", "500",
-             *schema],
-        )  # fmt: skip
-
     # -- queries -----------------------------------------------------------------------------------------------------
 
     def _payments(self) -> int:
         with self._engine.connect() as connection:
             return connection.scalar(select(func.count()).select_from(Payment)) or 0
 
-    def _unsent(self) -> int:
-        message = outbox_tables(schema_for(self._engine.dialect, DEMO_SCHEMA)).message
+    def _overdue(self, plan: DemoPlan) -> int:
+        return self._unsent(plan, due_before_ms=time.time_ns() // 1_000_000)
+
+    def _unsent(self, plan: DemoPlan, *, due_before_ms: int) -> int:
+        """Count what the outbox has to send: all that it holds, but for what it keeps itself until it is due."""
+        message = outbox_tables(plan.schema).message
+        statement = select(func.count()).select_from(message)
+        if plan.timing_url is not None:
+            statement = statement.where(message.c.deliver_at_ms.is_(None) | (message.c.deliver_at_ms < due_before_ms))
         with self._engine.connect() as connection:
-            return connection.scalar(select(func.count()).select_from(message)) or 0
+            return connection.scalar(statement) or 0
 
 
 def fresh_folder(folder: Path) -> Path:

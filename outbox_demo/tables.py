@@ -1,4 +1,4 @@
-"""The business tables of the demo: trips, payments, tickets, notifications."""
+"""The business tables of the demo: trips, payments, reminders, tickets, notifications."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 OPEN = "open"
 BOOKED = "booked"
+CANCELED = "canceled"
 PAID = "PAID"
 
 
@@ -41,12 +42,26 @@ class Payment(Base):
     paid_at_us: Mapped[int] = mapped_column(BigInteger)
 
 
+class Reminder(Base):
+    """A reminder that a trip's transaction has scheduled, by the id of its message. One that was withdrawn is to be
+    delivered only where its cancel came too late.
+    """
+
+    __tablename__ = "demo_reminder"
+
+    message_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    order_id: Mapped[int] = mapped_column(Integer, index=True)
+    due_at_ms: Mapped[int] = mapped_column(BigInteger)
+    is_withdrawn: Mapped[bool] = mapped_column(default=False)
+
+
 class Ticket(Base):
     """The ticket that the ticketing group issues for a payment, exactly one each."""
 
     __tablename__ = "demo_ticket"
 
     order_id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    message_id: Mapped[str] = mapped_column(String(64))
     issued_at_us: Mapped[int] = mapped_column(BigInteger)
 
 
@@ -58,6 +73,7 @@ class Notification(Base):
     id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
     topic: Mapped[str] = mapped_column(String(64))
     order_id: Mapped[int] = mapped_column(Integer)
+    message_id: Mapped[str] = mapped_column(String(64))
     notified_at_us: Mapped[int] = mapped_column(BigInteger)
 
 

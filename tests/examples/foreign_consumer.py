@@ -5,16 +5,17 @@ Not a test: those of each engine say how the consumer is started and what its gr
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from sqlalchemy import select, text
 
 from outbox_core.messages.connect import connect
 from outbox_core.messages.message import Message
+from tests.fixtures.fork_server import ForkServer, Program
 from tests.outbox.shop import Shop
 
 ROOT: Final = Path(__file__).parents[2]
@@ -31,14 +33,36 @@ GROUP: Final = "ticketing"
 WAIT_SECONDS: Final = 300
 POLL_SECONDS: Final = 0.05
 
+PRELOADED: Final = (
+    "aiosqlite",
+    "celery.apps.worker",
+    "celery.bin.celery",
+    "celery.bin.worker",
+    "celery.concurrency.prefork",
+    "faststream.nats",
+    "faststream.rabbit",
+    "kombu.transport.pyamqp",
+    "kombu.transport.redis",
+    "nats",
+    "outbox",
+    "outbox.migrate",
+    "pika",
+    "redis",
+    "sqlalchemy.dialects.sqlite.aiosqlite",
+    "sqlalchemy.ext.asyncio",
+)
+
 BEFORE_COMMIT: Final = "before_commit"
 AFTER_COMMIT: Final = "after_commit"
 AFTER_ACK: Final = "after_ack"
 DONE: Final = {BEFORE_COMMIT: 0, AFTER_COMMIT: 1, AFTER_ACK: 3}
 """Of three messages, how many have their effect when the consumer has been killed at a step."""
 
-_GUARD: Final = ROOT / "tests" / "fixtures" / "guarded.py"
-_KILL_POINT: Final = Path(__file__).with_name("kill_point.py")
+_KILL_POINT: Final = "tests.examples.kill_point"
+
+
+def nothing() -> None:
+    """Where a broker delivers again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +76,11 @@ class ForeignConsumer:
     """Where the outbox publishes."""
     unsettled: Callable[[], int]
     """How many messages its group has not acknowledged, read or not."""
+    expire: Callable[[], None] = nothing
+    """Has the broker deliver again what was read and not acknowledged, as it would after a time."""
 
     @contextmanager
-    def running(self, *, moment: str = "none") -> Iterator[subprocess.Popen[bytes]]:
+    def running(self, *, moment: str = "none") -> Iterator[Program]:
         """For the length of a block, or until it comes to a moment of kill_point.py; then killed by SIGKILL."""
         with running(self.program, self.environment, moment=moment) as process:
             yield process
@@ -66,18 +92,16 @@ class ForeignConsumer:
 
 
 @contextmanager
-def running(
-    program: tuple[str, ...], environment: Mapping[str, str], *, moment: str = "none"
-) -> Iterator[subprocess.Popen[bytes]]:
+def running(program: tuple[str, ...], environment: Mapping[str, str], *, moment: str = "none") -> Iterator[Program]:
     """A program that runs, with what it forks, for the length of a block; then killed by SIGKILL."""
     example = EXAMPLES / program[0]
     command = [str(example) if example.is_file() else program[0], *program[1:]]
     paths = [str(EXAMPLES), str(ROOT), os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, str(_GUARD), str(os.getpid()), sys.executable, str(_KILL_POINT), moment, *command],
+        process = _fork_server().start(
+            _KILL_POINT, moment, *command,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment},
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log.fileno(), stderr=log.fileno(), new_session=True,
         )  # fmt: skip
         try:
             yield process
@@ -86,12 +110,18 @@ def running(
             error.add_note(f"{program[0]} wrote:\n{log.read().decode()[-4_000:]}")
             raise
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(WAIT_SECONDS)
+            process.close()
 
 
-def wait_until(done: Callable[[], bool], *processes: subprocess.Popen[bytes]) -> None:
+@lru_cache(maxsize=1)
+def _fork_server() -> ForkServer:
+    """The one of this process for programs that use other libraries than ours do."""
+    server = ForkServer(PRELOADED)
+    atexit.register(server.close)
+    return server
+
+
+def wait_until(done: Callable[[], bool], *processes: Program) -> None:
     """Wait for what the processes bring about."""
     deadline, nothing = time.monotonic() + WAIT_SECONDS, threading.Event()
     while not done():
@@ -110,6 +140,7 @@ def check_one_effect(shop: Shop, consumer: ForeignConsumer, *, step: str) -> Non
         with consumer.running(moment=step) as process:
             assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
         wait_until(lambda: consumer.unsettled() >= 3)  # nothing is acknowledged before its commit
+        consumer.expire()
     assert len(tickets(shop)) == len(marks(shop)) == DONE[step]
 
     publish(consumer.broker_url, range(3, 5))
@@ -123,7 +154,10 @@ def check_effect_after_failed_commit(shop: Shop, consumer: ForeignConsumer) -> N
     make_ticket_table(shop)
     publish(consumer.broker_url, range(3))
 
-    consumer.run_until_settled(moment="failed_commit")
+    with consumer.running(moment="failed_commit") as process:
+        wait_until(lambda: len(marks(shop)) >= 2, process)
+        consumer.expire()
+        wait_until(lambda: consumer.unsettled() == 0, process)
 
     check_each_once(shop, range(3))
 

@@ -1,6 +1,6 @@
 """Runs a program that is killed, with its whole process group, when it first comes to a moment. Not imported.
 
-`python kill_point.py MOMENT PROGRAM ARGUMENT...`: the program is a file or a module. MOMENT is an event of SQLAlchemy's
+Arguments: `MOMENT PROGRAM ARGUMENT...`: the program is a file or a module. MOMENT is an event of SQLAlchemy's
 sessions, `after_task_publish` of Celery, or `none`. At `failed_commit` it is not killed, but its first commit fails.
 """
 

@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 STREAM = f"outbox:{{{TOPIC}}}"
 NATS_STREAM = "payments"
 STEPS = sorted(DONE)
+IDLE_MS = 3_600_000
 
 
 @pytest.fixture
@@ -74,6 +75,7 @@ def nats_consumer(program: str, shop: Shop, server_url: str) -> ForeignConsumer:
         environment={"DATABASE_URL": database_url, "NATS_URL": server_url, "NATS_STREAM": NATS_STREAM},
         broker_url=server_url,
         unsettled=lambda: run_plain([server_url], _unsettled_of_nats),
+        expire=lambda: run_plain([server_url], _wait_a_second_for_acks),
     )
 
 
@@ -83,6 +85,12 @@ async def _unsettled_of_nats(client: Client) -> int:
     except NotFoundError:
         return (await client.jetstream().stream_info(NATS_STREAM)).state.messages
     return (consumer.num_pending or 0) + (consumer.num_ack_pending or 0)
+
+
+async def _wait_a_second_for_acks(client: Client) -> None:
+    """The server then looks at once for whose time is up."""
+    info = await client.jetstream().consumer_info(NATS_STREAM, GROUP)
+    await client.jetstream().add_consumer(NATS_STREAM, info.config, ack_wait=1)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -100,6 +108,7 @@ def redis_consumer(program: tuple[str, ...], shop: Shop, redis_url: tuple[RedisS
         environment={"DATABASE_URL": shop.database.url, "REDIS_URL": url},
         broker_url=f"{url}/?wait=0",
         unsettled=lambda: _unsettled_of_stream(server),
+        expire=lambda: _make_idle(server),
     )
 
 
@@ -107,6 +116,14 @@ def _unsettled_of_stream(server: RedisServer) -> int:
     with server.client as client:
         groups = client.xinfo_groups(STREAM)
         return sum(group["pending"] + group["lag"] for group in groups) if groups else client.xlen(STREAM)
+
+
+def _make_idle(server: RedisServer) -> None:
+    """As if nobody had done anything with what was read for an hour."""
+    with server.client as client:
+        for entry in client.xpending_range(STREAM, GROUP, "-", "+", count=100):
+            options = {"min_idle_time": 0, "idle": IDLE_MS, "justid": True}
+            client.xclaim(STREAM, GROUP, entry["consumer"], message_ids=[entry["message_id"]], **options)
 
 
 READER = ("celery_redis.py",)
@@ -142,6 +159,7 @@ def test_a_task_of_celery_has_its_effect_once_though_the_reader_was_killed_and_e
     with running(READER, worker.environment, moment="after_task_publish") as reader:
         assert reader.wait(WAIT_SECONDS) == -signal.SIGKILL
     left = _tasks(server)
+    worker.expire()
     with running(READER, worker.environment) as reader:
         wait_until(lambda: _tasks(server) >= left + 3, reader)
     with worker.running() as process:

@@ -24,6 +24,7 @@ from spark_reconcile.cli.run_command import app
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.time_arguments import moment_ms
 from tests.fixtures.databases import Database
+from tests.fixtures.spark_classes import archive_options
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,9 @@ def test_the_spark_submit_example_judges_by_the_hour_and_ends_with_the_runs_stat
     config = _sources(sqlite, tmp_path)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as an activated environment has it
     given = {"PATH": path, "SPARK_MASTER": "local[2]", "SHUFFLE_PARTITIONS": "1", "EXECUTOR_MEMORY": "1g"}
-    given["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # of so few rows, most is compiling
+    # Of so few rows, most is compiling; with one compiler, the default code cache is full before the run ends.
+    options = f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC {archive_options()}"
+    given["SPARK_SUBMIT_OPTS"] = options
 
     ended = subprocess.run(
         ["sh", str(EXAMPLES / "spark_submit.sh"), str(config), "3h", "--now-ms", str(NOW_MS)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import stat
 import subprocess
 import sys
 from contextlib import closing
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from outbox_demo.accelerated_clock import DemoClock
+from outbox_demo.accelerated_clock import AcceleratedClock
 from outbox_demo.flights import FLIGHTS, read_flights
 
 BOOKINGS = 300
@@ -21,20 +22,20 @@ US = 1_000_000
 
 
 def test_the_demo_clock_maps_the_first_and_last_departure_to_the_ends_of_the_run() -> None:
-    clock = DemoClock.fit(first_us=0, last_us=86_400 * US, starts_at_us=1_000 * US, seconds=60)
+    clock = AcceleratedClock.fit(first_us=0, last_us=86_400 * US, starts_at_us=1_000 * US, seconds=60)
 
     assert clock.ours(0).timestamp() == 1_000
     assert clock.ours(86_400 * US).timestamp() == 1_060
 
 
 def test_a_reminder_is_due_two_hours_of_the_trips_time_before_departure() -> None:
-    clock = DemoClock.fit(first_us=0, last_us=86_400 * US, starts_at_us=1_000 * US, seconds=60)
+    clock = AcceleratedClock.fit(first_us=0, last_us=86_400 * US, starts_at_us=1_000 * US, seconds=60)
 
     assert clock.ours(7_200 * US) - clock.reminder_at(7_200 * US) == timedelta(seconds=5)
 
 
 def test_the_demo_clock_never_runs_slower_than_the_worlds() -> None:
-    clock = DemoClock.fit(first_us=0, last_us=10 * US, starts_at_us=0, seconds=60)
+    clock = AcceleratedClock.fit(first_us=0, last_us=10 * US, starts_at_us=0, seconds=60)
 
     assert clock.speed == 1.0
 
@@ -102,6 +103,17 @@ def test_a_payment_that_disappears_turns_its_messages_into_phantoms_and_the_exit
     assert summary["lost"] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.processes
+def test_the_settings_of_the_reconciliation_which_may_hold_a_password_are_readable_by_their_owner_alone(
+    finished_run: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, _ = finished_run
+
+    assert stat.S_IMODE((folder / "reconcile.toml").stat().st_mode) == 0o600
+
+
 @pytest.mark.processes
 def test_a_folder_that_is_not_an_earlier_demos_is_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "precious.txt"
@@ -113,6 +125,15 @@ def test_a_folder_that_is_not_an_earlier_demos_is_left_alone(tmp_path: Path) -> 
     assert "choose another --folder" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert precious.read_text() == "mine"
+
+
+@pytest.mark.processes
+def test_fewer_flights_than_bookings_are_refused_with_the_cure(tmp_path: Path) -> None:
+    ended = _outbox("demo", "--folder", str(tmp_path / "x"), "--bookings", "300", "--flights", "299", timeout=300)
+
+    assert ended.returncode == 2
+    assert "300 bookings need as many flights: raise --flights, 299 now" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.processes

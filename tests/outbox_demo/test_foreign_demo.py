@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from outbox_core import CancelStatus
 from outbox_demo.foreign_broker import Progress
 from outbox_demo.plan import NOTIFICATION, PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER
-from outbox_demo.proof import ArchivedMessage, ObservedEffect, Records, compare
+from outbox_demo.proof import Fate, ObservedEffect, Records, SentMessage, compare
 from tests.broker_adapter.http.test_tls import certificate
 from tests.broker_adapter.nats.nats_server import NatsServer, run_plain
 from tests.broker_adapter.rabbitmq.rabbitmq_engine import RabbitMqEngine
 from tests.broker_adapter.rabbitmq.rabbitmq_server import ADMIN, RabbitMqServer
 from tests.broker_adapter.redis.redis_server import HOST, redis_server
 from tests.fixtures.local_server import scratch_folder
-from tests.outbox_demo.foreign_demo import BOOKINGS, WAIT_SECONDS, check_main_job, demo_command, run_demo
+from tests.outbox_demo.foreign_demo import SMALL, WAIT_SECONDS, WRONG, check_main_job, demo_command, run_demo
 
 DUE_MS = 1_000
 A_TICKET = (TICKETING, PAYMENT_COMPLETED, "a")
@@ -34,14 +35,15 @@ MISSED = 20
 
 def effect(mark: tuple[str, str, str], *, order_id: int = 1, at_us: int = DUE_MS * 1_000) -> ObservedEffect:
     """What the handler of a message wrote, when the reminder was due."""
-    return ObservedEffect(group=mark[0], topic=mark[1], order_id=order_id, at_us=at_us)
+    return ObservedEffect(group=mark[0], topic=mark[1], message_id=mark[2], order_id=order_id, at_us=at_us)
 
 
 RIGHT = Records(
     payments=frozenset({1}),
-    archive=[
-        ArchivedMessage(id="a", topic=PAYMENT_COMPLETED, order_id=1, deliver_at_ms=None),
-        ArchivedMessage(id="b", topic=TRIP_REMINDER, order_id=1, deliver_at_ms=DUE_MS),
+    reminders={"b": 1},
+    sent=[
+        SentMessage(id="a", topic=PAYMENT_COMPLETED, order_id=1, deliver_at_ms=None),
+        SentMessage(id="b", topic=TRIP_REMINDER, order_id=1, deliver_at_ms=DUE_MS),
     ],
     marks=frozenset({A_TICKET, A_NOTICE, A_REMINDER}),
     effects=[effect(A_TICKET), effect(A_NOTICE), effect(A_REMINDER)],
@@ -53,31 +55,75 @@ def changed(**parts: Any) -> Records:
     return replace(RIGHT, **parts)
 
 
+def undelivered(**parts: Any) -> Records:
+    """The records of a run in which the reminder has not come."""
+    return changed(marks=RIGHT.marks - {A_REMINDER}, effects=RIGHT.effects[:2], **parts)
+
+
+def moved(**parts: Any) -> Records:
+    """The records of a run in which a reminder was moved: the cancel came too late, and both have come."""
+    another = (NOTIFICATION, TRIP_REMINDER, "c")
+    made = {
+        "reminders": {"b": 1, "c": 1},
+        "sent": [*RIGHT.sent, replace(RIGHT.sent[1], id="c")],
+        "marks": RIGHT.marks | {another},
+        "effects": [*RIGHT.effects, effect(another)],
+        "withdrawals": {"b": CancelStatus.TOO_LATE},
+    }
+    return changed(**{**made, **parts})
+
+
 @pytest.mark.parametrize(
     ("records", "wrong"),
     [
         (RIGHT, {}),
-        (changed(archive=RIGHT.archive[:1], marks=RIGHT.marks - {A_REMINDER}, effects=RIGHT.effects[:2]), {"lost": 1}),
+        (changed(sent=RIGHT.sent[:1], marks=RIGHT.marks - {A_REMINDER}, effects=RIGHT.effects[:2]), {"lost": 1}),
         (changed(marks=RIGHT.marks - {A_TICKET}), {"lost": 1}),
         (changed(effects=RIGHT.effects[1:]), {"lost": 1}),
         (changed(payments=frozenset()), {"phantom": 2}),
         (changed(marks=RIGHT.marks | {(TICKETING, PAYMENT_COMPLETED, "c")}), {"phantom": 1}),
         (changed(effects=[*RIGHT.effects, effect(A_TICKET, order_id=2)]), {"phantom": 1}),
         (changed(effects=[*RIGHT.effects, effect(A_NOTICE)]), {"doubled": 1}),
-        (changed(archive=[*RIGHT.archive, replace(RIGHT.archive[0], id="c")]), {"doubled": 1, "lost": 2}),
+        (changed(sent=[*RIGHT.sent, replace(RIGHT.sent[0], id="c")]), {"doubled": 1, "lost": 2}),
         (changed(effects=[*RIGHT.effects[:2], effect(A_REMINDER, at_us=DUE_MS * 1_000 - 1)]), {"early": 1}),
+        (changed(reminders={}), {"phantom": 1}),
+        (changed(withdrawals={"b": CancelStatus.CANCELED}), {"revived": 1}),
+        (changed(withdrawals={"b": CancelStatus.TOO_LATE}), {}),
+        (changed(withdrawals={"b": CancelStatus.UNKNOWN}), {}),
+        (changed(withdrawals={"b": None}), {"lost": 1}),
+        (undelivered(), {"lost": 1}),
+        (undelivered(withdrawals={"b": CancelStatus.CANCELED}), {}),
+        (undelivered(withdrawals={"b": CancelStatus.UNKNOWN}), {}),
+        (undelivered(withdrawals={"b": CancelStatus.TOO_LATE}), {"lost": 1}),
+        (undelivered(pending=frozenset({"b"})), {}),
+        (moved(), {}),
+        (moved(withdrawals={}), {"doubled": 1}),
     ],
 )
 def test_what_is_wrong_in_the_records_is_counted(records: Records, wrong: dict[str, int]) -> None:
     figures = compare(records).figures
 
-    assert {name: count for name, count in figures.items() if count and name in LOSSES} == wrong
+    assert {name: count for name, count in figures.items() if count and name in WRONG} == wrong
+
+
+def test_each_message_has_one_fate_for_each_group_that_reads_it() -> None:
+    moved_later = changed(
+        reminders={"b": 1, "c": 1, "d": 1},
+        sent=[*RIGHT.sent, replace(RIGHT.sent[1], id="c"), replace(RIGHT.sent[1], id="d")],
+        withdrawals={"b": CancelStatus.TOO_LATE, "c": CancelStatus.CANCELED},
+        pending=frozenset({"d"}),
+    )
+
+    comparison = compare(moved_later)
+
+    assert comparison.fates == {Fate.DELIVERED: 3, Fate.CANCELED: 1, Fate.PENDING: 1}
+    assert (comparison.messages, comparison.reminders, comparison.findings) == (4, 3, [])
 
 
 @pytest.mark.parametrize(
     ("records", "named"),
     [
-        (changed(archive=RIGHT.archive[:1], marks=RIGHT.marks - {A_REMINDER}, effects=RIGHT.effects[:2]), "of order 1"),
+        (changed(sent=RIGHT.sent[:1], marks=RIGHT.marks - {A_REMINDER}, effects=RIGHT.effects[:2]), "of order 1"),
         (changed(marks=RIGHT.marks - {A_TICKET}), "message a (payment.completed, order 1) never came to ticketing"),
         (changed(effects=RIGHT.effects[1:]), "message a (payment.completed, order 1) has a mark of ticketing"),
         (changed(marks=RIGHT.marks | {(TICKETING, PAYMENT_COMPLETED, "c")}), "message c (payment.completed)"),
@@ -97,9 +143,6 @@ def test_a_message_counts_as_lost_only_after_nothing_has_moved_for_a_while() -> 
     looked = [progress.has_ended(marks) for marks in (5, 5, 6, 6, 6)]
 
     assert looked == [False, False, False, False, True]
-
-
-LOSSES = ("lost", "phantom", "doubled", "early")
 
 
 @pytest.fixture
@@ -153,7 +196,7 @@ def test_everything_that_was_paid_has_its_effects_once_although_worker_delay_ser
 def test_messages_that_do_not_reach_a_queue_are_named_as_lost(
     rabbitmq: RabbitMqEngine, rabbitmq_url: str, tmp_path: Path
 ) -> None:
-    command = demo_command(tmp_path / "run", rabbitmq_url, "--bookings", str(BOOKINGS))
+    command = demo_command(tmp_path / "run", rabbitmq_url, *SMALL)
     earlier = queues_of(TICKETING, rabbitmq)
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
