@@ -45,11 +45,19 @@ def _adapter(kind: str, label: str, target: str = "-") -> Row:
     return Row("broker_adapter", label, [("engines", engine, kind, "ratio") for engine in engines], target)
 
 
+def _timers(step: str, store: str, label: str) -> Row:
+    others, targets = ("tables", "rq", "arq"), "5 / 1.5 / 1.5"
+    paths = [("pending", "1000000", "ratios", step, store, other) for other in others]
+    return Row("delay.timer_stores", label, paths, targets)
+
+
 ROWS: Final = (
     Row("publish_cost", "publish to hand-written, 1 / 8 threads",
         [("workers", number, "to_hand_written", "ours") for number in ("1", "8")], "0.97"),
-    Row("publish_cost", "one message to ten, 1 / 8 threads",
-        [("workers", number, "ten_messages_to_one") for number in ("1", "8")], "more than 0.5"),
+    Row("publish_cost", "publish to pactix / modupy / outbox-sqs, which only write, 1 thread",
+        [("workers", "1", f"ours_to_{peer}") for peer in ("pactix", "modupy", "outbox_sqs")], "1.3 to pactix"),
+    Row("publish_cost", "time of ten messages in a transaction to one's, 1 / 8 threads",
+        [("workers", number, "ten_messages_to_one") for number in ("1", "8")], "less than 2"),
     Row("commit_to_handler", "commit to handler to the floor, p50: HTTP / embedded",
         [(kind, "ours_to_floor", "p50_ms") for kind in ("http", "embedded")], "at most 2"),
     Row("drain", "drain to the floor: 10,000 / 200,000 / 1,000,000 rows",
@@ -61,6 +69,18 @@ ROWS: Final = (
     _adapter("batches_of_500", "adapters to plain, by 500: Redis / NATS / RabbitMQ / Kafka / RocketMQ / Pulsar", "0.8"),
     _adapter("one_at_a_time", "the same, one at a time", "0.8"),
     _adapter("drain", "the drain into each, to a broker that accepts at once"),
+    _timers("add", "timing_store", "timing store, adds beside a million: to tables / RQ / arq"),
+    _timers("fire_and_ack", "timing_store", "the same, fire and ack"),
+    _timers("add", "redis_timers", "Redis timers, adds beside a million: to tables / RQ / arq"),
+    _timers("fire_and_ack", "redis_timers", "the same, fire and ack"),
+    Row("delay.cluster.publish_rates", "scheduled publishes to a cluster of 1 / 8 / 64 shards, to the local store",
+        [(f"{number} shard{'s' * (number > 1)}", "to_local") for number in (1, 8, 64)], "0.5 at 8"),
+    Row("delay.cluster.takeover", "takeover in s with nothing / 100,000 messages pending",
+        [("seconds", pending, "slowest", "median") for pending in ("0", "100000")], "under 8"),
+    Row("delay.cluster.lateness", "lateness at 1,000/s, p50 / p99 in ms: a cluster",
+        [("cluster", name, "median") for name in ("p50_ms", "p99_ms")], "p99 under 20"),
+    Row("delay.cluster.lateness", "the same: one process on a local disk",
+        [("process", name, "median") for name in ("p50_ms", "p99_ms")]),
     _storage("log", "append_by_1_per_second", "log, messages a second, a sync each: ours / RocksDB / LMDB / SQLite"),
     _storage("log", "append_by_100_per_second", "the same, a sync for 100"),
     _storage("log", "append_by_1000_per_second", "the same, a sync for 1,000"),

@@ -20,16 +20,27 @@ from benchmarks.harness.report import talk
 
 PEERS: Final = {"pactix": "0.2.0", "modupy": "0.13.2", "outbox-sqs": "0.1.1"}
 """The contestants. pactix says that it wants Python 3.12, and runs on 3.11 as well: pip's check is switched off."""
+TIMER_PEERS: Final = {"rq": "3.0.0", "arq": "0.28.0", "redis": "5.3.1", "hiredis": "3.5.0"}
+"""Task queues on Redis that schedule, and the newest client that arq takes."""
 _SHARED: Final = ("SQLAlchemy", "PyMySQL", "asyncmy", "greenlet")
 _MISSING_OF_MODUPY: Final = ("pluggy",)
 
 
 def peers_python() -> str:
-    """The Python in which the peers can be imported; makes the environment where it is not there yet.
+    """The Python in which the peers of the outbox can be imported; see python_with()."""
+    return python_with(_requirements())
+
+
+def timer_peers_python() -> str:
+    """The Python in which the peers of the timer stores can be imported; see python_with()."""
+    return python_with([f"{name}=={version}" for name, version in TIMER_PEERS.items()])
+
+
+def python_with(wanted: list[str]) -> str:
+    """The Python of an environment with these requirements, which is made where it is not there yet.
 
     Raises RuntimeError with pip's words where that does not work.
     """
-    wanted = _requirements()
     folder = _folder(wanted)
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():

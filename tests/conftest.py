@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,8 +16,11 @@ from xdist.remote import Producer
 from outbox_core.common.clock import ManualClock
 from tests.fixtures.local_server import servers_folder
 from tests.fixtures.scheduling import FileScheduling, order_for_workers
+from tests.fixtures.spark_classes import archive_options
 
 pytest_plugins = ["tests.fixtures.servers"]
+
+MARKS_OF_FIXTURES = {"spark": "spark", "shared_mysql": "mysql", "mysql_server": "mysql"}
 
 # No deadline: two busy cores make any time limit on one example a coin toss.
 settings.register_profile("local", deadline=None, print_blob=True)
@@ -34,6 +38,25 @@ def pytest_configure() -> None:
     fetched = servers_folder() / "java"
     if "JAVA_HOME" not in os.environ and shutil.which("java") is None and fetched.exists():
         os.environ["JAVA_HOME"] = str(fetched)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect ten thousand tests without looking for garbage among them; as they all stay, none is looked for later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what takes the fixture of a session or a server, so that no test is part of --fast by oversight."""
+    for fixture, mark in MARKS_OF_FIXTURES.items():
+        if isinstance(item, pytest.Function) and fixture in item.fixturenames:
+            item.add_marker(mark)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -54,7 +77,8 @@ def logging_left_as_found() -> Iterator[None]:
     handlers, level = list(root.handlers), root.level
     yield
     root.handlers = handlers
-    root.setLevel(level)
+    if root.level != level:  # setting it looks through all loggers
+        root.setLevel(level)
 
 
 @pytest.fixture

@@ -28,13 +28,14 @@ def fill(
     first: int = 0,
     due_for_us: int = HOUR_US,
     topic: str = TOPIC,
+    table: str = "message",
 ) -> None:
     """`rows` messages that have been due for an hour, oldest first by id, of a thousand keys, as a dead sender left
     them. `first` tells them from those of other calls.
     """
     values = {"state": state, "topic": topic, "sha": hashlib.sha256(_BODY.encode()).hexdigest()}
     insert = text(
-        f"INSERT INTO {schema}.message (id, kind, state, due_at_us, token, attempts, topic, message_key, headers, "
+        f"INSERT INTO {schema}.{table} (id, kind, state, due_at_us, token, attempts, topic, message_key, headers, "
         "body, body_sha256, deliver_at_ms, created_at_us) "
         f"SELECT {_ID}, 'publish', :state, {_NOW_US} - {due_for_us} + :base + n, NULL, 1, :topic, "
         f"CONCAT('key-', (:base + n) % 1000), NULL, REPEAT('x', {BODY_BYTES}), :sha, NULL, "

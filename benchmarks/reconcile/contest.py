@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.reconcile.checking import also_changed, check, found_in_run, found_in_windows, planted_in
 from benchmarks.reconcile.planting import NEWS, TRIPS
 from benchmarks.reconcile.records import START_MS
-from spark_reconcile.compare.file_digest_cache import DigestCache
+from spark_reconcile.compare.file_digest_cache import FileDigestCache
 from spark_reconcile.compare.key_digests import MESSAGES
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.core.run_limits import RunLimits
@@ -169,7 +169,7 @@ def ours(spark: SparkSession, folder: Path, output: Path, *, full: bool = False)
     """Evaluate all hours that need it; returns these hours."""
     job, windows = job_of(spark, folder, output, full=full)
     output.mkdir(parents=True, exist_ok=True)
-    digests = compare(job, DigestCache(output, job.settings.limits))
+    digests = compare(job, FileDigestCache(output, job.settings.limits))
     return judge_windows(job, windows, digests, store=WindowStore(output))
 
 

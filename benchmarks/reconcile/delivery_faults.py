@@ -50,20 +50,20 @@ def stuck(p: Planted, one: Message) -> None:
     p.delivery(due, MAIL, "not_fired")
 
 
-def handed_out_early(p: Planted, one: Message) -> None:
+def delivered_early(p: Planted, one: Message) -> None:
     due = reminder(p, one)
     p.schedule(due)
     p.done(due, p.fire(due), since_ms=(due.due_ms or 0) - HANDED_AFTER_MS - 1)
-    p.delivery(due, MAIL, "handed_out_early")
+    p.delivery(due, MAIL, "delivered_early")
 
 
-def handed_out_after_cancel(p: Planted, one: Message) -> None:
+def delivered_after_cancel(p: Planted, one: Message) -> None:
     due = reminder(p, one)
     p.schedule(due)
     p.actions.append(journal.Canceled(at_ms=one.created_ms + MINUTE_MS, ids=[due.id]))
     p.done(due, p.fire(due), since_ms=due.due_ms)
     p.message(due, "canceled", "message_canceled")
-    p.delivery(due, MAIL, "handed_out_after_cancel")
+    p.delivery(due, MAIL, "delivered_after_cancel")
 
 
 def handled_early(p: Planted, one: Message) -> None:
@@ -79,16 +79,16 @@ def handled_early(p: Planted, one: Message) -> None:
     p.delivery(due, TICKETS, "handled_early")
 
 
-def handed_out_late(p: Planted, one: Message) -> None:
+def delivered_late(p: Planted, one: Message) -> None:
     place = _stored(p, one, but=MAIL)
     p.hand(one, place, MAIL, at_ms=one.created_ms + DUE_AFTER_MS)
     p.ack(one, place, MAIL, at_ms=one.created_ms + DUE_AFTER_MS + SECOND_MS)
-    p.delivery(one, MAIL, "handed_out_late")
+    p.delivery(one, MAIL, "delivered_late")
 
 
 def ignored(p: Planted, one: Message) -> None:
     _stored(p, one, but=MAIL)
-    p.delivery(one, MAIL, "not_handed_out")
+    p.delivery(one, MAIL, "not_delivered")
 
 
 def waiting(p: Planted, one: Message) -> None:
@@ -156,14 +156,14 @@ def acknowledged_twice(p: Planted, one: Message) -> None:
     p.delivery(one, MAIL, "acknowledged_twice")
 
 
-def acknowledged_from_nowhere(p: Planted, one: Message) -> None:
+def acknowledged_never_delivered(p: Planted, one: Message) -> None:
     p.ack(one, _stored(p, one, but=MAIL), MAIL)
-    p.delivery(one, MAIL, "acknowledged_from_nowhere")
+    p.delivery(one, MAIL, "acknowledged_never_delivered")
 
 
-def delivered_from_nowhere(p: Planted, one: Message) -> None:
+def delivered_never_stored(p: Planted, one: Message) -> None:
     p.hand(one, 0, MAIL)  # where another message stands
-    p.delivery(one, MAIL, "delivered_from_nowhere")
+    p.delivery(one, MAIL, "delivered_never_stored")
 
 
 def delivered_just_now(p: Planted, one: Message) -> None:
@@ -172,9 +172,9 @@ def delivered_just_now(p: Planted, one: Message) -> None:
     p.delivery(fresh, MAIL, "seen_in_grace")
 
 
-def handled_from_nowhere(p: Planted, one: Message) -> None:
+def handled_never_stored(p: Planted, one: Message) -> None:
     p.handle(one)
-    p.delivery(one, TICKETS, "handled_from_nowhere")
+    p.delivery(one, TICKETS, "handled_never_stored")
 
 
 def unplaced(p: Planted, one: Message) -> None:
@@ -194,18 +194,18 @@ def published_before_the_group_began(p: Planted, one: Message) -> None:
 
 
 def passed_by_a_filter(p: Planted, one: Message) -> None:
-    _not_taken(p, one, FILTERED, "not_wanted")
+    _not_taken(p, one, FILTERED, "filtered_out")
 
 
 def wanted_by_a_filter_and_never_taken(p: Planted, one: Message) -> None:
-    _not_taken(p, one, FILTERED, "not_handed_out", headers={"type": "urgent"})
+    _not_taken(p, one, FILTERED, "not_delivered", headers={"type": "urgent"})
 
 
 DELIVERY_KINDS: Final[tuple[Kind, ...]] = (
-    scheduled, fired_in_time, stuck, handed_out_early, handed_out_after_cancel, handled_early, handed_out_late,
+    scheduled, fired_in_time, stuck, delivered_early, delivered_after_cancel, handled_early, delivered_late,
     ignored, waiting, in_flight, retrying, never_redelivered, dead, redriven, unhandled, acknowledged_just_now,
-    unacknowledged, handled_twice, acknowledged_twice, acknowledged_from_nowhere, delivered_from_nowhere,
-    delivered_just_now, handled_from_nowhere, unplaced, unplaced_yet, held_back_by_a_pause,
+    unacknowledged, handled_twice, acknowledged_twice, acknowledged_never_delivered, delivered_never_stored,
+    delivered_just_now, handled_never_stored, unplaced, unplaced_yet, held_back_by_a_pause,
     published_before_the_group_began, passed_by_a_filter, wanted_by_a_filter_and_never_taken,
 )  # fmt: skip
 

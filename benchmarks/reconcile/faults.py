@@ -151,7 +151,7 @@ def canceled(p: Planted, one: Message) -> None:
     due = reminder(p, one)
     p.schedule(due)
     _noted(p, due, at_ms=one.created_ms + MINUTE_MS)
-    _answered(p, due, "canceled", "cancel_taken")
+    _answered(p, due, "canceled", "cancel_accepted")
     p.message(due, "canceled", "message_canceled")
     p.delivery(due, MAIL, "canceled")
 
@@ -194,9 +194,9 @@ def cancel_broken(p: Planted, one: Message) -> None:
     p.schedule(due)
     p.done(due, p.fire(due), since_ms=due.due_ms)
     _noted(p, due, at_ms=(due.due_ms or 0) + MINUTE_MS)
-    _answered(p, due, "canceled", "cancel_taken")
+    _answered(p, due, "canceled", "cancel_accepted")
     p.message(due, "canceled", "message_canceled")
-    p.delivery(due, MAIL, "handed_out_after_cancel")
+    p.delivery(due, MAIL, "delivered_after_cancel")
 
 
 def canceled_unheard_of(p: Planted, one: Message) -> None:
@@ -218,7 +218,7 @@ def stored_just_now(p: Planted, one: Message) -> None:
 
 def out_of_sight(p: Planted, one: Message) -> None:
     due = reminder(p, one, due_ms=p.now_ms + 2 * 60 * MINUTE_MS, outcome="duplicate")
-    p.message(due, "scheduled_out_of_sight", "message_pending")
+    p.message(due, "schedule_not_in_log", "message_pending")
 
 
 def not_yet_fired(p: Planted, one: Message) -> None:

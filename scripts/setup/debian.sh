@@ -71,3 +71,21 @@ sources_of_suite() {
         [[ -s $folder/suite.list ]]
     fi
 }
+
+# unpack_newest NAME PACKAGE SERIES FOLDER: PACKAGE of Debian's unstable suite, and what it needs, into FOLDER/root. Fails
+# if it is of another series. FOLDER is emptied first; FOLDER/apt is the caller's to remove. NAME is for people.
+unpack_newest() {
+    local name=$1 package=$2 series=$3 folder=$4 engine=${1,,} version
+    rm -rf "$folder"*
+    mkdir -p "$folder/apt" || return 1
+    sources_of_suite sid "$folder/apt/sources" || return 1
+    : >"$folder/apt/status"
+    private_apt "$folder/apt" "$folder/apt/status" "$folder/apt/sources" || return 1
+    version=$(apt-cache show "$package" | awk '/^Version:/ {print $2; exit}')
+    if [[ $version != "$series".* ]]; then
+        say "Debian's unstable suite has $name ${version:-nowhere}, not $series:"
+        say "  try the new one: ${name^^}_SERIES in scripts/setup/${engine}_newest.sh and SERIES in tests/engines/$engine"
+        return 1
+    fi
+    unpack_packages "$folder/root" 'perl|perl-base|perl-modules.*|libperl.*' "$package"
+}

@@ -2,10 +2,12 @@
 # Sourced by scripts/test: the tests on real engines, and what they need. Not a script to run.
 #
 # An engine is a folder of tests/engines with a file `needs`, which lists what has to be set up, one need a line:
+#   faketime           libfaketime of Debian
 #   java               Java 17 or later
 #   jars               the jars that pom.xml in that folder resolves to, fetched by Maven
 #   rabbitmq-newest    RabbitMQ of Debian's unstable suite
 #   redis              the Redis server that the plain tests run on
+#   valkey-newest      Valkey of Debian's unstable suite
 # A new kind of need is a new case in set_up_need.
 
 # Beside the fetched servers, so that jars outlive the clone. tests/engines/jars.py looks in the same place.
@@ -51,10 +53,12 @@ run_engine() {
 
 set_up_need() {
     case $2 in
+        faketime) set_up_faketime ;;
         java) set_up_java ;;
         jars) set_up_jars "$1" ;;
         rabbitmq-newest) set_up_rabbitmq_newest ;;
         redis) locked set_up_redis ;;
+        valkey-newest) set_up_valkey_newest ;;
         *)
             say "tests/engines/$1/needs names '$2', which scripts/setup/engines.sh does not know."
             return 1

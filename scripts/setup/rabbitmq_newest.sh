@@ -15,23 +15,12 @@ set_up_rabbitmq_newest() {
 
 # Fetched into a folder beside and renamed, so that an interrupted download is never used.
 fetch_rabbitmq() {
-    local folder=$1 unfinished=$1.unfinished version
+    local folder=$1 unfinished=$1.unfinished
     [[ ! -d $folder ]] || return 0 # another clone fetched it while we waited for the lock
-    rm -rf "$unfinished"*
-    mkdir -p "$unfinished/apt" || return 1
-    sources_of_suite sid "$unfinished/apt/sources" || return 1
-    : >"$unfinished/apt/status"
-    private_apt "$unfinished/apt" "$unfinished/apt/status" "$unfinished/apt/sources" || return 1
-    version=$(apt-cache show rabbitmq-server | awk '/^Version:/ {print $2; exit}')
-    if [[ $version != "$RABBITMQ_SERIES".* ]]; then
-        say "Debian's unstable suite has RabbitMQ ${version:-nowhere}, not $RABBITMQ_SERIES:"
-        say "  try the new one: RABBITMQ_SERIES in scripts/setup/rabbitmq_newest.sh and SERIES in tests/engines/rabbitmq"
-        return 1
-    fi
-    unpack_packages "$unfinished/root" 'perl|perl-base|perl-modules.*|libperl.*' rabbitmq-server || return 1
+    unpack_newest RabbitMQ rabbitmq-server "$RABBITMQ_SERIES" "$unfinished" || return 1
     run_by_own_loader "$unfinished/root" "$folder/root" || return 1
     rm -rf "$unfinished/apt"
-    mv -T "$unfinished" "$folder" && echo "$version"
+    mv -T "$unfinished" "$folder"
 }
 
 # run_by_own_loader ROOT PLACE: the programs in ROOT, which will be at PLACE, become scripts that start them by the loader

@@ -130,6 +130,25 @@ def test_percentiles_are_taken_from_the_sorted_sample() -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.mariadb
+def test_stores_of_timers_are_measured_side_by_side(mariadb_of_module: LocalServer) -> None:
+    found = _run(
+        "delay.timer_stores", mariadb_of_module, "--only", "redis_timers", "timing_store", "tables"
+    )["pending"]["2000"]  # fmt: skip
+
+    for name in ("redis_timers", "timing_store", "tables"):
+        store = found["stores"][name]
+        assert set(store["per_second"]) == {"add", "fire", "ack", "fire_and_ack"}
+        assert all(step["median"] > 0 for step in store["per_second"].values())
+    for name in ("redis_timers", "timing_store"):
+        store = found["stores"][name]
+        assert 0 < store["commands_a_timer"]["add"] < 0.1
+        assert store["bytes_a_timer"] > 0
+        assert found["ratios"]["add"][name]["tables"] > 0
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.mariadb
 def test_lateness_is_measured_with_a_timing_store_and_by_polls_alone(mariadb_of_module: LocalServer) -> None:
     found = _run("delay.timing_store", mariadb_of_module)
 

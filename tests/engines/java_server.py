@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import socket
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,18 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.local_server import guarded
+from tests.fixtures.stopped_process import stop_process
+
 START_SECONDS_MAX = 300
 POLL_SECONDS = 0.05
 LOG_TAIL_LINES = 40
-PORT_ATTEMPTS_MAX = 100
 
 # A small JVM that starts fast: these servers live for seconds.
 SMALL_JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true")
-
-_GUARD = Path(__file__).parents[1] / "fixtures" / "guarded.py"
-# Below the range that Linux gives to connections and to servers that ask for any port, so that neither can take a port
-# between our choosing it and the server's binding it.
-_PORTS = range(10_000, 30_000)
 
 
 def java_home() -> Path:
@@ -45,18 +41,6 @@ def own_loopback_network() -> str:
     return f"127.{chosen.randrange(1, 255)}.{chosen.randrange(1, 255)}"
 
 
-def free_port(host: str) -> int:
-    """A port that nothing listens on, neither at this address nor at all addresses."""
-    for port in random.SystemRandom().sample(_PORTS, PORT_ATTEMPTS_MAX):
-        with socket.socket() as probe:
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError(f"found no free port on {host}")
-
-
 @dataclass(frozen=True, slots=True)
 class JavaProgram:
     """A main class with its arguments, and the memory that it may take."""
@@ -70,10 +54,9 @@ class JavaProgram:
 
     def command(self) -> list[str]:
         """The whole command line; the kernel ends the process when this one ends."""
-        guard = [sys.executable, "-S", "-E", str(_GUARD), str(os.getpid())]
         memory = [f"-Xmx{self.heap_mb}m", f"-XX:MaxDirectMemorySize={self.direct_mb}m", "-XX:+ExitOnOutOfMemoryError"]
         java = [str(java_home() / "bin" / "java"), *SMALL_JVM_OPTIONS, *memory, *self.options]
-        return [*guard, *java, "-cp", f"{self.jars}/*", self.main_class, *self.arguments]
+        return guarded([*java, "-cp", f"{self.jars}/*", self.main_class, *self.arguments])
 
     def run(self) -> None:
         """Run it to its end; raise with what it wrote if it fails."""
@@ -109,7 +92,7 @@ class JavaServer:
             self.check_alive()
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self._program.main_class} was not ready in time; its log:\n{self._log_tail()}")
-            self._pause()
+            self._wait_between_polls()
 
     def check_alive(self) -> None:
         """Raise with the end of its log if it ended by itself."""
@@ -124,17 +107,22 @@ class JavaServer:
             self._process.wait()
             self._process = None
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the process: SIGSTOP pauses the server, SIGCONT lets it go on."""
-        if self._process is None:
-            raise RuntimeError(f"{self._program.main_class} was not started")
-        self._process.send_signal(number)
+    def pause(self) -> None:
+        """Stop it by SIGSTOP: its connections stay open and nothing answers."""
+        stop_process(self._started().pid)
 
-    def _pause(self) -> None:
+    def resume(self) -> None:
+        """Let it go on."""
+        self._started().send_signal(signal.SIGCONT)
+
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise RuntimeError(f"{self._program.main_class} was not started")
+        return self._process
+
+    def _wait_between_polls(self) -> None:
         try:
-            self._process.wait(POLL_SECONDS)
+            self._started().wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
             return
 

@@ -103,7 +103,7 @@ for scheme in sys.argv[1:]:
     except ConfigurationError as error:
         print("pip install '.[redis]'" in str(error))
 """
-    schemes = ["redis", "rediss", "redis+cluster", "rediss+cluster"]
+    schemes = ["redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"]
 
     ended = run_bare(program, *schemes)
 

@@ -40,6 +40,7 @@ FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 PRIVATE_BY_NAME_ALONE = {
     "_exit",  # os: ends a process at once, which is documented
     "_getframe",  # sys: the same
+    "_replace",  # of named tuples, documented as well
     "_assign_work_unit",  # of pytest-xdist's scheduler, and there to be overridden
     "_gateway",  # of PySpark: whether its Java process still runs
 }
@@ -232,6 +233,26 @@ def test_no_text_of_the_product_names_a_file_of_the_documentation_which_is_not_i
     ]
 
     assert not wrong, lines(wrong)
+
+
+def test_signal_handlers_take_no_lock_that_the_code_they_interrupt_may_hold() -> None:
+    # An event or a condition has one; a SimpleQueue has none.
+    wrong = []
+    for path in modules(*PACKAGES):
+        functions = {node.name: node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)}
+        for call in ast.walk(tree(path)):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "signal.signal":
+                handler = call.args[1]
+                name = handler.attr if isinstance(handler, ast.Attribute) else ast.unparse(handler)
+                body = functions.get(name, handler)
+                wrong += [where(path, node) for node in ast.walk(body) if _takes_a_lock(node)]
+
+    assert not wrong, lines(wrong)
+
+
+def _takes_a_lock(node: ast.AST) -> bool:
+    names = {"set", "is_set", "clear", "acquire", "notify", "notify_all"}
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
 
 
 def test_events_are_logged_so_that_programs_without_a_logging_configuration_show_their_fields() -> None:

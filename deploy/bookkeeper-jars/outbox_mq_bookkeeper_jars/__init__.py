@@ -1,1 +1,1 @@
-"""The jars of BookKeeper's Java client, in the folder jars."""
+"""The jars of BookKeeper's Java client, of bookies and of ZooKeeper, in the folder jars."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import signal
 import subprocess
 import uuid
 from collections.abc import Mapping
@@ -25,7 +24,9 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from tests.engines.java_server import JavaProgram, JavaServer, free_port, java_home
+from outbox_demo.ports import free_port
+from tests.broker_adapter.http.test_tls import certificate
+from tests.engines.java_server import JavaProgram, JavaServer, java_home
 from tests.engines.kafka.node_links import NodeLinks
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
@@ -36,8 +37,9 @@ KEYSTORE_PASSWORD: Final = "keystore-password"
 ANSWER_SECONDS_MAX: Final = 60
 PROBE_SECONDS_MAX: Final = 1
 PROXIED: Final = "PROXIED"
-LISTENERS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL", "SSL", PROXIED)
-"""For clients."""
+CLIENT_SSL: Final = "CLIENT_SSL"
+LISTENERS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL", "SSL", CLIENT_SSL, PROXIED)
+"""For clients. CLIENT_SSL wants a certificate of theirs."""
 LINKED: Final = ("BROKER", "CONTROLLER")
 """For other nodes."""
 HEAP_MB: Final = 256
@@ -70,6 +72,8 @@ class KafkaCluster:
         self._settings = settings or {}
         (folder / "log4j2.xml").write_text(_LOGGING)
         _make_keystore(folder / "keystore.p12", folder / "ca.pem")
+        self.client_tls = certificate(folder, address=HOST)
+        """The certificate that CLIENT_SSL wants, and its key."""
         self._jars = jars
         self._format()
         self._servers = {node: self._server(node) for node in self._nodes}
@@ -107,7 +111,7 @@ class KafkaCluster:
         self._links.heal()
         for server in self._servers.values():
             if server.is_started:
-                server.send_signal(signal.SIGCONT)
+                server.resume()
             else:
                 server.start()
         for server in self._servers.values():
@@ -121,7 +125,7 @@ class KafkaCluster:
 
     def pause(self, node: int) -> None:
         """Stop a node's process by SIGSTOP: its connections stay open and nothing answers. `start` lets it go on."""
-        self._servers[node].send_signal(signal.SIGSTOP)
+        self._servers[node].pause()
 
     def isolate(self, node: int) -> None:
         """Cut a node off from the others, both ways, until `start`. Its clients reach it."""
@@ -249,7 +253,7 @@ class KafkaCluster:
             *(f"{name}://{self._link_of(node, name)}" for name in LINKED),
         ]
         plain = dict.fromkeys((PROXIED, *LINKED), "PLAINTEXT")
-        protocols = {**dict(zip(LISTENERS, LISTENERS, strict=True)), **plain}
+        protocols = {**dict(zip(LISTENERS, LISTENERS, strict=True)), CLIENT_SSL: "SSL", **plain}
         voters = ",".join(self._link_of(one, "CONTROLLER") for one in self._nodes)
         internal = {
             "offsets.topic.replication.factor": replicas,
@@ -273,7 +277,7 @@ class KafkaCluster:
             "default.replication.factor": replicas,
             "min.insync.replicas": in_sync,
             **internal,
-            **_login_settings(self._folder / "keystore.p12"),
+            **_login_settings(self._folder / "keystore.p12", of_clients=self.client_tls.certificate),
             "group.initial.rebalance.delay.ms": 0,
             "inter.broker.listener.name": "BROKER",
             "broker.session.timeout.ms": 3_000,
@@ -294,8 +298,8 @@ def _knows(admin: AdminClient, topic: str, *, partitions: int) -> bool:
     return found.error is None and len(leaders) == partitions and min(leaders) >= 0
 
 
-def _login_settings(keystore: Path) -> dict[str, object]:
-    """Logins of USER by PLAIN and SCRAM, and of anybody by an unsigned OAUTHBEARER token."""
+def _login_settings(keystore: Path, *, of_clients: Path) -> dict[str, object]:
+    """Logins of USER by PLAIN and SCRAM, of anybody by an unsigned OAUTHBEARER token, and by one certificate."""
     security = "org.apache.kafka.common.security"
     login = f'{security}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
     modules = {
@@ -314,6 +318,9 @@ def _login_settings(keystore: Path) -> dict[str, object]:
         "ssl.keystore.location": keystore,
         "ssl.keystore.password": KEYSTORE_PASSWORD,
         "ssl.keystore.type": "PKCS12",
+        f"listener.name.{CLIENT_SSL.lower()}.ssl.client.auth": "required",
+        f"listener.name.{CLIENT_SSL.lower()}.ssl.truststore.type": "PEM",
+        f"listener.name.{CLIENT_SSL.lower()}.ssl.truststore.location": of_clients,
         **jaas,
     }
 

@@ -13,9 +13,10 @@ from nats.aio.client import Client
 from nats.errors import Error as ClientError
 from nats.js.api import StreamConfig
 
+from outbox_demo.ports import free_port
 from tests.broker_adapter.nats.nats_server import HOST, NatsServer, name_of, read_stream, run_plain
 from tests.broker_adapter.publishing.engine_under_test import PlainMessage
-from tests.engines.java_server import free_port, own_loopback_network
+from tests.engines.java_server import own_loopback_network
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
 T = TypeVar("T")

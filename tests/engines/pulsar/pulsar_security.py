@@ -12,11 +12,20 @@ from typing import Final
 from outbox_broker.http.server import Tls
 
 ADMIN: Final = "admin"
+CERTIFIED: Final = "outbox-mq test"
+"""The user whom a certificate names."""
+NAMED: Final = "named"
+PASSWORD: Final = "right-password"
+_PASSWORD_LINE: Final = f"{NAMED}:$apr1$outboxmq$hsNhbMgK.oxsVCfdwJfLY/\n"
+"""As `htpasswd` writes it for PASSWORD."""
 _PREFIX: Final = "org.apache.pulsar"
+_PROVIDERS: Final = f"{_PREFIX}.broker.authentication.AuthenticationProvider"
 
 
 class PulsarSecurity:
-    """A server that knows each user by a token, and encrypts on ports of its own besides."""
+    """A server that knows each user by a token, one by its own certificate, one by a password, and encrypts on ports of
+    its own.
+    """
 
     def __init__(self, tls: Tls) -> None:
         self.tls = tls
@@ -31,7 +40,9 @@ class PulsarSecurity:
         return {
             "authenticationEnabled": "true",
             "authorizationEnabled": "true",
-            "authenticationProviders": f"{_PREFIX}.broker.authentication.AuthenticationProviderToken",
+            "authenticationProviders": ",".join(f"{_PROVIDERS}{kind}" for kind in ("Token", "Tls", "Basic")),
+            "basicAuthConf": f"data:;base64,{base64.b64encode(_PASSWORD_LINE.encode()).decode()}",
+            "tlsTrustCertsFilePath": self.tls.certificate,
             "tokenSecretKey": f"data:;base64,{base64.b64encode(self._secret).decode()}",
             "superUserRoles": ADMIN,
             "brokerClientAuthenticationPlugin": f"{_PREFIX}.client.impl.auth.AuthenticationToken",

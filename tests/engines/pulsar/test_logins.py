@@ -15,7 +15,7 @@ from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import open_broker
-from tests.engines.pulsar.pulsar_security import PulsarSecurity, signed_token
+from tests.engines.pulsar.pulsar_security import CERTIFIED, NAMED, PASSWORD, PulsarSecurity, signed_token
 from tests.engines.pulsar.pulsar_server import PulsarServer
 
 __all__ = ["open_broker"]
@@ -64,6 +64,27 @@ def test_a_token_logs_in_plainly_and_over_tls(allowed: Secured, topic: str, open
     ]
 
     assert [status(open_broker(url), topic) for url in urls] == [STORED, STORED]
+
+
+def test_a_clients_certificate_logs_in(allowed: Secured, topic: str, open_broker: Open) -> None:
+    server, security = allowed
+    server.ask("POST", f"namespaces/public/default/permissions/{quote(CERTIFIED)}", json=["produce"])
+    files = {"ca_file": security.tls.certificate, "cert_file": security.tls.certificate, "key_file": security.tls.key}
+    options = "&".join(f"{name}={quote(str(path))}" for name, path in files.items())
+
+    assert status(open_broker(f"pulsar+ssl://{server.tls_addresses}?timeout_ms=20000&{options}"), topic) is STORED
+
+
+def test_a_password_logs_in_and_a_wrong_one_is_not_authenticated(
+    allowed: Secured, topic: str, open_broker: Open
+) -> None:
+    server, _ = allowed
+    server.ask("POST", f"namespaces/public/default/permissions/{NAMED}", json=["produce"])
+    address = f"{server.addresses}?timeout_ms=20000"
+
+    assert status(open_broker(f"pulsar://{NAMED}:{PASSWORD}@{address}"), topic) is STORED
+    with pytest.raises(NotAuthenticated):
+        status(open_broker(f"pulsar://{NAMED}:wrong@{address}&admin={quote(server.admin_url)}"), topic)
 
 
 def test_the_admin_api_is_asked_over_tls_with_the_same_token(allowed: Secured, topic: str, open_broker: Open) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 from pathlib import Path
 from typing import Final
 
 from outbox_broker.http.server import Tls
-from tests.engines.java_server import JavaProgram, JavaServer, free_port
+from outbox_demo.ports import free_port
+from tests.engines.java_server import JavaProgram, JavaServer
 from tests.engines.rocketmq.java_client import JavaClient
 
 HOST: Final = "127.0.0.1"
@@ -31,8 +31,10 @@ namesrvAddr={host}:{names}
 listenPort={broker}
 haListenPort={ha}
 flushDiskType=SYNC_FLUSH
-storePathRootDir={folder}/store
-storePathCommitLog={folder}/store/commitlog
+cleanFileForciblyEnable=false
+cleanResourceInterval=1000
+storePathRootDir={store}
+storePathCommitLog={store}/commitlog
 mappedFileSizeCommitLog=16777216
 mappedFileSizeConsumeQueue=600000
 mappedFileSizeTimerLog=10485760
@@ -73,8 +75,10 @@ _PROXY: Final = {
 class RocketMqCluster:
     """The data stay between a kill and a start. The proxy speaks plainly and with TLS on one port."""
 
-    def __init__(self, *, jars: Path, folder: Path, tls: Tls) -> None:
+    def __init__(self, *, jars: Path, folder: Path, tls: Tls, store: Path | None = None) -> None:
+        """`store`: where the broker keeps messages; None: below `folder`."""
         self._folder = folder
+        self._store = store or folder / "store"
         self.ca_file = tls.certificate
         self.proxy_port = free_port(HOST)
         self._name_port, self._broker_port = free_port(HOST), free_port(HOST)
@@ -131,11 +135,11 @@ class RocketMqCluster:
 
     def pause_broker(self) -> None:
         """Stop the broker by SIGSTOP: its connections stay open and nothing answers. `start` lets it go on."""
-        self._broker.send_signal(signal.SIGSTOP)
+        self._broker.pause()
 
     def pause_proxy(self) -> None:
         """Stop the proxy by SIGSTOP."""
-        self._proxy.send_signal(signal.SIGSTOP)
+        self._proxy.pause()
 
     def stop(self) -> None:
         """End all at once. Idempotent."""
@@ -147,7 +151,7 @@ class RocketMqCluster:
 
     def _resume(self, server: JavaServer) -> None:
         if server.is_started:
-            server.send_signal(signal.SIGCONT)
+            server.resume()
         else:
             server.start()
 
@@ -162,6 +166,7 @@ class RocketMqCluster:
         values = {
             "host": HOST,
             "folder": self._folder,
+            "store": self._store,
             "names": self._name_port,
             "broker": self._broker_port,
             "ha": free_port(HOST),
