@@ -155,8 +155,10 @@ def test_a_reconciliation_knows_what_waits_in_the_cluster_what_was_canceled_and_
     assert {name: rules[name] for name in ("stored", "canceled", "cancel_accepted")} == {
         "stored": 80, "canceled": 10, "cancel_accepted": 10,
     }  # fmt: skip
-    # What is published meanwhile is of a topic of its own, or newer than the grace time.
-    assert rules.keys() - {"unrecorded_in_grace"} == {"stored", "canceled", "cancel_accepted", "foreign_topic"}
+    # What is published meanwhile is of a topic of its own, or newer than the grace time, as the run's clock decides.
+    meanwhile = ("foreign_topic", "unrecorded_in_grace")
+    assert sum(rules[name] for name in meanwhile) >= 40
+    assert rules.keys() - set(meanwhile) == {"stored", "canceled", "cancel_accepted"}
 
 
 def _archived(box: Outbox) -> int:
