@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,15 @@ from typing import Final, Protocol
 from compensator.work.pending_row_reader import PendingRowReader
 from outbox.store.timer_rows import DuePosition
 from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerError
 from outbox_core.messages.timing_port import TimedRow, Timer, TimerSink, TimingAdmin
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
 _SECOND_MS: Final = 1_000
+PAGE_SECONDS_MAX: Final = 5
+"""Between two pages, so that a slow rate does not let the store hand the slots to others."""
 
 
 class RebuiltStore(TimerSink, TimingAdmin, Protocol):
@@ -29,6 +33,11 @@ class RebuildOptions:
     page_rows: int = 2_000
     rows_per_second: int = 50_000
 
+    @property
+    def limit(self) -> int:
+        """The rows of a page at this rate."""
+        return min(self.page_rows, self.rows_per_second * PAGE_SECONDS_MAX)
+
 
 def rebuild_timers(
     tables: PendingRowReader,
@@ -41,7 +50,7 @@ def rebuild_timers(
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> bool:
     """Add what is missing in these slots; returns whether they are complete now: False if it was stopped, if others
-    rebuild them, or if it must be repeated.
+    rebuild them, or if it must be repeated. Whatever ends it early, the slots are free for the next one.
 
     Timers of all slots are added, since a scan finds rows of all. `on_progress` is called with the number of rows that
     were added so far. Raises BrokerError for the store; DatabaseUnavailable, SchemaMissing.
@@ -52,14 +61,18 @@ def rebuild_timers(
         return False
     logger.info("timer_rebuild_began", extra={"source": tables.name, "slots": len(rebuild.slots)})
     rows = 0
-    for page in added_pages(tables, store, options=options, clock=clock, stopping=stopping):
-        rows += page.rows
-        on_progress(rows)
-        if not store.continue_rebuild(rebuild):
+    try:
+        for page in added_pages(tables, store, options=options, clock=clock, stopping=stopping):
+            rows += page.rows
+            on_progress(rows)
+            if not store.continue_rebuild(rebuild):
+                return False
+        if stopping.is_set():
             return False
-    if stopping.is_set():
-        return False
-    complete = store.end_rebuild(rebuild)
+        complete = store.end_rebuild(rebuild)
+    finally:
+        with contextlib.suppress(BrokerError):  # a store that is out has the slots for the next rebuild all the same
+            store.abandon_rebuild(rebuild)
     took_ms = clock.monotonic_ms() - began_ms
     extra = {"source": tables.name, "rows": rows, "took_ms": took_ms, "complete": complete}
     logger.info("timer_rebuild_ended", extra=extra)
@@ -81,7 +94,7 @@ def added_pages(
     page had. Ends early once it is stopped. Raises BrokerError for the store; DatabaseUnavailable, SchemaMissing.
     """
     began_ms, rows = clock.monotonic_ms(), 0
-    for page in _pages(tables, options.page_rows):
+    for page in _pages(tables, options.limit):
         added = store.add(page, only_missing=True)
         rows += len(page)
         yield AddedPage(len(page), added)

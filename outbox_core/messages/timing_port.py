@@ -155,15 +155,20 @@ class TimingAdmin(Protocol):
         """
 
     def begin_rebuild(self, slots: Sequence[int]) -> Rebuild:
-        """Begin to rebuild those of these slots that are neither complete nor being rebuilt."""
+        """Begin to rebuild those of these slots that are neither complete nor being rebuilt by others. One rebuild at a
+        time: what an earlier one of this object left unfinished is taken over.
+        """
 
     def continue_rebuild(self, rebuild: Rebuild) -> bool:
-        """Keep the slots for a further minute, after which others may rebuild them. Returns whether all are still this
-        rebuild's: False if one lost its timers in between.
+        """Keep the slots for a further 20 seconds, after which others may rebuild them. Returns whether all are still
+        this rebuild's: False if one lost its timers in between.
         """
 
     def end_rebuild(self, rebuild: Rebuild) -> bool:
         """Mark the slots as complete. Returns as continue_rebuild()."""
+
+    def abandon_rebuild(self, rebuild: Rebuild) -> None:
+        """Let others rebuild at once those of the slots that are still this rebuild's. Idempotent."""
 
     def figures(self) -> list[SlotFigures]:
         """Returns what each slot holds. Raises BrokerError if one does not answer."""

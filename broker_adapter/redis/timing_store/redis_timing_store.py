@@ -49,8 +49,8 @@ TIMERS_A_CALL_MAX: Final = 500
 """In one call of a script, beside which nothing else runs on the server."""
 TAKE_MS_MAX: Final = 1_000
 """A shard that is out holds up the slots of the others for so long."""
-REBUILD_MS: Final = 60_000
-"""A rebuild that does not go on for so long is over, and another one may begin."""
+REBUILD_MS: Final = 20_000
+"""A rebuild that does not go on for so long, since its process was killed, is over, and another one may begin."""
 ANNOUNCED_MS: Final = 30_000
 """For so long the latest server of a slot is shown: some of its announcements may fail."""
 _BUILDING: Final = "building/"
@@ -67,6 +67,7 @@ class RedisTimingStore:
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._registered = False
+        self._rebuild = _BUILDING + new_token()
         self._closing = threading.Event()
         self._wakeups = WakeSubscription(sender, keys.channel, closing=self._closing, clock=clock)
 
@@ -130,12 +131,14 @@ class RedisTimingStore:
             raise ConfigurationError(str(error)) from error
 
     def begin_rebuild(self, slots: Sequence[int]) -> Rebuild:
-        """See TimingAdmin.begin_rebuild. A server that lost everything lost the source's registration, too."""
+        """See TimingAdmin.begin_rebuild. A server that lost everything lost the source's registration, too.
+
+        All rebuilds of this object have one name, so a later one has the slots of one that an outage interrupted.
+        """
         self._registered = False
         self._register()
-        name = _BUILDING + new_token()
-        marked = self._mark(slots, expected="", new=name, for_ms=REBUILD_MS)
-        return Rebuild(name, [slot for slot, is_ours in zip(slots, marked, strict=True) if is_ours])
+        marked = self._mark(slots, expected="", new=self._rebuild, for_ms=REBUILD_MS)
+        return Rebuild(self._rebuild, [slot for slot, is_ours in zip(slots, marked, strict=True) if is_ours])
 
     def continue_rebuild(self, rebuild: Rebuild) -> bool:
         """See TimingAdmin.continue_rebuild."""
@@ -145,6 +148,10 @@ class RedisTimingStore:
         """See TimingAdmin.end_rebuild."""
         complete = rebuild.name.removeprefix(_BUILDING)
         return all(self._mark(rebuild.slots, expected=rebuild.name, new=complete, for_ms=0))
+
+    def abandon_rebuild(self, rebuild: Rebuild) -> None:
+        """See TimingAdmin.abandon_rebuild."""
+        self._mark(rebuild.slots, expected=rebuild.name, new="", for_ms=0)
 
     def _mark(self, slots: Sequence[int], *, expected: str, new: str, for_ms: int) -> list[Any]:
         return self._run([self._keys.call_on_generation(slot, [expected, new, for_ms]) for slot in slots])

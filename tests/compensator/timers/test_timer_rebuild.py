@@ -1,0 +1,132 @@
+"""A rebuild of timers that ends early leaves its slots to the next one, whatever ended it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import text
+
+from compensator.work.pending_row_reader import PendingRowReader
+from compensator.work.timer_rebuild import RebuildOptions, rebuild_timers
+from outbox_core.common.clock import SystemClock
+from outbox_core.common.errors import BrokerUnavailable, SchemaMissing
+from outbox_core.messages.timing_port import SlotState, TimingStore
+from tests.broker_adapter.redis.redis_server import RedisServer
+from tests.compensator.timers.timer_workers import SLOTS, held, opened, publish, source_over, store_url
+from tests.outbox.recording_broker import PromptBroker
+from tests.outbox.shop import Shop
+
+COUNT = 20
+EVERY = list(range(SLOTS))
+PAGES = RebuildOptions(page_rows=2)
+LEASE_MS_MAX = 20_000
+
+
+def rebuild(
+    tables: PendingRowReader,
+    store: TimingStore,
+    *,
+    stopping: threading.Event | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> bool:
+    """One rebuild of all slots, by pages of two rows."""
+    return rebuild_timers(
+        tables, store, EVERY, options=PAGES, clock=SystemClock(), stopping=stopping or threading.Event(),
+        on_progress=on_progress,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def tables(sqlite_shop: Shop, prompt: PromptBroker, server: RedisServer) -> PendingRowReader:
+    """The rows of a shop, whose timers Redis lost."""
+    publish(sqlite_shop, prompt, store_url(server), count=COUNT)
+    server.ask("FLUSHALL")
+    with source_over(sqlite_shop, prompt) as source:
+        return source.pending_rows
+
+
+def states(store: TimingStore) -> set[SlotState]:
+    return {one.state for one in store.figures()}
+
+
+def test_the_next_worker_rebuilds_at_once_after_one_whose_database_was_away(
+    sqlite_shop: Shop, tables: PendingRowReader, store: TimingStore, server: RedisServer
+) -> None:
+    def rename(old: str, new: str) -> None:
+        with sqlite_shop.engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {old} RENAME TO {new}"))
+
+    name = sqlite_shop.store.table.name
+    with pytest.raises(SchemaMissing):
+        rebuild(tables, store, on_progress=lambda rows: rename(name, "away") if rows == 2 else None)
+    assert states(store) == {SlotState.INCOMPLETE}
+
+    rename("away", name)
+    with opened(store_url(server)) as other:
+        assert rebuild(tables, other)
+    assert states(store) == {SlotState.COMPLETE}
+    assert held(store) == (COUNT, 0)
+
+
+def test_the_next_worker_rebuilds_at_once_after_one_that_was_stopped(
+    tables: PendingRowReader, store: TimingStore, server: RedisServer
+) -> None:
+    stopping = threading.Event()
+    assert not rebuild(tables, store, stopping=stopping, on_progress=lambda _: stopping.set())
+
+    with opened(store_url(server)) as other:
+        assert other.begin_rebuild(EVERY).slots == EVERY
+
+
+def test_a_worker_rebuilds_again_at_once_after_one_slot_lost_its_timers(
+    tables: PendingRowReader, store: TimingStore, server: RedisServer
+) -> None:
+    def lose(_: int) -> None:
+        server.ask("DEL", "outbox:timing:{shop:0}:due", "outbox:timing:{shop:0}:generation")
+
+    assert not rebuild(tables, store, on_progress=lose)
+    assert states(store) == {SlotState.INCOMPLETE}
+    assert rebuild(tables, store)
+
+
+def test_a_worker_rebuilds_again_at_once_after_redis_was_away(tables: PendingRowReader, server: RedisServer) -> None:
+    with opened(store_url(server)) as store:
+        with pytest.raises(BrokerUnavailable):
+            rebuild(tables, store, on_progress=lambda rows: server.kill() if rows == 2 else None)
+        server.start()
+
+        assert states(store) == {SlotState.REBUILDING}, "nobody could say so while Redis was away"
+        assert rebuild(tables, store)
+        assert states(store) == {SlotState.COMPLETE}
+
+
+def test_a_rebuild_goes_on_where_the_answer_to_its_beginning_or_its_end_was_lost(
+    store: TimingStore, server: RedisServer
+) -> None:
+    store.begin_rebuild(EVERY)
+    again = store.begin_rebuild(EVERY)
+    assert again.slots == EVERY
+    assert store.end_rebuild(again)
+    assert store.end_rebuild(again)
+
+
+def test_the_slots_of_a_worker_that_was_killed_are_its_own_for_twenty_seconds_more(
+    store: TimingStore, server: RedisServer
+) -> None:
+    rebuild_of_killed = store.begin_rebuild(EVERY)
+    keys = [f"outbox:timing:{{shop:{slot}}}:generation" for slot in EVERY]
+    assert all(0 < server.ask("PTTL", key) <= LEASE_MS_MAX for key in keys)
+
+    with opened(store_url(server)) as other:
+        assert other.begin_rebuild(EVERY).slots == []
+        for key in keys:
+            server.ask("PEXPIRE", key, 0)
+        assert other.begin_rebuild(EVERY).slots == EVERY
+    assert not store.continue_rebuild(rebuild_of_killed)
+
+
+def test_a_page_of_a_slow_rebuild_is_read_well_within_the_time_of_its_slots() -> None:
+    assert RebuildOptions(rows_per_second=1).limit * 1_000 < LEASE_MS_MAX
+    assert RebuildOptions().limit == RebuildOptions().page_rows
