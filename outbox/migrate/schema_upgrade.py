@@ -18,6 +18,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
+from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
@@ -43,7 +44,7 @@ LOCK_TRIES_MAX: Final = 60
 
 
 def upgrade(
-    database: Engine | Connection | URL | str | None,
+    database: Engine | Connection | MockConnection | URL | str | None,
     *,
     schema: str | Sequence[str] | None = None,
     tables: int = 1,
@@ -56,7 +57,7 @@ def upgrade(
     A Connection is used unchanged: call this from a revision of your own alembic tree with `op.get_bind()`.
     Raises DatabaseUnavailable or ConfigurationError with the cure.
     """
-    if database is None:  # what `op.get_bind()` returns in alembic's offline mode
+    if database is None or isinstance(database, MockConnection):  # `op.get_bind()` in alembic's offline mode
         raise ConfigurationError(
             "the outbox tables are upgraded on a connection, since each step asks what is there: run your revision "
             "without --sql, or `outbox db upgrade` before it"

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from alembic import command
+from alembic import command, op
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
+from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
 
@@ -226,10 +227,12 @@ def test_a_url_that_cannot_work_is_one_line_with_the_cure_and_no_stack_trace(url
         assert "hunter2" not in done.stderr
 
 
-def test_an_upgrade_in_alembics_offline_mode_is_refused_with_the_cure() -> None:
-    """There `op.get_bind()` returns None."""
-    with pytest.raises(ConfigurationError, match="without --sql"):
-        schema_upgrade.upgrade(None)
+@pytest.mark.parametrize("dialect", ["mysql", "sqlite"])
+def test_an_upgrade_in_alembics_offline_mode_is_refused_with_the_cure(dialect: str) -> None:
+    offline = MigrationContext.configure(dialect_name=dialect, opts={"as_sql": True})
+
+    with Operations.context(offline), pytest.raises(ConfigurationError, match="without --sql"):
+        schema_upgrade.upgrade(op.get_bind())
 
 
 @pytest.mark.processes
