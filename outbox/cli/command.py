@@ -58,11 +58,15 @@ def _say_interrupted() -> None:
 
 
 def _missing(room: str, error: ModuleNotFoundError) -> UsageError:
-    extra = _EXTRAS.get(room, "all")
+    extra = _extra(room)
     return UsageError(
         f"`outbox {room}` needs the package {error.name!r}, which comes with the extra {extra!r}: "
         f"pip install '.[{extra}]' in a checkout"
     )
+
+
+def _extra(room: str) -> str:
+    return _EXTRAS.get(room, "all")
 
 
 def _application(arguments: list[str]) -> typer.Typer:
@@ -78,7 +82,7 @@ def _application(arguments: list[str]) -> typer.Typer:
             missing = _missing(name, error)
             if called:
                 raise missing from error
-            app.add_typer(typer.Typer(help=str(missing)), name=name)
+            app.add_typer(typer.Typer(help=str(missing)), name=name, short_help=f"Needs the extra {_extra(name)!r}.")
     return app
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -90,6 +91,16 @@ def test_a_room_whose_extra_is_missing_says_which(command: str, tmp_path: Path) 
     assert ended.returncode == 2
     assert "pip install '.[" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.processes
+def test_the_help_page_names_the_extra_of_a_command_that_is_missing() -> None:
+    program = "from outbox.cli.command import main; main(['--help'])"
+
+    done = run_bare(program)
+
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ *reconcile +Needs the extra 'spark'\.$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.processes
