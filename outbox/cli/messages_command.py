@@ -26,6 +26,7 @@ app: typer.Typer = typer.Typer(help="Show unsent messages, and decide about park
 BODY_BYTES_MAX: Final = 64 * 1024
 ROWS_DEFAULT: Final = 100_000
 ROWS_MAX: Final = 1_000_000
+NOT_DISCARDED: Final = "the others are gone or not parked; `outbox messages park` sets a pending one aside first"
 _AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
 _UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
@@ -185,6 +186,8 @@ def _change(
         _confirm(action, _count(places))
     changed, whole = _do(admin, action, places)
     _report(action, asked=asked, changed=changed, would=None, as_json=as_json)
+    if action is AdminAction.DISCARD and changed < asked:
+        _stderr_console().print(NOT_DISCARDED, markup=False, highlight=False, soft_wrap=True)
     if not whole:
         raise typer.Exit(EXIT_INTERRUPTED)
     raise typer.Exit(1 if ids and changed < asked else 0)

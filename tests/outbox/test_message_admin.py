@@ -124,6 +124,7 @@ def test_the_command_parks_lists_retries_and_discards(sqlite_shop: Shop) -> None
     assert "secret" not in listed.stdout
     assert (retried.returncode, retried.stdout.strip()) == (1, "retry: 1 of 2")
     assert (refused.returncode, refused.stdout.strip()) == (1, "discard: 0 of 1")
+    assert "`outbox messages park` sets a pending one aside first" in refused.stderr
     assert len(sqlite_shop.rows()) == 1
 
 
