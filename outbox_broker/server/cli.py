@@ -75,8 +75,8 @@ def serve(
 
 @app.command()
 def check(
-    url: Annotated[str, typer.Option("--url", "--broker", help="The broker's URL.")] = "http://127.0.0.1:7788",
-    timeout_ms: Annotated[int, typer.Option(help="Time to wait for the answer.")] = 2_000,
+    url: group_cli.Url = "http://127.0.0.1:7788",
+    timeout_ms: group_cli.Timeout = 2_000,
     ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
     live: Annotated[bool, typer.Option("--live/--ready", help="Ask only whether the process is alive.")] = False,
 ) -> None:

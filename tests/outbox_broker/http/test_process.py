@@ -191,7 +191,7 @@ def test_a_server_with_tokens_and_tls_serves_those_who_have_one(
 def test_check_tells_a_probe_whether_the_broker_serves(server_process: ServerProcess) -> None:
     server_process.start()
     up = outbox("broker", "check", "--ready", "--url", server_process.url)
-    live = outbox("broker", "check", "--url", server_process.url, "--live")
+    live = outbox("broker", "check", "--live", OUTBOX_BROKER__URL=server_process.url)
     server_process.kill()
     down = outbox("broker", "check", "--url", server_process.url)
 
