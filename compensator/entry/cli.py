@@ -146,7 +146,12 @@ def run(
 ) -> None:
     """Serve until SIGTERM or SIGINT; work in progress is finished first. A second signal ends it at once.
 
-    Each option is also OUTBOX_COMPENSATOR__NAME in the environment and a key of [compensator] in the file; flags win.
+    Each option is also a setting; flags win over the environment, and that over the file. Most are
+    OUTBOX_COMPENSATOR__NAME, in the file NAME of [compensator]; there --batch is batch_rows, --lease-ms and
+    --interval-ms are lease and interval, like "60s".
+
+    --url, --schema (schemas), --password-file: OUTBOX_DATABASE__NAME, [database]. --broker (url), --token-file:
+    OUTBOX_BROKER__NAME, [broker]. --timing: OUTBOX_TIMING__STORE. --log-level: OUTBOX_LOG_LEVEL.
 
     Example: outbox compensator run --url mysql+pymysql://app@db/shop --broker http://broker:7788 --port 9100
     """
