@@ -147,5 +147,6 @@ def _brokers(snapshot: HealthSnapshot) -> HealthCheck:
     out = sorted(broker for broker, state in snapshot.breakers.items() if state is not BreakerState.CLOSED)
     if not out:
         return HealthCheck("brokers", CheckStatus.OK, f"{len(snapshot.breakers)} in use, none out")
-    states = ", ".join(f"{broker} is {snapshot.breakers[broker]}" for broker in out[:_NAMES_SHOWN_MAX])
-    return HealthCheck("brokers", CheckStatus.WARN, states, "nothing is claimed for it meanwhile, and nothing is lost")
+    states = ", ".join(f"{broker}: circuit breaker {snapshot.breakers[broker]}" for broker in out[:_NAMES_SHOWN_MAX])
+    hint = "nothing is claimed for a broker that is out, and nothing is lost"
+    return HealthCheck("brokers", CheckStatus.WARN, states, hint)

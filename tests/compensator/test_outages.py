@@ -168,7 +168,7 @@ def test_sources_of_another_broker_are_not_held_up(
         brokers = {check.name: check.observed for check in service.health().checks}["brokers"]
 
         assert service.stop()
-        assert brokers == f"broker {id(out.broker)} is {BreakerState.OPEN}", "others are out, too"
+        assert brokers == f"broker {id(out.broker)}: circuit breaker {BreakerState.OPEN}", "others are out, too"
         assert len(out.broker.batches) == 1
 
 
