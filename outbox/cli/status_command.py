@@ -51,7 +51,11 @@ def status(
     ] = OVERDUE_SECONDS,
     broker: Annotated[
         str | None,
-        typer.Option("--broker", envvar="OUTBOX_BROKER__URL", help="Broker that the outbox publishes to: inspect it."),
+        typer.Option(
+            "--broker",
+            envvar="OUTBOX_BROKER__URL",
+            help="Broker of the outbox: inspect its server (ours: outbox broker check).",
+        ),
     ] = None,
     topics: Annotated[list[str] | None, typer.Option("--topic", help="With --broker: inspect this topic.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
