@@ -74,7 +74,8 @@ _CURES: Final[Mapping[str, str]] = {
     "MISCONF": "see the server's log; its disk is full or cannot be written",
     "READONLY": "the URL names a replica: name the master, or the Sentinels that know it (redis+sentinel://)",
     "NOREPLICAS": "too few replicas are in step for min-replicas-to-write: start them",
-    "CLUSTERDOWN": "a master is down, or this node is cut off from most masters: start or reconnect them",
+    "CLUSTERDOWN": "a master is down, this node is cut off from most masters, or its clock was set back: start or "
+    "reconnect them, set the clock right",
     "MOVED": "the server is part of a cluster: use redis+cluster://",
     "NOAUTH": "give a user and a password in the broker's URL",
     "WRONGPASS": "correct the user or the password in the broker's URL",
