@@ -24,9 +24,10 @@ from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import listen_to_engines
 from outbox.store.database import open_engine
 from outbox.telemetry import Telemetry
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError, NotSupported
 from outbox_core.messages.broadcast_port import Start
 from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.capabilities import Capability, capabilities_of
 from outbox_core.messages.connect import connect
 from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT, INVISIBLE_MS_MAX, PULL_MESSAGES_MAX
 from outbox_core.messages.message import Delivery, check_group, check_topic
@@ -108,11 +109,20 @@ def run_consumers(
 ) -> ConsumerRunner:
     """Start consumers on a broker (URL or object) and return their runner.
 
-    End it with stop() or run_until_signal(). A broker that was given as a URL is closed with it.
+    End it with stop() or run_until_signal(). A broker that was given as a URL is closed with it. Raises NotSupported
+    for a broker that only publishes: its consumers keep its own client, and use Inbox.
     """
     _check_consumers(consumers)
     opened = connect(broker) if isinstance(broker, str) else broker
     closes, url = (opened, broker) if isinstance(broker, str) else (None, None)
+    missing = {_needed_capability(one) for one in consumers} - capabilities_of(opened)
+    if missing:
+        if closes is not None:
+            closes.close()
+        raise NotSupported(
+            f"this broker has no {' and no '.join(sorted(missing))} for these consumers: read it by its own client, "
+            "and take outbox.Inbox into the transaction"
+        )
     runner = ConsumerRunner(consumers, broker=opened, telemetry=telemetry, closes_broker=closes, broker_url=url)
     runner.start()
     return runner
@@ -125,6 +135,10 @@ def _check_consumers(consumers: Sequence[object]) -> None:
         if not isinstance(one, Consumer):
             name = getattr(one, "__name__", type(one).__name__)
             raise ConfigurationError(f'{name} is no consumer; decorate it: @consumer("TOPIC", group="GROUP")')
+
+
+def _needed_capability(one: Consumer) -> Capability:
+    return Capability.PULL if one.broadcast is None else Capability.BROADCAST
 
 
 def _broadcast_start(broadcast: str, *, inbox: object, workers: int) -> Start:

@@ -22,7 +22,13 @@ from outbox.telemetry import NO_TRACING, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.testing import AdvancingClock
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, ConfigurationError
+from outbox_core.common.errors import (
+    BrokerRefused,
+    BrokerThrottled,
+    BrokerUnavailable,
+    ConfigurationError,
+    NotSupported,
+)
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.limits import REASON_CHARS_MAX
@@ -209,6 +215,23 @@ def test_what_is_no_consumer_is_refused_with_the_cure() -> None:
         run_consumers([handle], broker="http://127.0.0.1:1")  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="no consumer"):
         run_consumers([], broker="http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("broker", "broadcast", "missing"),
+    [
+        ("redis://127.0.0.1:1", False, "no pull for"),
+        ("redis://127.0.0.1:1", True, "no broadcast for"),
+        ("redis://127.0.0.1:1/?store=timers", True, "no broadcast for"),
+    ],
+)
+def test_a_broker_that_cannot_serve_the_consumer_is_refused_at_the_start(
+    broker: str, broadcast: bool, missing: str
+) -> None:
+    handle = consumer("orders", group="g", broadcast=broadcast)(lambda _one: None)
+
+    with pytest.raises(NotSupported, match=rf"{missing}.*outbox\.Inbox"):
+        run_consumers([handle], broker=broker)
 
 
 def test_an_inbox_in_autocommit_is_refused_before_anything_happens(sqlite_shop: Shop, watched: WatchedBroker) -> None:
