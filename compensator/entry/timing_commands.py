@@ -91,10 +91,16 @@ def _slot_cells(status: SlotStatus) -> list[str]:
     if figures is None:
         return [str(status.slot), "-", "-", "-", f"does not answer: {status.problem}", served_by]
     following = "-" if figures.next_ms is None else f"{figures.next_ms / 1_000:,.1f} s"
-    rows = None if status.server is None else status.server.rebuilt_rows
-    is_counted = figures.state is SlotState.REBUILDING and rows is not None
-    state = f"{figures.state}, {rows:,} rows so far" if is_counted else str(figures.state)
-    return [str(status.slot), f"{figures.timers:,}", f"{figures.due:,}", following, state, served_by]
+    return [str(status.slot), f"{figures.timers:,}", f"{figures.due:,}", following, _state(status), served_by]
+
+
+def _state(status: SlotStatus) -> str:
+    state = "" if status.figures is None else status.figures.state
+    server = status.server
+    if state is not SlotState.REBUILDING or server is None or server.rebuilt_rows is None:
+        return state
+    total = "an unknown number of" if server.rows_to_rebuild is None else f"{server.rows_to_rebuild:,}"
+    return f"{state}, {server.rebuilt_rows:,} of {total} rows"
 
 
 def _served_by(status: SlotStatus) -> str:

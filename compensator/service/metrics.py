@@ -6,6 +6,7 @@ instance serves now are removed, so that a stale figure raises no alarm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -75,6 +76,7 @@ class CompensatorMetrics:
             "timing_store_complete", "1 where the timing store has all timers of this instance's slots.", "source"
         )
         self._rebuilt = self._gauge("timing_store_rebuilt_rows", "Rows that the last rebuild has added.", "source")
+        self._to_rebuild = self._gauge("timing_store_rows_to_rebuild", "Rows at its beginning; NaN: unknown.", "source")
         self._slots = SlotGauges(self.registry)
         self._begin_at_zero()
 
@@ -119,9 +121,10 @@ class CompensatorMetrics:
         """Record a turn of timers that ended by an error."""
         self._timer_failures.labels(source).inc()
 
-    def record_rebuild(self, source: str, *, rows: int) -> None:
-        """Record the progress of a rebuild."""
+    def record_rebuild(self, source: str, *, rows: int, total: int | None) -> None:
+        """Record the progress of a rebuild; `total` None: unknown."""
         self._rebuilt.labels(source).set(rows)
+        self._to_rebuild.labels(source).set(math.nan if total is None else total)
 
     def record_slots(self, source: str, statuses: Sequence[SlotStatus]) -> None:
         """Set the gauges of the slots that this instance serves of a source; series of others are removed."""

@@ -18,7 +18,7 @@ from compensator.service.metrics import CompensatorMetrics
 from compensator.work.source import Source
 from compensator.work.source_schedule import NoRowsDue
 from compensator.work.source_turn import TurnReport
-from compensator.work.timer_rebuild import RebuildOptions, rebuild_timers
+from compensator.work.timer_rebuild import RebuildOptions, RebuildProgress, rebuild_timers
 from compensator.work.timer_turn import TimerTurnOptions, TimerTurnReport, take_timer_turn
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.backoff import Backoff
@@ -72,7 +72,7 @@ class TimerWorker:
         self._prepared = False
         self._rebuilding: threading.Thread | None = None
         self._rebuild_from_ms = 0
-        self._rebuilt_rows: int | None = None
+        self._progress: RebuildProgress | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="compensator-timers", daemon=True)
         self._started = False
@@ -109,8 +109,13 @@ class TimerWorker:
         if not self._prepared or not mine:
             self._metrics.record_slots(self.source, [])
             return
+        progress = self._progress
         server = SlotServer(
-            host=socket.gethostname(), process=os.getpid(), instance=instance, rebuilt_rows=self._rebuilt_rows
+            host=socket.gethostname(),
+            process=os.getpid(),
+            instance=instance,
+            rebuilt_rows=None if progress is None else progress.rows,
+            rows_to_rebuild=None if progress is None else progress.total,
         )
         self._metrics.record_slots(self.source, self._store.statuses(mine))
         self._store.announce(mine, server)
@@ -204,7 +209,6 @@ class TimerWorker:
         self._rebuilding.start()
 
     def _rebuild(self, slots: Sequence[int]) -> None:
-        self._rebuilt_rows = 0
         try:
             rebuild_timers(
                 self._source.pending_rows,
@@ -220,8 +224,8 @@ class TimerWorker:
         except Exception:  # the thread boundary: the next turn begins another one
             logger.exception("timer_rebuild_failed", extra={"source": self.source})
         finally:
-            self._rebuilt_rows = None
+            self._progress = None
 
-    def _record_rebuild(self, rows: int) -> None:
-        self._rebuilt_rows = rows
-        self._metrics.record_rebuild(self.source, rows=rows)
+    def _record_rebuild(self, progress: RebuildProgress) -> None:
+        self._progress = progress
+        self._metrics.record_rebuild(self.source, rows=progress.rows, total=progress.total)

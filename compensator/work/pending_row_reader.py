@@ -31,6 +31,17 @@ class PendingRowReader:
             raise SchemaMissing(f"there is no message table in {shown} ({self.name}); run: outbox db upgrade --url URL")
         return names
 
+    def count(self, *, rows_max: int) -> int | None:
+        """How many rows of all tables are pending; None: more than `rows_max`."""
+        rows = 0
+        for table in self.tables():
+            with database_errors(self._reads.url), self._reads.connect() as connection:
+                found = self._rows(table).count(connection, rows_max=rows_max - rows)
+            if found is None:
+                return None
+            rows += found
+        return rows
+
     def pending_page(self, table: str, *, after: DuePosition, limit: int) -> list[DuePosition]:
         """Pending rows of a table behind a position, the first due first."""
         with database_errors(self._reads.url), self._reads.connect() as connection:

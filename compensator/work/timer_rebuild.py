@@ -28,15 +28,26 @@ class RebuiltStore(TimerSink, TimingAdmin, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildOptions:
-    """The rows of a page, and how many rows a second are read at most."""
+    """The rows of a page, and how many rows a second are read at most. `counted_rows_max`: the total of more rows is
+    unknown, since counting them would take seconds.
+    """
 
     page_rows: int = 2_000
     rows_per_second: int = 50_000
+    counted_rows_max: int = 5_000_000
 
     @property
     def limit(self) -> int:
         """The rows of a page at this rate."""
         return min(self.page_rows, self.rows_per_second * PAGE_SECONDS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildProgress:
+    """How many pending rows were read, and how many there were at the beginning; None: unknown."""
+
+    rows: int
+    total: int | None
 
 
 def rebuild_timers(
@@ -47,13 +58,13 @@ def rebuild_timers(
     options: RebuildOptions,
     clock: Clock,
     stopping: threading.Event,
-    on_progress: Callable[[int], None] = lambda _: None,
+    on_progress: Callable[[RebuildProgress], None] = lambda _: None,
 ) -> bool:
     """Add what is missing in these slots; returns whether they are complete now: False if it was stopped, if others
     rebuild them, or if it must be repeated. Whatever ends it early, the slots are free for the next one.
 
-    Timers of all slots are added, since a scan finds rows of all. `on_progress` is called with the number of rows that
-    were added so far. Raises BrokerError for the store; DatabaseUnavailable, SchemaMissing.
+    Timers of all slots are added, since a scan finds rows of all. `on_progress` is called at the beginning
+    and after each page. Raises BrokerError for the store; DatabaseUnavailable, SchemaMissing.
     """
     began_ms = clock.monotonic_ms()
     rebuild = store.begin_rebuild(slots)
@@ -62,9 +73,11 @@ def rebuild_timers(
     logger.info("timer_rebuild_began", extra={"source": tables.name, "slots": len(rebuild.slots)})
     rows = 0
     try:
+        total = tables.count(rows_max=options.counted_rows_max)
+        on_progress(RebuildProgress(rows, total))
         for page in added_pages(tables, store, options=options, clock=clock, stopping=stopping):
             rows += page.rows
-            on_progress(rows)
+            on_progress(RebuildProgress(rows, total))
             if not store.continue_rebuild(rebuild):
                 return False
         if stopping.is_set():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, func, select
 from sqlalchemy.engine import Dialect
 
 from outbox.store.database import now_us
@@ -41,6 +42,15 @@ class TimerRows:
             )
         }
 
+    def count(self, connection: Connection, *, rows_max: int) -> int | None:
+        """Returns how many rows are pending; None: more than `rows_max`. Scans that part of the index twice."""
+        is_pending = self._message.c.state == RowState.PENDING
+        following = self._by_index(select(self._message.c.id).where(is_pending).offset(rows_max).limit(1))
+        if connection.execute(following).first() is not None:
+            return None
+        counted = self._by_index(select(func.count()).select_from(self._message).where(is_pending))
+        return int(connection.execute(counted).scalar_one())
+
     def page(self, connection: Connection, *, after: DuePosition, limit: int) -> list[DuePosition]:
         """Returns pending rows behind a position, in order. A page of the index, whatever is before it."""
         message = self._message
@@ -51,5 +61,7 @@ class TimerRows:
             .order_by(message.c.state, message.c.due_at_us, message.c.id)
             .limit(limit)
         )
-        hinted = along_due_index(statement, message, table=self._table.name, dialect=self._dialect)
-        return [DuePosition(row.due_at_us, row.id) for row in connection.execute(hinted)]
+        return [DuePosition(row.due_at_us, row.id) for row in connection.execute(self._by_index(statement))]
+
+    def _by_index(self, statement: Select[Any]) -> Select[Any]:
+        return along_due_index(statement, self._message, table=self._table.name, dialect=self._dialect)

@@ -76,13 +76,15 @@ class SlotFigures:
 class SlotServer:
     """The process whose worker serves a slot; `instance`: its id in the registry of leases, empty without leases.
 
-    `rebuilt_rows`: the pending rows that its rebuild has read so far, None while it rebuilds nothing.
+    `rebuilt_rows`: the pending rows that its rebuild has read so far, None while it rebuilds nothing;
+    `rows_to_rebuild`: those that were pending when it began, None where they are too many to be counted.
     """
 
     host: str
     process: int
     instance: str
     rebuilt_rows: int | None = None
+    rows_to_rebuild: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import text
 
 from compensator.work.pending_row_reader import PendingRowReader
-from compensator.work.timer_rebuild import RebuildOptions, rebuild_timers
+from compensator.work.timer_rebuild import RebuildOptions, RebuildProgress, rebuild_timers
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerUnavailable, SchemaMissing
 from outbox_core.messages.timing_port import SlotState, TimingStore
@@ -20,7 +20,6 @@ from tests.outbox.shop import Shop
 
 COUNT = 20
 EVERY = list(range(SLOTS))
-PAGES = RebuildOptions(page_rows=2)
 LEASE_MS_MAX = 20_000
 
 
@@ -29,22 +28,24 @@ def rebuild(
     store: TimingStore,
     *,
     stopping: threading.Event | None = None,
-    on_progress: Callable[[int], None] = lambda _: None,
+    counted_rows_max: int = COUNT,
+    on_progress: Callable[[RebuildProgress], None] = lambda _: None,
 ) -> bool:
     """One rebuild of all slots, by pages of two rows."""
+    options = RebuildOptions(page_rows=2, counted_rows_max=counted_rows_max)
     return rebuild_timers(
-        tables, store, EVERY, options=PAGES, clock=SystemClock(), stopping=stopping or threading.Event(),
+        tables, store, EVERY, options=options, clock=SystemClock(), stopping=stopping or threading.Event(),
         on_progress=on_progress,
     )  # fmt: skip
 
 
 @pytest.fixture
-def tables(sqlite_shop: Shop, prompt: PromptBroker, server: RedisServer) -> PendingRowReader:
+def tables(sqlite_shop: Shop, prompt: PromptBroker, server: RedisServer) -> Iterator[PendingRowReader]:
     """The rows of a shop, whose timers Redis lost."""
     publish(sqlite_shop, prompt, store_url(server), count=COUNT)
     server.ask("FLUSHALL")
     with source_over(sqlite_shop, prompt) as source:
-        return source.pending_rows
+        yield source.pending_rows
 
 
 def states(store: TimingStore) -> set[SlotState]:
@@ -60,7 +61,7 @@ def test_the_next_worker_rebuilds_at_once_after_one_whose_database_was_away(
 
     name = sqlite_shop.store.table.name
     with pytest.raises(SchemaMissing):
-        rebuild(tables, store, on_progress=lambda rows: rename(name, "away") if rows == 2 else None)
+        rebuild(tables, store, on_progress=lambda progress: rename(name, "away") if progress.rows == 2 else None)
     assert states(store) == {SlotState.INCOMPLETE}
 
     rename("away", name)
@@ -83,7 +84,7 @@ def test_the_next_worker_rebuilds_at_once_after_one_that_was_stopped(
 def test_a_worker_rebuilds_again_at_once_after_one_slot_lost_its_timers(
     tables: PendingRowReader, store: TimingStore, server: RedisServer
 ) -> None:
-    def lose(_: int) -> None:
+    def lose(_: RebuildProgress) -> None:
         server.ask("DEL", "outbox:timing:{shop:0}:due", "outbox:timing:{shop:0}:generation")
 
     assert not rebuild(tables, store, on_progress=lose)
@@ -94,7 +95,7 @@ def test_a_worker_rebuilds_again_at_once_after_one_slot_lost_its_timers(
 def test_a_worker_rebuilds_again_at_once_after_redis_was_away(tables: PendingRowReader, server: RedisServer) -> None:
     with opened(store_url(server)) as store:
         with pytest.raises(BrokerUnavailable):
-            rebuild(tables, store, on_progress=lambda rows: server.kill() if rows == 2 else None)
+            rebuild(tables, store, on_progress=lambda progress: server.kill() if progress.rows == 2 else None)
         server.start()
 
         assert states(store) == {SlotState.REBUILDING}, "nobody could say so while Redis was away"
@@ -125,6 +126,21 @@ def test_the_slots_of_a_worker_that_was_killed_are_its_own_for_twenty_seconds_mo
             server.ask("PEXPIRE", key, 0)
         assert other.begin_rebuild(EVERY).slots == EVERY
     assert not store.continue_rebuild(rebuild_of_killed)
+
+
+def test_a_rebuild_tells_how_many_rows_of_how_many_it_has_read(
+    shop: Shop, prompt: PromptBroker, server: RedisServer
+) -> None:
+    publish(shop, prompt, store_url(server), count=COUNT)
+    seen: dict[int, list[RebuildProgress]] = {COUNT - 1: [], COUNT: []}
+    with source_over(shop, prompt) as source, opened(store_url(server)) as store:
+        for bound, progress in seen.items():
+            server.ask("FLUSHALL")
+            assert rebuild(source.pending_rows, store, counted_rows_max=bound, on_progress=progress.append)
+
+    rows = [0, *range(2, COUNT + 1, 2)]
+    assert seen[COUNT - 1] == [RebuildProgress(one, None) for one in rows]
+    assert seen[COUNT] == [RebuildProgress(one, COUNT) for one in rows]
 
 
 def test_a_page_of_a_slow_rebuild_is_read_well_within_the_time_of_its_slots() -> None:

@@ -63,7 +63,7 @@ def test_each_slot_has_the_compensator_that_serves_it_and_gauges_of_its_timers(
     assert servers == [
         {
             "host": socket.gethostname(), "process": os.getpid(), "instance": instance, "rebuilt_rows": None,
-            "seen_ms_ago": 0,
+            "rows_to_rebuild": None, "seen_ms_ago": 0,
         }
     ] * SLOTS  # fmt: skip
     assert gauges == [slot["timers"] for slot in found]
@@ -107,6 +107,8 @@ def test_a_rebuild_shows_how_far_it_is(
         service = serve(sqlite_shop, prompt, timers=[worker], timers_report_ms=50)
         service.start()
         assert wait_until(lambda: all(is_rebuilt_in_part(slot) for slot in slots_of(server)))
+        assert {slot["server"]["rows_to_rebuild"] for slot in slots_of(server)} == {COUNT}
+        assert metrics.value("outbox_timing_store_rows_to_rebuild", source=name_of(sqlite_shop)) == COUNT
         assert service.stop()
 
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from typer.testing import CliRunner, Result
@@ -19,7 +20,7 @@ from tests.broker_adapter.redis.redis_server import HOST, RedisServer
 
 SLOTS = 2
 ROWS = 20
-SERVER = SlotServer(host="shop-7", process=4711, instance="ab12", rebuilt_rows=1_234)
+SERVER = SlotServer(host="shop-7", process=4711, instance="ab12", rebuilt_rows=1_234, rows_to_rebuild=5_678)
 
 
 def url_of(server: RedisServer) -> str:
@@ -73,10 +74,13 @@ def test_the_table_names_who_announced_itself_and_how_far_its_rebuild_is(server:
         store.begin_rebuild(range(SLOTS))
         store.announce([1], SERVER)
         lines = status(url_of(server)).output.splitlines()
+        store.announce([1], replace(SERVER, rows_to_rebuild=None))
+        uncounted = status(url_of(server)).output
 
     assert lines[0].split() == ["slot", "timers", "due", "next", "in", "state", "served", "by"]
     assert lines[1].split()[-3:] == ["being", "rebuilt", "nobody"]
-    assert "being rebuilt, 1,234 rows so far" in lines[2]
+    assert "being rebuilt, 1,234 of 5,678 rows" in lines[2]
+    assert "being rebuilt, 1,234 of an unknown number of rows" in uncounted
     assert "process 4711 on shop-7, instance ab12, seen 0 s ago" in lines[2]
     assert lines[3].startswith("largest slot: ")
     assert lines[3].endswith(" of at most 1,000,000 timers")
