@@ -20,6 +20,7 @@ from redis.retry import Retry
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.errors import CLIENT_ERRORS
+from broker_adapter.redis.login import login_settings
 from broker_adapter.redis.redis_options import database_of
 from broker_adapter.redis.sentinel_servers import open_sentinel_servers, refuse_sentinel_options
 from outbox_core.common.errors import ConfigurationError
@@ -237,8 +238,7 @@ def _cluster_node(host: str, port: int) -> Any:
 def _settings(url: BrokerUrl, *, timeout_ms: int) -> dict[str, Any]:
     """RESP2, no greeting and no repetition by the client: a publish has one deadline, which is ours."""
     return {
-        "username": url.user,
-        "password": url.password,
+        **login_settings(url, user=url.user, password=url.password, option="password_file"),
         "socket_timeout": timeout_ms / 1000,
         "socket_connect_timeout": min(timeout_ms / 1000, CONNECT_TIMEOUT_S_MAX),
         "retry": Retry(NoBackoff(), 0),

@@ -77,8 +77,9 @@ _CURES: Final[Mapping[str, str]] = {
     "CLUSTERDOWN": "a master is down, this node is cut off from most masters, or its clock was set back: start or "
     "reconnect them, set the clock right",
     "MOVED": "the server is part of a cluster: use redis+cluster://",
-    "NOAUTH": "give a user and a password in the broker's URL",
-    "WRONGPASS": "correct the user or the password in the broker's URL",
+    "NOAUTH": "give a user and a password in the broker's URL, or a ?password_file=",
+    "WRONGPASS": "correct the user or the password: in the file of ?password_file=, which each new connection reads, "
+    "or in the URL, and restart",
     "DENIED": "the server is in protected mode: set a password, or bind and protected-mode no",
     "NOPERM": "allow the user that command, or the keys of ?prefix=, by ACL SETUSER on every node",
     "WRONGTYPE": "the topic's keys hold something else: remove that, or choose other keys by ?prefix=",

@@ -13,6 +13,7 @@ from redis.sentinel import Sentinel
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.errors import CLIENT_ERRORS
+from broker_adapter.redis.login import login_settings
 from broker_adapter.redis.redis_options import SENTINEL_OPTIONS
 from outbox_core.common.errors import ConfigurationError
 
@@ -89,8 +90,7 @@ def open_sentinel_servers(
     timeout_s = min(settings["socket_timeout"], SENTINEL_TIMEOUT_S_MAX)
     of_sentinels = {
         **settings,
-        "username": url.options.get("sentinel_user"),
-        "password": url.secret("sentinel_password_file"),
+        **login_settings(url, user=url.options.get("sentinel_user"), password=None, option="sentinel_password_file"),
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
     }
