@@ -42,7 +42,7 @@ def _of_inbox(group: str, counts: Sequence[LegCount], *, is_empty: bool) -> str:
     if acked and is_empty:
         return (
             f"empty, while the broker has {acked:,} acknowledgements of this group: whether it was emptied cannot be "
-            "known"
+            "known; if its consumers have their inbox in another schema, name it in [[inboxes]]"
         )
     return "" if named else "the broker knows no action of this group yet"
 

@@ -290,7 +290,8 @@ def test_what_a_first_run_cannot_know_is_in_the_notes_of_the_sources(
     world.inbox, world.archive = [], []
     summary = run(world.write(sqlite, tmp_path / "emptied"), session=spark, now_ms=NOW_MS)
 
-    assert "5 acknowledgements of this group: whether it was emptied cannot be known" in note_of(summary, TICKETS)
+    assert "5 acknowledgements of this group: whether it was emptied cannot be known; " in note_of(summary, TICKETS)
+    assert "their inbox in another schema, name it in [[inboxes]]" in note_of(summary, TICKETS)
     assert "5 messages on topics of this outbox: whether it was emptied" in note_of(summary, "sent messages")
     assert "whether it was emptied cannot be known" in (Path(summary.folder) / "report.html").read_text()
 
