@@ -19,7 +19,8 @@ from tests.outbox_broker.cluster.conftest import eventually
 SESSION_MS: Final = 30_000
 """No slow machine outlives it: deaths are made."""
 ROUNDS_UNCHANGED: Final = 3
-"""An offer that is not taken yet changes nothing for a round."""
+"""An offer that is not taken yet changes nothing for a round. Who has just joined may stay unnoticed for any number of
+rounds: a beat reads what its session knows, and asks ZooKeeper nothing."""
 _numbers = itertools.count()
 
 
@@ -70,7 +71,9 @@ class ZooKeeperFleet:
         eventually(lambda: session.is_ended, what="the end of the session")
 
     def settle(self, instances: Sequence[LeasedAssignment], sources: Sequence[Resource]) -> list[frozenset[str]]:
-        """Let each beat in turn until each source has one instance and nothing changes; returns what each has."""
+        """Let each beat in turn until each source has one instance, each instance as many of them but for one, and
+        nothing changes; returns what each has.
+        """
         held: list[frozenset[str]] = []
         rounds_unchanged = 0
 
@@ -79,11 +82,13 @@ class ZooKeeperFleet:
             before = list(held)
             held[:] = [one.beat(sources) for one in instances]
             complete = sorted(name for one in held for name in one) == sorted(source.name for source in sources)
+            sizes = [len(one) for one in held]
+            even = max(sizes) - min(sizes) <= 1
             failed = any(one.failed_beats for one in instances)
-            rounds_unchanged = rounds_unchanged + 1 if held == before and complete and not failed else 0
+            rounds_unchanged = rounds_unchanged + 1 if held == before and complete and even and not failed else 0
             return rounds_unchanged == ROUNDS_UNCHANGED
 
-        eventually(is_settled, what="every source with one instance")
+        eventually(is_settled, what="every source with one instance, and as many with each")
         return held
 
     def holders(self) -> dict[str, str]:
