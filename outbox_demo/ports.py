@@ -13,15 +13,19 @@ PORTS: Final = range(10_000, 30_000)
 between its choice and its use, or that of a server that was killed.
 """
 ATTEMPTS_MAX: Final = 100
+_given: Final = set[tuple[str, int]]()
+"""What this process was given: a server's ports are chosen long before it listens on them."""
 
 
 def free_port(host: str) -> int:
-    """Returns a port of this address that nothing listens on."""
+    """Returns a port of this address that nothing listens on, and that was not returned before."""
     for port in random.SystemRandom().sample(PORTS, ATTEMPTS_MAX):
         with socket.socket() as probe:
             try:
                 probe.bind((host, port))
             except OSError:
                 continue
+        if (host, port) not in _given:
+            _given.add((host, port))
             return port
     raise ConfigurationError(f"no free port was found on {host}")
