@@ -146,8 +146,8 @@ class BookKeeperCluster:
         for bookie in filled:
             bookie.server.kill9()
             bookie.configure(FULL)
-            bookie.server.start()
             self._filled.add(bookie.id)
+        self._start(set(bookie_ids))
         for bookie in filled:
             bookie.server.wait_until(partial(self._is_read_only, bookie))
 
@@ -160,21 +160,16 @@ class BookKeeperCluster:
             self._bookies[bookie_id].server.kill9()
             self._bookies[bookie_id].configure({})
         self._filled.clear()
-        stopped = [bookie for bookie in self._bookies.values() if not bookie.server.is_started]
-        sessions_before = self.registrations()
-        for bookie in stopped:
-            bookie.server.start()
-        for bookie in stopped:
-            session_before = sessions_before.get(bookie.id)
-            bookie.server.wait_until(partial(self._has_registered_since, bookie, session_before))
+        self._start({bookie for bookie in self._bookies if not self._bookies[bookie].server.is_started})
+        for bookie in self._bookies.values():
+            bookie.server.wait_until(partial(self._is_writable, bookie))
 
-    def registrations(self) -> dict[str, str]:
-        """The bookies that clients can choose, each with the ZooKeeper session that holds its registration.
+    def registrations(self) -> set[str]:
+        """The bookies that clients can choose, and those whose session has not ended since they were killed.
 
         A bookie registers some time after it opened its port, so the port says nothing.
         """
-        found = self.zookeeper.ephemerals(re.compile(r"/ledgers/available/([0-9.]+:[0-9]+)"))
-        return {match[1]: session for match, session in found}
+        return {match[1] for match in self.zookeeper.ephemerals(re.compile(r"/ledgers/available/([0-9.]+:[0-9]+)"))}
 
     def check_alive(self) -> None:
         """Raise if a server ended that was not killed."""
@@ -246,9 +241,16 @@ class BookKeeperCluster:
         )
         program.run()
 
-    def _has_registered_since(self, bookie: Bookie, session_before: str | None) -> bool:
-        # The registration of a bookie that was killed stays until its session expires.
-        return self.registrations().get(bookie.id) not in {None, session_before}
+    def _start(self, bookie_ids: set[str]) -> None:
+        """Start bookies whose earlier registrations have ended: they wait for that, for as long as a session lasts, and
+        end themselves where it lasts longer than their own start and this.
+        """
+        self.zookeeper.wait_until(lambda: not bookie_ids & self.registrations())
+        for bookie_id in bookie_ids:
+            self._bookies[bookie_id].server.start()
+
+    def _is_writable(self, bookie: Bookie) -> bool:
+        return bookie.id in self.registrations()
 
     def _is_read_only(self, bookie: Bookie) -> bool:
         path = re.escape(f"/ledgers/available/readonly/{bookie.id}")

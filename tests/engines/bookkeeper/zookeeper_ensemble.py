@@ -111,15 +111,14 @@ class ZooKeeperEnsemble:
         for member in self._members:
             member.server.check_alive()
 
-    def ephemerals(self, path: re.Pattern[str]) -> list[tuple[re.Match[str], str]]:
-        """The ephemeral znodes whose whole path matches, each with the session that holds it."""
-        session, found = "", []
-        for line in self._leader().ask("dump").splitlines():
-            if match := re.fullmatch(r"(0x[0-9a-f]+):", line.strip()):
-                session = match[1]
-            elif match := path.fullmatch(line.strip()):
-                found.append((match, session))
-        return found
+    def ephemerals(self, path: re.Pattern[str]) -> list[re.Match[str]]:
+        """The ephemeral znodes whose whole path matches."""
+        lines = self._leader().ask("dump").splitlines()
+        return [match for line in lines if (match := path.fullmatch(line.strip()))]
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait for what the servers come to know."""
+        next(member for member in self._members if member.server.is_started).server.wait_until(holds)
 
     def _leader(self) -> Member:
         """Wait until a server leads."""
@@ -129,7 +128,7 @@ class ZooKeeperEnsemble:
             found.extend(member for member in self._members if member.mode() in LEADING)
             return bool(found)
 
-        next(member for member in self._members if member.server.is_started).server.wait_until(is_found)
+        self.wait_until(is_found)
         return found[0]
 
     def _settings(self, member: Member, data: Path) -> dict[str, object]:
