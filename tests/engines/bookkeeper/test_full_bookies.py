@@ -28,6 +28,25 @@ def readiness(node: NodeProcess) -> tuple[int, str]:
     return answer.status_code, answer.text
 
 
+def wait_until_refused(node: NodeProcess, words: str) -> str:
+    """Wait until a node's probe has these words; returns all that it said then."""
+    said: list[str] = []
+
+    def is_refused() -> bool:
+        said.append(readiness(node)[1])
+        return words in said[-1]
+
+    eventually(is_refused, what=f"the node refuses publishes: {words}")
+    return said[-1]
+
+
+def why_refused(running: RunningCluster) -> str | None:
+    """What the one node recorded at its last beat."""
+    [node] = running.status()["nodes"]
+    reason: str | None = node["refuses"]
+    return reason
+
+
 def test_above_the_limit_publishes_are_refused_and_what_is_scheduled_is_sent_and_canceled(
     running: RunningCluster,
 ) -> None:
@@ -38,7 +57,8 @@ def test_above_the_limit_publishes_are_refused_and_what_is_scheduled_is_sent_and
     node.end(signal.SIGKILL)
     limited = running.node("limited", bookie_usage_max=ANYTHING, bookie_check_ms=CHECK_MS)
     running.wait_until_served(limited)
-    eventually(lambda: "bookies have room" in readiness(limited)[1], what="the node refuses publishes")
+    wait_until_refused(limited, "0 of 3 bookies have room")
+    eventually(lambda: "bookies have room" in (why_refused(running) or ""), what="the cluster knows it")
 
     reason = refusal(limited.url)
     broker = HttpBroker(limited.url)
@@ -51,7 +71,6 @@ def test_above_the_limit_publishes_are_refused_and_what_is_scheduled_is_sent_and
     assert canceled == [CancelStatus.CANCELED] * len(far)
     assert Counter(one for one, _ in came).keys() == {message.id for message in due}
     assert min(late_ms for _, late_ms in came) >= 0
-    assert "bookies have room" in running.status()["nodes"][0]["refuses"]
     assert "refuses publishes: 0 of 3 bookies" in running.command("status").stdout
     assert "publishes_refused_for_space" in limited.log
 
@@ -71,9 +90,9 @@ def test_nothing_is_lost_while_bookies_are_read_only_and_publishes_go_on_afterwa
     publish(node.url, during)
     assert running.status()["bookies"]["read_only"] == [first]
     cluster.fill(second)
-    eventually(lambda: "1 of 3 bookies have room" in readiness(node)[1], what="the node refuses publishes")
-    assert f"{first} is" in readiness(node)[1]
-    assert "% full, read-only" in readiness(node)[1]
+    why = wait_until_refused(node, "1 of 3 bookies have room")
+    assert f"{first} is" in why
+    assert "% full, read-only" in why
     assert refusal(node.url)
     assert "no ledger can be made" in running.status()["bookies"]["warning"]
     cluster.restore()

@@ -65,6 +65,7 @@ def standing(
     settings = {
         "ledgers_uri": running_cluster.metadata_uri, "ledgers_password_file": str(password),
         "ensemble": "2", "write_quorum": "2", "ack_quorum": "2",  # which a third bookie can stand in for
+        "session_ms": "8000",  # longer than an election of ZooKeeper's leader
     }  # fmt: skip
     addresses = [host.rpartition(":") for host in running_cluster.zookeeper_hosts.split(",")]
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:

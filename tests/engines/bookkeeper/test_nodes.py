@@ -44,7 +44,7 @@ def test_a_node_that_is_paused_while_it_sends_is_fenced_by_the_bookies(running: 
 def test_a_sweep_deletes_a_ledger_that_a_dead_process_never_named_and_no_other(
     running: RunningCluster, ledgers: JavaLedgers
 ) -> None:
-    node = running.node("n1")
+    node = running.node("n1", session_ms="30000")  # of one that lost it, ledgers of an earlier epoch would go, too
     running.wait_until_served(node)
     batch = messages(50, due_in_ms=5_000)
     publish(node.url, batch)
