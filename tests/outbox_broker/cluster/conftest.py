@@ -27,7 +27,7 @@ __all__ = ["Cluster", "HostedShard", "InProcessNode", "cluster", "eventually", "
 
 SESSION_MS = 3_000
 BEAT_MS = 300
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 _numbers = itertools.count()
 
 

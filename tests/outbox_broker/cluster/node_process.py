@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.fixtures.local_server import guarded
 from tests.fixtures.stopped_process import stop_process
 
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 OURS = ("OUTBOX_CLUSTER__", "OUTBOX_BROKER__")
 
 

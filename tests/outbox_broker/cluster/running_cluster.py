@@ -28,7 +28,7 @@ from outbox_broker.http.service_ports import ServicePorts
 from outbox_core import Message
 from outbox_core.common.errors import BrokerError
 from tests.broker_adapter.servers import serving
-from tests.outbox_broker.cluster.conftest import eventually
+from tests.outbox_broker.cluster.conftest import SECONDS_MAX, eventually
 from tests.outbox_broker.cluster.node_process import NodeProcess
 from tests.outbox_broker.cluster.recorded_target import RecordedTarget
 
@@ -172,7 +172,7 @@ class RunningCluster:
     def consume(self, ids: set[str]) -> list[tuple[str, int]]:
         """Consume until all of these ids came; returns (id, milliseconds after the due time) of all deliveries."""
         broker, came = HttpBroker(self.target), []
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + SECONDS_MAX
         try:
             while missing := ids - {one for one, _ in came}:
                 assert time.monotonic() < deadline, f"{len(missing)} of {len(ids)} messages are missing"
@@ -201,7 +201,7 @@ def publish(url: str, batch: Sequence[Message]) -> None:
     """Publish until it is answered, as the SDK does."""
     broker = HttpBroker(url)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + SECONDS_MAX
         while True:
             try:
                 assert all(result.status.is_success for result in broker.publish(batch))
