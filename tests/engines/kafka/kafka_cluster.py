@@ -105,8 +105,8 @@ class KafkaCluster:
         return self._proxies[node]
 
     def start(self) -> None:
-        """Start what does not run, let go on what is paused, and mend the links; returns when all nodes serve. Main
-        thread only.
+        """Start what does not run, let go on what is paused, and mend the links; returns when all nodes serve, and all
+        replicas are in sync. Main thread only.
         """
         self._links.heal()
         for server in self._servers.values():
@@ -114,9 +114,8 @@ class KafkaCluster:
                 server.resume()
             else:
                 server.start()
-        for server in self._servers.values():
-            server.wait_until(self._all_serve)
-        self.wait_for_replicas()
+        for node, server in self._servers.items():
+            server.wait_until(partial(self._sees_all_in_sync, node))
 
     def kill9(self, *nodes: int) -> None:
         """End nodes as a crash would; all where none is named."""
@@ -172,11 +171,6 @@ class KafkaCluster:
         ]
         return max(found)[1]
 
-    def wait_for_replicas(self) -> None:
-        """Wait until every replica of every topic is in sync, after a restart."""
-        server = self._servers[self._nodes[0]]
-        server.wait_until(self._all_in_sync)
-
     def check_alive(self) -> None:
         """Raise if a node ended that was not killed."""
         for server in self._servers.values():
@@ -197,19 +191,17 @@ class KafkaCluster:
     def _advertised_port(self, node: int, listener: str) -> int:
         return self._proxies[node].port if listener == PROXIED else self._ports[node, listener]
 
-    def _all_serve(self) -> bool:
+    def _sees_all_in_sync(self, node: int) -> bool:
+        """Whether a node itself says that all nodes serve, and that each replica is in sync. One that was cut off says
+        so, too, until it hears of others; but those do not.
+        """
         try:
-            return len(self.admin.list_topics(timeout=PROBE_SECONDS_MAX).brokers) == len(self._nodes)
+            found = self._admin_of(node).list_topics(timeout=PROBE_SECONDS_MAX)
         except KafkaException:
             return False
-
-    def _all_in_sync(self) -> bool:
-        try:
-            topics = self.admin.list_topics(timeout=PROBE_SECONDS_MAX).topics.values()
-        except KafkaException:
-            return False
-        partitions = [partition for topic in topics for partition in topic.partitions.values()]
-        return all(len(one.isrs) == len(one.replicas) and one.leader >= 0 for one in partitions)
+        partitions = [partition for topic in found.topics.values() for partition in topic.partitions.values()]
+        in_sync = all(len(one.isrs) == len(one.replicas) and one.leader >= 0 for one in partitions)
+        return in_sync and len(found.brokers) == len(self._nodes)
 
     def _link_of(self, node: int, listener: str) -> str:
         return f"{self._links.name_of(node)}:{self._ports[node, listener]}"
