@@ -18,6 +18,7 @@ from tests.examples.foreign_consumer import (
     ForeignConsumer,
     check_effect_after_failed_commit,
     check_one_effect,
+    wait_until,
 )
 from tests.outbox.shop import Shop
 from tests.outbox.shop_fixtures import sqlite_shop
@@ -86,4 +87,6 @@ def _make_topic_anew(node: KafkaCluster) -> None:
     """Without the messages and the offsets of an earlier test."""
     if TOPIC in node.admin.list_topics(timeout=ANSWER_SECONDS_MAX).topics:
         node.admin.delete_topics([TOPIC], operation_timeout=ANSWER_SECONDS_MAX)[TOPIC].result(ANSWER_SECONDS_MAX)
+        wait_until(lambda: TOPIC not in node.admin.list_topics(timeout=ANSWER_SECONDS_MAX).topics)
+        wait_until(lambda: _committed_offset(node) < 0)
     node.make_topic(TOPIC)
