@@ -31,6 +31,8 @@ namesrvAddr={host}:{names}
 listenPort={broker}
 haListenPort={ha}
 flushDiskType=SYNC_FLUSH
+waitTimeMillsInSendQueue=60000
+osPageCacheBusyTimeOutMills=60000
 cleanFileForciblyEnable=false
 cleanResourceInterval=1000
 storePathRootDir={store}
@@ -73,7 +75,10 @@ _PROXY: Final = {
 
 
 class RocketMqCluster:
-    """The data stay between a kill and a start. The proxy speaks plainly and with TLS on one port."""
+    """The data stay between a kill and a start. The proxy speaks plainly and with TLS on one port.
+
+    A broker is as patient as its clients: by default it refuses what waited for 200 ms, as on a busy machine.
+    """
 
     def __init__(self, *, jars: Path, folder: Path, tls: Tls, store: Path | None = None) -> None:
         """`store`: where the broker keeps messages; None: below `folder`."""

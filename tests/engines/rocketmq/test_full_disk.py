@@ -63,7 +63,7 @@ def test_a_full_disk_stores_nothing_and_deletes_nothing_and_with_room_messages_a
     with closing(connect(small_engine.url)) as broker:
         first = [Message(id=f"m{n}", topic=topic, body=BODY) for n in range(FILES_BYTES // len(BODY))]
         for one in first:
-            wait_for(partial(is_taken, broker, one))  # a busy broker refuses what waited for 200 ms
+            wait_for(partial(is_taken, broker, one))
         with filled(disk, share=USED_SHARE):
             refused = publish_until_refused(broker, topic)
         last = Message(id="last", topic=topic, body=b"x")
