@@ -6,10 +6,11 @@ A test module of an engine imports all of these tests and has a fixture `engine`
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -222,7 +223,7 @@ def test_close_is_idempotent_and_ends_all_threads(engine: EngineUnderTest, made_
     broker.close()
     broker.close()
 
-    assert threading.active_count() <= before
+    _wait_for(lambda: threading.active_count() <= before, what="the end of all threads")
 
 
 def test_a_killed_server_is_unavailable_in_time_and_what_it_acknowledged_is_there_after_its_restart(
@@ -249,10 +250,18 @@ def test_a_killed_server_is_unavailable_in_time_and_what_it_acknowledged_is_ther
 
 def publish_until_stored(broker: Broker, one: Message) -> None:
     """As the compensator does: again, until the broker has it."""
-    for _ in range(100):
-        try:
-            if broker.publish([one])[0].status in STORED:
-                return
-        except BrokerUnavailable:
-            continue
-    raise TimeoutError("the broker never took it")
+
+    def is_stored() -> bool:
+        with suppress(BrokerUnavailable):
+            return broker.publish([one])[0].status in STORED
+        return False
+
+    _wait_for(is_stored, what="the broker taking it")
+
+
+def _wait_for(condition: Callable[[], bool], *, what: str) -> None:
+    deadline, nothing = time.monotonic() + WAIT_SECONDS, threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited in vain for {what}")
+        nothing.wait(0.01)
