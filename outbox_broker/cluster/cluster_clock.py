@@ -16,11 +16,16 @@ from outbox_core.common.clock import Clock
 
 OFFSET_MS_MAX: Final = 1_000
 """A node whose wall clock differs by more from the cluster's takes no shards."""
+ROUNDING_MS: Final = 1
+"""By how much the difference of two readings in whole milliseconds may exceed the time between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contact:
-    """A confirmed write: this machine's clocks when it was sent and answered, and the date that the leader gave it."""
+    """A confirmed write: this machine's clocks when it was sent and answered, and the date that the leader gave it.
+
+    `sent_wall_ms` is not read after `sent_boot_ms`.
+    """
 
     sent_boot_ms: int
     sent_wall_ms: int
@@ -62,10 +67,10 @@ class ClusterClock:
         return None
 
     def now_ms(self) -> int:
-        """Returns the cluster's time in UTC milliseconds."""
+        """Returns the cluster's time in UTC milliseconds: never later than the wall clock of the last contact says."""
         with self._lock:
             anchor = self._anchor
-        return self._clock.now_ms() if anchor is None else anchor[0] + self._clock_ms() - anchor[1]
+        return self._clock.now_ms() if anchor is None else anchor[0] + self._clock_ms() - anchor[1] - ROUNDING_MS
 
     def monotonic_ms(self) -> int:
         """See Clock.monotonic_ms."""

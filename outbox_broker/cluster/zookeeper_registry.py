@@ -197,7 +197,9 @@ class ZooKeeperRegistry:
 
     def _contact(self, session: ZooKeeperSession) -> None:
         """Write to a znode of the session, which proves it alive, and extend the lease from when that was sent."""
-        sent_boot_ms, sent_wall_ms = self._clock_ms(), self._wall.now_ms()
+        # In this order: time that passes between the two readings makes the cluster's clock late, never early.
+        sent_wall_ms = self._wall.now_ms()
+        sent_boot_ms = self._clock_ms()
         znode = session.write(self._layout.contact(session.id), b"")
         if znode is None or znode.session != session.id:
             raise SessionEnded("the session with ZooKeeper ended")

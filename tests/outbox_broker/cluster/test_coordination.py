@@ -8,7 +8,10 @@ import pytest
 
 from outbox_broker.cluster.cluster_admin import add_generation, init_cluster, read_state
 from outbox_broker.cluster.cluster_errors import NotOwner
-from outbox_broker.cluster.znode_records import ZnodeLayout
+from outbox_broker.cluster.ownership_lease import boot_ms
+from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
+from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
+from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 from tests.fixtures.cutting_tcp_proxy import cutting_tcp_proxy
@@ -17,6 +20,7 @@ from tests.outbox_broker.cluster.conftest import Cluster, InProcessNode, eventua
 
 pytestmark = pytest.mark.processes
 SHARDS = {f"0-{number:04d}" for number in range(8)}
+PREEMPTED_MS = 100
 
 
 def settled(*nodes: InProcessNode) -> bool:
@@ -24,6 +28,38 @@ def settled(*nodes: InProcessNode) -> bool:
     served = [node.serves() for node in nodes]
     sizes = [len(shards) for shards in served]
     return set.union(*served) == SHARDS and sum(sizes) == len(SHARDS) and max(sizes) - min(sizes) <= 1
+
+
+class PreemptedMachine(SystemClock):
+    """Clocks of a machine that does something else for a while behind each look at one of them."""
+
+    def __init__(self) -> None:
+        self.passed_ms = 0
+
+    def now_ms(self) -> int:
+        return self._read(super().now_ms())
+
+    def boot_ms(self) -> int:
+        return self._read(boot_ms())
+
+    def _read(self, at_ms: int) -> int:
+        read_ms = at_ms + self.passed_ms
+        self.passed_ms += PREEMPTED_MS
+        return read_ms
+
+
+def test_time_that_passes_between_two_clocks_makes_the_clusters_clock_late_and_never_early(cluster: Cluster) -> None:
+    machine = PreemptedMachine()
+    registry = ZooKeeperRegistry(
+        cluster.layout, connect=lambda: cluster.session, clock=machine, clock_ms=machine.boot_ms,
+        record=NodeRecord(name="n1", url="http://n1:1", peer_url="http://n1:2", version="1"),
+    )  # fmt: skip
+    registry.renew()
+
+    passed_ms = machine.passed_ms
+    now_ms = registry.clock.now_ms()
+
+    assert now_ms <= SystemClock().now_ms() + passed_ms
 
 
 def test_one_node_serves_every_shard(cluster: Cluster) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_broker.cluster.cluster_clock import ClusterClock, Contact
+from outbox_broker.cluster.cluster_clock import ROUNDING_MS, ClusterClock, Contact
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit
-from outbox_core.common.clock import ManualClock
+from outbox_core.common.clock import ManualClock, SystemClock
 
 
 def test_a_lease_lasts_two_thirds_of_the_session_from_when_the_confirmed_write_was_sent(clock: ManualClock) -> None:
@@ -78,6 +78,31 @@ def contact(clock: ManualClock, *, dated_ms: int) -> Contact:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("boot_us", range(0, 1_000, 100))
+def test_whole_milliseconds_never_make_it_run_ahead_of_the_wall_clock(boot_us: int) -> None:
+    """`boot_us`: by which the clocks' milliseconds do not begin together."""
+    at_us = [0]
+
+    def wall_ms() -> int:
+        return at_us[0] // 1_000
+
+    def clock_ms() -> int:
+        return (boot_us + at_us[0]) // 1_000
+
+    def ahead_ms(now_us: int) -> int:
+        at_us[0] = now_us
+        return cluster.now_ms() - wall_ms()
+
+    cluster = ClusterClock(SystemClock(), clock_ms=clock_ms)
+    cluster.correct(
+        Contact(sent_wall_ms=wall_ms(), sent_boot_ms=clock_ms(), answered_wall_ms=wall_ms(), dated_ms=wall_ms())
+    )
+    found = [ahead_ms(now_us) for now_us in range(0, 5_000, 50)]
+
+    assert max(found) <= 0
+    assert min(found) >= -2 * ROUNDING_MS
+
+
 def test_a_wall_clock_that_steps_after_a_contact_moves_nothing_forward(clock: ManualClock) -> None:
     cluster = ClusterClock(clock, clock_ms=clock.monotonic_ms)
     begin_ms = clock.now_ms()
@@ -85,7 +110,7 @@ def test_a_wall_clock_that_steps_after_a_contact_moves_nothing_forward(clock: Ma
     clock.step_wall(3_600_000)
     clock.advance(400)
 
-    assert cluster.now_ms() == begin_ms + 400
+    assert cluster.now_ms() == begin_ms + 400 - ROUNDING_MS
 
 
 @pytest.mark.parametrize(("step_ms", "word"), [(3_600_000, "ahead of"), (-3_600_000, "behind"), (1_100, "ahead of")])
@@ -99,7 +124,7 @@ def test_a_clock_that_differs_by_more_than_a_second_is_reported_and_not_followed
     clock.advance(50)
 
     assert word in (cluster.correct(contact(clock, dated_ms=begin_ms + 50)) or "")
-    assert cluster.now_ms() == begin_ms + 50
+    assert cluster.now_ms() == begin_ms + 50 - ROUNDING_MS
 
 
 def test_a_clock_that_differs_by_less_than_a_second_is_followed(clock: ManualClock) -> None:
