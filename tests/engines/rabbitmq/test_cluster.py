@@ -50,7 +50,7 @@ def test_all_nodes_killed_at_once_have_all_that_was_acknowledged_after_their_res
 ) -> None:
     faulty.make_ordered_topic(topic)
     batch = [Message(id=f"m{n:03d}", topic=topic, body=b"x") for n in range(500)]
-    with closing(connect(f"{faulty.url}?timeout_ms=3000")) as broker:
+    with closing(connect(f"{faulty.url}?timeout_ms=60000")) as broker:
         results = broker.publish(batch)
         faulty.kill()
         faulty.restore()
