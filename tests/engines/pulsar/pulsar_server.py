@@ -86,13 +86,12 @@ class PulsarServer:
 
     def start(self) -> None:
         """Start it where it is not, let it go on where it is paused, and wait until it serves."""
-        if self._server.is_started:
-            self.resume()
-            self._server.wait_until(self._is_ready)
-            return
         for _ in range(STARTS_MAX):
-            self._log_bytes = self._log.stat().st_size if self._log.exists() else 0
-            self._server.start()
+            if self._server.is_started:
+                self.resume()
+            else:
+                self._log_bytes = self._log.stat().st_size if self._log.exists() else 0
+                self._server.start()
             self._server.wait_until(lambda: self._loses_its_bookie() or self._is_ready())
             if not self._loses_its_bookie():
                 return

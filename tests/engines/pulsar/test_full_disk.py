@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -51,14 +52,14 @@ def test_a_full_disk_takes_nothing_and_loses_nothing_and_with_room_messages_are_
 ) -> None:
     small_engine.make_topic(topic)
     with closing(connect(with_option(small_engine.url, "timeout_ms=3000"))) as broker:
-        acknowledged = [
-            one.id for one in broker.publish([Message(id=f"m{n}", topic=topic, body=b"x") for n in range(100)])
-        ]
+        first = [Message(id=f"m{n}", topic=topic, body=b"x") for n in range(100)]
+        for one in first:
+            wait_for(partial(is_taken, broker, one))
         with filled(disk, share=USED_SHARE):
             more, refused = publish_until_refused(broker, topic)
         last = Message(id="last", topic=topic, body=b"x")
         wait_for(lambda: is_taken(broker, last))
-        acknowledged += [*more, "last"]
+        acknowledged = [*(one.id for one in first), *more, "last"]
         stored = {one.id for one in small_engine.read(topic, count=len(acknowledged))}
 
     assert isinstance(refused, StorageFailed | BrokerUnavailable)
