@@ -14,6 +14,7 @@ from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import publish_until_stored
 from tests.engines.fault_conformance import *  # noqa: F403
 from tests.engines.nats.nats_cluster import NAMES, NatsCluster
+from tests.engines.outbox_load import wait_for
 
 STORED = {PublishStatus.STORED, PublishStatus.DUPLICATE}
 
@@ -58,11 +59,12 @@ def test_a_leader_that_is_isolated_from_the_others_loses_nothing_that_was_acknow
         leader = leader_that_clients_use(faulty, broker, topic) if is_clients else faulty.leader(topic)
         faulty.isolate(leader)
         publish_until_stored(broker, *batch_of(topic, range(50, 51)))
-        is_left = not faulty.proxy_of(leader).is_used
+        if is_clients:
+            wait_for(lambda: not faulty.proxy_of(leader).is_used)
         faulty.restore()
-        broker.publish(batch_of(topic, range(51, 100)))
+        for one in batch_of(topic, range(51, 100)):  # a server that comes back may have the others elect again
+            publish_until_stored(broker, one)
 
-    assert is_left or not is_clients
     assert ids_in(faulty, topic) == [one.id for one in batch_of(topic, range(100))]
 
 
@@ -70,13 +72,13 @@ def test_all_servers_killed_at_once_have_all_that_was_acknowledged_after_their_r
     faulty: NatsCluster, topic: str
 ) -> None:
     faulty.make_ordered_topic(topic)
-    with closing(connect(f"{faulty.url}?timeout_ms=3000")) as broker:
+    with closing(connect(f"{faulty.url}?timeout_ms=60000")) as broker:
         results = broker.publish(batch_of(topic, range(500)))
         faulty.kill()
         faulty.restore()
         publish_until_stored(broker, *batch_of(topic, range(500, 501)))
 
-    assert {one.status for one in results} == {PublishStatus.STORED}
+    assert {one.status for one in results} <= STORED
     assert ids_in(faulty, topic) == [one.id for one in batch_of(topic, range(501))]
 
 
