@@ -105,7 +105,7 @@ def test_a_node_that_steps_an_hour_ahead_delivers_nothing_early(
 def test_a_node_that_steps_an_hour_back_delivers_when_its_clock_is_right_again(
     stepped: SteppedServer, broker: Broker, topic: str
 ) -> None:
-    soon = [message(topic, delay_ms=2_000) for _ in range(20)]
+    soon = [message(topic, delay_ms=5_000) for _ in range(20)]
     broker.pull(topic, "g")
     store(broker, *soon)
     due_ms = max(one.deliver_at_ms or 0 for one in soon)
