@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reconcile import Settings, Summary, run, run_windows
+from spark_reconcile import Condition, Settings, Summary, run, run_windows
 from spark_reconcile.diagnosis.findings_outside_extent import extents_of
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.common_causes import (
@@ -24,7 +24,7 @@ from spark_reconcile.results.common_causes import (
 from spark_reconcile.results.summary import VerdictCount
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.runs.stored_run import stored_run
-from tests.fixtures.databases import Database
+from tests.fixtures.databases import Database, sqlite_database
 from tests.spark_reconcile.timed_ids import with_timed_ids
 from tests.spark_reconcile.world import (
     HOUR_MS,
@@ -42,37 +42,56 @@ from tests.spark_reconcile.world import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-END_MS = NOW_MS - 3 * HOUR_MS
-ROWS = 30
+ROWS, LOST = 30, 110
+OPENED = "order.opened"
 
 
-@pytest.mark.spark
-def test_losses_behind_the_end_of_the_log_have_one_cause_by_the_hour_and_as_a_whole(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BothRuns:
+    """A whole run, and one by the hour, on a log that lost its end and business times in local time."""
+
+    settings: Settings
+    whole: Summary
+    hourly: Summary
+
+
+@pytest.fixture(scope="module")
+def both(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> BothRuns:
+    folder = tmp_path_factory.mktemp("both")
     world = World()
     world.groups()
     for number in range(20):
         world.settled(age_ms=4 * HOUR_MS - number * MINUTE_MS)
-    for number in range(110):
+    for number in range(LOST):
         age_ms = 3 * HOUR_MS - number * 30 * SECOND_MS
         world.sent(f"lost-{number}", key=str(world.order(age_ms=age_ms)), age_ms=age_ms)
+    _in_local_time(world, status="BOOKED", topic=REMINDER, minutes=330)
+    _in_local_time(world, status="OPEN", topic=OPENED, minutes=-480)
     with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
-
+    settings = world.write(sqlite_database(folder), folder)
+    paid, reminded = settings.rules
+    opened = replace(
+        paid, name="openings are announced", where=[Condition(column="status", values=("OPEN",))], topic=OPENED
+    )
+    settings = replace(settings, rules=[paid, replace(reminded, deliver_at_column=None), opened])
     whole = run(settings, session=spark, now_ms=NOW_MS, pause=no_wait)
-    hourly = run_windows(replace(settings, output=tmp_path / "hourly"), since_ms=NOW_MS - 5 * HOUR_MS, now_ms=NOW_MS,
+    hourly = run_windows(replace(settings, output=folder / "hourly"), since_ms=NOW_MS - 5 * HOUR_MS, now_ms=NOW_MS,
                          session=spark, pause=no_wait)  # fmt: skip
+    return BothRuns(settings=settings, whole=whole, hourly=hourly)
 
+
+@pytest.mark.spark
+def test_losses_behind_the_end_of_the_log_have_one_cause_by_the_hour_and_as_a_whole(both: BothRuns) -> None:
+    assert both.whole.sentence == f"Not balanced: {LOST} lost."
+    assert both.hourly.sentence == f"Not balanced: {LOST} lost, {2 * ROWS} phantom."
     end_ms = NOW_MS - 4 * HOUR_MS + 19 * MINUTE_MS + 10
-    for summary in (whole, hourly):
-        assert summary.sentence == "Not balanced: 110 lost."
-        (cause,) = summary.causes
-        assert (cause.source, cause.what, cause.count) == ("broker", "message log", 110)
+    (of_whole,), (of_hours, *_) = both.whole.causes, both.hourly.causes
+    for cause in (of_whole, of_hours):
+        assert (cause.source, cause.what, cause.count) == ("broker", "message log", LOST)
         assert cause.sentence == (
             f"All 110 findings are after {_moment(end_ms)}, where the broker (message log) ends: 110 not_in_broker."
         )
-    _is_shown_first(whole, settings)
+    _is_shown_first(both.whole, both.settings)
 
 
 @pytest.mark.spark
@@ -110,30 +129,22 @@ def test_a_database_whose_clock_was_180_s_behind_and_a_column_in_local_time_are_
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    ("minutes", "offset", "zone"), [(330, "19,800 s ahead of", "UTC+05:30"), (-480, "28,800 s behind", "UTC-08:00")]
-)
 def test_business_rows_whose_time_column_is_in_local_time_are_found_in_other_hours_and_are_a_cause(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, minutes: int, offset: str, zone: str
+    both: BothRuns,
 ) -> None:
-    world = World()
-    world.groups()
-    for number in range(ROWS):
-        world.settled(age_ms=4 * HOUR_MS - number * MINUTE_MS)
-    for order in world.orders:
-        order["paid_at_us"] += minutes * MINUTE_MS * 1000
-    with_timed_ids(world)
-    settings = world.write(sqlite, tmp_path)
+    _, *columns = both.hourly.causes
 
-    summary = run_windows(settings, since_ms=NOW_MS - 5 * HOUR_MS, session=spark, now_ms=NOW_MS, pause=no_wait)
-
-    assert summary.sentence == f"Not balanced: {ROWS} phantom."
-    (column,) = summary.causes
-    assert (column.source, column.what, column.count) == ("business", "paid orders are announced", ROWS)
-    assert column.size_ms == minutes * MINUTE_MS
-    assert f"The times in paid_at_us (paid orders are announced) are {offset} their messages'" in column.sentence
-    assert f"it looks like {zone}, local time" in column.sentence
-    assert column.sentence.endswith(f"It may explain {ROWS} no_business_row.")
+    assert len(columns) == 2
+    by_rule = {column.what: column for column in columns}
+    for rule, minutes, offset, zone in (
+        ("travellers are reminded", 330, "19,800 s ahead of", "UTC+05:30"),
+        ("openings are announced", -480, "28,800 s behind", "UTC-08:00"),
+    ):
+        column = by_rule[rule]
+        assert (column.source, column.count, column.size_ms) == ("business", ROWS, minutes * MINUTE_MS)
+        assert f"The times in paid_at_us ({rule}) are {offset} their messages'" in column.sentence
+        assert f"it looks like {zone}, local time" in column.sentence
+        assert column.sentence.endswith(f"It may explain {ROWS} no_business_row.")
 
 
 def test_findings_outside_of_a_source_are_a_cause_where_nearly_all_lie_on_one_side() -> None:
@@ -218,6 +229,18 @@ def test_tables_that_one_wrong_clock_wrote_are_one_cause_and_a_zone_is_named_of_
     assert "28,800 s behind their messages'" in other.sentence
     assert "UTC-08:00" in other.sentence
     assert "it is constant" in odd.sentence
+
+
+def _in_local_time(world: World, *, status: str, topic: str, minutes: int) -> None:
+    """Orders with a message each, all before the log ends; their times are in a zone this many minutes ahead."""
+    for number in range(ROWS):
+        age_ms = 4 * HOUR_MS - number * 30 * SECOND_MS
+        key = str(world.order(age_ms=age_ms, status=status))
+        world.orders[-1]["paid_at_us"] += minutes * MINUTE_MS * 1000
+        message = world.sent(f"{topic}-{number}", key=key, topic=topic, age_ms=age_ms)
+        sequence = world.store(message, key=key, topic=topic, age_ms=age_ms)
+        if topic == REMINDER:
+            world.done(message, sequence, MAIL, age_ms=age_ms, topic=topic)
 
 
 def _reminded(world: World, message: str, *, age_ms: int) -> None:
