@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
@@ -34,19 +34,28 @@ ORACLE = """
 """
 
 
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder of records, and what was planted in them."""
+    folder = tmp_path_factory.mktemp("records")
+    return folder, write_records(folder, messages=MESSAGES, faults=FAULTS, kinds=KINDS)
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["digests", "every row"])
-def test_spark_finds_what_duckdb_finds_and_what_was_planted(spark: SparkSession, tmp_path: Path, full: bool) -> None:
-    planted = write_records(tmp_path / "records", messages=MESSAGES, faults=FAULTS, kinds=KINDS)
+def test_spark_finds_what_duckdb_finds_and_what_was_planted(
+    spark: SparkSession, planted: tuple[Path, dict[str, Any]], tmp_path: Path, full: bool
+) -> None:
+    records, wanted = planted
 
-    judged = ours(spark, tmp_path / "records", tmp_path / "out", full=full)
-    found = found_in_windows(tmp_path / "out")
+    judged = ours(spark, records, tmp_path, full=full)
+    found = found_in_windows(tmp_path)
 
     assert len(judged) == 1
-    assert check(planted, found) >= sum(planted["kinds"].values()) == FAULTS
-    assert {(what, rule) for _, what, _, rule in found if not rule.startswith(ECHO)} == _oracle(tmp_path / "records")
-    assert _counted(tmp_path / "out") == _oracle_counts(tmp_path / "records")
-    looked_at = sum(window.result["looked_at"] for window in WindowStore(tmp_path / "out").windows.values())
+    assert check(wanted, found) >= sum(wanted["kinds"].values()) == FAULTS
+    assert {(what, rule) for _, what, _, rule in found if not rule.startswith(ECHO)} == _oracle(records)
+    assert _counted(tmp_path) == _oracle_counts(records)
+    looked_at = sum(window.result["looked_at"] for window in WindowStore(tmp_path).windows.values())
     assert full or looked_at <= 2 * FAULTS, "what agrees key by key is settled, whatever stands beside it"
 
 
