@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.redis_options import PORT, PREFIX_DEFAULT
-from broker_adapter.redis.timing_store.timing_keys import TimingKeys
+from broker_adapter.redis.timing_store.timing_scripts import TimingKeys
 from outbox.store.schema import outbox_tables
 from outbox_core.common.errors import BrokerError, BrokerUnavailable
 from outbox_core.messages.connect import connect_timing

@@ -26,7 +26,6 @@ from outbox_core.common.errors import (
 from outbox_core.messages import limits
 from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.broker_port import BrokerAdmin
-from outbox_core.messages.guarded_publish import Guard, allow
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
@@ -39,6 +38,7 @@ from outbox_core.messages.message import (
     check_message_id,
     check_topic,
 )
+from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.protocol import wire, wire_conversion
 
 TURN_TIMEOUTS_MAX: Final = 4

@@ -21,8 +21,8 @@ from typing import Final
 from broker_adapter.http.error_mapping import own
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, OutboxError
 from outbox_core.messages import limits
-from outbox_core.messages.guarded_publish import Guard, allow
 from outbox_core.messages.message import Message, PublishResult
+from outbox_core.messages.publish_guard import Guard, allow
 
 CALL_MESSAGES_MAX: Final = 100
 CALL_BYTES_MAX: Final = 256 * 1024

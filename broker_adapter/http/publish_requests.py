@@ -13,8 +13,8 @@ from broker_adapter.http.publish_coalescing import Outcome
 from broker_adapter.http.request_sender import RequestSender
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, NotAuthorized, NotSupported
 from outbox_core.messages import limits
-from outbox_core.messages.guarded_publish import Guard, allow
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
+from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.protocol import wire, wire_conversion, wire_multi_topic_publish
 
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024

@@ -18,7 +18,7 @@ from broker_adapter.http.connection_pool import PORTS, ConnectionPool
 from broker_adapter.http.error_mapping import of_answer, of_exception
 from broker_adapter.http.response_reader import HttpResponse, read_answer
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
-from outbox_core.messages.guarded_publish import Guard, allow
+from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.wire import (
     JSON_TYPE,

@@ -23,10 +23,10 @@ from outbox.delivery.relay import Relay, RelayPolicy
 from outbox.store.database import database_errors, retry_conflicts
 from outbox.store.message_table import DueRows, MessageStore
 from outbox.store.order_table import Barrier
+from outbox.store.pending_due_times import PendingDueTimes
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState
 from outbox.store.table_placement import MessageTable
-from outbox.store.timer_rows import TimerRows
 from outbox.telemetry.ports import SendPath
 from outbox.telemetry.telemetry import NO_TELEMETRY, Telemetry
 from outbox_core.common.clock import Clock
@@ -294,7 +294,7 @@ class Batches:
             rows, due_in_ms = due_soon(found, ahead_ms=ahead_ms)
             due_at_ms = clock.monotonic_ms() + due_in_ms
             rest = unclaimed(timed, claimed={row.id for row in rows})
-            reads = TimerRows(dialect=connection.dialect, table=table)
+            reads = PendingDueTimes(dialect=connection.dialect, table=table)
             due_in_us = reads.due_in_us(connection, [row.id for row in rest]) if rest else {}
         return rows, later_ms(rest, due_in_us=due_in_us), due_at_ms
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sqlalchemy import Engine
 
 from outbox.store.database import database_errors
+from outbox.store.pending_due_times import DuePosition, PendingDueTimes
 from outbox.store.schema import message_table_names
 from outbox.store.table_placement import MessageTable
-from outbox.store.timer_rows import DuePosition, TimerRows
 from outbox_core.common.errors import SchemaMissing
 
 
@@ -52,5 +52,5 @@ class PendingRowReader:
         with database_errors(self._reads.url), self._reads.connect() as connection:
             return set(self._rows(table).due_in_us(connection, ids))
 
-    def _rows(self, table: str) -> TimerRows:
-        return TimerRows(dialect=self._reads.dialect, table=MessageTable(self._schema, table))
+    def _rows(self, table: str) -> PendingDueTimes:
+        return PendingDueTimes(dialect=self._reads.dialect, table=MessageTable(self._schema, table))

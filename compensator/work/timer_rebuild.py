@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from compensator.work.pending_row_reader import PendingRowReader
-from outbox.store.timer_rows import DuePosition
+from outbox.store.pending_due_times import DuePosition
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.timing_port import TimedRow, Timer, TimerSink, TimingAdmin

@@ -3,7 +3,7 @@
 from outbox.testing.advancing_clock import AdvancingClock
 from outbox.testing.capture import capture_published
 from outbox.testing.consumer_driver import ConsumerRun, RunReport
-from outbox.testing.memory_broker import MemoryBroker
+from outbox.testing.memory_broker_port import MemoryBroker
 from outbox.testing.published import PublishedMessage, PublishedMessages
 
 __all__ = [

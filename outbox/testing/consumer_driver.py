@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from outbox.consumers.handler import Consumer, Outcome, RetryLater, reason_for
 from outbox.store.schema import RowKind
 from outbox.testing.capture import Capture
-from outbox.testing.memory_broker import MemoryBroker
+from outbox.testing.memory_broker_port import MemoryBroker
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.message import Delivery
 

@@ -16,7 +16,7 @@ from outbox.producer.sender import sending_only_to
 from outbox.testing.advancing_clock import AdvancingClock
 from outbox.testing.capture import Capture, capturing
 from outbox.testing.consumer_driver import ConsumerRun
-from outbox.testing.memory_broker import MemoryBroker, OutageControl, open_memory_broker
+from outbox.testing.memory_broker_port import MemoryBroker, OutageControl, open_memory_broker
 from outbox.testing.published import PublishedMessages
 from outbox_core.messages.broker_port import Broker
 

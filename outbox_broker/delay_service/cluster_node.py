@@ -30,7 +30,7 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.clock import SystemClock
-from outbox_core.messages.guarded_publish import PublishTarget
+from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
 

@@ -11,8 +11,8 @@ from outbox_broker.delay_service.delay_proxy import CLAIM_AHEAD_MS, DelayProxy, 
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_core.common.clock import Clock
-from outbox_core.messages.guarded_publish import PublishTarget, publish_guarded
 from outbox_core.messages.message import Message, PublishResult
+from outbox_core.messages.publish_guard import PublishTarget, publish_guarded
 
 
 class PermittedTarget:

@@ -21,9 +21,9 @@ from outbox_broker.schedule.schedule_runner import ScheduleRunner
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.messages.guarded_publish import PublishTarget
 from outbox_core.messages.limits import DELAY_MAX_MS
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
+from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.messages.topic_figures import topic_figures
 
 CLAIM_AHEAD_MS: Final = 50

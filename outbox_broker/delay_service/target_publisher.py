@@ -17,8 +17,8 @@ from outbox_core.common.errors import (
     NotSupported,
     StorageFailed,
 )
-from outbox_core.messages.guarded_publish import PublishTarget
 from outbox_core.messages.message import DUE_HEADER, Message
+from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)

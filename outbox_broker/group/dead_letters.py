@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_broker.common.integer_arrays import from_bytes, to_bytes
+from outbox_broker.common.integer_array_encoding import from_bytes, to_bytes
 from outbox_core.messages.failure_history import History
 
 RUN_BYTES: Final = 32

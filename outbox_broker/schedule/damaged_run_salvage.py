@@ -14,7 +14,7 @@ from typing import Final
 import google_crc32c
 import msgspec
 
-from outbox_broker.common.integer_arrays import from_bytes, to_bytes
+from outbox_broker.common.integer_array_encoding import from_bytes, to_bytes
 from outbox_broker.schedule.sorted_run import ID, PAYLOAD, Columns, Entry, StoredColumns, StoredRun
 
 _LOST: Final = b""

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 import msgspec
 
-from outbox_broker.common.integer_arrays import from_bytes, to_bytes
+from outbox_broker.common.integer_array_encoding import from_bytes, to_bytes
 
 RUN_MESSAGES_MAX: Final = 1_000
 RUN_BYTES_MAX: Final = 256 * 1024

@@ -18,9 +18,9 @@ from spark_reconcile.cli.options import BrokerData, Config, PasswordFile, Schema
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.findings import confirmed_suspects, unconfirmed_count, unpublished_rows
+from spark_reconcile.repair.ineffective_repairs import why_unchanged
 from spark_reconcile.repair.plan import Repair, RepairAction, name_unpublished, plan_repairs
 from spark_reconcile.repair.plan_file import read_plan, still_to_do
-from spark_reconcile.repair.unchanged_repairs import why_unchanged
 
 SHOWN_MAX = 20
 app = typer.Typer(help="Do later what a --dry-run planned.", no_args_is_help=True)

@@ -15,8 +15,8 @@ from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.load.evidence import Evidence, kept_since
 from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
-from spark_reconcile.load.lost_action_check import refuse_lost_actions
 from spark_reconcile.load.table_extents import TableExtent
+from spark_reconcile.load.unrecorded_effects import refuse_lost_actions
 from spark_reconcile.results.run_figures import inputs
 from spark_reconcile.results.source_history import (
     GROUPS_MAX,

@@ -17,7 +17,7 @@ import pytest
 
 from broker_adapter.temporary_broker import TemporaryBroker
 from outbox.testing import AdvancingClock
-from outbox.testing.memory_broker import OutageControl
+from outbox.testing.memory_broker_port import OutageControl
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_core import Broker, GroupConfig, Message, connect
 from outbox_core.common.clock import Clock, ManualClock

@@ -24,9 +24,9 @@ from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
-from spark_reconcile.load.lost_action_check import UnrecordedEffects, is_proven
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, log_end
 from spark_reconcile.load.table_extents import TableExtent
+from spark_reconcile.load.unrecorded_effects import UnrecordedEffects, is_proven
 from spark_reconcile.results.source_history import (
     TOTALS_FILE,
     BrokerGroups,

@@ -10,7 +10,7 @@ from broker_adapter.redis.connections import opener
 from broker_adapter.redis.redis_options import PREFIX_DEFAULT, SENTINEL_OPTIONS, checked_slots, port_of
 from broker_adapter.redis.script_sender import ScriptSender
 from broker_adapter.redis.timing_store.redis_timing_store import RedisTimingStore
-from broker_adapter.redis.timing_store.timing_keys import TimingKeys
+from broker_adapter.redis.timing_store.timing_scripts import TimingKeys
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.timing_port import TimingStore

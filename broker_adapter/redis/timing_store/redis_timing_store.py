@@ -15,7 +15,7 @@ from broker_adapter.redis.durability_inspection import VERSION_MIN, clock_ahead_
 from broker_adapter.redis.errors import exception_for
 from broker_adapter.redis.script_sender import Argument, Deadline, ScriptCall, ScriptSender
 from broker_adapter.redis.timers.slot_scripts import REGISTER, slot_of
-from broker_adapter.redis.timing_store.timing_keys import (
+from broker_adapter.redis.timing_store.timing_scripts import (
     ADD,
     LIST,
     REMOVE,

@@ -24,9 +24,9 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
 from outbox_core import Broker, Message, connect
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, NotAuthorized, StorageFailed
-from outbox_core.messages.guarded_publish import publish_guarded
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.message import PublishResult
+from outbox_core.messages.publish_guard import publish_guarded
 from tests.broker_adapter.servers import served
 
 

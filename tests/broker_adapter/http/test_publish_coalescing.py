@@ -13,9 +13,9 @@ import pytest
 from broker_adapter.http.publish_coalescing import CALL_MESSAGES_MAX, Outcome, PublishCoalescer, _Call, _Lane, _leave
 from outbox_core import Message
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, OutboxError
-from outbox_core.messages.guarded_publish import Guard, allow
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import PublishResult, PublishStatus
+from outbox_core.messages.publish_guard import Guard, allow
 
 DEADLINE_S = 120.0
 

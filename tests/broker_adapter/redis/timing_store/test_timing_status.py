@@ -11,7 +11,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from broker_adapter.redis.timing_store.timing_keys import TimingKeys
+from broker_adapter.redis.timing_store.timing_scripts import TimingKeys
 from outbox_broker.delay_service.cli import app
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import SlotServer, TimedRow, Timer, TimingStore

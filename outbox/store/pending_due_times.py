@@ -1,4 +1,4 @@
-"""TimerRows: reads when pending rows of a message table are due, for a timing store. Locks nothing."""
+"""PendingDueTimes: reads when pending rows of a message table are due, for a timing store. Locks nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DuePosition:
     id: str = ""
 
 
-class TimerRows:
+class PendingDueTimes:
     """The reads of one message table. Stateless, so thread-safe."""
 
     def __init__(self, *, dialect: Dialect, table: MessageTable) -> None:
