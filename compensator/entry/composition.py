@@ -173,6 +173,7 @@ class _Builder:
             policy=RelayPolicy(keep_archive=chosen.archive),
             options=ClaimOptions(batch_rows=chosen.batch_rows, lease_ms=chosen.lease),
             telemetry=self._telemetry,
+            clock=self._clock,
         )
 
     def _retention(self, engines: InstanceEngines, schema: str | None) -> Retention:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from compensator.core.batch_totals import BatchTotals
 from compensator.work.batch_bytes import BatchBytes
 from compensator.work.poison_row_isolation import IsolatingRelay, SentBatch
+from compensator.work.retry_log import RetryLog
 from compensator.work.timer_decision import due_soon, later_ms, unclaimed
 from outbox.delivery.key_waves import PARKED_DELAY_MS, runs
 from outbox.delivery.relay import Relay, RelayPolicy
@@ -29,7 +30,7 @@ from outbox.store.schema import RowState
 from outbox.store.table_placement import MessageTable
 from outbox.telemetry.ports import SendPath
 from outbox.telemetry.telemetry import NO_TELEMETRY, Telemetry
-from outbox_core.common.clock import Clock
+from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.ids import new_token
@@ -101,6 +102,7 @@ class Batches:
         policy: RelayPolicy,
         options: ClaimOptions,
         telemetry: Telemetry = NO_TELEMETRY,
+        clock: Clock | None = None,
     ) -> None:
         """`engine` should come from outbox.store.database.background_engine: READ COMMITTED, a pool of its own.
 
@@ -110,6 +112,7 @@ class Batches:
         self._store = store
         self._lease_us = options.lease_ms * 1_000
         self._bytes = BatchBytes()
+        self._retries = RetryLog(clock=clock or SystemClock())
         self._in_hand: dict[str, Mapping[str, Collection[str]]] = {}
         """By token and order key, rows claimed and not settled. Batches are sent in the order of their claims."""
         random = Random()
@@ -189,6 +192,7 @@ class Batches:
 
     def settle(self, sent: SentBatch) -> BatchTotals:
         """Write the results of rows. Raises DatabaseUnavailable: then they are sent again when the lease ends."""
+        self._retries.write(sent)
         try:
             return self._relay.settle(sent)
         finally:

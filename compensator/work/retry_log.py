@@ -1,0 +1,61 @@
+"""RetryLog: logs messages that the broker refused for now, one warning per topic and minute. Handles no failure."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import Final
+
+from compensator.work.poison_row_isolation import SentBatch
+from outbox.delivery.send_decision import Retry
+from outbox.store.message_table import ERROR_CHARS_MAX
+from outbox.store.row import OutboxRow
+from outbox_core.common.clock import Clock
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
+
+REPEAT_MS: Final = 60_000
+TOPICS_MAX: Final = 1_000
+"""The limit of remembered topics; the one whose warning is the oldest is forgotten first."""
+
+
+class RetryLog:
+    """The recent warnings of one source. Thread-safe."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._logged_at_ms: dict[str, int] = {}
+
+    def write(self, sent: SentBatch) -> None:
+        """Log the retries of a batch by topic, with the message tried most often. An outage, which is no row's attempt,
+        is logged elsewhere.
+        """
+        reasons = {
+            one.row_id: one.decision.error
+            for one in sent.settlements
+            if isinstance(one.decision, Retry) and one.decision.tried
+        }
+        topics: defaultdict[str, list[OutboxRow]] = defaultdict(list)
+        for row in sent.rows:
+            if row.id in reasons:
+                topics[row.topic].append(row)
+        for topic, rows in topics.items():
+            if self._is_time(topic):
+                row = max(rows, key=lambda one: one.attempts)
+                reason = reasons[row.id][:ERROR_CHARS_MAX]
+                fields = {"topic": topic, "rows": len(rows), "message_id": row.id, "attempts": row.attempts}
+                logger.warning("messages_retried", extra={**fields, "reason": reason})
+
+    def _is_time(self, topic: str) -> bool:
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            at_ms = self._logged_at_ms.get(topic)
+            if at_ms is not None and now_ms - at_ms < REPEAT_MS:
+                return False
+            self._logged_at_ms.pop(topic, None)  # so that the oldest warning stays the first entry
+            self._logged_at_ms[topic] = now_ms
+            if len(self._logged_at_ms) > TOPICS_MAX:
+                del self._logged_at_ms[next(iter(self._logged_at_ms))]
+        return True
