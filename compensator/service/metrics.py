@@ -19,6 +19,7 @@ from compensator.service.slot_gauges import SlotGauges
 from compensator.work.source import SourceCounts
 from compensator.work.source_schedule import HeldBack
 from compensator.work.source_turn import TurnReport
+from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox_core.messages.timing_port import SlotStatus
 from outbox_core.runtime.build_info import build
 
@@ -57,13 +58,15 @@ class CompensatorMetrics:
         )
         self._breaker = self._gauge("compensator_breaker_open", "1 while nothing is claimed for the broker.", "broker")
         self._pending = self._gauge("pending_messages", "Rows that wait, counted up to a bound.", "source")
+        self._retrying = self._gauge("retrying_messages", f"Those tried {RETRYING_ATTEMPTS} times or more.", "source")
         self._parked = self._gauge("parked_messages", "Rows set aside for people.", "source")
         self._oldest = self._gauge("oldest_due_age_seconds", "How long the longest due row has been due.", "source")
         self._oldest_at = self._gauge(
             "oldest_pending_timestamp_seconds", "Since when the longest due row has been due; 0 if none is.", "source"
         )
         self._by_source = (
-            self._last_success, self._leader, self._pending, self._parked, self._oldest, self._oldest_at,
+            self._last_success, self._leader, self._pending, self._retrying, self._parked, self._oldest,
+            self._oldest_at,
         )  # fmt: skip
         self._timer_lateness = Histogram(
             "outbox_compensator_timer_lateness_seconds",
@@ -100,6 +103,7 @@ class CompensatorMetrics:
             self._oldest_at.labels(source).set(since)
             if not turn.pending:
                 self._pending.labels(source).set(0)
+                self._retrying.labels(source).set(0)
 
     def record_failed_turn(self, source: str) -> None:
         """Record a turn that ended by an error."""
@@ -109,6 +113,7 @@ class CompensatorMetrics:
     def set_counts(self, source: str, counts: SourceCounts) -> None:
         """Set the gauges of a source's tables."""
         self._pending.labels(source).set(counts.pending)
+        self._retrying.labels(source).set(counts.retrying)
         self._parked.labels(source).set(counts.parked)
 
     def record_timers(self, source: str, *, late_ms: Sequence[int], complete: bool) -> None:

@@ -22,8 +22,6 @@ from sqlalchemy import (
     String,
     bindparam,
     column,
-    func,
-    literal,
     literal_column,
     select,
     table,
@@ -31,6 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 
+from outbox.store.bounded_counts import count_retrying, count_rows
 from outbox.store.database import now_us
 from outbox.store.prepared_statements import HintedStatement, prepare
 from outbox.store.schema import RowState, along_due_index
@@ -40,6 +39,7 @@ SQLITE_TABLES_A_STATEMENT: Final = 400
 """SQLite permits at most 500 SELECTs in a compound."""
 COUNTED_TABLES_A_STATEMENT: Final = 256
 _PENDING: Final = literal_column(f"'{RowState.PENDING.value}'", String())
+_PARKED: Final = literal_column(f"'{RowState.PARKED.value}'", String())
 _NO_TABLE: Final = -1
 _EVERYWHERE: Final[Mapping[str, int]] = {}
 _EVER_US: Final = 10**17
@@ -71,10 +71,13 @@ class DuePoll:
 
 @dataclass(frozen=True, slots=True)
 class TableCounts:
-    """How many rows of a message table are pending and parked, each counted up to a limit."""
+    """How many rows of a message table are pending, of those retrying (see bounded_counts.py), and parked, each counted
+    up to a limit.
+    """
 
     table: str
     pending: int
+    retrying: int
     parked: int
 
 
@@ -91,7 +94,7 @@ class DueTables:
         self._schema = schema
         self._tables_max = SQLITE_TABLES_A_STATEMENT if dialect.name == "sqlite" else MYSQL_TABLES_A_STATEMENT
         self._polls = self._poll_statements()
-        self._counts: list[str] = []
+        self._counts: list[HintedStatement] = []
         self._counted_up_to = 0
 
     def poll(self, connection: Connection, *, from_us: Mapping[str, int] = _EVERYWHERE, ahead_us: int = 0) -> DuePoll:
@@ -113,21 +116,36 @@ class DueTables:
     def count(self, connection: Connection, *, rows_max: int) -> list[TableCounts]:
         """Count the tables' rows by state, each up to `rows_max`: never a scan of millions."""
         if self._counted_up_to != rows_max:
-            tables_max = min(COUNTED_TABLES_A_STATEMENT, self._tables_max)
-            self._counts = self._statements(partial(_count, rows_max=rows_max), tables_max)
+            self._counts = self._count_statements(rows_max)
             self._counted_up_to = rows_max
         return [
-            TableCounts(self.tables[number], pending, parked)
+            TableCounts(self.tables[number], pending, retrying, parked)
             for statement in self._counts
-            for number, pending, parked in connection.exec_driver_sql(statement)
+            for number, pending, retrying, parked in map(tuple[Any, ...], statement.run(connection, {}))
         ]
 
-    def _statements(self, build: Callable[[int, FromClause], Select[Any]], tables_max: int) -> list[str]:
-        """One SELECT a table, at most `tables_max` in a statement, as text without parameters."""
-        return [
-            str(union_all(*parts).compile(dialect=self._dialect, compile_kwargs={"literal_binds": True}))
-            for parts in self._parts(build, tables_max)
-        ]
+    def _count_statements(self, rows_max: int) -> list[HintedStatement]:
+        """One SELECT a table, at most COUNTED_TABLES_A_STATEMENT in a statement."""
+        tables_max = min(COUNTED_TABLES_A_STATEMENT, self._tables_max)
+        hinted, plain = (
+            [
+                prepare(self._dialect, union_all(*parts))
+                for parts in self._parts(partial(self._count, rows_max=rows_max, is_hinted=is_hinted), tables_max)
+            ]
+            for is_hinted in (True, False)
+        )
+        return [HintedStatement(one, other) for one, other in zip(hinted, plain, strict=True)]
+
+    def _count(self, number: int, message: FromClause, *, rows_max: int, is_hinted: bool) -> Select[Any]:
+        """One row: the table's number and its bounded counts."""
+        pending, parked = message.c.state == _PENDING, message.c.state == _PARKED
+        hint = self.tables[number] if is_hinted else None
+        return select(
+            literal_column(str(number)).label("n"),
+            count_rows(message, pending, rows_max=rows_max).label("pending"),
+            count_retrying(message, pending, rows_max=rows_max, table=hint, dialect=self._dialect).label("retrying"),
+            count_rows(message, parked, rows_max=rows_max).label("parked"),
+        )
 
     def _poll_statements(self) -> list[HintedStatement]:
         """Like _statements(), with a parameter for each table; one more SELECT returns the database's time."""
@@ -183,18 +201,4 @@ def _first_due(number: int, message: FromClause, *, now: Any) -> Select[Any]:
         .where(message.c.state == _PENDING, message.c.due_at_us.between(from_us, now + ahead_us))
         .order_by(message.c.state, message.c.due_at_us, message.c.id)
         .limit(literal_column("1"))
-    )
-
-
-def _count(number: int, message: FromClause, *, rows_max: int) -> Select[Any]:
-    """One row: the table's number and its bounded counts."""
-
-    def bounded(state: RowState) -> Any:
-        inner = select(literal(1)).select_from(message).where(message.c.state == state).limit(rows_max).subquery()
-        return select(func.count()).select_from(inner).scalar_subquery()
-
-    return select(
-        literal_column(str(number)).label("n"),
-        bounded(RowState.PENDING).label("pending"),
-        bounded(RowState.PARKED).label("parked"),
     )

@@ -30,9 +30,10 @@ COUNTED_ROWS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCounts:
-    """How many rows are pending and parked, each table counted up to COUNTED_ROWS_MAX."""
+    """How many rows are pending, of those retrying, and parked, each table counted up to COUNTED_ROWS_MAX."""
 
     pending: int
+    retrying: int
     parked: int
 
 
@@ -87,11 +88,18 @@ class Source:
             raise
 
     def counts(self) -> SourceCounts:
-        """Count pending and parked rows, up to a limit; a few statements. Raises DatabaseUnavailable, SchemaMissing."""
+        """Count pending, retrying and parked rows, up to a limit; a few statements.
+
+        Raises DatabaseUnavailable, SchemaMissing.
+        """
         tables = self._known_tables()
         with database_errors(self._reads.url), self._reads.connect() as connection:
             found = tables.count(connection, rows_max=COUNTED_ROWS_MAX)
-        return SourceCounts(pending=sum(one.pending for one in found), parked=sum(one.parked for one in found))
+        return SourceCounts(
+            pending=sum(one.pending for one in found),
+            retrying=sum(one.retrying for one in found),
+            parked=sum(one.parked for one in found),
+        )
 
     def _poll(self, connection: Connection, tables: DueTables) -> DuePoll:
         """Poll from the marks on, or by a full scan: at once if the database's clock was stepped back below a mark."""

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Dialect
 
 from outbox.admin.source_owners import SourceOwners, read_sharing
 from outbox.migrate import schema_upgrade
+from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.database import background_engine, database_errors, open_engine
 from outbox.store.database_url import database_url
 from outbox.store.message_table import Backlog, MessageStore
@@ -62,8 +63,8 @@ def status(
 ) -> None:
     """Show the state of an outbox.
 
-    Exit status 1 when a message is overdue or parked, the tables are not up to date, or the broker's server is set
-    weaker than its adapter promises.
+    Exit status 1 when a message is overdue, parked, or was refused for now seven times or more (retrying), the tables
+    are not up to date, or the broker's server is set weaker than its adapter promises.
 
     Example: outbox status --url mysql+pymysql://app@db/shop
 
@@ -101,6 +102,7 @@ class _State:
         return Backlog(
             pending=sum(one.pending for one in tables),
             due=sum(one.due for one in tables),
+            retrying=sum(one.retrying for one in tables),
             parked=sum(one.parked for one in tables),
             oldest_due_age_us=max((one.oldest_due_age_us for one in tables), default=0),
         )
@@ -112,6 +114,8 @@ class _State:
         found = {
             f"the oldest message is due for {age_seconds:,.1f} s, more than {overdue_seconds:g} s: is a compensator "
             "running, and its broker up? Why each waits: outbox messages list": age_seconds > overdue_seconds,
+            f"{total.retrying:,} retrying: the broker refused each for now, {RETRYING_ATTEMPTS} times or more (about a "
+            "minute). Why: outbox messages list": total.retrying > 0,
             f"{total.parked:,} parked, which nothing sends: outbox messages list --state parked": total.parked > 0,
             f"the tables are at revision {self.revision or 'none'}, not {self.newest_revision}: outbox db upgrade": (
                 self.revision != self.newest_revision
@@ -191,7 +195,7 @@ def _print(state: _State) -> None:
 
 def _print_backlogs(tables: Mapping[str, Backlog], total: Backlog) -> None:
     """Prints the tables that have rows, and the sum."""
-    shown = Table("table", *("waiting", "due", "oldest due for", "parked"), show_footer=len(tables) > 1)
+    shown = Table("table", *("waiting", "due", "oldest due for", "retrying", "parked"), show_footer=len(tables) > 1)
     for column in shown.columns[1:]:
         column.justify = "right"
     busy = {name: one for name, one in tables.items() if one.pending or one.parked or len(tables) == 1}
@@ -215,9 +219,9 @@ def _print_sharing(sharing: SourceOwners) -> None:
         typer.echo(f"sources without a live compensator: {len(sharing.unserved):,} ({names}{more})")
 
 
-def _cells(backlog: Backlog) -> tuple[str, str, str, str]:
+def _cells(backlog: Backlog) -> Sequence[str]:
     age = f"{backlog.oldest_due_age_us / 1_000_000:,.1f} s" if backlog.due else "-"
-    return _figure(backlog.pending), _figure(backlog.due), age, _figure(backlog.parked)
+    return _figure(backlog.pending), _figure(backlog.due), age, _figure(backlog.retrying), _figure(backlog.parked)
 
 
 def _figure(count: int) -> str:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
+    Select,
     String,
     Text,
     bindparam,
@@ -23,7 +24,6 @@ from sqlalchemy import (
     delete,
     func,
     insert,
-    literal,
     literal_column,
     null,
     select,
@@ -32,6 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ClauseElement
 
+from outbox.store.bounded_counts import count_retrying, count_rows
 from outbox.store.database import Write, by_primary_key, now_us
 from outbox.store.order_table import Barrier, KeyRun, OrderStore
 from outbox.store.prepared_statements import HintedStatement, PreparedByIds, prepare
@@ -64,12 +65,13 @@ _ROW_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """The backlog of a message table: counts of pending, of due and unleased, and of parked rows; the age of the oldest
-    due row.
+    """The backlog of a message table: counts of pending, of due and unleased, of retrying (see bounded_counts.py), and
+    of parked rows; the age of the oldest due row.
     """
 
     pending: int
     due: int
+    retrying: int
     parked: int
     oldest_due_age_us: int
 
@@ -319,19 +321,27 @@ class MessageStore:
 
     def backlog(self, connection: Connection, *, rows_max: int = 100_000) -> Backlog:
         """Returns the table's backlog; counts stop at `rows_max`, so that they never scan millions of rows."""
+        hinted, plain = (
+            prepare(self._dialect, self._backlog_statement(rows_max=rows_max, hint=hint))
+            for hint in (self.table.name, None)
+        )
+        [row] = map(tuple[Any, ...], HintedStatement(hinted, plain).run(connection, {}))
+        return Backlog(
+            pending=row[0], due=row[1], retrying=row[2], parked=row[3], oldest_due_age_us=max(0, row[4] or 0)
+        )
+
+    def _backlog_statement(self, *, rows_max: int, hint: str | None) -> Select[Any]:
         message = self._message
-        pending = message.c.state == RowState.PENDING
+        pending, parked = message.c.state == _PENDING, message.c.state == _PARKED
         due = pending & (message.c.due_at_us <= self._now_us)
-
-        def bounded(condition: Any) -> Any:
-            inner = select(literal(1)).select_from(message).where(condition).limit(rows_max).subquery()
-            return select(func.count()).select_from(inner).scalar_subquery()
-
         oldest = select(func.min(message.c.due_at_us)).where(due).scalar_subquery()
-        row = connection.execute(
-            select(bounded(pending), bounded(due), bounded(message.c.state == RowState.PARKED), self._now_us - oldest)
-        ).one()
-        return Backlog(pending=row[0], due=row[1], parked=row[2], oldest_due_age_us=max(0, row[3] or 0))
+        return select(
+            count_rows(message, pending, rows_max=rows_max),
+            count_rows(message, due, rows_max=rows_max),
+            count_retrying(message, pending, rows_max=rows_max, table=hint, dialect=self._dialect),
+            count_rows(message, parked, rows_max=rows_max),
+            self._now_us - oldest,
+        )
 
 
 def outbox_row(row: Sequence[Any], table: MessageTable, *, begun: int = 0) -> OutboxRow:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 
 from compensator.work.due_tables import DueTables
+from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox_core.messages.message import Message
@@ -125,3 +126,33 @@ def test_counts_are_by_state_and_stop_at_their_bound(shop: Shop) -> None:
 
     assert (exact.pending, exact.parked) == (23, 7)
     assert (bounded.pending, bounded.parked) == (5, 5)
+
+
+@pytest.mark.parametrize("index", ["ix_message_state_due", "made_by_hand"])
+def test_retrying_rows_are_counted_among_those_that_fall_due_first(fresh_mysql_shop: Shop, index: str) -> None:
+    shop = fresh_mysql_shop
+    retrying = add_due(shop, 8)
+    changed = set_attempts(shop, retrying[:7], RETRYING_ATTEMPTS) + set_attempts(
+        shop, retrying[7:], RETRYING_ATTEMPTS - 1
+    )
+    for number in range(20):
+        add_row(shop, None, due_in_us=(number + 1) * 60 * SECOND_US)
+    if index == "made_by_hand":
+        shop.execute(f"ALTER TABLE {shop.tables.message.fullname} RENAME INDEX ix_message_state_due TO {index}")
+    tables = due_tables(shop, [shop.store.table.name])
+
+    with shop.engine.connect() as connection:
+        [counts] = tables.count(connection, rows_max=10)
+        [few] = tables.count(connection, rows_max=3)
+        backlog = shop.store.backlog(connection, rows_max=10)
+
+    assert changed == 8
+    assert (counts.pending, counts.retrying, few.retrying) == (10, 7, 3)
+    assert (backlog.pending, backlog.retrying) == (10, 7)
+
+
+def set_attempts(shop: Shop, ids: Sequence[str], attempts: int) -> int:
+    """Let these rows have been tried so often; returns how many changed."""
+    message = shop.tables.message
+    with shop.engine.begin() as connection:
+        return connection.execute(update(message).where(message.c.id.in_(ids)).values(attempts=attempts)).rowcount

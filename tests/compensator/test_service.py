@@ -221,6 +221,7 @@ def test_metrics_say_what_turns_did_and_how_the_tables_stand(
     assert metrics.value("outbox_compensator_resent_total", topic="topic") == 25
     assert metrics.value("outbox_parked_messages", source=source) == 1
     assert metrics.value("outbox_pending_messages", source=source) == 0
+    assert metrics.value("outbox_retrying_messages", source=source) == 0
     assert metrics.value("outbox_oldest_pending_timestamp_seconds", source=source) == 0
     assert metrics.value("outbox_compensator_leader", source=source) == 1
     assert (metrics.value("outbox_compensator_last_success_timestamp_seconds", source=source) or 0) > 1_700_000_000

@@ -6,14 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, update
 
 from compensator.admission.rate_limiter import RateOptions
 from compensator.service.source_upkeep import Upkeep, UpkeepOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import TABLES_ASKED_EVERY_MS, Source
 from compensator.work.source_schedule import DatabaseFailure, HeldBack, MoreRowsDue, NoRowsDue, PacingOptions
-from compensator.work.source_turn import TurnOptions, Turns
+from compensator.work.source_turn import TurnOptions, TurnReport, Turns
+from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import SchemaMissing
 from outbox_core.messages.message import Message
@@ -67,6 +68,24 @@ def test_an_idle_source_costs_less_than_a_fifth_of_a_statement_a_second_with_gau
 
     seconds = (clock.monotonic_ms() - began_ms) / 1_000
     assert seconds / 10 <= len(asked.statements) <= 0.2 * seconds
+
+
+def test_rows_that_the_broker_has_refused_for_a_minute_are_a_gauge_until_nothing_is_pending(
+    shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock, metrics: WatchedMetrics
+) -> None:
+    tried, _ = add_due(shop, 2)
+    message = shop.tables.message
+    with shop.engine.begin() as connection:
+        connection.execute(update(message).where(message.c.id == tried).values(attempts=RETRYING_ATTEMPTS))
+    source = sources(shop, broker)
+    Upkeep(metrics, options=UpkeepOptions(), clock=clock, stopping=threading.Event()).count([source])
+
+    counted = metrics.value("outbox_retrying_messages", source=source.name)
+    turn = TurnReport(outcome=NoRowsDue(found=False), oldest_due_us=0, pending=False)
+    metrics.record_turn(source.name, turn, seconds=0.1, now_seconds=1.0)
+
+    assert counted == 1
+    assert metrics.value("outbox_retrying_messages", source=source.name) == 0
 
 
 def test_a_look_at_an_idle_source_is_one_round_trip(

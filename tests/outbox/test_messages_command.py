@@ -25,6 +25,7 @@ from outbox.admin.message_admin import AdminAction, MessageSelection
 from outbox.admin.schema_message_admin import BATCH_ROWS, SchemaAdmin
 from outbox.cli import command
 from outbox.migrate import schema_upgrade
+from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.database import background_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
@@ -544,3 +545,27 @@ def test_a_password_is_read_from_its_file_and_never_shown(
     assert all("refused the user" in done.stderr and done.returncode == 2 for done in found["wrong"])
     assert all("cannot read the password file" in done.stderr for done in found["missing"])
     assert "hunter" not in str(found)
+
+
+def test_status_warns_of_rows_that_were_refused_for_a_minute_and_are_not_due(
+    shop: Shop, broker: RecordingBroker
+) -> None:
+    add(shop, "m-1", topic="without-a-queue")
+    broker.defers["m-1"] = "no queue"
+    outbox(shop, "db", "upgrade")
+    for _ in range(RETRYING_ATTEMPTS - 2):  # the producer's own is the first
+        shop.scan(broker).run()
+        shop.end_delays()
+    shop.scan(broker).run()
+
+    warned, people = json.loads(outbox(shop, "status", "--json").stdout), outbox(shop, "status")
+    message = shop.tables.message
+    with shop.engine.begin() as connection:
+        connection.execute(update(message).values(attempts=RETRYING_ATTEMPTS - 1))
+    before = json.loads(outbox(shop, "status", "--json").stdout)
+
+    assert (warned["due"], warned["pending"], warned["retrying"], warned["ok"]) == (0, 1, 1, False)
+    assert "retrying" in people.stdout
+    assert any("outbox messages list" in line for line in people.stdout.splitlines() if "1 retrying" in line)
+    assert people.returncode == 1
+    assert before["retrying"] == 0
