@@ -177,10 +177,12 @@ class Summary:
     @property
     def sentence(self) -> str:
         """The run in one sentence; more sentences for findings of earlier hours, and for hours not evaluated."""
-        rest = _listed(self, Severity.ATTENTION)
+        unknown, rest = self.counts(Severity.INFO).get(State.UNKNOWN, 0), _listed(self, Severity.ATTENTION)
         explained = (
             f"all of {self.messages:,} messages, {self.message_groups:,} deliveries and "
-            f"{self.business_rows:,} business rows are explained{f'; {rest} to look at.' if rest else '.'}"
+            f"{self.business_rows:,} business rows are explained"
+            f"{f', {unknown:,} of them as unknown, without the records to judge them by' if unknown else ''}"
+            f"{f'; {rest} to look at.' if rest else '.'}"
         )
         if self.balanced:
             return f"Balanced: {explained}{self._gone}"

@@ -58,6 +58,15 @@ def test_earlier_findings_are_named_beside_those_of_the_span() -> None:
     assert "\nrecon_balanced 1\n" in metrics_text(balanced)
 
 
+def test_a_balance_names_what_nobody_can_judge() -> None:
+    unknown = replace(LATE, scope=Scope.MESSAGE, of="", state=State.UNKNOWN, severity=Severity.INFO, count=10)
+
+    assert _summary(earlier=0, verdict_counts=[unknown, LATE]).sentence == (
+        "Balanced: all of 10 messages, 3 deliveries and 0 business rows are explained, 10 of them as unknown, without "
+        "the records to judge them by; 3 late to look at."
+    )
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.processes
