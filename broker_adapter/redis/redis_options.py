@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.publishing.broker_url import URL_NAME_DEFAULT, BrokerUrl
 from outbox_core.common.errors import ConfigurationError
 
 PORT: Final = 6379
@@ -81,8 +81,8 @@ def database_of(url: BrokerUrl, *, is_cluster: bool) -> int:
     return int(url.path)
 
 
-def checked_slots(slots: int) -> int:
+def checked_slots(slots: int, *, url_name: str = URL_NAME_DEFAULT) -> int:
     """A number of slots that can be. Raises ConfigurationError."""
     if not 1 <= slots <= SLOTS_MAX or slots & (slots - 1):
-        raise ConfigurationError(f"slots in the broker's URL is a power of two from 1 to {SLOTS_MAX}, not {slots}")
+        raise ConfigurationError(f"slots in {url_name} is a power of two from 1 to {SLOTS_MAX}, not {slots}")
     return slots

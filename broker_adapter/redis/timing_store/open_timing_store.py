@@ -18,6 +18,7 @@ from outbox_core.messages.timing_port import TimingStore
 NAME_DEFAULT: Final = "outbox"
 SLOTS_DEFAULT: Final = 4
 _OPTIONS: Final = SENTINEL_OPTIONS | {"prefix", "name", "slots"}
+_URL_NAME: Final = "the timing store's URL"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 
 
@@ -28,16 +29,16 @@ def open_timing_store(url: str, *, timeout_ms: int | None = None) -> TimingStore
     `?name=`: of the source, one for each message schema that uses this Redis; `?slots=`: a power of two; `?prefix=`: of
     all keys. All processes of a source give the same. Raises ConfigurationError.
     """
-    parsed = BrokerUrl.parse(url, port=port_of(url), options=_OPTIONS)
+    parsed = BrokerUrl.parse(url, port=port_of(url), options=_OPTIONS, name=_URL_NAME)
     bound_ms = parsed.timeout_ms if timeout_ms is None else timeout_ms
     name = parsed.options.get("name", NAME_DEFAULT)
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"name in the timing store's URL is 1 to 255 of A-Z a-z 0-9 . _ -, not {name!r}")
+        raise ConfigurationError(f"name in {_URL_NAME} is 1 to 255 of A-Z a-z 0-9 . _ -, not {name!r}")
     sender = ScriptSender(opener(parsed, timeout_ms=bound_ms, ca_file=None), addresses=parsed.addresses)
     return RedisTimingStore(
         sender,
         TimingKeys(parsed.options.get("prefix", PREFIX_DEFAULT), name),
-        slots=checked_slots(parsed.number("slots", default=SLOTS_DEFAULT)),
+        slots=checked_slots(parsed.number("slots", default=SLOTS_DEFAULT), url_name=_URL_NAME),
         timeout_ms=bound_ms,
         clock=SystemClock(),
     )

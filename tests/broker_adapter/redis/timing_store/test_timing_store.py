@@ -20,6 +20,7 @@ SLOTS = 2
 EVERY = range(SLOTS)
 HOUR_MS = 3_600_000
 WAIT_MS = 120_000
+WRONG = ["name=a/b", "slots=3", "slots=0", "slots=x", "maxlen=7", "store=timers", "timeout_ms=1"]
 
 
 def now_ms() -> int:
@@ -262,10 +263,10 @@ def test_another_number_of_slots_is_refused_at_start_and_at_an_add(store: Timing
             other.add(due(rows(1)))
 
 
-@pytest.mark.parametrize("options", ["&name=a/b", "&slots=3", "&slots=0", "&maxlen=7", "&store=timers"])
-def test_a_url_that_says_what_cannot_be_is_refused(options: str) -> None:
-    with pytest.raises(ConfigurationError):
-        connect_timing(f"redis://{HOST}/?{options[1:]}")
+@pytest.mark.parametrize("rest", [f"{HOST}/?{one}" for one in WRONG] + ["", ":0"])
+def test_a_url_that_says_what_cannot_be_is_refused_under_its_name(rest: str) -> None:
+    with pytest.raises(ConfigurationError, match="the timing store's URL"):
+        connect_timing(f"redis://{rest}")
 
 
 def test_a_scheme_without_a_timing_store_is_refused() -> None:
