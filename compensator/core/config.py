@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms
@@ -21,7 +21,19 @@ SOURCES_MAX: Final = 10_000
 WORKERS_MAX: Final = 12
 """A pool has 15 connections at most: 12 for workers, the rest for the retention and the gauges."""
 
-DurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(ge=1)]
+
+def _at_least(least_ms: int) -> AfterValidator:
+    """A validator whose error names the unit: a user writes "5s", or reads of a number of milliseconds."""
+
+    def check(ms: int) -> int:
+        if ms < least_ms:
+            raise ValueError(f"it is {ms:,} ms, and at least {least_ms:,} ms are needed")
+        return ms
+
+    return AfterValidator(check)
+
+
+DurationMs = Annotated[int, BeforeValidator(parse_duration_ms), _at_least(1)]
 Days = Annotated[float, Field(ge=0)]
 RowsPerSecond = Annotated[float, Field(gt=0)]
 
@@ -72,7 +84,7 @@ class CompensatorTable(ZooKeeperTable):
     interval: DurationMs = 1_000
     idle_interval: DurationMs = 5_000
     batch_rows: int = Field(default=200, ge=1, le=1_000)
-    lease: DurationMs = Field(default=60_000, ge=1_000)
+    lease: Annotated[DurationMs, _at_least(1_000)] = 60_000
     workers: int = Field(default=4, ge=1, le=WORKERS_MAX)
     rate_limit: RowsPerSecond | None = None
     drain_rate: int = Field(default=1_000, ge=1)

@@ -134,6 +134,8 @@ def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> Non
         ("[compensater]\ninterval = '5s'", "'compensator' is meant"),
         ("[compensator]\ninterval = 5", '"5s"'),
         ("[compensator]\ninterval = 'soon'", '"5s"'),
+        ("[compensator]\nlease = '5ms'", "at least 1,000 ms"),
+        ("[compensator]\ninterval = '0s'", "at least 1 ms"),
         ("[compensator]\nworkers = 13", "less than or equal to 12"),
         ("compensator = 1", "must be a table"),
         ("[compensator", "is not TOML"),
