@@ -26,6 +26,7 @@ from outbox_core.common.errors import (
 from outbox_core.messages import limits
 from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
@@ -209,6 +210,11 @@ class HttpBroker:
     def admin(self) -> BrokerAdmin:
         """Groups, figures, dead letters."""
         return self._admin
+
+    def inspect(self, topics: Sequence[str] = ()) -> Inspection:  # noqa: ARG002 - it is durable for every topic
+        """Ask whether it can serve. Raises BrokerUnavailable if it cannot; it has no setting that weakens a promise."""
+        self._connection.send("GET", "/readyz", wire.HealthAnswer, repeatable=True)
+        return Inspection(product="outbox-mq", version="")
 
     def close(self) -> None:
         """Send what was submitted, and let go of the connections; idempotent."""

@@ -55,7 +55,7 @@ def status(
         typer.Option(
             "--broker",
             envvar="OUTBOX_BROKER__URL",
-            help="Broker of the outbox: inspect its server (ours: outbox broker check).",
+            help="Broker of the outbox: inspect its server, or ask whether it can serve (ours).",
         ),
     ] = None,
     topics: Annotated[list[str] | None, typer.Option("--topic", help="With --broker: inspect this topic.")] = None,
@@ -64,7 +64,7 @@ def status(
     """Show the state of an outbox.
 
     Exit status 1 when a message is overdue, parked, or was refused for now seven times or more (retrying), the tables
-    are not up to date, or the broker's server is set weaker than its adapter promises.
+    are not up to date, or the broker's server is down or set weaker than its adapter promises.
 
     Example: outbox status --url mysql+pymysql://app@db/shop
 
