@@ -96,11 +96,12 @@ class KillingStorage:
 
     def create(self, path: Path) -> int:
         self._count()
-        descriptor = self._disk.create(path)
-        size = os.fstat(descriptor).st_size
-        if path not in self._files:
-            self._files[path] = _File(path, size, size, in_folder=size > 0)
-        self._open[descriptor] = self._files[path]
+        with self._lock:  # another thread may be at a call, and look at all files
+            descriptor = self._disk.create(path)
+            size = os.fstat(descriptor).st_size
+            if path not in self._files:
+                self._files[path] = _File(path, size, size, in_folder=size > 0)
+            self._open[descriptor] = self._files[path]
         return descriptor
 
     def write(self, descriptor: int, data: bytes, *, position: int) -> None:
