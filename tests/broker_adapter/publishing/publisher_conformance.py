@@ -136,7 +136,8 @@ def test_a_message_that_is_too_large_is_rejected_and_the_others_are_stored(
 
     assert [one.status for one in results] == [PublishStatus.STORED, PublishStatus.REJECTED, PublishStatus.STORED]
     assert "large" in str(results[1].error) or "size" in str(results[1].error)
-    assert [one.body for one in engine.read(made_topic, count=2)] == [b"0", b"2"]
+    # They have no key, so either may come first: RocketMQ's go again beside each other.
+    assert sorted(one.body for one in engine.read(made_topic, count=2)) == [b"0", b"2"]
     assert foreign.publish([message(made_topic, 3)])[0].status in STORED
 
 
