@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, select
 from sqlalchemy.engine import Dialect
 
+from outbox.store.bounded_counts import count_rows
 from outbox.store.database import now_us
 from outbox.store.schema import RowState, along_due_index, message_table
 from outbox.store.table_placement import MessageTable
@@ -43,13 +43,11 @@ class PendingDueTimes:
         }
 
     def count(self, connection: Connection, *, rows_max: int) -> int | None:
-        """Returns how many rows are pending; None: more than `rows_max`. Scans that part of the index twice."""
-        is_pending = self._message.c.state == RowState.PENDING
-        following = self._by_index(select(self._message.c.id).where(is_pending).offset(rows_max).limit(1))
-        if connection.execute(following).first() is not None:
-            return None
-        counted = self._by_index(select(func.count()).select_from(self._message).where(is_pending))
-        return int(connection.execute(counted).scalar_one())
+        """Returns how many rows are pending; None: more than `rows_max`. Scans that part of the index."""
+        message = self._message
+        counted = count_rows(message, message.c.state == RowState.PENDING, rows_max=rows_max + 1)
+        rows = int(connection.execute(select(counted)).scalar_one())
+        return rows if rows <= rows_max else None
 
     def page(self, connection: Connection, *, after: DuePosition, limit: int) -> list[DuePosition]:
         """Returns pending rows behind a position, in order. A page of the index, whatever is before it."""
@@ -61,7 +59,5 @@ class PendingDueTimes:
             .order_by(message.c.state, message.c.due_at_us, message.c.id)
             .limit(limit)
         )
-        return [DuePosition(row.due_at_us, row.id) for row in connection.execute(self._by_index(statement))]
-
-    def _by_index(self, statement: Select[Any]) -> Select[Any]:
-        return along_due_index(statement, self._message, table=self._table.name, dialect=self._dialect)
+        hinted = along_due_index(statement, message, table=self._table.name, dialect=self._dialect)
+        return [DuePosition(row.due_at_us, row.id) for row in connection.execute(hinted)]
