@@ -34,28 +34,28 @@ class BrokerUrl:
     password: str | None
     path: str
     options: Mapping[str, str]
-    name: str = URL_NAME_DEFAULT
+    url_name: str = URL_NAME_DEFAULT
     """What errors call it."""
 
     @classmethod
-    def parse(cls, url: str, *, port: int, options: Collection[str] = (), name: str = URL_NAME_DEFAULT) -> Self:
-        """Read a URL; `port` is the default, `options` are those that this adapter has besides COMMON_OPTIONS, `name`
-        is what errors call it.
+    def parse(cls, url: str, *, port: int, options: Collection[str] = (), url_name: str = URL_NAME_DEFAULT) -> Self:
+        """Read a URL; `port` is the default, `options` are those that this adapter has besides COMMON_OPTIONS,
+        `url_name` is what errors call it.
         """
         parts = split_url(url)
         login, _, addresses = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
         given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        _check_options(given, COMMON_OPTIONS | set(options), name=name)
+        _check_options(given, COMMON_OPTIONS | set(options), url_name=url_name)
         password_path = given.get("password_file")
         return cls(
             scheme=parts.scheme,
-            hosts=tuple(host_and_port(address, port, name=name) for address in addresses.split(",")),
+            hosts=tuple(host_and_port(address, port, url_name=url_name) for address in addresses.split(",")),
             user=unquote(user) or None,
             password=unquote(password) or None if password_path is None else _secret_in("password_file", password_path),
             path=unquote(parts.path.removeprefix("/")),
             options=given,
-            name=name,
+            url_name=url_name,
         )
 
     @property
@@ -79,7 +79,7 @@ class BrokerUrl:
             return default
         value = _FLAGS.get(self.options[name].lower())
         if value is None:
-            raise ConfigurationError(f"{name} in {self.name} is true or false, not {self.options[name]!r}")
+            raise ConfigurationError(f"{name} in {self.url_name} is true or false, not {self.options[name]!r}")
         return value
 
     def number(self, name: str, *, default: int, least: int = 0) -> int:
@@ -88,14 +88,14 @@ class BrokerUrl:
         if text is None:
             return default
         if not (text.isascii() and text.isdigit()) or int(text) < least:
-            raise ConfigurationError(f"{name} in {self.name} is a whole number of at least {least}, not {text!r}")
+            raise ConfigurationError(f"{name} in {self.url_name} is a whole number of at least {least}, not {text!r}")
         return int(text)
 
     def choice(self, name: str, *, default: str, among: Collection[str]) -> str:
         """An option that is one of a few words."""
         value = self.options.get(name, default)
         if value not in among:
-            raise ConfigurationError(f"{name} in {self.name} is one of {', '.join(sorted(among))}, not {value!r}")
+            raise ConfigurationError(f"{name} in {self.url_name} is one of {', '.join(sorted(among))}, not {value!r}")
         return value
 
     def secret(self, name: str) -> str | None:
@@ -106,18 +106,18 @@ class BrokerUrl:
         """An option that names a file, which must be there."""
         value = self.options.get(name)
         if value is not None and not Path(value).is_file():
-            raise ConfigurationError(f"{name} in {self.name} names no file: {value!r}")
+            raise ConfigurationError(f"{name} in {self.url_name} names no file: {value!r}")
         return value
 
 
-def host_and_port(address: str, port: int, *, name: str = URL_NAME_DEFAULT) -> tuple[str, int]:
+def host_and_port(address: str, port: int, *, url_name: str = URL_NAME_DEFAULT) -> tuple[str, int]:
     """The parts of `host:port` or `[address]:port`; `port` where it names none. Raises ConfigurationError."""
     host, colon, number = address.rpartition(":")
     if not colon or number.endswith("]"):  # no port; or an IPv6 address without one
         host, number = address, str(port)
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (number.isascii() and number.isdigit()) or not 0 < int(number) < 65_536:
-        raise ConfigurationError(f"{name} needs host:port, or several with commas between, not {address!r}")
+        raise ConfigurationError(f"{url_name} needs host:port, or several with commas between, not {address!r}")
     return host, int(number)
 
 
@@ -125,12 +125,12 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _check_options(given: Mapping[str, str], known: Collection[str], *, name: str) -> None:
-    for option in given:
-        if option not in known:
-            near = difflib.get_close_matches(option, known, 1)
+def _check_options(given: Mapping[str, str], known: Collection[str], *, url_name: str) -> None:
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
-            raise ConfigurationError(f"{name} has the unknown option {option!r}{hint}")
+            raise ConfigurationError(f"{url_name} has the unknown option {name!r}{hint}")
 
 
 def _secret_in(name: str, path: str) -> str:

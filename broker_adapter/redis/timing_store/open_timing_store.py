@@ -29,7 +29,7 @@ def open_timing_store(url: str, *, timeout_ms: int | None = None) -> TimingStore
     `?name=`: of the source, one for each message schema that uses this Redis; `?slots=`: a power of two; `?prefix=`: of
     all keys. All processes of a source give the same. Raises ConfigurationError.
     """
-    parsed = BrokerUrl.parse(url, port=port_of(url), options=_OPTIONS, name=_URL_NAME)
+    parsed = BrokerUrl.parse(url, port=port_of(url), options=_OPTIONS, url_name=_URL_NAME)
     bound_ms = parsed.timeout_ms if timeout_ms is None else timeout_ms
     name = parsed.options.get("name", NAME_DEFAULT)
     if not _NAME.fullmatch(name):
