@@ -148,7 +148,7 @@ class DueTables:
         )
 
     def _poll_statements(self) -> list[HintedStatement]:
-        """Like _statements(), with a parameter for each table; one more SELECT returns the database's time."""
+        """Like _count_statements(), with a parameter for each table; one more SELECT returns the database's time."""
         now = now_us(self._dialect)
         clock: Any = select(literal_column(str(_NO_TABLE)).label("n"), now.label("due"), literal_column("0").label("t"))
         hinted, plain = (

@@ -19,7 +19,7 @@ logger: EventLogger = EventLogger(__name__)
 
 _SECOND_MS: Final = 1_000
 PAGE_SECONDS_MAX: Final = 5
-"""Between two pages, so that a slow rate does not let the store hand the slots to others."""
+"""The time of a page at most: a slow rate must not let the store give the slots to others."""
 
 
 class RebuiltStore(TimerSink, TimingAdmin, Protocol):
@@ -37,8 +37,8 @@ class RebuildOptions:
     counted_rows_max: int = 5_000_000
 
     @property
-    def limit(self) -> int:
-        """The rows of a page at this rate."""
+    def page_rows_at_rate(self) -> int:
+        """The rows of a page that this rate reads in PAGE_SECONDS_MAX, at most `page_rows`."""
         return min(self.page_rows, self.rows_per_second * PAGE_SECONDS_MAX)
 
 
@@ -107,7 +107,7 @@ def added_pages(
     page had. Ends early once it is stopped. Raises BrokerError for the store; DatabaseUnavailable, SchemaMissing.
     """
     began_ms, rows = clock.monotonic_ms(), 0
-    for page in _pages(tables, options.limit):
+    for page in _pages(tables, options.page_rows_at_rate):
         added = store.add(page, only_missing=True)
         rows += len(page)
         yield AddedPage(len(page), added)

@@ -24,7 +24,8 @@ ROUNDING_MS: Final = 1
 class Contact:
     """A confirmed write: this machine's clocks when it was sent and answered, and the date that the leader gave it.
 
-    `sent_wall_ms` is not read after `sent_boot_ms`.
+    `sent_wall_ms` is read before `sent_boot_ms`: time that passes between the two makes the cluster's clock late, never
+    early.
     """
 
     sent_boot_ms: int

@@ -144,5 +144,5 @@ def test_a_rebuild_tells_how_many_rows_of_how_many_it_has_read(
 
 
 def test_a_page_of_a_slow_rebuild_is_read_well_within_the_time_of_its_slots() -> None:
-    assert RebuildOptions(rows_per_second=1).limit * 1_000 < LEASE_MS_MAX
-    assert RebuildOptions().limit == RebuildOptions().page_rows
+    assert RebuildOptions(rows_per_second=1).page_rows_at_rate * 1_000 < LEASE_MS_MAX
+    assert RebuildOptions().page_rows_at_rate == RebuildOptions().page_rows
