@@ -6,7 +6,6 @@ A test module of an engine imports all of these tests and has a fixture `engine`
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.engine_under_test import EngineUnderTest
+from tests.engines.outbox_load import wait_for
 
 YEAR_MS = 365 * 24 * 3_600_000
 WAIT_SECONDS = 300
@@ -224,7 +224,7 @@ def test_close_is_idempotent_and_ends_all_threads(engine: EngineUnderTest, made_
     broker.close()
     broker.close()
 
-    _wait_for(lambda: threading.active_count() <= before, what="the end of all threads")
+    wait_for(lambda: threading.active_count() <= before)
 
 
 def test_a_killed_server_is_unavailable_in_time_and_what_it_acknowledged_is_there_after_its_restart(
@@ -257,12 +257,4 @@ def publish_until_stored(broker: Broker, one: Message) -> None:
             return broker.publish([one])[0].status in STORED
         return False
 
-    _wait_for(is_stored, what="the broker taking it")
-
-
-def _wait_for(condition: Callable[[], bool], *, what: str) -> None:
-    deadline, nothing = time.monotonic() + WAIT_SECONDS, threading.Event()
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited in vain for {what}")
-        nothing.wait(0.01)
+    wait_for(is_stored)
