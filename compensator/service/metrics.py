@@ -58,9 +58,7 @@ class CompensatorMetrics:
         )
         self._breaker = self._gauge("compensator_breaker_open", "1 while nothing is claimed for the broker.", "broker")
         self._pending = self._gauge("pending_messages", "Rows that wait, counted up to a bound.", "source")
-        self._retrying = self._gauge(
-            "retrying_messages", f"Waiting rows tried {RETRYING_ATTEMPTS} times or more.", "source"
-        )
+        self._retrying = self._gauge("retrying_messages", f"Rows tried {RETRYING_ATTEMPTS} times or more.", "source")
         self._parked = self._gauge("parked_messages", "Rows set aside for people.", "source")
         self._oldest = self._gauge("oldest_due_age_seconds", "How long the longest due row has been due.", "source")
         self._oldest_at = self._gauge(
@@ -81,9 +79,7 @@ class CompensatorMetrics:
             "timing_store_complete", "1 where the timing store has all timers of this instance's slots.", "source"
         )
         self._rebuilt = self._gauge("timing_store_rebuilt_rows", "Rows that the last rebuild has added.", "source")
-        self._to_rebuild = self._gauge(
-            "timing_store_rows_to_rebuild", "Rows that waited when the last rebuild began; NaN: unknown.", "source"
-        )
+        self._to_rebuild = self._gauge("timing_store_rows_to_rebuild", "Rows of the last rebuild, or NaN.", "source")
         self._slots = SlotGauges(self.registry)
         self._begin_at_zero()
 
