@@ -193,17 +193,19 @@ def _url(redis: RedisServer) -> str:
 def _source(database: servers.Database, broker: HttpBroker) -> Iterator[tuple[Source, Gates]]:
     engines, clock = InstanceEngines(database.url), SystemClock()
     gates = Gates(clock=clock, random=Random(0), breaker=BreakerOptions())
+    resource = source_name(engines.work.url, database.schema)
     batches = Batches(
         engine=engines.work,
         store=MessageStore(dialect=engines.work.dialect, schema=database.schema),
         broker=broker,
         policy=RelayPolicy(),
         options=ClaimOptions(),
+        source=resource.name,
     )
     try:
         yield (
             Source(
-                source_name(engines.work.url, database.schema),
+                resource,
                 schema=database.schema, broker="broker", work=engines.work, reads=engines.reads, batches=batches,
                 gate=gates.gate("broker"), clock=clock,
             ),

@@ -5,6 +5,7 @@ The breaker and the limits decide. This module calls them under a lock, and noti
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -48,12 +49,15 @@ class AdmissionGate:
     def permit(self, rows_max: int) -> Permit | None:
         """Permission to claim up to `rows_max` rows; settle() must follow. None: not now."""
         with self._lock:
+            before = self._breaker.state
             now_ms = self._clock.monotonic_ms()
             rows = take_of_all(self._limits, rows_max, now_ms=now_ms)
             permit = self._breaker.permit(rows, now_ms=now_ms) if rows else None
             for limit in self._limits:
                 limit.give_back(rows - (permit.rows if permit else 0))
-            return permit
+            after = self._breaker.state
+        self._tell(before, after)
+        return permit
 
     def settle(self, permit: Permit, report: BatchTotals | None) -> None:
         """Record the result of the permitted batch; None if it failed before anything was sent."""
@@ -70,6 +74,10 @@ class AdmissionGate:
                 retry_after_ms=_retry_after_ms(report),
             )
             after = self._breaker.state
+        self._tell(before, after)
+
+    def _tell(self, before: BreakerState, after: BreakerState) -> None:
+        """Called without the lock: listeners have locks of their own, and may ask gates."""
         if after is not before:
             self._on_change(after)
 
@@ -111,7 +119,9 @@ class Gates:
             return {broker: breaker.state for broker, breaker in self._breakers.items()}
 
     def _tell(self, broker: str, state: BreakerState) -> None:
-        logger.warning("breaker_changed", extra={"broker": broker, "state": str(state)})
+        # A probe of a broker that is still out changes the state twice: only what lasts is worth a warning.
+        level = logging.INFO if state is BreakerState.HALF_OPEN else logging.WARNING
+        logger.log(level, "breaker_changed", extra={"broker": broker, "state": str(state)})
         for listener in self._listeners:
             listener(broker, state)
 

@@ -151,20 +151,21 @@ class _Builder:
         actual = schema_for(engines.work.dialect, schema)
         broker_url, broker = self._broker(table)
         shown = shown_url(broker_url)
+        resource = source_name(url, actual, zone=table.zone)
         return Source(
-            source_name(url, actual, zone=table.zone),
+            resource,
             schema=actual,
             broker=shown,
             work=engines.work,
             reads=engines.reads,
-            batches=self._batches(engines, schema, broker),
+            batches=self._batches(engines, schema, broker, source=resource.name),
             gate=self.gates.gate(shown, limit=_limit(table.rate_limit)),
             clock=self._clock,
             retention=self._retention(engines, schema),
             look_ahead_ms=service_options(self._config).pacing.look_ahead_ms,
         )
 
-    def _batches(self, engines: InstanceEngines, schema: str | None, broker: Broker) -> Batches:
+    def _batches(self, engines: InstanceEngines, schema: str | None, broker: Broker, *, source: str) -> Batches:
         chosen = self._config.compensator
         return Batches(
             engine=engines.work,
@@ -172,6 +173,7 @@ class _Builder:
             broker=broker,
             policy=RelayPolicy(keep_archive=chosen.archive),
             options=ClaimOptions(batch_rows=chosen.batch_rows, lease_ms=chosen.lease),
+            source=source,
             telemetry=self._telemetry,
             clock=self._clock,
         )

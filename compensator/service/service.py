@@ -207,8 +207,12 @@ class CompensatorService:
         return turn.outcome
 
     def _breaker_changed(self, broker: str, state: BreakerState) -> None:
-        """Give all sources of the broker a turn at once, ahead of schedule: that costs no query."""
+        """Give all sources of the broker a turn at once, ahead of schedule: that costs no query. Half open admits no
+        source but the one whose probe it is.
+        """
         self._metrics.set_breaker(broker, state)
+        if state is BreakerState.HALF_OPEN:
+            return
         with self._changed:
             concerned = [name for name, source in self._sources.items() if source.broker == broker]
             self._queue.hasten(concerned, now_ms=self._clock.monotonic_ms())

@@ -101,18 +101,19 @@ class Batches:
         broker: Broker,
         policy: RelayPolicy,
         options: ClaimOptions,
+        source: str,
         telemetry: Telemetry = NO_TELEMETRY,
         clock: Clock | None = None,
     ) -> None:
         """`engine` should come from outbox.store.database.background_engine: READ COMMITTED, a pool of its own.
 
-        `store` is that of any message table of the schema.
+        `store` is that of any message table of the schema; `source` is the source's name in logs.
         """
         self._engine = engine
         self._store = store
         self._lease_us = options.lease_ms * 1_000
         self._bytes = BatchBytes()
-        self._retries = RetryLog(clock=clock or SystemClock())
+        self._retries = RetryLog(source, clock=clock or SystemClock())
         self._in_hand: dict[str, Mapping[str, Collection[str]]] = {}
         """By token and order key, rows claimed and not settled. Batches are sent in the order of their claims."""
         random = Random()

@@ -23,7 +23,9 @@ TOPICS_MAX: Final = 1_000
 class RetryLog:
     """The recent warnings of one source. Thread-safe."""
 
-    def __init__(self, *, clock: Clock) -> None:
+    def __init__(self, source: str, *, clock: Clock) -> None:
+        """`source` is the name that logs and metrics give it."""
+        self._source = source
         self._clock = clock
         self._lock = threading.Lock()
         self._logged_at_ms: dict[str, int] = {}
@@ -45,8 +47,8 @@ class RetryLog:
             if self._is_time(topic):
                 row = max(rows, key=lambda one: one.attempts)
                 reason = reasons[row.id][:ERROR_CHARS_MAX]
-                fields = {"topic": topic, "rows": len(rows), "message_id": row.id, "attempts": row.attempts}
-                logger.warning("messages_retried", extra={**fields, "reason": reason})
+                fields = {"source": self._source, "topic": topic, "rows": len(rows), "attempts": row.attempts}
+                logger.warning("messages_retried", extra={**fields, "message_id": row.id, "reason": reason})
 
     def _is_time(self, topic: str) -> bool:
         now_ms = self._clock.monotonic_ms()

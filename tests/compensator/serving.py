@@ -143,16 +143,18 @@ def source_of(
     """A source over a shop's database, and its engines, which the caller closes."""
     engines = engines or InstanceEngines(shop.engine.url)
     schema = shop.tables.metadata.schema
+    resource = source_name(shop.engine.url, schema)
     batches = Batches(
         engine=engines.work,
         store=shop.store,
         broker=broker,
         policy=RelayPolicy(outage_delay_ms=60_000),
         options=ClaimOptions(lease_ms=lease_ms),
+        source=resource.name,
         telemetry=telemetry,
     )
     source = Source(
-        source_name(shop.engine.url, schema),
+        resource,
         schema=schema,
         broker=broker_name,
         work=engines.work,

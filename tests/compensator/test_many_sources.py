@@ -89,7 +89,9 @@ def hanging_source(silent: SilentServer, gates: Gates, number: int) -> tuple[Sou
     engines = InstanceEngines(url)
     store = MessageStore(dialect=engines.work.dialect, schema=f"outbox{number}")
     broker = RecordingBroker()
-    batches = Batches(engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ClaimOptions())
+    batches = Batches(
+        engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ClaimOptions(), source="dead"
+    )
     source = Source(
         source_name(url, f"outbox{number}"),
         schema=f"outbox{number}",
@@ -137,7 +139,9 @@ def test_sources_that_cannot_be_reached_are_tried_ever_more_seldom_and_the_other
     url = make_url(f"mysql+pymysql://u@127.0.0.1:{port}/db")
     engines = InstanceEngines(url)
     store = MessageStore(dialect=engines.work.dialect, schema="outbox")
-    batches = Batches(engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ClaimOptions())
+    batches = Batches(
+        engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ClaimOptions(), source="dead"
+    )
     dead = Source(
         source_name(url, "outbox"), schema="outbox", broker="none", work=engines.work, reads=engines.reads,
         batches=batches, gate=gates.gate("none"), clock=SystemClock(),

@@ -45,7 +45,7 @@ def sent(*decided: tuple[OutboxRow, Decision]) -> SentBatch:
 
 
 def test_each_topic_is_one_warning_with_the_row_tried_most_often(warnings: Warnings) -> None:
-    log = RetryLog(clock=ManualClock())
+    log = RetryLog("shop.outbox", clock=ManualClock())
 
     log.write(
         sent(
@@ -58,16 +58,17 @@ def test_each_topic_is_one_warning_with_the_row_tried_most_often(warnings: Warni
     )
 
     found = warnings()
-    names = ("topic", "rows", "message_id", "attempts", "reason")
+    names = ("source", "topic", "rows", "message_id", "attempts", "reason")
     assert [tuple(one[name] for name in names) for one in found] == [
-        ("trips", 2, "t-2", 9, "no queue named trips"), ("hotels", 1, "h-1", 3, "no queue"),
+        ("shop.outbox", "trips", 2, "t-2", 9, "no queue named trips"),
+        ("shop.outbox", "hotels", 1, "h-1", 3, "no queue"),
     ]  # fmt: skip
     assert "the secret" not in str(found)
 
 
 def test_a_topic_is_logged_again_after_a_minute(warnings: Warnings) -> None:
     clock = ManualClock()
-    log = RetryLog(clock=clock)
+    log = RetryLog("shop.outbox", clock=clock)
     batch = sent((row("trips", "t-1", attempts=2), NO_QUEUE))
     counts = []
 
@@ -80,7 +81,7 @@ def test_a_topic_is_logged_again_after_a_minute(warnings: Warnings) -> None:
 
 
 def test_beyond_the_limit_the_topic_logged_longest_ago_is_forgotten(warnings: Warnings) -> None:
-    log = RetryLog(clock=ManualClock())
+    log = RetryLog("shop.outbox", clock=ManualClock())
     for number in range(TOPICS_MAX + 1):
         log.write(sent((row(f"topic-{number}", "m", attempts=2), NO_QUEUE)))
     warnings()

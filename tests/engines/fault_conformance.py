@@ -146,7 +146,7 @@ def test_while_no_server_can_be_reached_no_attempt_is_counted_and_the_breaker_op
     copies = Counter(one.id for partition in partitions for one in partition)
     print(f"{in_doubt.total()} in doubt, {copies.total() - len(copies)} duplicates, {metrics.breakers}")
     assert {(row["state"], row["attempts"] <= 2) for row in waiting} == {("pending", True)}
-    assert metrics.breakers[-1] is BreakerState.CLOSING  # and closed with the first claim after its ramp
+    assert metrics.breakers[-1] in {BreakerState.CLOSING, BreakerState.CLOSED}  # by the first claim after its ramp
     assert set(copies) == {*ids, "before", "after"}
     assert [one for one in copies if copies[one] > (1 + in_doubt[one]) * faulty.copies_per_publish_max] == []
 

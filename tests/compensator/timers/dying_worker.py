@@ -80,15 +80,17 @@ def main() -> None:
     actual = schema_for(engines.work.dialect, schema or None)
     clock = SystemClock()
     gates = Gates(clock=clock, random=Random(0), breaker=BreakerOptions())
+    resource = source_name(engines.work.url, actual)
     batches = Batches(
         engine=engines.work,
         store=MessageStore(dialect=engines.work.dialect, schema=schema or None),
         broker=broker,
         policy=RelayPolicy(),
         options=ClaimOptions(lease_ms=3_600_000),
+        source=resource.name,
     )
     source = Source(
-        source_name(engines.work.url, actual), schema=actual, broker="broker", work=engines.work, reads=engines.reads,
+        resource, schema=actual, broker="broker", work=engines.work, reads=engines.reads,
         batches=batches, gate=gates.gate("broker"), clock=clock,
     )  # fmt: skip
     take_timer_turn(source, queue, range(store.slots), options=TimerTurnOptions(), clock=clock, going_on=lambda: True)

@@ -85,7 +85,7 @@ def test_below_the_minimum_of_replicas_nothing_is_acknowledged_and_the_breaker_o
     assert "NOT_ENOUGH_REPLICAS" in str(refusal)
     assert "start the brokers that are missing" in str(refusal)
     assert {(row["state"], row["attempts"] <= 2) for row in waiting} == {("pending", True)}
-    assert metrics.breakers[-1] is BreakerState.CLOSING  # and closed with the first claim after its ramp
+    assert metrics.breakers[-1] in {BreakerState.CLOSING, BreakerState.CLOSED}  # by the first claim after its ramp
     copies = Counter(one.id for one in partition)
     assert set(ids) <= set(copies)
     assert copies - Counter([*ids, "after"]) <= in_doubt  # stored by the leader, and confirmed by too few
