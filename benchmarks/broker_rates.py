@@ -1,6 +1,6 @@
 """Measures the broker, embedded and over HTTP: publish and consume in batches and one by one, and recovery.
 
-    python benchmarks/broker_rates.py [--messages 50000] [--rounds 5]
+    python -m benchmarks.broker_rates [--messages 50000] [--rounds 5]
 
 512-byte bodies, durable before each answer, one client thread, server and client on one machine. Medians of several
 rounds as JSON, messages a second. Data goes to a temporary folder and is removed.

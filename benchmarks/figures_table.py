@@ -45,6 +45,11 @@ def _adapter(kind: str, label: str, target: str = "-") -> Row:
     return Row("broker_adapter", label, [("engines", engine, kind, "ratio") for engine in engines], target)
 
 
+def _rates(figure: str, label: str, target: str = "-") -> Row:
+    peers = ("redis_streams", "nats_jetstream", "rabbitmq")
+    return Row("broker.rates", label, [("ratios", peer, figure) for peer in peers], target)
+
+
 def _timers(step: str, store: str, label: str) -> Row:
     others, targets = ("tables", "rq", "arq"), "5 / 1.5 / 1.5"
     paths = [("pending", "1000000", "ratios", step, store, other) for other in others]
@@ -66,6 +71,22 @@ ROWS: Final = (
     Row("drain_after_outage", "drain after an outage to unordered: 1 / 2 / 1,000 keys",
         [("to_unordered", keys) for keys in ("1", "2", "1000")], "0.5"),
     Row("claim", "idle queries a second", [("idle", "queries_per_second")], "at most 0.2"),
+    Row("recovery", "a killed producer's rows are sent, s after its lease of 3 / 20 s",
+        [("by_lease_ms", lease, "after_lease_seconds", "median") for lease in ("3000", "20000")], "at most 1"),
+    Row("history", "with a long archive / and an open transaction, to without: publishing at 8 threads, to by hand",
+        [("to_fresh", phase, "publish at 8, to hand-written") for phase in ("archive", "open")], "1"),
+    Row("history", "the same: drain, to its floor",
+        [("to_fresh", phase, "drain, to its floor") for phase in ("archive", "open")], "1"),
+    _rates("publish_500", "broker, publishing by 500: to Redis / NATS / RabbitMQ", "2"),
+    _rates("consume_500", "the same, consuming by 500", "1.5"),
+    _rates("publish_1_at_32", "the same, publishing one at a time, 32 on their way", "2"),
+    _rates("p99_ms", "the same, p99 from publisher to consumer at 1,000/s (above 1: sooner)"),
+    Row("broker.topics", "a message each on 40,000 topics, to one topic: embedded / HTTP",
+        [("results", "topics", kind, "ratio") for kind in ("embedded", "http")], "0.7"),
+    Row("broker.filter", "cost of a message with 10,000 subscriptions, to 10: mixed, on all types / on wanted ones",
+        [("shapes", "mixed", "growth", traffic) for traffic in ("all", "wanted")], "less than 2"),
+    Row("broker.attacks", "the largest of all attacks: server's memory in MiB / longest answer in ms",
+        [("largest", name) for name in ("rss_mib", "longest_probe_ms")], "512 / 50"),
     _adapter("batches_of_500", "adapters to plain, by 500: Redis / NATS / RabbitMQ / Kafka / RocketMQ / Pulsar", "0.8"),
     _adapter("one_at_a_time", "the same, one at a time", "0.8"),
     _adapter("drain", "the drain into each, to a broker that accepts at once"),
@@ -73,10 +94,20 @@ ROWS: Final = (
     _timers("fire_and_ack", "timing_store", "the same, fire and ack"),
     _timers("add", "redis_timers", "Redis timers, adds beside a million: to tables / RQ / arq"),
     _timers("fire_and_ack", "redis_timers", "the same, fire and ack"),
+    Row("delay.timing_store", "timing store, lateness at 1,000/s, p50 / p99 in ms",
+        [("lateness_ms", "timing", name) for name in ("p50", "p99")], "p99 under 20"),
+    Row("delay.timing_store", "rebuild of 1,000,000 timers in s: unbounded / by default",
+        [("rebuild", name, "seconds") for name in ("unbounded", "default")]),
+    Row("delay.lateness", "broker, lateness at 1,000/s, p99 in ms: embedded / HTTP / Redis / RabbitMQ",
+        [(kind, "late_ms", "p99") for kind in ("embedded", "http", "redis", "rabbitmq")]),
+    Row("delay.two_years", "scheduled over two years, to publishing for now: embedded / HTTP",
+        [(kind, "share") for kind in ("write", "http")]),
+    Row("delay.same_second", "all due in one second, consumed, to published for now: embedded / HTTP",
+        [(kind, "share") for kind in ("embedded", "http")]),
     Row("delay.cluster.publish_rates", "scheduled publishes to a cluster of 1 / 8 / 64 shards, to the local store",
         [(f"{number} shard{'s' * (number > 1)}", "to_local") for number in (1, 8, 64)], "0.5 at 8"),
-    Row("delay.cluster.takeover", "takeover in s with nothing / 100,000 messages pending",
-        [("seconds", pending, "slowest", "median") for pending in ("0", "100000")], "under 8"),
+    Row("delay.cluster.takeover", "takeover in s with nothing / 1,000,000 / 10,000,000 messages pending",
+        [("seconds", pending, "slowest", "median") for pending in ("0", "1000000", "10000000")], "under 8"),
     Row("delay.cluster.lateness", "lateness at 1,000/s, p50 / p99 in ms: a cluster",
         [("cluster", name, "median") for name in ("p50_ms", "p99_ms")], "p99 under 20"),
     Row("delay.cluster.lateness", "the same: one process on a local disk",

@@ -52,7 +52,11 @@ def main() -> None:
     if chosen.json:
         options = {"only": chosen.only, "rounds": chosen.rounds, "per_second": chosen.per_second}
         print(json.dumps(
-            {"benchmark": "broker.attacks", "options": options, "machine": machine(), "results": worst}, indent=2
+            {
+                "benchmark": "broker.attacks", "options": options, "machine": machine(), "results": worst,
+                "largest": {name: max(one[name] for one in worst.values()) for name in ("rss_mib", "longest_probe_ms")},
+            },
+            indent=2,
         ))  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def main() -> None:
         "peers": {**PEERS, "missing": missing},
     }
     _show(results["shapes"], chosen)
-    report.emit("broker_filter", chosen=chosen, server={}, results=results)
+    report.emit("broker.filter", chosen=chosen, server={}, results=results)
 
 
 def wishes(shape: str, count: int, chance: random.Random) -> list[Wish]:
