@@ -142,6 +142,12 @@ def cpu_seconds_of(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def children_cpu_seconds() -> float:
+    """Processor time that the running children of this process have used. Linux only."""
+    children = [int(pid) for one in Path("/proc/self/task").glob("*/children") for pid in one.read_text().split()]
+    return sum(cpu_seconds_of(pid) or 0.0 for pid in children)
+
+
 def resident_mib(pid: int) -> float:
     """Memory of a process that is in RAM, in MiB. Linux only."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

@@ -9,7 +9,9 @@ their default memory, which is flushed to buckets once in 65,536 messages (local
 many shards it has); the rate is up to the last answer. `one_ledger` is the floor: as many bytes in entries of the same
 size, to one ledger. Costs are of a million messages: what the shards' logs and manifests take and, of what was flushed,
 the buckets with the id index, in ledgers, entries and bytes before copies; `znodes` are those that a round left, and
-`zookeeper_writes` its transactions. Rounds are rotated; figures are medians, ratios are to the local store.
+`zookeeper_writes` its transactions. `client_cpu_us` is processor time a message of this process, which makes, publishes
+and schedules it, and `servers_cpu_us` that of the bookies and ZooKeeper, flushes included. Rounds are rotated; figures
+are medians, ratios are to the local store.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from benchmarks.delay.cluster.counted_ledgers import CountedLedgers
 from benchmarks.delay.cluster.servers import SESSION_MS, Servers, arguments, servers
 from benchmarks.harness.report import machine, table, talk
 from benchmarks.harness.rounds import ratio, rotated, spread
+from benchmarks.harness.servers import children_cpu_seconds
 from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
 from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.cluster.coordinator import CoordinatorOptions
@@ -82,8 +85,17 @@ class Contest:
         self._rounds = 0
 
     def run(self, name: str) -> dict[str, float]:
-        """One round; returns `per_s`, and for a cluster what a million messages cost."""
+        """One round; returns `per_s` and processor time a message, and for a cluster what a million messages cost."""
         self._rounds += 1
+        client, others = time.process_time(), children_cpu_seconds()
+        found = self._round(name)
+        return {
+            **found,
+            "client_cpu_us": (time.process_time() - client) / self._messages * MILLION,
+            "servers_cpu_us": (children_cpu_seconds() - others) / self._messages * MILLION,
+        }
+
+    def _round(self, name: str) -> dict[str, float]:
         if name == FLOOR:
             return {"per_s": self._to_one_ledger(messages=self._messages)}
         if name == LOCAL:
@@ -288,7 +300,19 @@ def main() -> None:
     results = judged(found)
     table(
         "scheduled publishes, and what a million costs: entries of logs; ledgers and entries of buckets; MB of all",
-        ("store", "per s", "to local", "log entries", "ledgers", "entries", "MB", "znodes", "writes"),
+        (
+            "store",
+            "per s",
+            "to local",
+            "client µs",
+            "servers µs",
+            "log entries",
+            "ledgers",
+            "entries",
+            "MB",
+            "znodes",
+            "writes",
+        ),
         [_row(name, of) for name, of in results.items()],
     )
     if chosen.json:
@@ -302,8 +326,9 @@ def _row(name: str, of: Mapping[str, Any]) -> tuple[object, ...]:
 
     sizes = [median(f"{kind}_bytes") for kind in ("log", "manifest", "buckets")]
     megabytes = None if None in sizes else round(sum(one or 0 for one in sizes) / MILLION)
-    return (name, round(of["per_s"]["median"]), of["to_local"], median("log_entries"), median("buckets_ledgers"),
-            median("buckets_entries"), megabytes, median("znodes"), median("zookeeper_writes"))  # fmt: skip
+    return (name, round(of["per_s"]["median"]), of["to_local"], median("client_cpu_us"), median("servers_cpu_us"),
+            median("log_entries"), median("buckets_ledgers"), median("buckets_entries"), megabytes, median("znodes"),
+            median("zookeeper_writes"))  # fmt: skip
 
 
 if __name__ == "__main__":
