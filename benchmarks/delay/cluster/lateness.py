@@ -6,8 +6,9 @@
 One thread publishes batches of ten over HTTP, each message of 512 bytes due 200 to 1,200 ms later; a consumer of the
 target, `outbox broker serve`, notes the time at which it has each, and settles it. `cluster` is two nodes, as processes
 with their default settings, whose shards are on three bookies: three copies, two acknowledgements; the client knows one
-of the nodes. `process`, the floor, is `outbox delay serve --data` in front of the same broker. Memory is the resident
-set of the larger node at the end, with its JVM. Rounds are rotated; figures are medians.
+of the nodes. `process`, the floor, is `outbox delay serve --data` in front of the same broker. Memory is the largest
+resident set of a node, with its JVM, in the second tenth of the time and in the last one: equal where it does not grow,
+which takes `--seconds 3600`. Rounds are rotated; figures are medians.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -34,6 +37,7 @@ TOPIC: Final = "trips"
 BODY: Final = b"x" * 512
 DUE_MS: Final = (200, 1_200)
 KINDS: Final = ("cluster", "process")
+SAMPLE_SECONDS: Final = 1.0
 
 
 def through_cluster(running: Servers, *, shards: int, per_second: int, seconds: int) -> dict[str, float]:
@@ -42,8 +46,9 @@ def through_cluster(running: Servers, *, shards: int, per_second: int, seconds: 
     with broker() as target, running.nodes(address, "first", "second", target=target.url) as nodes:
         with contextlib.closing(ClusterWatch(address)) as watch:
             watch.wait_until_served(shards=shards, by={"first", "second"})
-        found = lateness(nodes[0].url, target.url, per_second=per_second, seconds=seconds)
-        return {**found, "memory_mib": max(resident_mib(node.pid) for node in nodes)}
+        with memory([node.pid for node in nodes]) as samples:
+            found = lateness(nodes[0].url, target.url, per_second=per_second, seconds=seconds)
+        return {**found, **early_and_late(samples)}
 
 
 def through_process(folder: Path, *, per_second: int, seconds: int) -> dict[str, float]:
@@ -53,8 +58,34 @@ def through_process(folder: Path, *, per_second: int, seconds: int) -> dict[str,
         broker() as target,
         delay_process(Path(data), target=target.url) as process,
     ):
-        found = lateness(process.url, target.url, per_second=per_second, seconds=seconds)
-        return {**found, "memory_mib": resident_mib(process.pid)}
+        with memory([process.pid]) as samples:
+            found = lateness(process.url, target.url, per_second=per_second, seconds=seconds)
+        return {**found, **early_and_late(samples)}
+
+
+@contextlib.contextmanager
+def memory(pids: Sequence[int]) -> Iterator[list[float]]:
+    """Yields a list that grows each second by the memory of the largest of these processes, in MiB."""
+    samples: list[float] = []
+    is_over = threading.Event()
+
+    def sample() -> None:
+        while not is_over.wait(SAMPLE_SECONDS):
+            samples.append(max(map(resident_mib, pids)))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def early_and_late(samples: Sequence[float]) -> dict[str, float]:
+    """Returns the largest samples of the second and of the last tenth."""
+    tenth = len(samples) // 10
+    return {"early_memory_mib": max(samples[tenth : 2 * tenth + 1]), "memory_mib": max(samples[-tenth - 1 :])}
 
 
 def lateness(url: str, target: str, *, per_second: int, seconds: int) -> dict[str, float]:
@@ -73,7 +104,7 @@ def lateness(url: str, target: str, *, per_second: int, seconds: int) -> dict[st
             )
 
         paced(publish, total=total, per_second=per_second)
-    late_ms = [at * 1_000 - int(one.headers["outbox-deliver-at-ms"]) for at, one in came]
+    late_ms = [one.at * 1_000 - one.due_ms for one in came]
     return {**percentiles(late_ms), "min_ms": min(late_ms)}
 
 
@@ -83,12 +114,13 @@ def main() -> None:
     parser.add_argument("--per-second", type=int, default=1_000)
     parser.add_argument("--seconds", type=int, default=20)
     parser.add_argument("--shards", type=int, default=8, help="of the cluster")
+    parser.add_argument("--only", choices=KINDS, help="one of them alone")
     chosen = parser.parse_args()
     pace = {"per_second": chosen.per_second, "seconds": chosen.seconds}
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     with servers(chosen.folder) as running:
         for number in range(chosen.rounds):
-            for kind in rotated(KINDS, number):
+            for kind in rotated([chosen.only] if chosen.only else KINDS, number):
                 if kind == "cluster":
                     found[kind].append(through_cluster(running, shards=chosen.shards, **pace))
                 else:
@@ -97,10 +129,10 @@ def main() -> None:
     results: dict[str, Any] = {
         kind: {key: spread([one[key] for one in of]) for key in of[0]} for kind, of in found.items()
     }
-    columns = ("p50_ms", "p90_ms", "p99_ms", "max_ms", "min_ms", "memory_mib")
+    columns = ("p50_ms", "p90_ms", "p99_ms", "max_ms", "min_ms", "early_memory_mib", "memory_mib")
     table(
         f"lateness in ms at {chosen.per_second:,} messages a second, and MiB of a node",
-        ("kind", "p50", "p90", "p99", "max", "min", "MiB"),
+        ("kind", "p50", "p90", "p99", "max", "min", "MiB early", "MiB late"),
         [(kind, *(of[key]["median"] for key in columns)) for kind, of in results.items()],
     )
     if chosen.json:

@@ -66,7 +66,7 @@ def takeover(running: Servers, *, pending: int, shards: int, seed: str) -> dict[
             killed = time.time()
             first.end(signal.SIGKILL)
             _publish_probes(second.url, probes)
-        came = {one.id: at for at, one in reversed(deliveries)}  # the first delivery of each
+        came = {one.id: one.at for one in reversed(deliveries)}  # the first delivery of each
         dispatched = {shard: came[message_id] - killed for shard, message_id in probes.items()}
         seconds = sorted(dispatched.values())
         slowest = max(dispatched, key=lambda shard: dispatched[shard])
