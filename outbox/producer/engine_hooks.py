@@ -99,7 +99,7 @@ class DriverTransaction:
         """The spans of logical time that were rolled back to savepoints (see next_moment)."""
         self._savepoints: list[tuple[str, int]] = []
         self._held: list[tuple[int, Callable[[], None]]] = []
-        self._undo: tuple[list[tuple[int, int]], list[tuple[int, Callable[[], None]]]] = ([], [])
+        self._undo = (self.undone, self._held, self._savepoints)
 
     def join(self, participant: Participant) -> None:
         """Register a participant to be asked before the transaction ends. Keeps a weak reference: a Session that is
@@ -144,7 +144,7 @@ class DriverTransaction:
 
     def roll_back_to_savepoint(self, name: str) -> None:
         """Called when a statement rolls back to a savepoint, which stays."""
-        self._undo = (self.undone, self._held)
+        self._undo = (self.undone, self._held, self._savepoints)
         place = self._place(name)
         began = _BEFORE_ALL if place is None else self._savepoints[place][1]
         self._savepoints = [] if place is None else self._savepoints[: place + 1]
@@ -154,7 +154,7 @@ class DriverTransaction:
 
     def restore(self) -> None:
         """Called when the rollback to a savepoint failed: nothing was rolled back."""
-        self.undone, self._held = self._undo
+        self.undone, self._held, self._savepoints = self._undo
 
     def release_savepoint(self, name: str) -> None:
         """Called when a statement releases a savepoint, and those inside it."""

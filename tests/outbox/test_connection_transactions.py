@@ -291,6 +291,22 @@ def test_a_rollback_to_a_savepoint_that_is_not_there_takes_no_message(shop: Shop
     assert shop.row_topics() == ["paid.1"]
 
 
+def test_a_rollback_to_a_savepoint_that_is_not_there_leaves_those_that_are(shop: Shop, broker: RecordingBroker) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    with Session(shop.engine) as session:
+        pay(box, session, 1)
+        session.execute(text("SAVEPOINT a"))
+        pay(box, session, 2)
+        with pytest.raises(DBAPIError):
+            session.execute(text("ROLLBACK TO SAVEPOINT nowhere"))
+        session.execute(text("ROLLBACK TO SAVEPOINT a"))
+        session.commit()
+
+    assert shop.payments() == [1]
+    assert shop.row_topics() == ["paid.1"]
+
+
 # -- the Connection's own commit ---------------------------------------------------------------------------------------
 
 
