@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from typing import Any, Final, Protocol, assert_never
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -33,7 +34,8 @@ _ENDS_TRANSACTION: Final = frozenset(
         3169,  # the session was killed
     }
 )
-_doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
+_doomed: WeakKeyDictionary[RootTransaction, DBAPIError] = WeakKeyDictionary()
+"""By transaction, why the server ended it. No value may refer to its key, which would then be kept for ever."""
 _watched: WeakSet[Dialect] = WeakSet()
 _listening = threading.Lock()
 _BEFORE_ALL: Final = -1
@@ -299,7 +301,14 @@ def _handle_error(context: ExceptionContext) -> None:
         _restore_savepoints(connection, context.statement)
     transaction = connection.get_transaction()
     if isinstance(transaction, RootTransaction) and (context.is_disconnect or _rolled_back(connection, error)):
-        _doomed[transaction] = error
+        _doomed[transaction] = _without_frames(error)
+
+
+def _without_frames(error: DBAPIError) -> DBAPIError:
+    """Returns a copy without a traceback: frames of the business refer to its objects and to the transaction."""
+    copied = copy(error)
+    copied.orig = Exception(*getattr(error.orig, "args", ()))
+    return copied
 
 
 def _restore_savepoints(connection: Connection, statement: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -298,6 +301,34 @@ def test_a_connection_that_was_lost_and_swallowed_fails_the_commit(busy_shop: Sh
 
     assert 50 not in busy_shop.payments()
     assert (busy_shop.rows(), broker.batches) == ([], [])
+
+
+class Business:
+    """What a business function works on."""
+
+
+def lose_the_connection(engine: Engine, seen: list[weakref.ref[Business]]) -> None:
+    """A business function whose transaction ends with its connection."""
+    business = Business()
+    seen.append(weakref.ref(business))
+    with Session(engine) as session, session.begin() as _transaction:
+        raw: Any = session.connection().connection.driver_connection
+        raw.close()
+        session.execute(text("SELECT 1"))
+
+
+def test_a_transaction_that_was_lost_is_not_kept_with_what_its_function_had(
+    sqlite_shop: Shop, broker: RecordingBroker
+) -> None:
+    sqlite_shop.box(broker)
+    seen: list[weakref.ref[Business]] = []
+
+    for _ in range(3):
+        with pytest.raises(DBAPIError):
+            lose_the_connection(sqlite_shop.engine, seen)
+    gc.collect()
+
+    assert [one() for one in seen] == [None] * 3
 
 
 def test_missing_tables_are_said_with_the_command_that_makes_them(database: Database, broker: RecordingBroker) -> None:
