@@ -202,20 +202,22 @@ class Sender:
     def _next_batch(self) -> list[_Commit] | None:
         """Waits for commits and returns up to a batch of them; empty when a settlement is due, None to stop."""
         with self._wake:
-            while not self._queue:
-                now_ms = _monotonic_ms()
-                if self._held and now_ms >= self._held_until_ms:
-                    self._queue.extend(self._held)
-                    self._held = []
-                elif self._closing and not self._held:
+            while not self._queue_held():
+                if self._closing and not self._held:
                     return None
-                elif self._unsettled and self._settle_is_due():
+                if self._unsettled and self._settle_is_due():
                     return []
-                else:
-                    self._asleep = True
-                    self._wake.wait(max(0, self._next_look_ms() - now_ms) / 1000)
-                    self._asleep = False
+                self._asleep = True
+                self._wake.wait(max(0, self._next_look_ms() - _monotonic_ms()) / 1000)
+                self._asleep = False
             return self._take_batch(_monotonic_ms())
+
+    def _queue_held(self) -> bool:
+        """Queue held rows whose time has come, behind the others; returns whether anything is queued."""
+        if self._held and _monotonic_ms() >= self._held_until_ms:
+            self._queue.extend(self._held)
+            self._held = []
+        return bool(self._queue)
 
     def _take_batch(self, now_ms: int) -> list[_Commit]:
         batch: list[_Commit] = []
@@ -274,7 +276,8 @@ class Sender:
     def _hold(self, commits: Sequence[_Commit], held: set[str]) -> None:
         """Keep rows that wait for an older message, within their lease; after it the compensator owns them."""
         with self._wake:
-            self._held_until_ms = _monotonic_ms() + self._limits.held_delay_ms
+            if not self._held:  # else younger ones, held batch after batch, would put off the older ones for ever
+                self._held_until_ms = _monotonic_ms() + self._limits.held_delay_ms
             for commit in commits:
                 waiting = [row for row in commit.rows if row.id in held]
                 if waiting:

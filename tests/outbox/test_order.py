@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import count
 from random import Random
 
 import pytest
@@ -19,6 +20,7 @@ from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
 
 WAIT_SECONDS = 300.0
+COMMITS_MAX = 500
 
 
 def bodies(messages: Sequence[Message]) -> list[str]:
@@ -99,6 +101,33 @@ def test_a_younger_message_waits_in_the_sender_for_an_older_one_of_another_proce
 
     assert held == ["other key"]
     assert bodies(broker.stored) == ["other key", "1", "2"]
+
+
+def test_a_message_that_waits_in_the_sender_is_tried_again_while_commits_keep_coming(shop: Shop) -> None:
+    others, older_is_sent, numbers = RecordingBroker(), threading.Event(), count(3)
+
+    def commit_more(_batch: Sequence[Message]) -> None:
+        assert older_is_sent.wait(WAIT_SECONDS)
+        if "2" not in bodies(broker.stored) and (number := next(numbers)) < COMMITS_MAX:
+            publish(box, f"plain {number}", topic="plain")
+            publish(box, str(number))
+
+    broker = RecordingBroker(commit_more)
+    other_process, box = shop.box(others, ordered={"orders"}, sender=NO_SENDER), shop.box(broker, ordered={"orders"})
+    publish(other_process, "1")
+    publish(box, "2")
+    publish(box, "plain", topic="plain")
+    broker.wait_for(lambda it: len(it.batches) == 1)  # so that "2" is held
+    make_due(shop, "1")
+    shop.scan(others).run()
+    older_is_sent.set()
+    broker.wait_for(lambda it: "2" in bodies(it.stored))
+
+    assert next(numbers) < COMMITS_MAX
+    assert box.close(timeout_ms=WAIT_SECONDS * 1_000)
+    assert bodies(others.stored) == ["1"]
+    ordered = [int(body) for body in bodies(broker.stored) if body.isdigit()]
+    assert ordered == list(range(2, ordered[-1] + 1))
 
 
 def test_a_pass_takes_no_message_before_an_older_one_that_waits_for_its_retry(shop: Shop) -> None:
