@@ -1,9 +1,10 @@
 """AckSender: sends the acks of one worker in a separate thread, while the worker pulls and handles the next messages.
 
 At most one ack request is in flight. It contains all that was handled before it was sent, so acks reach the broker in
-the order of handling. If messages come faster than the broker responds to acks, an ack lingers for a few milliseconds
-to include more of them: each request costs a sync at the broker, which delays publishes too. A worker that is a batch
-ahead of its acks waits for them, so it holds two batches at most. The caller sends and retries the requests.
+the order of handling. The first messages of a batch may wait for the others, but for no slow handler. If messages come
+faster than the broker responds to acks, an ack lingers for a few milliseconds to include more of them: each request
+costs a sync at the broker, which delays publishes too. A worker that is a batch ahead of its acks waits for them, so it
+holds two batches at most. The caller sends and retries the requests.
 """
 
 from __future__ import annotations
@@ -49,23 +50,30 @@ class AckSender:
         self._added = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
         self._waiting: list[InFlightDelivery] = []
+        self._due_count = 0  # of the first of them; the others may wait until `_send_at_ms`
+        self._send_at_ms = 0
         self._in_flight_count = 0
         self._ended = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def put(self, done: Sequence[InFlightDelivery]) -> None:
-        """Acknowledge these deliveries soon. Raises the error of an earlier ack, after queueing these."""
-        if not done:
-            return
-        self._start()
+    def put(self, done: Sequence[InFlightDelivery], *, wait_ms: int = 0) -> None:
+        """Acknowledge these deliveries and all that were put before: soon, or after `wait_ms` unless a put() without it
+        comes first. Raises the error of an earlier ack, after queueing these.
+        """
+        if done:
+            self._start()
         for one in done:
             one.settling = one.acking = True
         with self._lock:
-            if not self._waiting or len(self._waiting) + len(done) >= self._ahead_max:
-                self._added.notify()
+            before_ms = self._wait_ms()
+            if wait_ms and self._due_count == len(self._waiting):
+                self._send_at_ms = self._clock.monotonic_ms() + wait_ms
             self._waiting += done
-            while len(self._waiting) + self._in_flight_count > self._ahead_max:
+            if not wait_ms:
+                self._due_count = len(self._waiting)
+            self._wake(before_ms)
+            while not wait_ms and len(self._waiting) + self._in_flight_count > self._ahead_max:
                 self._clock.wait(self._settled, IDLE_MS_MAX)
         self._raise()
 
@@ -89,6 +97,20 @@ class AckSender:
             thread.start()
             self._thread = thread
 
+    def _wait_ms(self) -> int:
+        """Returns the time until the next ack; IDLE_MS_MAX if nothing waits for it. The caller holds the lock."""
+        if self._due_count or len(self._waiting) >= self._ahead_max:
+            return 0
+        return max(0, self._send_at_ms - self._clock.monotonic_ms()) if self._waiting else IDLE_MS_MAX
+
+    def _wake(self, before_ms: int) -> None:
+        """Wake the thread if it waits for something to acknowledge, or longer than it has to now, and end its linger if
+        there is enough. `before_ms`: what it had to wait before. The caller holds the lock.
+        """
+        is_idle, is_full = before_ms == IDLE_MS_MAX, len(self._waiting) >= self._ahead_max
+        if self._waiting and (is_idle or is_full or (before_ms and not self._wait_ms())):
+            self._added.notify()
+
     def _run(self) -> None:
         lingers = False
         while taken := self._next(lingers=lingers):
@@ -99,17 +121,18 @@ class AckSender:
             with self._lock:
                 self._in_flight_count = 0
                 self._settled.notify()
-                lingers = bool(self._waiting)  # they come faster than the broker responds
+                lingers = not self._wait_ms()  # they come faster than the broker responds
             del taken  # frees the acknowledged deliveries before the wait for the next ones
 
     def _next(self, *, lingers: bool) -> list[InFlightDelivery]:
         """Waits for deliveries and returns those of the next ack; empty at the end."""
         with self._lock:
-            while not self._waiting and not self._ended:
-                self._clock.wait(self._added, IDLE_MS_MAX)
+            while not self._ended and (wait_ms := self._wait_ms()):
+                self._clock.wait(self._added, wait_ms)
             if lingers:
                 self._linger()
             taken, self._waiting = self._waiting[: self._ahead_max], self._waiting[self._ahead_max :]
+            self._due_count = max(0, self._due_count - len(taken))
             self._in_flight_count = len(taken)
             return taken
 

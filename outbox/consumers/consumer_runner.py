@@ -290,8 +290,6 @@ class ConsumerRunner:
         """Handle deliveries one after the other, and acknowledge concurrently with handling and the next pull: after a
         crash few are repeated, a batch needs few acks, and no message waits for an ack.
         """
-        done: list[InFlightDelivery] = []
-        acked_at_ms = self._clock.monotonic_ms()
         try:
             for position, one in enumerate(held):
                 if self._stopping.is_set():
@@ -301,19 +299,17 @@ class ConsumerRunner:
                     self._count("lost")
                     continue
                 try:
-                    if self._handle_one(one):
-                        done.append(one)
+                    is_handled = self._handle_one(one)
                 except NotTried as error:
                     untried = [one] if error.conflict else held[position:]
                     self._nack_untried(untried, delay_ms=self._pauses.initial_ms, reason=reason_for(error))
                     if not error.conflict:
                         return error
-                if done and self._clock.monotonic_ms() - acked_at_ms >= self._times.ack_delay_ms:
-                    acks.put(done)
-                    done = []
-                    acked_at_ms = self._clock.monotonic_ms()
+                    continue
+                if is_handled:
+                    acks.put([one], wait_ms=self._times.ack_delay_ms if one is not held[-1] else 0)
         finally:
-            acks.put(done)
+            acks.put([])  # what waits for the rest of its batch
         return None
 
     def _ack(self, done: Sequence[InFlightDelivery]) -> None:

@@ -152,6 +152,19 @@ def test_an_ack_waits_for_company_only_where_messages_come_while_one_is_on_its_w
     acks.end()
 
 
+def test_the_first_of_a_batch_wait_for_the_others_and_go_with_the_last() -> None:
+    sent, clock = SimpleQueue[int](), NotingWaits()
+    acks = AckSender(lambda done: sent.put(len(done)), name="acks", ahead_max=10, clock=clock)
+
+    for number in (1, 2):
+        acks.put([held(number)], wait_ms=LINGER_MS)
+    assert clock.acks_wait.wait(WAIT_SECONDS)
+    acks.put([held(3)])
+
+    assert sent.get(timeout=WAIT_SECONDS) == 3
+    acks.end()
+
+
 def test_who_is_ahead_of_its_acks_by_more_than_a_batch_waits_for_them() -> None:
     let_through, clock = threading.Event(), NotingWaits()
     acks = AckSender(lambda _done: assert_told(let_through), name="acks", ahead_max=2, clock=clock)

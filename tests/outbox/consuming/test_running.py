@@ -330,6 +330,24 @@ def test_what_is_handled_is_acknowledged_while_its_batch_goes_on(watched: Watche
     assert (sum(map(len, watched.acks[:-1])), len(watched.acks[-1])) == (2, 1)
 
 
+def test_what_is_handled_is_acknowledged_in_time_however_long_the_next_handler_takes(
+    watched: WatchedBroker, running: Running
+) -> None:
+    go_on = threading.Event()
+
+    def handle(one: Delivery) -> None:
+        if one.id == "m-2":
+            go_on.wait(WAIT_SECONDS)
+
+    watched.publish([message(number) for number in range(3)])
+    running(consumer("orders", group="g")(handle), times=RunnerTimes(ack_delay_ms=200))
+    watched.wait_for(lambda: watched.acked == 2)  # the third is still in hand
+    go_on.set()
+    watched.wait_for(lambda: watched.acked == 3)
+
+    assert (sum(map(len, watched.acks[:-1])), len(watched.acks[-1])) == (2, 1)
+
+
 def test_a_quick_batch_costs_one_ack(watched: WatchedBroker, running: Running) -> None:
     watched.publish([message(number) for number in range(40)])
 
