@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
@@ -55,8 +56,10 @@ class PeriodicTasks:
         )
 
     def start(self) -> None:
-        """Start the scheduler."""
+        """Start the scheduler, with a thread for each task: one that waits for a dead server holds up no other."""
         if not self._scheduler.running:
+            threads = max(1, len(self._scheduler.get_jobs()))
+            self._scheduler.add_executor(ThreadPoolExecutor(threads), "default")
             self._scheduler.start()
 
     def stop(self, *, timeout_ms: int) -> bool:

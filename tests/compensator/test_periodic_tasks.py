@@ -15,6 +15,8 @@ from outbox_core.common.errors import DatabaseUnavailable
 
 WAIT_SECONDS = 300
 NEVER_AGAIN_MS = 3_600_000
+HANGING = 24
+TOGETHER_SECONDS = 120
 
 
 class Watched:
@@ -69,6 +71,25 @@ def test_a_task_that_fails_is_counted_and_comes_again(watched: Watched, error: E
     assert watched.tasks.stop(timeout_ms=10_000)
     assert set(watched.failed) == {"it"}
     assert len(watched.failed) >= 3
+
+
+def test_tasks_that_hang_hold_up_no_other(watched: Watched) -> None:
+    go_on, hanging = threading.Event(), threading.Semaphore(0)
+
+    def hang() -> None:
+        hanging.release()
+        go_on.wait(WAIT_SECONDS)
+
+    beat, beats = counting(3)
+    for number in range(HANGING):
+        watched.tasks.add(f"timers-{number}", hang, every_ms=NEVER_AGAIN_MS)
+    watched.tasks.add("beat", beat, every_ms=20)
+    watched.tasks.start()
+    hang_all = all(hanging.acquire(timeout=TOGETHER_SECONDS) for _ in range(HANGING))
+    beats_beside_them = beats.wait(TOGETHER_SECONDS)
+    go_on.set()
+
+    assert (hang_all, beats_beside_them) == (True, True)
 
 
 def test_stop_waits_for_what_runs_and_begins_nothing_more(watched: Watched) -> None:
