@@ -128,11 +128,12 @@ class LeaseRegistry:
     def _live_on(self, connection: Connection) -> None:
         lease_us = self._options.lease_ms * 1000
         with connection.begin():
-            if self._store.renew(connection, self._instance, lease_us=lease_us):
-                return
-            self._store.join(connection, self._instance, zone=self._zone, lease_us=lease_us)
-        self._joined = True
-        logger.info("assignment_joined", extra={"instance": self._instance, "zone": self._zone})
+            is_new = not self._store.renew(connection, self._instance, lease_us=lease_us)
+            if is_new:
+                self._store.join(connection, self._instance, zone=self._zone, lease_us=lease_us)
+        if is_new or not self._joined:  # it may have joined by a COMMIT whose answer was lost
+            self._joined = True
+            logger.info("assignment_joined", extra={"instance": self._instance, "zone": self._zone})
 
     def _alive(self, rows: Sequence[InstanceRow]) -> dict[str, Member]:
         # This instance is alive, even if the database's clock was stepped since its row was written.

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert, text, update
+from sqlalchemy import Connection, event, insert, text, update
 
 from compensator.assignment import LeaseOptions, UnleasedAssignment, open_assignment
 from compensator.assignment.lease_store import END_NEVER
@@ -272,6 +272,26 @@ def test_a_connection_lost_at_any_statement_costs_a_beat_and_nothing_else(
     assert statements[: min(at_statement, 7)] == whole_beat[:at_statement]
     assert [len(held) for held in found] == [4, 4]
     assert everything(found) == [source.name for source in names(8)]
+
+
+def test_who_joined_by_a_commit_whose_answer_was_lost_gives_everything_up_when_it_leaves(fleet: Fleet) -> None:
+    one = fleet.instance()
+
+    def commit_and_lose_the_answer(connection: Connection) -> None:
+        raw: Any = connection.connection.driver_connection
+        raw.commit()
+        raw.close()
+
+    event.listen(fleet.engine_of(0), "commit", commit_and_lose_the_answer, once=True)
+    first = one.beat(names(3))
+    failed, joined = one.failed_beats, list(fleet.instances())
+    second = one.beat(names(3))
+    one.leave()
+
+    assert (first, failed, joined) == (frozenset(), 1, [one.instance])
+    assert len(second) == 3
+    assert fleet.instances() == {}
+    assert {row["instance"] for row in fleet.leases().values()} == {None}
 
 
 def test_what_is_held_stays_held_while_the_lease_database_is_out(
