@@ -73,9 +73,9 @@ class AsyncBackground:
     def _enter(self) -> EventLoopThread:
         with self._lock:
             if self._loop is None:
-                self._loop = EventLoopThread(exits=_log_exit, name="outbox-event-loop")
-                self._loop.start()
-                self._disposed = False
+                loop = EventLoopThread(exits=_log_exit, name="outbox-event-loop")
+                loop.start()  # first: one that could not be started would never run what waits for it
+                self._loop, self._disposed = loop, False
             self._running += 1
             return self._loop
 

@@ -27,8 +27,12 @@ class EventLoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the loop's thread."""
-        self._thread.start()
+        """Start the loop's thread. Raises RuntimeError if the process can have no more threads."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._loop.close()
+            raise
 
     def is_alive(self) -> bool:
         """Returns whether coroutines can be run."""

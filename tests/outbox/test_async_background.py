@@ -190,6 +190,25 @@ def test_a_transaction_that_runs_while_it_is_disposed_of_ends_well(
     assert loops() == 0
 
 
+def test_a_thread_that_cannot_be_started_fails_its_transaction_and_the_next_one_tries_again(
+    sqlite_shop: Shop, background: AsyncBackground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pay(background, 1)
+    second = threading.Thread(target=pay, args=(background, 2), daemon=True)
+    second.start()
+    second.join(20)
+
+    assert not second.is_alive()
+    assert sqlite_shop.payments() == [2]
+    background.dispose()
+
+
 def test_plain_engines_are_left_alone(sqlite_shop: Shop) -> None:
     second: Engine = background_engine(sqlite_shop.engine)
 
