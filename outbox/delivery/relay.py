@@ -200,7 +200,7 @@ class Relay:
             return message
         if row.deliver_in_us <= 0:
             return due_message(message)
-        batch.decide(row.id, Retry(-(-row.deliver_in_us // 1000), "the broker cannot delay", tried=False))
+        batch.decide(row.id, Retry(-(-row.deliver_in_us // 1000), "", tried=False))
         return None
 
     def _publish_in_waves(self, publishes: Mapping[str, _RowMessage], batch: SendBatch) -> BrokerError | None:
@@ -344,7 +344,7 @@ class Relay:
                 case Retry(delay_ms, error, tried=True):
                     return store.reschedule(connection, ids, token=token, delay_us=delay_ms * 1000, error=error)
                 case Retry(delay_ms, error):
-                    return store.release(connection, ids, token=token, delay_us=delay_ms * 1000, error=error)
+                    return store.release(connection, ids, token=token, delay_us=delay_ms * 1000, error=error or None)
                 case Hold(delay_ms):
                     return store.release(connection, ids, token=token, delay_us=delay_ms * 1000, error=None)
                 case Park(error):

@@ -22,7 +22,8 @@ class Acceptance:
 class Retry:
     """The row is due again after the delay. An unsent row is never given up, after any number of retries.
 
-    `tried` is False if the row did not cause the failure (an outage of the broker): no attempt is counted.
+    `tried` is False if the row did not cause the failure (an outage of the broker): no attempt is counted. `error` is
+    empty if nothing failed: the row was not given to the broker.
     """
 
     delay_ms: int

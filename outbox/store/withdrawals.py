@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, Table, delete, insert, literal, select
 from sqlalchemy.engine import Dialect
@@ -11,7 +11,7 @@ from sqlalchemy.engine import Dialect
 from outbox.store.database import now_us
 from outbox.store.message_table import ARCHIVED_COLUMNS
 from outbox.store.row import OutboxRow
-from outbox.store.schema import message_table, outbox_tables
+from outbox.store.schema import RowState, message_table, outbox_tables
 from outbox.store.table_placement import MessageTable
 from outbox_core.messages.message import CancelStatus
 
@@ -29,9 +29,10 @@ class Withdrawals:
         self._now_us = now_us(dialect)
 
     def withdraw(self, connection: Connection, cancel: OutboxRow) -> CancelStatus:
-        """Delete a scheduled message that nobody has claimed, and archive it and the cancel with its result.
+        """Delete a scheduled message that no broker can have, and archive it and the cancel with its result.
 
-        `too_late`: it is being sent, or was. `unknown`: it is in no table and no archive.
+        `too_late`: it is being sent, or was, or may have been: a send of it failed. `unknown`: it is in no table and no
+        archive.
         """
         found = (self._withdraw_from(connection, table, cancel.cancels) for table in self._tables)
         status = next((one for one in found if one is not None), None) or self._of_archive(connection, cancel.cancels)
@@ -53,14 +54,15 @@ class Withdrawals:
         scheduled = (message.c.id == message_id) & message.c.deliver_at_ms.is_not(None) & message.c.order_key.is_(None)
         if connection.scalar(select(message.c.id).where(scheduled)) is None:
             return None
-        locked = connection.execute(select(message.c.token).where(scheduled).with_for_update()).one_or_none()
-        if locked is None or locked.token is not None:
+        columns = (message.c.state, message.c.token, message.c.attempts, message.c.last_error)
+        locked = connection.execute(select(*columns).where(scheduled).with_for_update()).one_or_none()
+        if locked is None or _may_have_been_sent(locked):
             return CancelStatus.TOO_LATE
         if self._keep_archive:
             copied = [message.c[name] for name in ARCHIVED_COLUMNS]
             source = select(*copied, self._now_us, literal(WITHDRAWN)).where(scheduled)
-            columns = [*ARCHIVED_COLUMNS, "sent_at_us", "outcome"]
-            connection.execute(insert(self._archive).from_select(columns, source))
+            names = [*ARCHIVED_COLUMNS, "sent_at_us", "outcome"]
+            connection.execute(insert(self._archive).from_select(names, source))
         connection.execute(delete(message).where(message.c.id == message_id))
         return CancelStatus.CANCELED
 
@@ -70,3 +72,11 @@ class Withdrawals:
         if outcome is None:
             return CancelStatus.UNKNOWN
         return CancelStatus.CANCELED if outcome == WITHDRAWN else CancelStatus.TOO_LATE
+
+
+def _may_have_been_sent(row: Any) -> bool:
+    """Whether a broker may have a row's message: after a claim, unless it was refused for good. An outage leaves an
+    error and no attempt, a process that was killed a token or, once an operator has retried the row, an attempt.
+    """
+    was_tried = row.token is not None or row.attempts > 0 or row.last_error is not None
+    return row.state != RowState.PARKED and was_tried

@@ -22,7 +22,7 @@ from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from outbox_core.messages.ids import new_token
-from outbox_core.messages.message import DUE_HEADER, Message
+from outbox_core.messages.message import DUE_HEADER, Message, PublishResult
 from outbox_core.messages.timing_port import TimedRow, Timer
 from outbox_demo.ports import free_port
 from tests.fixtures.databases import Database
@@ -274,6 +274,50 @@ def test_a_cancel_is_too_late_for_what_is_being_sent_or_was(
     assert shop.scan(prompt).run().accepted == 1
     cancel(box, message.id)
     assert outcomes(shop) == [("cancel", "too_late"), ("cancel", "too_late"), ("publish", "stored")]
+
+
+class Unanswered(PromptBroker):
+    """It stores what it gets, and its first answer is lost."""
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        results = super().publish(batch)
+        if len(self.batches) == 1:
+            raise BrokerUnavailable("no answer")
+        return results
+
+
+def test_a_cancel_is_too_late_for_what_the_broker_may_have(shop: Shop, timers: KeptTimers) -> None:
+    broker = Unanswered()
+    box = shop.box(broker, timing=timers)
+    message = publish(box, delay=HOUR)
+    come_due(shop)
+    assert shop.scan(broker).run().retried == 1
+
+    cancel(box, message.id)
+    assert broker.ids == [message.id]
+    assert outcomes(shop) == [("cancel", "too_late")]
+    shop.end_delays()
+    assert shop.scan(broker).run().accepted == 1
+    assert broker.duplicates == [message.id]
+
+
+def test_a_cancel_withdraws_what_was_claimed_too_early_or_refused_for_good(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    box = shop.box(prompt, timing=timers)
+    early = publish(box, delay=HOUR)
+    shop.end_leases()
+    assert shop.scan(prompt).run().retried == 1
+    cancel(box, early.id)
+
+    refused = publish(box, delay=HOUR)
+    prompt.rejects[refused.id] = "never"
+    come_due(shop)
+    assert shop.scan(prompt).run().parked == 1
+    cancel(box, refused.id)
+
+    assert outcomes(shop) == [("cancel", "canceled")] * 2 + [("publish", "withdrawn")] * 2
+    assert prompt.stored == []
 
 
 def test_a_cancel_of_nothing_is_unknown_and_one_of_what_is_for_now_withdraws_nothing(
