@@ -60,12 +60,13 @@ class TableScan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedBatch:
-    """Rows leased by this token; the table that was claimed from last, and where there may be more. `held` rows were
-    due and not claimed: they wait for an older message of their key.
+    """Rows leased by this token until `until_ms` of the monotonic clock; the table that was claimed from last, and
+    where there may be more. `held` rows were due and not claimed: they wait for an older message of their key.
     """
 
     rows: Sequence[OutboxRow]
     token: str
+    until_ms: int
     last_table: str
     scans_left: Sequence[TableScan]
     held: int = 0
@@ -112,8 +113,9 @@ class Batches:
         self._engine = engine
         self._store = store
         self._lease_us = options.lease_ms * 1_000
+        self._clock = clock or SystemClock()
         self._bytes = BatchBytes()
-        self._retries = RetryLog(source, clock=clock or SystemClock())
+        self._retries = RetryLog(source, clock=self._clock)
         self._in_hand: dict[str, Mapping[str, Collection[str]]] = {}
         """By token and order key, rows claimed and not settled. Batches are sent in the order of their claims."""
         random = Random()
@@ -133,7 +135,7 @@ class Batches:
 
         Raises DatabaseUnavailable, SchemaMissing. Rows claimed by then become due again when their lease ends.
         """
-        token = new_token()
+        token, until_ms = new_token(), self._lease_ends_ms()
         left, table, held = deque(scans), "", 0
         rows: list[OutboxRow] = []
         # One connection, returned to its pool before anything is sent: none is held during network I/O.
@@ -151,7 +153,9 @@ class Batches:
         self._bytes.learn(rows)
         if ids := _ids_by_key(rows):
             self._in_hand[token] = ids
-        return ClaimedBatch(rows=rows, token=token, last_table=table, scans_left=tuple(left), held=held)
+        return ClaimedBatch(
+            rows=rows, token=token, until_ms=until_ms, last_table=table, scans_left=tuple(left), held=held
+        )
 
     def room(self, rows_max: int) -> int:
         """How many rows to claim by their ids, so that their bodies stay within the limit of a batch."""
@@ -162,7 +166,7 @@ class Batches:
 
         Raises DatabaseUnavailable, SchemaMissing.
         """
-        token = new_token()
+        token, until_ms = new_token(), self._lease_ends_ms()
         rows: list[OutboxRow] = []
         later: dict[TimedRow, int] = {}
         due_at_ms = 0
@@ -178,15 +182,19 @@ class Batches:
                 later |= rest
                 due_at_ms = max(due_at_ms, table_due_at_ms)
         self._bytes.learn(rows)
-        batch = ClaimedBatch(rows=rows, token=token, last_table="", scans_left=())
+        batch = ClaimedBatch(rows=rows, token=token, until_ms=until_ms, last_table="", scans_left=())
         return ClaimedTimers(batch=batch, later_ms=later, due_at_ms=due_at_ms)
 
     def send(self, claimed: ClaimedBatch, *, accepted: Mapping[str, Collection[str]]) -> SentBatch:
-        """Send claimed rows; `accepted` as in Relay.send. Writes no results yet, except for rows that failed with an
-        unforeseen error. Raises DatabaseUnavailable.
+        """Send claimed rows while their lease lasts; `accepted` as in Relay.send. Writes no results yet, except for
+        rows that failed with an unforeseen error. Raises DatabaseUnavailable.
         """
+
+        def in_time() -> bool:
+            return self._clock.monotonic_ms() < claimed.until_ms
+
         try:
-            return self._relay.send(claimed.rows, token=claimed.token, accepted=accepted)
+            return self._relay.send(claimed.rows, token=claimed.token, accepted=accepted, in_time=in_time)
         except BaseException:
             self._in_hand.pop(claimed.token, None)
             raise
@@ -204,6 +212,10 @@ class Batches:
         self._in_hand.pop(claimed.token, None)
         if claimed.rows:
             self._relay.release(claimed.rows, error, token=claimed.token)
+
+    def _lease_ends_ms(self) -> int:
+        """Returns when a lease ends that begins now, by the monotonic clock: no later than by the database's."""
+        return self._clock.monotonic_ms() + self._lease_us // 1_000
 
     def _free(
         self, connection: Connection, scan: TableScan, *, limit: int, claimed: Sequence[OutboxRow]

@@ -76,10 +76,15 @@ class IsolatingRelay:
         self._random = random
 
     def send(
-        self, rows: Sequence[OutboxRow], *, token: str, accepted: Mapping[str, Collection[str]] | None = None
+        self,
+        rows: Sequence[OutboxRow],
+        *,
+        token: str,
+        accepted: Mapping[str, Collection[str]],
+        in_time: Callable[[], bool],
     ) -> SentBatch:
-        """Send rows that `token` owns. Raises only the documented errors of Relay.send."""
-        answer = self._try(rows, partial(self._relay.send, rows, accepted=accepted), first=True)
+        """Send rows that `token` owns, as Relay.send does. Raises only its documented errors."""
+        answer = self._try(rows, partial(self._relay.send, rows, accepted=accepted, in_time=in_time), first=True)
         if answer is not None:
             settlements, outage = answer
             return SentBatch(rows=rows, token=token, settlements=settlements, outage=outage)

@@ -134,15 +134,21 @@ class Relay:
     # -- the first half: to the broker -------------------------------------------------------------------------------
 
     def send(
-        self, rows: Sequence[OutboxRow], *, accepted: Mapping[str, Collection[str]] | None = None
+        self,
+        rows: Sequence[OutboxRow],
+        *,
+        accepted: Mapping[str, Collection[str]] | None = None,
+        in_time: Callable[[], bool] = lambda: True,
     ) -> tuple[list[RowSettlement], BrokerError | None]:
         """Send rows to the broker, and return the settlement of each, which settle() has to write.
 
         Publishes first, then cancels: a cancel written in the same transaction must find its message. `accepted`: by
-        order key, ids that the broker has accepted though their rows still exist. Raises DatabaseUnavailable if the
-        order of keys could not be read.
+        order key, ids that the broker has accepted though their rows still exist. `in_time` is asked before each of the
+        requests to the broker, which may be many: of waves, and of parts of what was refused. Raises
+        DatabaseUnavailable if the order of keys could not be read.
         """
-        batch = SendBatch(rows, self._barriers(rows, accepted or {}), jitter=self._random.random())
+        barriers = self._barriers(rows, accepted or {})
+        batch = SendBatch(rows, barriers, jitter=self._random.random(), in_time=in_time)
         publishes, cancels = self._read(rows, batch)
         outage = self._publish_in_waves(publishes, batch)
         if cancels and outage is None:
@@ -214,6 +220,9 @@ class Relay:
         return outage
 
     def _publish(self, row_messages: Sequence[_RowMessage], batch: SendBatch) -> BrokerError | None:
+        if not batch.in_time():
+            batch.hold(row.id for row, _ in row_messages)
+            return None
         messages = [message for _, message in row_messages]
         try:
             with self._telemetry.sending(messages, path=self._path) as sending:
@@ -266,6 +275,9 @@ class Relay:
         return None
 
     def _cancel(self, rows: Sequence[OutboxRow], batch: SendBatch) -> BrokerError | None:
+        if not batch.in_time():
+            batch.hold(row.id for row in rows)
+            return None
         try:
             statuses = self._broker.cancel([row.cancels for row in rows])
         except NotAuthorized as error:

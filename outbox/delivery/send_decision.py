@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outbox.delivery.key_waves import IN_FLIGHT_DELAY_MS, hold_delay_ms
@@ -33,7 +33,9 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The row waits for an older message of its ordered key. It is retried after the delay."""
+    """The row waits for an older message of its ordered key, or for another owner: this one's lease may be over. It is
+    retried after the delay.
+    """
 
     delay_ms: int
 
@@ -72,11 +74,20 @@ class SendBatch:
     After any decision but Acceptance on a message of an ordered key, the younger ones of its key are held.
     """
 
-    def __init__(self, rows: Sequence[OutboxRow], barriers: Mapping[str, Barrier], *, jitter: float) -> None:
+    def __init__(
+        self,
+        rows: Sequence[OutboxRow],
+        barriers: Mapping[str, Barrier],
+        *,
+        jitter: float,
+        in_time: Callable[[], bool] = lambda: True,
+    ) -> None:
         """`barriers`: by order key, the oldest unsent message that another owner has to send. `jitter`, 0 to 1, is the
         jitter of this batch's delays: the same for all its rows, so that equal decisions are written together.
+        `in_time`: whether another request to the broker may begin.
         """
         self.jitter = jitter
+        self.in_time: Callable[[], bool] = in_time
         self._rows = {row.id: row for row in rows}
         self._decisions: dict[str, Decision] = {}
         self._stops = {key: _Stop(barrier.order_seq, hold_delay_ms(barrier)) for key, barrier in barriers.items()}
@@ -91,6 +102,11 @@ class SendBatch:
         if stop is None or row.order_seq < stop.seq:
             delay_ms = decision.delay_ms if isinstance(decision, Retry | Hold) else IN_FLIGHT_DELAY_MS
             self._stops[row.order_key] = _Stop(row.order_seq, delay_ms)
+
+    def hold(self, ids: Iterable[str]) -> None:
+        """Record that these rows are not sent by this owner any more."""
+        for row_id in ids:
+            self.decide(row_id, Hold(IN_FLIGHT_DELAY_MS))
 
     def is_ordered(self, row_id: str) -> bool:
         """Returns whether the row has an ordered key."""

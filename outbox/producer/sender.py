@@ -257,7 +257,8 @@ class Sender:
 
     def _send(self, commits: Sequence[_Commit]) -> None:
         rows = [row for commit in commits for row in commit.rows]
-        settlements, _ = self._relay.send(rows, accepted=self._accepted())
+        until_ms = min(commit.deadline_ms for commit in commits)
+        settlements, _ = self._relay.send(rows, accepted=self._accepted(), in_time=lambda: _monotonic_ms() < until_ms)
         if not self._unsettled:
             self._settle_at_ms = _monotonic_ms() + self._limits.settle_delay_ms
         held = {one.row_id for one in settlements if isinstance(one.decision, Hold)}
@@ -274,7 +275,9 @@ class Sender:
         return found
 
     def _hold(self, commits: Sequence[_Commit], held: set[str]) -> None:
-        """Keep rows that wait for an older message, within their lease; after it the compensator owns them."""
+        """Keep rows that wait for an older message, or came too late, within their lease; after it the compensator owns
+        them.
+        """
         with self._wake:
             if not self._held:  # else younger ones, held batch after batch, would put off the older ones for ever
                 self._held_until_ms = _monotonic_ms() + self._limits.held_delay_ms

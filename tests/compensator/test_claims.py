@@ -23,6 +23,7 @@ from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 HOUR_US = 3_600_000_000
+LEASE_MS = 2_000
 OURS, THEIRS = "a" * 32, "b" * 32
 
 
@@ -168,6 +169,27 @@ def test_a_row_that_somebody_claimed_first_is_left_to_them(shop: Shop) -> None:
         ours = shop.store.claimed(connection, ids, token=OURS)
 
     assert [row.id for row in ours] == ids[2:]
+
+
+def test_a_pass_sends_no_more_of_a_batch_whose_lease_is_over(shop: Shop) -> None:
+    others = iter([shop.scan])
+
+    def take_over_once(_batch: Sequence[Message]) -> None:
+        for scan in others:
+            pause.wait(1.1 * LEASE_MS / 1_000)
+            assert scan(broker).run().accepted == 2
+
+    pause, broker = threading.Event(), RecordingBroker(take_over_once)
+    box = shop.box(broker, ordered={"topic"}, sender=NO_SENDER)
+    with box.begin():
+        first, second = [box.publish("topic", "", key="k").id for _ in range(2)]
+    shop.end_leases()
+
+    report = shop.scan(broker, lease_ms=LEASE_MS).run()
+
+    assert (broker.ids, broker.duplicates) == ([first, second], [first])
+    assert (report.accepted, report.held, report.stale) == (1, 1, 2)
+    assert shop.rows() == []
 
 
 def test_the_compensator_leaves_a_fresh_row_to_its_sender_until_the_lease_ends(shop: Shop) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, SenderLimits
-from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox_core.messages.message import Message
 from outbox_core.runtime.logs import event_name
 from tests.outbox.recording_broker import RecordingBroker
@@ -24,6 +24,7 @@ from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 300
+SEND_FOR_MS = 2_000
 
 
 class HangingBroker(RecordingBroker):
@@ -151,6 +152,37 @@ def test_the_sender_sends_nothing_once_its_lease_may_be_over(sqlite_shop: Shop) 
     assert emptied
     assert broker.batches == []
     assert len(sqlite_shop.rows()) == 1
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_sender_begins_no_further_request_of_a_batch_once_its_lease_may_be_over(
+    sqlite_shop: Shop, is_refused: bool
+) -> None:
+    def let_the_lease_end(_batch: Sequence[Message]) -> None:
+        [_, other] = [row["created_at_us"] for row in sqlite_shop.rows()]
+        until_ms = other // 1_000 + SEND_FOR_MS
+        while time.time_ns() // 1_000_000 <= until_ms:
+            time.sleep(0.01)
+        if is_refused:
+            raise BrokerRefused("one of them")
+
+    broker = RecordingBroker(let_the_lease_end)
+    limits = SenderLimits(lease_ms=60_000, lease_margin_ms=60_000 - SEND_FOR_MS)
+    box = sqlite_shop.box(broker, sender=limits, ordered=[] if is_refused else ["payments"])
+
+    with Session(sqlite_shop.engine) as session, session.begin():
+        for number in (1, 2):
+            box.publish("payments", str(number), key="k", session=session)
+    broker.wait_for(lambda it: len(it.batches) == 1)
+    assert box.close(timeout_ms=WAIT_SECONDS * 1_000)
+
+    assert len(broker.batches) == 1
+    bodies = [row["body"] for row in sqlite_shop.rows()]
+    assert bodies == ([b"1", b"2"] if is_refused else [b"2"])
+    sqlite_shop.end_leases()
+    broker.rule = None
+    sqlite_shop.scan(broker).run()
+    assert [message.body for message in broker.stored] == [b"1", b"2"]
 
 
 def test_the_sender_goes_on_after_an_outage_and_after_the_database_refused_to_settle(
