@@ -6,7 +6,7 @@ response. Statements are still written in SQLAlchemy's expression language; only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -18,7 +18,8 @@ from sqlalchemy.sql import ClauseElement
 from outbox.store.database import NO_SUCH_INDEX, error_code
 
 _SIZES: Final = (1, 10, 50, 200, 1_000)
-"""Lists are padded to one of these lengths with their last id, so that few statements are compiled."""
+"""Lists are padded to one of these lengths with their last id, so that few statements are compiled. Longer ones are run
+in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +79,27 @@ class PreparedByIds:
         self._prepared: dict[tuple[object, int], PreparedStatement] = {}
 
     def rows(self, connection: Connection, build: Build, ids: Sequence[str], **values: object) -> list[tuple[Any, ...]]:
-        """Returns the rows of a SELECT, as the driver gives them."""
-        return [tuple(row) for row in self._run(connection, build, ids, values)] if ids else []
+        """Returns the rows of a SELECT, as the driver gives them; in the statement's order among 1,000 ids."""
+        return [tuple(row) for part in _parts(ids) for row in self._run(connection, build, part, values)]
 
     def count(self, connection: Connection, build: Build, ids: Sequence[str], **values: object) -> int:
         """Returns the row count of an UPDATE, DELETE or INSERT. Rows are locked in the sorted order of ids."""
-        return self._run(connection, build, ids, values).rowcount if ids else 0
+        return sum(self._run(connection, build, part, values).rowcount for part in _parts(ids))
 
     def _run(
-        self, connection: Connection, build: Build, ids: Sequence[str], values: dict[str, object]
+        self, connection: Connection, build: Build, ids: list[str], values: dict[str, object]
     ) -> CursorResult[Any]:
-        size = next((size for size in _SIZES if size >= len(ids)), len(ids))
+        size = next(size for size in _SIZES if size >= len(ids))
         prepared = self._prepared.get((build, size))
         if prepared is None:
             bound = [bindparam(f"id_{number}", type_=String()) for number in range(size)]
             prepared = self._prepared[(build, size)] = prepare(self._dialect, build(bound))
-        ordered = sorted(ids)
-        ordered += ordered[-1:] * (size - len(ordered))
-        values.update((f"id_{number}", one) for number, one in enumerate(ordered))
-        return prepared.run(connection, values)
+        padded = (*ids, *(ids[-1:] * (size - len(ids))))
+        return prepared.run(connection, {**values, **{f"id_{number}": one for number, one in enumerate(padded)}})
+
+
+def _parts(ids: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the sorted ids in parts of at most the greatest length."""
+    ordered = sorted(ids)
+    for start in range(0, len(ordered), _SIZES[-1]):
+        yield ordered[start : start + _SIZES[-1]]

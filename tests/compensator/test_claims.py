@@ -60,6 +60,21 @@ def test_a_claim_of_a_hundred_among_thousands_locks_a_hundred_rows(mysql_shop: S
     assert 100 <= locked <= 220  # the row's own lock, and for some the secondary index's
 
 
+def test_lists_of_any_length_are_asked_for_by_statements_of_a_few_lengths(sqlite_shop: Shop) -> None:
+    ids, statements = add_due(sqlite_shop, 2_300), set[str]()
+    engine = sqlite_shop.background_engine()
+    event.listen(engine, "before_cursor_execute", lambda *it: statements.add(it[2]))
+
+    with engine.connect() as connection:
+        found = [
+            {row.id for row in sqlite_shop.store.claimed(connection, ids[:count], token="d" * 32)}
+            for count in (1_001, 1_234, 2_300)
+        ]
+
+    assert found == [set(ids[:1_001]), set(ids[:1_234]), set(ids)]
+    assert len([one for one in statements if one.startswith("SELECT")]) == 2
+
+
 def test_background_connections_are_read_committed_and_those_of_the_business_stay_as_they_were(
     mysql_shop: Shop,
 ) -> None:
