@@ -75,6 +75,9 @@ def rebuild_timers(
     try:
         total = tables.count(rows_max=options.counted_rows_max)
         on_progress(RebuildProgress(rows, total))
+        rebuild = store.begin_rebuild(rebuild.slots)  # the count may have outlasted the time that the slots were ours
+        if not rebuild.slots:
+            return False
         for page in added_pages(tables, store, options=options, clock=clock, stopping=stopping):
             rows += page.rows
             on_progress(RebuildProgress(rows, total))

@@ -92,6 +92,18 @@ def test_a_worker_rebuilds_again_at_once_after_one_slot_lost_its_timers(
     assert rebuild(tables, store)
 
 
+def test_a_rebuild_whose_count_took_longer_than_its_slots_were_kept_becomes_complete(
+    tables: PendingRowReader, store: TimingStore, server: RedisServer
+) -> None:
+    def let_the_time_pass(progress: RebuildProgress) -> None:
+        for slot in EVERY if progress.rows == 0 else []:
+            server.ask("PEXPIRE", f"outbox:timing:{{shop:{slot}}}:generation", 0)
+
+    assert rebuild(tables, store, on_progress=let_the_time_pass)
+    assert states(store) == {SlotState.COMPLETE}
+    assert held(store) == (COUNT, 0)
+
+
 def test_a_worker_rebuilds_again_at_once_after_redis_was_away(tables: PendingRowReader, server: RedisServer) -> None:
     with opened(store_url(server)) as store:
         with pytest.raises(BrokerUnavailable):
