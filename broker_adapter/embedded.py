@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from broker_adapter.publishing.fork_reset import reset_in_children
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import Storage
@@ -35,7 +36,7 @@ class EmbeddedBroker:
     """A Broker over an engine of this process; opened on first use, shared by all who name the same folder.
 
     After a fork the child has no engine: the folder stays the parent's, and using it in the child raises
-    ConfigurationError. Where several processes publish, run `outbox broker serve` instead.
+    ConfigurationError. Where several processes publish, run `outbox broker serve` instead. Thread-safe and fork-safe.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class EmbeddedBroker:
         self._storage = storage
         self._lock = threading.Lock()
         self._engine: Engine | None = None
+        self._watches_forks = False
         self._closed = False
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
@@ -106,7 +108,8 @@ class EmbeddedBroker:
     @property
     def admin(self) -> BrokerAdmin:
         """The operator's half."""
-        return EmbeddedAdmin(self._open())
+        self._open()
+        return EmbeddedAdmin(self._open)
 
     def close(self) -> None:
         """Let go of the engine; the last one that shares it closes it. Idempotent."""
@@ -116,10 +119,18 @@ class EmbeddedBroker:
         if engine is not None:
             _shared.release(engine)
 
+    def reset_after_fork(self) -> None:
+        """Leave the engine to the parent in a forked child: opening the folder there meets the parent's lock."""
+        self._lock = threading.Lock()
+        self._engine = None
+
     def _open(self) -> Engine:
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this broker was closed; connect again")
+            if not self._watches_forks:
+                reset_in_children(self)
+                self._watches_forks = True
             if self._engine is None:
                 self._engine = _shared.acquire(
                     self._folder, clock=self._clock, options=self._options, storage=self._storage
@@ -130,57 +141,58 @@ class EmbeddedBroker:
 class EmbeddedAdmin:
     """BrokerAdmin over an engine. Unknown topics and groups are refused."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, opened: Callable[[], Engine]) -> None:
+        """`opened` returns the engine of this process, which after a fork is not the one that there was before."""
+        self._opened = opened
 
     def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
         """Make a group or change its settings."""
-        self._engine.declare_group(topic, group, config)
+        self._opened().declare_group(topic, group, config)
 
     def topics(self) -> list[str]:
         """All topics."""
-        return self._engine.topics()
+        return self._opened().topics()
 
     def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
         """Counts of a topic or group."""
         with _unknown_is_refused():
             if group is None:
-                return self._engine.topic_figures(topic)
-            return self._engine.group_figures(topic, group)
+                return self._opened().topic_figures(topic)
+            return self._opened().group_figures(topic, group)
 
     def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
         """Delete a group. Raises InUse, unless forced."""
         with _unknown_is_refused():
-            self._engine.delete_group(topic, group, force=force)
+            self._opened().delete_group(topic, group, force=force)
 
     def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Delete a topic. Raises InUse, unless forced."""
         with _unknown_is_refused():
-            self._engine.delete_topic(topic, force=force)
+            self._opened().delete_topic(topic, force=force)
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group."""
         with _unknown_is_refused():
-            self._engine.seek(topic, group, to_ms=to_ms, to_offset=to_offset)
+            self._opened().seek(topic, group, to_ms=to_ms, to_offset=to_offset)
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
         """Pause or resume deliveries."""
         with _unknown_is_refused():
-            self._engine.pause(topic, group, paused=paused)
+            self._opened().pause(topic, group, paused=paused)
 
     def dead(
         self, topic: str, group: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[list[DeadLetter], str | None]:
         """One page of dead letters."""
         with _unknown_is_refused():
-            return self._engine.dead(topic, group, limit=limit, after=after)
+            return self._opened().dead(topic, group, limit=limit, after=after)
 
     def redrive(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
     ) -> int:
         """Send dead letters again."""
         with _unknown_is_refused():
-            return self._engine.redrive(topic, group, ids=ids, per_second=per_second)
+            return self._opened().redrive(topic, group, ids=ids, per_second=per_second)
 
 
 class _unknown_is_refused:  # noqa: N801 - reads as the statement that it is
@@ -195,7 +207,9 @@ class _unknown_is_refused:  # noqa: N801 - reads as the statement that it is
 
 
 class _SharedEngines:
-    """The engines of this process by folder, counted."""
+    """The engines of this process by folder, counted. In a forked child none: those that it inherited are copies, whose
+    threads are gone and whose ideas of the logs' ends go stale.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -222,5 +236,11 @@ class _SharedEngines:
                     del self._engines[place]
                     engine.close()
 
+    def reset_after_fork(self) -> None:
+        """Leave the engines to the parent, in a forked child."""
+        self._lock = threading.Lock()
+        self._engines = {}
+
 
 _shared = _SharedEngines()
+reset_in_children(_shared)
