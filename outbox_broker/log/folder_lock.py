@@ -11,6 +11,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 from outbox_core.common.errors import ConfigurationError
 
@@ -37,7 +38,7 @@ def _is_data_folder(folder: Path) -> bool:
 
 
 class FolderLock:
-    """A lock held from acquire() to release(), or to the end of the process."""
+    """A lock held from acquire() to release(), or to the end of the process; forked children do not hold it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
@@ -59,9 +60,28 @@ class FolderLock:
             os.pwrite(descriptor, note, 0)  # overwritten in place: a full disk may not give the old note's block back
             os.ftruncate(descriptor, len(note))
         self._descriptor = descriptor
+        _acquired.add(self)
 
     def release(self) -> None:
         """Release the lock; idempotent."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that is just being forked has the descriptor, too
+            os.close(descriptor)
+
+    def leave_to_parent(self) -> None:
+        """Let go of the lock in a forked child, without releasing it: it is the parent's."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+_acquired: Final[WeakSet[FolderLock]] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for lock in list(_acquired):
+        lock.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

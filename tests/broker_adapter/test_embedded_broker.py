@@ -61,6 +61,30 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path) -> Non
     broker.close()
 
 
+OUTLIVED = """
+import os, sys
+from outbox_core import Message, connect
+
+folder, living = sys.argv[1], os.pipe()
+broker = connect(f"embedded:{folder}")
+broker.publish([Message(id="1", topic="t", body=b"1")])
+child = os.fork()
+if not child:
+    os.close(living[1])
+    os.read(living[0], 1)  # to the end of the parent
+    os._exit(0)
+broker.close()
+broker = connect(f"embedded:{folder}")
+broker.publish([Message(id="2", topic="t", body=b"2")])
+print([one.body for one in broker.pull("t", "g")], os.waitpid(child, os.WNOHANG)[0])
+"""
+
+
+@pytest.mark.processes
+def test_a_child_that_lives_on_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
+    assert run(OUTLIVED, tmp_path / "data") == "[b'1', b'2'] 0\n"
+
+
 def run(program: str, folder: Path) -> str:
     """What the program prints."""
     done = subprocess.run(
