@@ -54,7 +54,7 @@ class RedisServer:
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
-        self._program = program
+        self.program = program
         self._environment = environment or {}
         self.port = port
 
@@ -78,7 +78,7 @@ class RedisServer:
     def start(self) -> None:
         """Start, and wait until it serves. From the main thread only, whose end it shares."""
         is_new = self.port == 0
-        if not is_new and self._program is None:
+        if not is_new and self.program is None:
             self._repair_append_only_file()
         for _ in range(START_ATTEMPTS_MAX):
             self.port = self.port or free_port(HOST)
@@ -153,7 +153,7 @@ class RedisServer:
             given["port"] = str(self.port)
         arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
         self._folder.mkdir(exist_ok=True)
-        program = str(self._program or server_program())
+        program = str(self.program or server_program())
         self._process = subprocess.Popen(
             guarded([program, *arguments]),
             stdin=subprocess.DEVNULL,
@@ -229,10 +229,10 @@ def redis_server(
 
 @contextlib.contextmanager
 def replica_of(master: RedisServer) -> Iterator[RedisServer]:
-    """A replica that is in step with a master without a password."""
+    """A replica of the same program that is in step with a master without a password."""
     # Without a delay: a master waits five seconds for more replicas before it sends the first its data.
     master.ask("CONFIG", "SET", "repl-diskless-sync-delay", 0)
-    with redis_server(replicaof=f"{HOST} {master.port}") as replica:
+    with redis_server(replicaof=f"{HOST} {master.port}", program=master.program) as replica:
         assert wait_until(lambda: _is_in_step(master))
         yield replica
 
