@@ -4,7 +4,8 @@
 -- Keys:      those of the slot
 -- Arguments: 1  how long ids are remembered, in ms; then the ids
 -- Returns:   for each in order 1 (canceled), 2 (too late) or 0 (unknown: if it is added within the window, it is dropped)
--- Invariant: a canceled id is in no place, and a repeat of it within the window is not added.
+-- Invariant: a canceled id is in no place, and a repeat of it within the window is not added. What is remembered is
+--            written again by a repeat, so that a WAIT behind it waits for what it repeats.
 
 local results = {}
 for at = 2, #ARGV do
@@ -16,6 +17,7 @@ for at = 2, #ARGV do
         redis.call('ZADD', canceled, now_us, id)
         result = 1
     elseif redis.call('ZSCORE', canceled, id) then
+        redis.call('ZADD', canceled, now_us, id)
         result = redis.call('ZSCORE', ids, id) and 1 or 0
     elseif redis.call('HEXISTS', body, id) == 1 or redis.call('ZSCORE', ids, id) then
         result = 2

@@ -28,7 +28,7 @@ from outbox_core.messages.message import (
     PublishStatus,
 )
 from tests.broker_adapter.redis.redis_engine import BULK_BYTES_MAX
-from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server, wait_until
+from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server, replica_of, wait_until
 
 Open = Callable[[str], Broker]
 WAIT_MS = 60_000
@@ -91,6 +91,24 @@ def test_an_id_that_was_canceled_before_it_came_is_dropped_on_a_topic_that_there
     assert broker.admin.figures(topic)["scheduled"] == 0
     assert broker.admin.figures(topic)["stored"] == 2
     assert broker.cancel([canceled.id]) == [CancelStatus.CANCELED]
+
+
+def test_a_cancel_that_no_replica_has_is_not_acknowledged_nor_is_its_repeat(
+    server: RedisServer, open_broker: Open, topic: str
+) -> None:
+    with replica_of(server) as replica:
+        url = f"redis://{HOST}:{server.port}/?store=timers&wait=1&timeout_ms=1000"
+        broker = open_broker(url)
+        scheduled, unknown = message(topic, delay_ms=HOUR_MS), new_message_id()
+        broker.publish([scheduled])
+
+        with replica.paused():
+            for one in (broker, open_broker(url)):  # the repeat is on a connection that wrote nothing itself
+                for message_id in (scheduled.id, unknown):
+                    with pytest.raises(StorageFailed, match="0 of 1 replicas"):
+                        one.cancel([message_id])
+
+        assert broker.cancel([scheduled.id, unknown]) == [CancelStatus.CANCELED, CancelStatus.UNKNOWN]
 
 
 def test_what_every_group_acknowledged_leaves_only_its_id_behind(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +69,23 @@ def test_a_topic_lies_in_slots_on_all_masters_and_each_message_comes_once(cluste
         assert broker.admin.figures("t", "g")["scheduled"] == 0
     masters = {cluster.master_of(f"outbox:timers:{{t:{slot_of(one.id, SLOTS)}}}:log").port for one in now}
     assert masters == {server.port for server in cluster.masters}
+
+
+def test_nothing_is_acknowledged_on_a_topic_that_no_replica_knows_by_whoever_registers_it(
+    cluster: RedisClusterServers,
+) -> None:
+    registry = cluster.master_of("outbox:timers:topics")
+    topics = (f"topic-{number}" for number in itertools.count())
+    topic = next(one for one in topics if cluster.master_of(f"outbox:timers:{{{one}:0}}:log") is not registry)
+    batch = [Message(id=new_message_id(), topic=topic, body=b"x")]
+
+    with cluster.replica_of(registry).paused():
+        for _ in range(2):
+            with (
+                broker_on(cluster, "wait=1&timeout_ms=2000") as broker,
+                pytest.raises(StorageFailed, match="0 of 1 replicas"),
+            ):
+                broker.publish(batch)
 
 
 @pytest.mark.slow
