@@ -7,8 +7,9 @@
 --            3  the channel of wake-ups
 --            then for each message its id, its due time in ms (0: now), and its body
 -- Returns:   for each message in order 1 (added, or canceled before it came) or 0 (repeat)
--- Invariant: an id is added if it has no body here and was not added within the window. It writes always, so that a WAIT
---            behind it waits for a repeat's message, too. Messages with equal due times keep the order of the call.
+-- Invariant: an id is added if it has no body here and was neither added nor canceled within the window. It writes
+--            always, so that a WAIT behind it waits for a repeat's message, too. Messages with equal due times keep the
+--            order of the call.
 
 bound_now(ARGV[2])
 local window_us = ARGV[1] * 1000
@@ -24,7 +25,9 @@ for at = 4, #ARGV, 3 do
     else
         results[#results + 1] = 1
         redis.call('ZADD', ids, now_us, id)
-        if not redis.call('ZSCORE', canceled, id) then
+        local canceled_us = redis.call('ZSCORE', canceled, id)
+        if not canceled_us or tonumber(canceled_us) <= now_us - window_us then
+            redis.call('ZREM', canceled, id)
             redis.call('HSET', body, id, ARGV[at + 2])
             if due_us > now_us then
                 redis.call('ZADD', store, due_us + #results, id)

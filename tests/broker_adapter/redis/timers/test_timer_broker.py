@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from broker_adapter import redis as redis_adapter
 from outbox_core.common.clock import ManualClock
@@ -91,6 +92,22 @@ def test_an_id_that_was_canceled_before_it_came_is_dropped_on_a_topic_that_there
     assert broker.admin.figures(topic)["scheduled"] == 0
     assert broker.admin.figures(topic)["stored"] == 2
     assert broker.cancel([canceled.id]) == [CancelStatus.CANCELED]
+
+
+def test_an_id_counts_as_new_when_the_window_of_its_cancel_is_over(
+    shared: RedisServer, open_broker: Open, topic: str
+) -> None:
+    broker = open_broker(url_of(shared, "&window_ms=1000"))
+    scheduled, now = message(topic, delay_ms=HOUR_MS), message(topic)
+    broker.publish([scheduled])
+    broker.cancel([scheduled.id, now.id])
+    canceled = time.monotonic()
+
+    assert wait_until(lambda: time.monotonic() > canceled + 1.1)
+    again = structs.replace(now, id=scheduled.id)
+    assert [one.status for one in broker.publish([again, now])] == [PublishStatus.STORED] * 2
+    assert [one.id for one in broker.pull(topic, "g", wait_ms=WAIT_MS)] == [again.id, now.id]
+    assert broker.cancel([again.id, now.id]) == [CancelStatus.TOO_LATE] * 2
 
 
 def test_a_cancel_that_no_replica_has_is_not_acknowledged_nor_is_its_repeat(
