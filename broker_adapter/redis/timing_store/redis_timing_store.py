@@ -204,20 +204,13 @@ class RedisTimingStore:
         """
         if self._registered:
             return
-        slots = self._registered_slots() or self._run([self._registration()])[0]
+        [slots] = self._run([self._registration()])
         if slots != self._slots:
             raise StorageFailed(
                 f"the timing store {self._keys.source} has {slots} slots, and its URL says slots={self._slots}: "
                 "give all processes the same URL, or another name="
             )
         self._registered = True
-
-    def _registered_slots(self) -> int | None:
-        """Returns the registered number of slots. Read first: a full server refuses to register one that exists."""
-        key, source = self._keys.sources, self._keys.source
-        deadline = Deadline(self._clock, self._timeout_ms)
-        slots: Any = self._sender.until_answered(lambda servers: servers.node_of(key).hget(key, source), deadline)
-        return None if slots is None else int(slots)
 
     def _settlement(self, taken: TakenTimers, later_ms: Mapping[TimedRow, int]) -> ScriptCall:
         pairs = [part for row in taken.rows for part in (member_of(row), later_ms.get(row, -1))]
