@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from outbox_broker.common.cancel_topic_patterns import scope_of
 from outbox_broker.delay_service.target_publisher import publish_to_target, timed
-from outbox_broker.engine.publisher import BUCKETS_MS, Publishable
+from outbox_broker.engine.publisher import BUCKETS_MS, OTHERS, Publishable
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
@@ -28,6 +28,8 @@ from outbox_core.messages.topic_figures import topic_figures
 
 CLAIM_AHEAD_MS: Final = 50
 """How long before it is due a message is claimed, at most: from then on it cannot be canceled any more."""
+COUNTERS_MAX: Final = 40_000
+"""Beyond so many, messages of further topics are counted together: clients can invent names."""
 _TOO_FAR: Final = "a delay may be at most 731 days"
 
 
@@ -102,14 +104,27 @@ class DelayProxy:
         def finish() -> list[PublishResult]:
             self._schedule.commit(place)
             self.service.wake()
-            for message, status in zip(batch, statuses, strict=True):
-                self._counters[f"published_{status}", message.topic, ""] += 1
+            self._count_published(batch, statuses)
             return [
                 PublishResult(message.id, status, _TOO_FAR if status is PublishStatus.REJECTED else None)
                 for message, status in zip(batch, statuses, strict=True)
             ]
 
         return finish
+
+    def _count_published(self, batch: Sequence[Message], statuses: Sequence[PublishStatus]) -> None:
+        for message, status in zip(batch, statuses, strict=True):
+            if status is PublishStatus.REJECTED:  # a topic may only have been named
+                is_known = ("published_stored", message.topic, "") in self._counters
+                self._count("published_rejected_delay", message.topic if is_known else OTHERS)
+            else:
+                self._count(f"published_{status}", message.topic)
+
+    def _count(self, what: str, topic: str, messages: int = 1) -> None:
+        place = (what, topic, "")
+        if place not in self._counters and len(self._counters) >= COUNTERS_MAX:
+            place = (what, OTHERS, "")
+        self._counters[place] += messages
 
     def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
         """Returns False: everything goes through the schedule, by publish()."""
@@ -212,5 +227,5 @@ class DelayProxy:
         fired = Counter(one.topic for one in batch)
         fired.subtract(one.topic for one in refused)
         for topic, messages in (+fired).items():
-            self._counters["fired", topic, ""] += messages
+            self._count("fired", topic, messages)
         return refused

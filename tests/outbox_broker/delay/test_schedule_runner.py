@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from broker_adapter.embedded import EmbeddedBroker
-from outbox_broker.delay_service.delay_proxy import DelayProxy
+from outbox_broker.delay_service.delay_proxy import COUNTERS_MAX, DelayProxy
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
@@ -22,7 +22,7 @@ from outbox_broker.schedule.service_thread import PAUSE_MS_MAX
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, InvalidMessage, NotSupported
-from outbox_core.messages.limits import HEADERS_MAX
+from outbox_core.messages.limits import DELAY_MAX_MS, HEADERS_MAX
 from outbox_core.messages.message import DUE_HEADER, PublishResult, PublishStatus
 from tests.outbox_broker.delay.conftest import (
     DAY_MS,
@@ -263,6 +263,29 @@ def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
     with pytest.raises(NotSupported, match="target broker"):
         served.subscribe("orders", "billing", lambda: None)
     front.check_ready()
+    front.close()
+
+
+def test_topics_that_clients_invent_do_not_make_the_figures_grow_without_end(
+    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+) -> None:
+    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
+    front.publish([message("kept", ahead_ms=1)])
+
+    for names in (["orders"], [f"refused-{number}" for number in range(10)]):
+        front.publish([structs.replace(message(name, ahead_ms=DELAY_MAX_MS + 1), topic=name) for name in names])
+    counted = dict(front.counters())
+    for first in range(0, COUNTERS_MAX, 1_000):
+        names = [f"topic-{first + number}" for number in range(1_000)]
+        front.publish([structs.replace(message(name, ahead_ms=1), topic=name) for name in names])
+
+    assert counted == {
+        ("published_stored", "orders", ""): 1,
+        ("published_rejected_delay", "orders", ""): 1,
+        ("published_rejected_delay", "~others", ""): 10,
+    }
+    assert len(front.counters()) == COUNTERS_MAX + 1
+    assert front.counters()["published_stored", "~others", ""] == 3
     front.close()
 
 
