@@ -70,11 +70,14 @@ def frame_at(view: memoryview, position: int) -> SyncedFrame | None:
 
 
 def was_synced_beyond(view: memoryview, position: int) -> bool:
-    """Returns whether a whole frame after a position records that the file had been synced beyond that position."""
+    """Returns whether a whole frame after a position records that the file had been synced beyond that position.
+
+    A frame records no more than what is before it: another one is of another file, as part of a message's body.
+    """
     for found in _MAY_BEGIN.finditer(view, position + 1):
         at = found.start()
         length, _, synced_end = _HEAD.unpack_from(view, at)
-        if synced_end <= position or (length and not _is_array(view, at)):
+        if not position < synced_end <= at or (length and not _is_array(view, at)):
             continue
         if frame_at(view, at) is not None:
             return True

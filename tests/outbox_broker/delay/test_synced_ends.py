@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -146,13 +147,25 @@ def test_a_torn_tail_that_was_found_and_left_as_it_is_stays_one(store: LocalSegm
     assert scanned(tmp_path) == ANSWERED
 
 
+def test_frames_of_another_file_in_a_torn_record_make_no_damage_of_it(store: LocalSegmentStore, tmp_path: Path) -> None:
+    begin = appended(store, ANSWERED, position=0)
+    store.sync(["log"])
+    copied, _ = frame_format.frames([record("of a copy")] * 3, position=2_000_000, synced_end=1_000_000)
+    end = appended(store, [b"\x91" + copied], position=begin)
+    store.close()
+
+    os.truncate(tmp_path / "log.delay", HEADER_BYTES + end - 1)  # as a kill in the middle of the write leaves it
+
+    assert scanned(tmp_path) == ANSWERED
+
+
 def test_a_frame_is_found_behind_any_gap_and_at_any_place() -> None:
-    data, _ = frame_format.frames([record("found", size_bytes=50)], position=5_000, synced_end=4_000)
+    data, _ = frame_format.frames([record("found", size_bytes=50)], position=5_000, synced_end=1)
 
     for gap in (b"", b"\x00" * 4_000, b"\x91" * 4_000, bytes(range(256)) * 16):
         view = memoryview(b"x" + gap + data)
         assert frame_format.was_synced_beyond(view, 0)
-        assert not frame_format.was_synced_beyond(view, 4_000)
+        assert not frame_format.was_synced_beyond(view, 1)
         for at in range(1 + len(gap), len(view)):
             flipped = bytearray(view)
             flipped[at] ^= 1
