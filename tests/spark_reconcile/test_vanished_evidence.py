@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -23,8 +23,10 @@ from spark_reconcile import InboxSource, NotComparable, Settings, Summary, run, 
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
-from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, log_end
+from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end
+from spark_reconcile.load.read_plan import SourcePlan
 from spark_reconcile.load.table_extents import TableExtent
 from spark_reconcile.load.unrecorded_effects import UnrecordedEffects, is_proven
 from spark_reconcile.results.source_history import (
@@ -35,8 +37,8 @@ from spark_reconcile.results.source_history import (
     read_totals,
     write_totals,
 )
-from spark_reconcile.runs.lost_evidence_check import is_gone
-from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.runs.lost_evidence_check import find_missing, is_gone
+from spark_reconcile.sources.log_segments import LogSegment, survey
 from spark_reconcile.sources.sql_statements import Leg
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import (
@@ -266,6 +268,46 @@ def test_rows_are_gone_where_no_purge_takes_them(
     assert is_gone(noted, extent, since_ms=since_ms) is gone
 
 
+@pytest.mark.parametrize(
+    ("since_h", "inbox_days", "gone"),
+    [
+        ([None], None, False),
+        ([None], 0.25, True),  # six hours, of which a purge has one
+        ([None], 0.125, False),
+        ([5], None, True),
+        ([3], None, False),
+        ([3], 0.25, False),
+        ([5, 3], None, False),  # each may be the table of the shorter retention
+        ([5, 4], None, True),
+        ([5, None], None, False),
+    ],
+)
+def test_the_settings_of_a_group_s_inboxes_say_which_of_its_effects_no_purge_takes(
+    tmp_path: Path, since_h: list[int | None], inbox_days: float | None, gone: bool
+) -> None:
+    sources = [
+        InboxSource(group=TICKETS, complete_since_ms=None if age is None else NOW_MS - age * HOUR_MS) for age in since_h
+    ]
+    settings = Settings(
+        database_url="sqlite:///none", broker_data=tmp_path, output=tmp_path, inbox_days=inbox_days,
+        inboxes=[*sources, InboxSource(group=MAIL)],
+    )  # fmt: skip
+    noted = SourceTotals(
+        rows=9, first_ms=NOW_MS - 8 * HOUR_MS, last_ms=NOW_MS - 4 * HOUR_MS, complete_since_ms=None, noted_at_ms=NOW_MS
+    )
+    now = TableExtent(
+        name="inbox", leg=Leg.INBOX, what=TICKETS, first_ms=NOW_MS - 3 * HOUR_MS, last_ms=NOW_MS - HOUR_MS
+    )
+    known = KnownGroups(pairs=frozenset(), deleted=frozenset(), is_complete=True, is_whole=True)
+
+    missing = find_missing(
+        KeptTotals(sources={"inbox": noted}), whole_logs(), settings, SourcePlan((), (), 0, extents=[now]), known=known,
+        now_ms=NOW_MS,
+    )  # fmt: skip
+
+    assert ["let inbox_days in the settings say" in one.cure for one in missing] == [True] * gone
+
+
 def test_totals_are_read_back_and_what_no_run_wrote_is_refused(tmp_path: Path) -> None:
     source = SourceTotals(rows=1, first_ms=2, last_ms=3, complete_since_ms=None, noted_at_ms=4, end_offset=5)
     totals = KeptTotals(sources={"inbox": source}, groups={"b": BrokerGroups(pairs=[(PAID, MAIL)], noted_at_ms=6)})
@@ -442,6 +484,17 @@ def settled_world(ages_h: Sequence[int]) -> World:
     for age in ages_h:
         world.settled(age_ms=age * HOUR_MS)
     return world
+
+
+def whole_logs() -> Evidence:
+    """Evidence without rows, and logs of which nothing was dropped."""
+    none: Any = None
+    segment = LogSegment(path="0.log", first_offset=0, created_at_ms=NOW_MS, size_bytes=0, last=True)
+    return Evidence(
+        inboxes=none, messages=none, actions=none, rows=none, tables=(), groups=(), counts=[], archive_reach_ms=0,
+        broker_reach_ms=0, actions_reach_ms=0, surveyed={"messages": [segment], "actions": [segment]},
+        ends={"messages": LogEnd(), "actions": LogEnd()},
+    )  # fmt: skip
 
 
 def narrow(settings: Settings, spark: SparkSession) -> Summary:
