@@ -18,7 +18,6 @@ from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.engines.java_server import java_home
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy, cutting_tcp_proxy
-from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.delay_history import Fate
 from tests.outbox_broker.cluster.delay_load import PENDING, DelayLoad
 from tests.outbox_broker.cluster.node_process import NodeProcess
@@ -41,9 +40,7 @@ class Stage:
     second: NodeProcess
 
     def wait_until_only_the_second_serves(self) -> None:
-        eventually(
-            lambda: [one["name"] for one in self.running.status()["nodes"]] == ["n2"], what="the first node is gone"
-        )
+        self.running.wait_until_alive("n2")
         self.running.wait_until_served(self.second)
 
     def wait_until_settled(self) -> None:

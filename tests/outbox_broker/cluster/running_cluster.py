@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_core import Message
 from outbox_core.common.errors import BrokerError
+from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
 from tests.broker_adapter.servers import serving
 from tests.outbox_broker.cluster.conftest import SECONDS_MAX, eventually
 from tests.outbox_broker.cluster.node_process import NodeProcess
@@ -34,6 +35,8 @@ from tests.outbox_broker.cluster.recorded_target import RecordedTarget
 
 SHARDS = 8
 DUE_MS = 3_000
+PATIENCE = {"OUTBOX_CLUSTER__SESSION_MS": "30000"}
+"""How long commands wait for ZooKeeper: not the 5 s of the default, which an election on a busy machine outlasts."""
 _numbers = itertools.count()
 
 
@@ -82,8 +85,9 @@ class RunningCluster:
         return node
 
     def command(self, name: str, *arguments: str) -> Any:
-        """Run a command of `outbox delay`."""
-        return CliRunner().invoke(app, [name, "--store", self.store, *arguments])
+        """Run a command of `outbox delay`. Raises its error: what it has printed then says nothing."""
+        command = [name, "--store", self.store, *arguments]
+        return CliRunner().invoke(app, command, env=PATIENCE, catch_exceptions=False)
 
     def status(self) -> dict[str, Any]:
         """What `outbox delay status` shows."""
@@ -94,23 +98,39 @@ class RunningCluster:
         """What `outbox delay sweep` prints, in a process of its own, since it starts a JVM."""
         command = ["outbox", "delay", "sweep", "--store", self.store, "--json", *arguments]
         done = subprocess.run(
-            [sys.executable, "-m", *command], capture_output=True, text=True, env=os.environ | self.environment,
-            check=False,
+            [sys.executable, "-m", *command], capture_output=True, text=True,
+            env=os.environ | self.environment | PATIENCE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         shown: dict[str, Any] = json.loads(done.stdout)
         return shown
 
+    def wait_until_shown(self, holds: Callable[[dict[str, Any]], bool], *, what: str) -> None:
+        """Wait until `outbox delay status` shows what holds. While no server of ZooKeeper answers it shows nothing."""
+
+        def is_shown() -> bool:
+            try:
+                return holds(self.status())
+            except CoordinatorUnavailable:
+                return False
+
+        eventually(is_shown, what=what)
+
     def wait_until_served(self, *nodes: NodeProcess) -> None:
         """Wait until these nodes, and no others, serve every shard."""
         names = {node.name for node in nodes}
 
-        def is_served() -> bool:
-            status = self.status()
+        def is_served(status: Mapping[str, Any]) -> bool:
             owners = [one["node"] for one in status["shards"].values() if one["state"] == "serving"]
             return len(owners) == SHARDS and set(owners) == names and not status["waiting"]
 
-        eventually(is_served, what=f"all shards served by {names}")
+        self.wait_until_shown(is_served, what=f"all shards served by {names}")
+
+    def wait_until_alive(self, *names: str) -> None:
+        """Wait until the nodes that are alive are these."""
+        self.wait_until_shown(
+            lambda status: [one["name"] for one in status["nodes"]] == list(names), what=f"{names} are alive"
+        )
 
     def pause_while_sending(self) -> set[str]:
         """Pause a node that has handed messages to its sender until another node has sent everything, and let it go on.
@@ -133,7 +153,7 @@ class RunningCluster:
             what="something of each shard, handed over",
         )
         paused.pause()
-        eventually(lambda: [one["name"] for one in self.status()["nodes"]] == ["successor"], what="one node is left")
+        self.wait_until_alive("successor")
         self.remove_locks()
         self.wait_until_served(successor)
         ids = {message.id for message in batch}

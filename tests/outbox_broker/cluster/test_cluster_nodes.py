@@ -71,7 +71,7 @@ def test_a_paused_owner_that_wakes_up_neither_accepts_nor_sends_for_its_former_s
     publish(second.url, batch)
 
     first.pause()
-    eventually(lambda: [one["name"] for one in running.status()["nodes"]] == ["n2"], what="the paused node is gone")
+    running.wait_until_alive("n2")
     running.remove_locks()
     running.wait_until_served(second)
     came = running.consume({message.id for message in batch})
@@ -166,6 +166,6 @@ def test_a_node_without_a_cluster_ends_with_the_cure(running: RunningCluster) ->
 
 def test_a_node_refuses_what_it_cannot_forward(running: RunningCluster) -> None:
     only = running.node("n1", capacity="4")
-    eventually(lambda: len(running.status()["shards"]) == 4, what="four shards served")
+    running.wait_until_shown(lambda status: len(status["shards"]) == 4, what="four shards served")
 
     eventually(lambda: "no node has room" in refusal(only.url), what="the refusal for lack of room")
