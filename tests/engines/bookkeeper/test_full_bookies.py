@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import requests
@@ -40,11 +42,10 @@ def wait_until_refused(node: NodeProcess, words: str) -> str:
     return said[-1]
 
 
-def why_refused(running: RunningCluster) -> str | None:
-    """What the one node recorded at its last beat."""
-    [node] = running.status()["nodes"]
-    reason: str | None = node["refuses"]
-    return reason
+def names_no_room(status: Mapping[str, Any]) -> bool:
+    """Whether there is one node, which recorded at its last beat that bookies have no room."""
+    reasons = [node["refuses"] or "" for node in status["nodes"]]
+    return len(reasons) == 1 and "bookies have room" in reasons[0]
 
 
 def test_above_the_limit_publishes_are_refused_and_what_is_scheduled_is_sent_and_canceled(
@@ -58,7 +59,7 @@ def test_above_the_limit_publishes_are_refused_and_what_is_scheduled_is_sent_and
     limited = running.node("limited", bookie_usage_max=ANYTHING, bookie_check_ms=CHECK_MS)
     running.wait_until_served(limited)
     wait_until_refused(limited, "0 of 3 bookies have room")
-    eventually(lambda: "bookies have room" in (why_refused(running) or ""), what="the cluster knows it")
+    running.wait_until_shown(names_no_room, what="the cluster knows it")
 
     reason = refusal(limited.url)
     broker = HttpBroker(limited.url)
@@ -88,13 +89,13 @@ def test_nothing_is_lost_while_bookies_are_read_only_and_publishes_go_on_afterwa
 
     cluster.fill(first)
     publish(node.url, during)
-    assert running.status()["bookies"]["read_only"] == [first]
+    running.wait_until_shown(lambda it: it["bookies"]["read_only"] == [first], what="the first bookie is read-only")
     cluster.fill(second)
     why = wait_until_refused(node, "1 of 3 bookies have room")
     assert f"{first} is" in why
     assert "% full, read-only" in why
     assert refusal(node.url)
-    assert "no ledger can be made" in running.status()["bookies"]["warning"]
+    running.wait_until_shown(lambda it: "no ledger can be made" in (it["bookies"]["warning"] or ""), what="a warning")
     cluster.restore()
     publish(node.url, after)
     came = running.consume({message.id for message in (*before, *during, *after)})
