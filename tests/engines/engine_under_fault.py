@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tests.broker_adapter.publishing.engine_under_test import PlainMessage
+from tests.engines.outbox_load import wait_for
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
 
@@ -40,3 +41,15 @@ class EngineUnderFault(Protocol):
 
     def restore(self) -> None:
         """Start what was killed, let go on what was paused; returns when all serve. From the main thread only."""
+
+
+def used_proxy(proxies: Sequence[CuttingTcpProxy]) -> CuttingTcpProxy:
+    """The proxy of a client that has one connection. Waits for it while the client connects again."""
+    used: list[CuttingTcpProxy] = []
+
+    def is_connected() -> bool:
+        used.extend(proxy for proxy in proxies if proxy.is_used)
+        return bool(used)
+
+    wait_for(is_connected)
+    return used[0]

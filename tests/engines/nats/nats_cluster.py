@@ -16,6 +16,7 @@ from nats.js.api import StreamConfig
 from outbox_demo.ports import free_port
 from tests.broker_adapter.nats.nats_server import HOST, NatsServer, name_of, read_stream, run_plain
 from tests.broker_adapter.publishing.engine_under_test import PlainMessage
+from tests.engines.engine_under_fault import used_proxy
 from tests.engines.java_server import own_loopback_network
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 
@@ -60,7 +61,7 @@ class NatsCluster:
 
     def proxy_in_use(self, topic: str) -> CuttingTcpProxy:
         """The client has one connection."""
-        return next(proxy for proxy in self.proxies if proxy.is_used)
+        return used_proxy(self.proxies)
 
     def proxy_of(self, name: str) -> CuttingTcpProxy:
         """That of a server."""

@@ -23,6 +23,7 @@ from tests.broker_adapter.rabbitmq.rabbitmq_server import (
     RabbitMqServer,
     wait_for,
 )
+from tests.engines.engine_under_fault import used_proxy
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy
 from tests.fixtures.local_server import servers_folder
 
@@ -82,7 +83,7 @@ class RabbitMqCluster:
 
     def proxy_in_use(self, topic: str) -> CuttingTcpProxy:
         """The client has one connection."""
-        return next(proxy for proxy in self._proxies if proxy.is_used)
+        return used_proxy(self._proxies)
 
     def start(self) -> None:
         """Form the cluster, with the user of the tests."""
