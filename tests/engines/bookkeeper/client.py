@@ -7,6 +7,7 @@ JVM alive; on the main thread no wait in Java without an end, since an interrupt
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -19,6 +20,8 @@ INTERRUPTIBLE_MS = 200
 REQUEST_SECONDS_MAX = 60
 SESSION_MS = 30_000
 PASSWORD = b"a password"
+NOT_ENOUGH_BOOKIES = "BKNotEnoughBookiesException"
+POLL_SECONDS = 0.01
 
 
 class LedgerError(Exception):
@@ -57,6 +60,21 @@ class LedgerClient:
         operation = self._java_client.newCreateLedgerOp().withEnsembleSize(3).withWriteQuorumSize(3)
         operation = operation.withAckQuorumSize(2).withPassword(PASSWORD).withCustomMetadata(_java_map(metadata or {}))
         return LedgerWriter(_result(operation.execute()))
+
+    def wait_until_ledgers_can_be_made(self) -> None:
+        """Wait until this client knows of enough bookies: ZooKeeper tells it later than others that one came back."""
+        deadline = time.monotonic() + OPERATION_SECONDS_MAX
+        while True:
+            try:
+                writer = self.create()
+            except LedgerError as error:
+                if error.reason != NOT_ENOUGH_BOOKIES or time.monotonic() > deadline:
+                    raise
+            else:
+                writer.close()
+                self.delete(writer.ledger_id)
+                return
+            threading.Event().wait(POLL_SECONDS)
 
     def recover(self, ledger_id: int, *, password: bytes = PASSWORD) -> list[bytes]:
         """Fence the ledger's writer, close the ledger, and read every entry."""

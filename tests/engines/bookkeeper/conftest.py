@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.engines.bookkeeper.cluster import BookKeeperCluster, logging_option
+from tests.engines.bookkeeper.ledger_creation import wait_until_ledgers_can_be_made
 from tests.engines.jars import fetched_jars
 from tests.engines.java_server import java_home
 
@@ -88,6 +89,7 @@ def _recovering_client(running_cluster: BookKeeperCluster, jvm: Path) -> Iterato
 def client(cluster: BookKeeperCluster, jvm: Path, _writing_client: LedgerClient) -> LedgerClient:
     """The client that creates and writes ledgers."""
     print(f"the clients' log: {jvm}")  # shown with a failure, after which pytest keeps the folder
+    _writing_client.wait_until_ledgers_can_be_made()
     return _writing_client
 
 
@@ -98,8 +100,7 @@ def successor(cluster: BookKeeperCluster, _recovering_client: LedgerClient) -> L
 
 
 @pytest.fixture(scope="session")
-def ledgers(running_cluster: BookKeeperCluster, runtime: JavaRuntime) -> Iterator[JavaLedgers]:
-    """A client of this project's, which the tests of a session share."""
+def _own_client(running_cluster: BookKeeperCluster, runtime: JavaRuntime) -> Iterator[JavaLedgers]:
     from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, JavaLedgers
 
     # A bookie that is merely slow, on a busy machine, is not a lost one.
@@ -107,6 +108,13 @@ def ledgers(running_cluster: BookKeeperCluster, runtime: JavaRuntime) -> Iterato
     opened = JavaLedgers(runtime, running_cluster.metadata_uri, options=options)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def ledgers(cluster: BookKeeperCluster, _own_client: JavaLedgers) -> JavaLedgers:
+    """A client of this project's, which knows that all bookies are alive."""
+    wait_until_ledgers_can_be_made(_own_client)
+    return _own_client
 
 
 @pytest.fixture(scope="session")

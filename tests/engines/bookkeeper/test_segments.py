@@ -25,6 +25,7 @@ from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, Le
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
+from tests.engines.bookkeeper.ledger_creation import wait_until_ledgers_can_be_made
 from tests.outbox_broker.delay.conftest import NOW_MS, drain, put, timed
 from tests.outbox_broker.delay.test_segment_store import *  # noqa: F403 - the conformance of all segment stores
 
@@ -68,6 +69,12 @@ def append_synced(store: LedgerSegmentStore, name: str, *records: bytes, positio
     return end
 
 
+def restore(cluster: BookKeeperCluster, ledgers: JavaLedgers) -> None:
+    """Start the bookies that were killed; returns when the client knows of them, too."""
+    cluster.restore()
+    wait_until_ledgers_can_be_made(ledgers)
+
+
 def test_a_fenced_writer_learns_of_its_successor_by_any_write(open_store: Callable[[], Any]) -> None:
     writer = open_store()
     end = append_synced(writer, "a", b"1")
@@ -107,7 +114,7 @@ def test_a_record_above_four_mebibytes_is_read_whole_after_a_takeover(open_store
 
 
 def test_writes_go_on_while_one_bookie_is_dead_and_what_was_confirmed_outlives_all(
-    cluster: BookKeeperCluster, open_store: Callable[[], Any]
+    cluster: BookKeeperCluster, ledgers: JavaLedgers, open_store: Callable[[], Any]
 ) -> None:
     store = open_store()
     end = append_synced(store, "a", b"1")
@@ -117,7 +124,7 @@ def test_writes_go_on_while_one_bookie_is_dead_and_what_was_confirmed_outlives_a
     end = append_synced(store, "a", b"2", position=end)
     for bookie in others:
         cluster.kill9(bookie)
-    cluster.restore()
+    restore(cluster, ledgers)
     successor = open_store()
 
     assert payloads_of(successor, "a") == [b"1", b"2"]
@@ -126,7 +133,7 @@ def test_writes_go_on_while_one_bookie_is_dead_and_what_was_confirmed_outlives_a
 
 
 def test_with_too_few_bookies_nothing_is_confirmed_and_the_shard_opens_again_when_they_are_back(
-    cluster: BookKeeperCluster, open_store: Callable[[], Any]
+    cluster: BookKeeperCluster, ledgers: JavaLedgers, open_store: Callable[[], Any]
 ) -> None:
     store = open_store()
     end = append_synced(store, "a", b"confirmed")
@@ -137,7 +144,7 @@ def test_with_too_few_bookies_nothing_is_confirmed_and_the_shard_opens_again_whe
         append_synced(store, "a", b"in doubt", position=end)
     with pytest.raises(StorageFailed):
         store.sync(())
-    cluster.restore()
+    restore(cluster, ledgers)
     successor = open_store()
 
     assert successor.epoch == store.epoch + 1
@@ -145,7 +152,11 @@ def test_with_too_few_bookies_nothing_is_confirmed_and_the_shard_opens_again_whe
 
 
 def test_deleted_ledgers_stay_fenced_for_a_day_though_their_bookies_restart(
-    cluster: BookKeeperCluster, shard: Shard, clock: ManualClock, open_store: Callable[[], Any]
+    cluster: BookKeeperCluster,
+    ledgers: JavaLedgers,
+    shard: Shard,
+    clock: ManualClock,
+    open_store: Callable[[], Any],
 ) -> None:
     sweeper = LedgerSweeper(
         cluster=shard.cluster, ledgers=shard.ledgers, manifests=shard.manifests, clock=clock,
@@ -158,7 +169,7 @@ def test_deleted_ledgers_stay_fenced_for_a_day_though_their_bookies_restart(
     assert sweeper.sweep().deleted == []
     for bookie in cluster.bookie_ids:
         cluster.kill9(bookie)
-    cluster.restore()
+    restore(cluster, ledgers)
 
     with pytest.raises(WriterFenced):
         append_synced(paused, "log-1", b"late", position=end)

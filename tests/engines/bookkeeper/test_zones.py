@@ -19,6 +19,7 @@ from outbox_broker.schedule.stores.ledgers import LedgerFailed
 from outbox_core.zookeeper.zookeeper_session import SessionOptions
 from tests.engines.bookkeeper.client import PASSWORD, LedgerClient, connected
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
+from tests.engines.bookkeeper.ledger_creation import wait_until_ledgers_can_be_made
 from tests.engines.java_server import java_home
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.delay_history import Fate
@@ -170,6 +171,7 @@ def test_without_a_zone_writes_stop_or_go_on_as_chosen_and_with_it_all_copies_ar
     eventually(lambda: zoned.zones(before) == {"b"}, what="the lost copies were made anew in zone b")
 
     zoned.servers.restore()
+    wait_until_ledgers_can_be_made(stopping)
     after = written(stopping)
     eventually(lambda: zoned.zones(during) == {"a", "b"}, what="what was written meanwhile has a copy in zone a")
     eventually(lambda: zoned.zones(before) == {"a", "b"}, what="what was repaired meanwhile has a copy in zone a")
