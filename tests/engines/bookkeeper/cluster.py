@@ -115,6 +115,11 @@ class BookKeeperCluster:
         """Where clients find the metadata of the ledgers."""
         return f"zk+longhierarchical://{self.zookeeper.hosts.replace(',', ';')}/ledgers"
 
+    @property
+    def metadata_uri_of_one_server(self) -> str:
+        """The same, at one server of ZooKeeper: what one client wrote, another one then reads. Others may be behind."""
+        return f"zk+longhierarchical://{self.zookeeper.hosts.partition(',')[0]}/ledgers"
+
     def start(self) -> None:
         """Start on empty folders; returns when every bookie has registered. Main thread only."""
         self.zookeeper.start()

@@ -73,7 +73,7 @@ def jvm(runtime: JavaRuntime, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _writing_client(running_cluster: BookKeeperCluster, jvm: Path) -> Iterator[LedgerClient]:
     from tests.engines.bookkeeper.client import connected
 
-    with connected(running_cluster.metadata_uri) as client:
+    with connected(running_cluster.metadata_uri_of_one_server) as client:
         yield client
 
 
@@ -81,7 +81,7 @@ def _writing_client(running_cluster: BookKeeperCluster, jvm: Path) -> Iterator[L
 def _recovering_client(running_cluster: BookKeeperCluster, jvm: Path) -> Iterator[LedgerClient]:
     from tests.engines.bookkeeper.client import connected
 
-    with connected(running_cluster.metadata_uri) as client:
+    with connected(running_cluster.metadata_uri_of_one_server) as client:
         yield client
 
 
