@@ -95,13 +95,17 @@ class RocketMqTopics:
         return 0
 
     def remove_topics(self) -> None:
-        """Delete topics and groups on each broker, and the topics on the name servers."""
-        for topic, group in self._topics.subscriptions:
-            self._ask_brokers(DELETE_GROUP, {"groupName": _group(topic, group), "cleanOffset": "true"})
+        """Delete topics and groups on each broker, and the topics on the name servers.
+
+        The groups last: a broker keeps the request of a consumer that has died until it has waited long enough, and
+        then makes the group anew, where the topic is still there (autoCreateSubscriptionGroup).
+        """
         for topic in self._topics.names:
             self._ask_brokers(DELETE_TOPIC, {"topic": topic_name(topic)})
             for address in self._name_servers:
                 self._ask(address, FORGET_TOPIC, {"topic": topic_name(topic)})
+        for topic, group in self._topics.subscriptions:
+            self._ask_brokers(DELETE_GROUP, {"groupName": _group(topic, group), "cleanOffset": "true"})
 
     def close(self) -> None:
         """Nothing: requests to brokers have a connection each, and consumers end with their process."""
