@@ -130,13 +130,31 @@ class JavaClient:
         return int(stats.computeTotalDiff())
 
     def read(self, topic: str) -> list[QueuedMessage]:
-        """All messages of a topic, queue after queue."""
+        """All messages of a topic that are acknowledged by now, queue after queue."""
+        self._wait_until_dispatched()
         return [message for queue in self._queues(topic) for message in self._read_queue(queue)]
 
     def close(self) -> None:
         """End the connections."""
         self._reader.shutdown()
         self._admin.shutdown()
+
+    def _wait_until_dispatched(self) -> None:
+        """Wait until the queues have what the broker's log has now: it acknowledges a message that is in the log, and
+        puts it into its queue by another thread.
+        """
+        end, dispatched = _again(self._log_ends)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while dispatched < end:
+            assert time.monotonic() < deadline, f"the queues have the log up to {dispatched}, and not up to {end}"
+            threading.Event().wait(POLL_SECONDS)
+            _, dispatched = _again(self._log_ends)
+
+    def _log_ends(self) -> tuple[int, int]:
+        """Where the broker's log ends, and the place up to which the queues have it, or one before that."""
+        figures = self._admin.fetchBrokerRuntimeStats(self._broker).getTable()
+        end = int(figures.get("commitLogMaxOffset"))
+        return end, end - int(figures.get("dispatchBehindBytes"))
 
     def _cluster_is_known(self) -> bool:
         return len(self._admin.examineBrokerClusterInfo().getBrokerAddrTable()) > 0
