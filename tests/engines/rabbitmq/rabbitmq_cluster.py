@@ -101,9 +101,11 @@ class RabbitMqCluster:
             node.control("eval", "[ok = dets:sync(Table) || Table <- dets:all()].")
 
     def read_partitions(self, topic: str) -> list[list[PlainMessage]]:
-        """The queue's messages, which stay there."""
-        login = pika.PlainCredentials(*ADMIN)
-        with pika.BlockingConnection(pika.ConnectionParameters(HOST, self._one().port, credentials=login)) as reader:
+        """The queue's messages, which stay there. Its leader is asked: a replica that has just come back may take
+        itself for the leader, and what it is asked then gets no answer.
+        """
+        login, leader = pika.PlainCredentials(*ADMIN), self.nodes[self.leader(topic)]
+        with pika.BlockingConnection(pika.ConnectionParameters(HOST, leader.port, credentials=login)) as reader:
             channel = reader.channel()
             read: list[PlainMessage] = []
             while (got := channel.basic_get(topic))[0] is not None:
@@ -111,8 +113,16 @@ class RabbitMqCluster:
         return [read]
 
     def leader(self, topic: str) -> str:
-        """The node that leads a queue."""
-        return str(self._queue(topic)["leader"])
+        """The node that leads a queue; waits until all nodes name the same one."""
+        named: set[str] = set()
+
+        def is_agreed() -> bool:
+            named.clear()
+            named.update(_leader_by(node, topic) for node in self.nodes.values())
+            return len(named) == 1 and named <= set(self.nodes)
+
+        wait_for(is_agreed)
+        return named.pop()
 
     def kill_leader(self, topic: str) -> None:
         """By SIGKILL."""
@@ -175,12 +185,24 @@ class RabbitMqCluster:
         return next(node for node in self.nodes.values() if node.is_started)
 
     def _queue(self, topic: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._one().api("GET", f"queues/%2F/{quote(topic, safe='')}")
-        return found
+        return _queue_by(self._one(), topic)
 
     def _url(self, ports: Any) -> str:
         hosts = ",".join(f"{HOST}:{port}" for port in ports)
         return f"rabbitmq://{USER}:{quote(PASSWORD, safe='')}@{hosts}"
+
+
+def _queue_by(node: RabbitMqServer, topic: str) -> dict[str, Any]:
+    """What a node knows of a queue, without the statistics that others have sent it."""
+    found: dict[str, Any] = node.api("GET", f"queues/%2F/{quote(topic, safe='')}?disable_stats=true")
+    return found
+
+
+def _leader_by(node: RabbitMqServer, topic: str) -> str:
+    """The leader of a queue as a node knows it; empty where it knows none."""
+    with contextlib.suppress(ApiRefused):
+        return str(_queue_by(node, topic).get("leader", ""))
+    return ""
 
 
 def _sees(node: RabbitMqServer, names: set[str]) -> bool:
