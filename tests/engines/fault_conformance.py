@@ -130,7 +130,7 @@ def test_while_no_server_can_be_reached_no_attempt_is_counted_and_the_breaker_op
     with ExitStack() as ending:
         for end in (lambda: restore(faulty), broker.close, close, service.stop):
             ending.callback(end)
-        broker.publish([Message(id="before", topic=topic, body=b"x")])
+        wait_for(lambda: is_taken(broker, Message(id="before", topic=topic, body=b"x")))  # a new connection is slow
         for proxy in faulty.proxies:
             proxy.partition()
         ids = add_due(shop, 50, topic=topic)

@@ -236,8 +236,8 @@ def test_a_killed_server_is_unavailable_in_time_and_what_it_acknowledged_is_ther
     acknowledged: list[str] = []
 
     for number in range(100):
-        [result] = broker.publish([message(topic, number)])
-        acknowledged.append(result.id)
+        publish_until_stored(broker, message(topic, number))
+        acknowledged.append(message(topic, number).id)
     own_engine.kill()
     with pytest.raises(BrokerUnavailable):
         broker.publish([message(topic, 100)])

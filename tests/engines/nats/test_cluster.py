@@ -55,7 +55,8 @@ def test_a_leader_that_is_isolated_from_the_others_loses_nothing_that_was_acknow
 ) -> None:
     faulty.make_ordered_topic(topic)
     with closing(connect(f"{faulty.url}?timeout_ms=3000")) as broker:
-        broker.publish(batch_of(topic, range(50)))
+        for one in batch_of(topic, range(50)):
+            publish_until_stored(broker, one)
         leader = leader_that_clients_use(faulty, broker, topic) if is_clients else faulty.leader(topic)
         faulty.isolate(leader)
         publish_until_stored(broker, *batch_of(topic, range(50, 51)))
@@ -90,5 +91,5 @@ def leader_that_clients_use(cluster: NatsCluster, broker: Broker, topic: str) ->
             return leader
         assert number < 10 * len(NAMES), "the client never came to the leader"
         cluster.proxy_in_use(topic).hang_up()
-        broker.publish(batch_of(topic, range(1)))  # a repeat: it is stored once
+        publish_until_stored(broker, *batch_of(topic, range(1)))  # a repeat: it is stored once
     raise AssertionError

@@ -48,7 +48,7 @@ def test_a_batch_that_is_cut_in_its_middle_is_stored_and_each_cut_adds_one_copy_
     engine.make_topic(topic, kind=kind, queues=4)
     batch = [Message(id=f"m{n:03d}", topic=topic, body=b"%0100d" % n, key=f"k{n % KEYS}") for n in range(100)]
     with cutting_tcp_proxy(engine.cluster.proxy_port) as proxy:
-        with closing(connect(engine.cluster.url(port=proxy.port))) as broker:
+        with closing(connect(f"{engine.cluster.url(port=proxy.port)}&timeout_ms=60000")) as broker:
             broker.publish(batch[:1])
             proxy.cut_after(**{way: place})
             in_doubt = publish_until_stored(broker, batch[1:])

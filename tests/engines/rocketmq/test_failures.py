@@ -45,7 +45,7 @@ def test_while_no_broker_is_there_no_attempt_is_counted_and_the_breaker_opens_un
     with ExitStack() as ending:
         for end in (cluster.start, broker.close, close, service.stop):
             ending.callback(end)
-        broker.publish([Message(id="before", topic=topic, body=b"x")])
+        wait_for(lambda: is_taken(broker, Message(id="before", topic=topic, body=b"x")))
         cluster.kill_broker()
         refusal_without_route(engine, topic)
         ids = add_due(shop, 50, topic=topic)
