@@ -22,6 +22,8 @@ CHECK_MS = "200"
 ANYTHING = "0.00001"
 """A limit that is below what any disk has in use."""
 FAR_MS = 86_400_000
+SESSION_MS = "30000"
+"""No slow machine outlives it: a node that lost its session would refuse publishes for another reason."""
 
 
 def readiness(node: NodeProcess) -> tuple[int, str]:
@@ -56,7 +58,7 @@ def test_above_the_limit_publishes_are_refused_and_what_is_scheduled_is_sent_and
     due, far = messages(100, due_in_ms=6_000), messages(10, due_in_ms=FAR_MS, prefix="far")
     publish(node.url, [*due, *far])
     node.end(signal.SIGKILL)
-    limited = running.node("limited", bookie_usage_max=ANYTHING, bookie_check_ms=CHECK_MS)
+    limited = running.node("limited", bookie_usage_max=ANYTHING, bookie_check_ms=CHECK_MS, session_ms=SESSION_MS)
     running.wait_until_served(limited)
     wait_until_refused(limited, "0 of 3 bookies have room")
     running.wait_until_shown(names_no_room, what="the cluster knows it")

@@ -41,7 +41,7 @@ SESSION_MS = "30000"
 @pytest.fixture
 def source(running: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> DelaySource:
     """The cluster as the reconciliation's settings name it."""
-    for name, value in running.environment.items():
+    for name, value in {**running.environment, "OUTBOX_CLUSTER__SESSION_MS": SESSION_MS}.items():
         monkeypatch.setenv(name, value)
     return DelaySource(store=running.store)
 

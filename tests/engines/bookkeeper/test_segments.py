@@ -216,7 +216,8 @@ def test_another_password_is_named_as_the_cause(
     from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions
 
     writer = ledgers.begin_create({})()
-    other = JavaLedgers(runtime, cluster.metadata_uri, options=BookKeeperOptions(password=b"another"))
+    options = BookKeeperOptions(password=b"another", request_s_max=60, operation_ms_max=120_000, session_ms=30_000)
+    other = JavaLedgers(runtime, cluster.metadata_uri, options=options)
     try:
         with pytest.raises(LedgerFailed, match="password"):
             other.recover([writer.ledger_id])

@@ -97,6 +97,7 @@ def running(
         "zookeeper_tls": "true", "zookeeper_ca_file": str(secure.authority.file),
         "zookeeper_certificate": str(secure.client.both), "zookeeper_key": str(secure.client.both),
         "zookeeper_user": USER, "zookeeper_password_file": str(tmp_path / "zookeeper-password"),
+        "session_ms": "30000",  # also the time that a bookie has for a handshake
     }  # fmt: skip
     for name, value in settings.items():
         monkeypatch.setenv(f"OUTBOX_CLUSTER__{name.upper()}", value)
@@ -153,10 +154,9 @@ def test_bookies_without_tls_and_clients_without_a_certificate_are_told_apart(
 def test_entries_go_to_bookies_by_tls_alone_and_to_those_of_the_right_ca(
     secure: SecureCluster, runtime: JavaRuntime, tmp_path: Path
 ) -> None:
-    def written(tls: BookieTls | None, *, operation_ms_max: int = TIMEOUT_MS) -> bytes:
-        options = BookKeeperOptions(
-            ensemble=2, write_quorum=2, ack_quorum=2, tls=tls, operation_ms_max=operation_ms_max
-        )  # fmt: skip
+    def written(tls: BookieTls | None, **limits: int) -> bytes:
+        limits = {"operation_ms_max": TIMEOUT_MS, **limits}
+        options = BookKeeperOptions(ensemble=2, write_quorum=2, ack_quorum=2, tls=tls, **limits)  # type: ignore[arg-type]
         ledgers = JavaLedgers(runtime, secure.servers.metadata_uri, options=options)
         try:
             writer = ledgers.begin_create({})()
@@ -166,7 +166,7 @@ def test_entries_go_to_bookies_by_tls_alone_and_to_those_of_the_right_ca(
         finally:
             ledgers.close()
 
-    assert written(secure.tls) == b"entry"
+    assert written(secure.tls, request_s_max=60) == b"entry"
     with pytest.raises(LedgerFailed, match="append to ledger"):
         written(None)
     with pytest.raises(LedgerFailed, match="`outbox delay status` shows the bookies to which TLS fails"):
