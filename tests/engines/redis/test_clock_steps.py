@@ -74,7 +74,7 @@ def pull(broker: Broker, topic: str, count: int, **options: Any) -> list[tuple[D
         deliveries = broker.pull(topic, "g", wait_ms=WAIT_MS, **options)
         now_ms = time.time_ns() // 1_000_000
         received += [(delivery, now_ms) for delivery in deliveries]
-        assert received or time.monotonic() < deadline
+        assert len(received) >= count or time.monotonic() < deadline, f"{len(received)} of {count} came"
     return received
 
 
