@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,17 @@ from hypothesis import strategies as st
 from outbox_core.common.clock import ManualClock, SystemClock
 
 WAIT_SECONDS = 300
+
+
+def until_waited_on(clock: ManualClock, condition: threading.Condition) -> None:
+    """Returns once a thread waits: none misses what comes then."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        with condition:
+            if clock.is_waited_on(condition):
+                return
+        time.sleep(0.001)
+    pytest.fail("the thread never waited")
 
 
 class Waiter:
@@ -24,19 +36,11 @@ class Waiter:
         self.thread = threading.Thread(target=self._run)
         with self.condition:
             self.thread.start()
-        self._until_it_waits()
+        until_waited_on(clock, self.condition)
 
     def _run(self) -> None:
         with self.condition:
             self.answer = self._clock.wait(self.condition, self._timeout_ms)
-
-    def _until_it_waits(self) -> None:
-        for _ in range(2_000):
-            with self.condition:
-                if self._clock.is_waited_on(self.condition):
-                    return
-            threading.Event().wait(0.001)
-        pytest.fail("the thread never waited")
 
     def joined(self) -> bool | None:
         """The wait's answer, once the thread has ended."""
