@@ -35,20 +35,29 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock for tests: only advance() and step_wall() move it, and wake the threads that wait on it. Thread-safe."""
+    """A clock for tests: only advance() and step_wall() move it, and wake the threads that wait on it. Thread-safe.
+
+    A thread that uses the clock, and does not wait at that moment, is woken from its next wait, at once: it may have
+    decided how long to wait by the time before, and nothing else would end that wait.
+    """
 
     def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
         self._lock = threading.Lock()
         self._now_ms = now_ms
         self._monotonic_ms = 0
         self._waiting: Counter[threading.Condition] = Counter()
+        self._moves = 0
+        self._of_thread = threading.local()
+        """`moves`: up to which one the thread was woken. Set when it first uses the clock."""
 
     def now_ms(self) -> int:
         with self._lock:
+            self._moves_known()
             return self._now_ms
 
     def monotonic_ms(self) -> int:
         with self._lock:
+            self._moves_known()
             return self._monotonic_ms
 
     def advance(self, ms: int) -> None:
@@ -58,14 +67,14 @@ class ManualClock:
         with self._lock:
             self._now_ms += ms
             self._monotonic_ms += ms
-            waiting = list(self._waiting)
+            waiting = self._moved()
         self._wake(waiting)
 
     def step_wall(self, ms: int) -> None:
         """Step the wall clock by `ms`, either way, as NTP or an operator would; monotonic time does not move."""
         with self._lock:
             self._now_ms += ms
-            waiting = list(self._waiting)
+            waiting = self._moved()
         self._wake(waiting)
 
     def is_waited_on(self, condition: threading.Condition) -> bool:
@@ -76,17 +85,33 @@ class ManualClock:
     def wait(self, condition: threading.Condition, timeout_ms: int | None) -> bool:
         deadline = None if timeout_ms is None else self.monotonic_ms() + timeout_ms
         with self._lock:
+            is_moved = self._moves_known() != self._moves
             self._waiting[condition] += 1
         try:
             if deadline is not None and self.monotonic_ms() >= deadline:
                 return False
-            condition.wait()
+            if not is_moved:
+                condition.wait()
             return deadline is None or self.monotonic_ms() < deadline
         finally:
             with self._lock:
+                self._of_thread.moves = self._moves
                 self._waiting[condition] -= 1
                 if not self._waiting[condition]:
                     del self._waiting[condition]
+
+    def _moves_known(self) -> int:
+        """Returns the moves up to which this thread was woken, or those before it used the clock. Under the lock."""
+        if not hasattr(self._of_thread, "moves"):
+            self._of_thread.moves = self._moves
+        found: int = self._of_thread.moves
+        return found
+
+    def _moved(self) -> list[threading.Condition]:
+        """Count a move, which its own thread knows of; returns the conditions to notify. Under the lock."""
+        self._moves += 1
+        self._of_thread.moves = self._moves
+        return list(self._waiting)
 
     @staticmethod
     def _wake(waiting: list[threading.Condition]) -> None:

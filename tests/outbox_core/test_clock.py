@@ -94,6 +94,54 @@ def test_a_step_of_the_wall_clock_wakes_who_waits_so_that_they_look_again() -> N
     assert waiter.joined() is True
 
 
+def test_a_move_that_comes_between_a_look_at_the_clock_and_a_wait_ends_that_wait_and_no_other() -> None:
+    clock, condition = ManualClock(), threading.Condition()
+    looked, moved, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def wait_twice() -> None:
+        left_ms = 1_000 - clock.monotonic_ms()
+        looked.set()
+        assert moved.wait(WAIT_SECONDS)
+        for timeout_ms in (left_ms, 1_000):
+            with condition:
+                clock.wait(condition, timeout_ms)
+            ended.release()
+
+    thread = threading.Thread(target=wait_twice, daemon=True)
+    thread.start()
+    assert looked.wait(WAIT_SECONDS)
+    clock.advance(1_000)
+    moved.set()
+
+    assert ended.acquire(timeout=WAIT_SECONDS), "nothing else would end it: time stands still"
+    until_waited_on(clock, condition)
+    assert not ended.acquire(blocking=False)
+    clock.advance(1_000)
+    assert ended.acquire(timeout=WAIT_SECONDS)
+    thread.join(WAIT_SECONDS)
+
+
+def test_who_moves_the_clock_knows_of_it_and_waits() -> None:
+    clock, condition = ManualClock(), threading.Condition()
+    ended = threading.Event()
+
+    def move_and_wait() -> None:
+        clock.now_ms()
+        clock.advance(1_000)
+        with condition:
+            clock.wait(condition, 1_000)
+        ended.set()
+
+    thread = threading.Thread(target=move_and_wait, daemon=True)
+    thread.start()
+    until_waited_on(clock, condition)
+    is_early = ended.is_set()
+    clock.advance(1_000)
+    thread.join(WAIT_SECONDS)
+
+    assert (is_early, ended.is_set()) == (False, True)
+
+
 def test_a_wait_without_time_does_not_wait() -> None:
     condition = threading.Condition()
 
