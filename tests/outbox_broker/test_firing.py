@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -65,10 +66,14 @@ def test_while_what_is_placed_cannot_be_ended_nothing_more_is_placed_and_then_al
     _schedule(engine, clock)
     clock.advance(1_000)
     assert refusing.refused.wait(120)
+    engine.dispatcher.fire_what_can_be()  # returns when the ending that runs beside has failed, too
 
+    placed = [one.batch.ids for one in engine.dispatcher.placed]
     for _ in range(5):
         engine.dispatcher.fire_what_can_be()
-    assert [one.batch.ids for one in engine.dispatcher.placed] == [IDS[:BATCH], IDS[BATCH : 2 * BATCH]]
+    assert [one.batch.ids for one in engine.dispatcher.placed] == placed
+    # The third is placed where the ending of the second has not begun yet when the first one's has failed.
+    assert placed in ([IDS[:BATCH], IDS[BATCH : 2 * BATCH]], [IDS[at : at + BATCH] for at in (0, BATCH, 2 * BATCH)])
     refusing.is_refusing = False
 
     assert _pulled(engine) == IDS
@@ -110,7 +115,7 @@ def test_an_interrupt_while_the_next_batch_is_claimed_loses_no_batch(
         raise KeyboardInterrupt
 
     _schedule(engine, clock)
-    with engine.context.lock:  # the timer's thread does not dispatch before this one
+    with _timer_held(engine, clock):  # it does not dispatch before this thread
         clock.advance(1_000)
         engine.dispatcher.fire_due()
         monkeypatch.setattr(dispatcher, "wait", interrupted)
@@ -136,6 +141,22 @@ def test_a_broker_that_cannot_dispatch_is_not_ready_and_says_why(
     refusing.is_refusing = False
     assert _pulled(engine) == IDS
     until(lambda: _is_ready(engine))
+
+
+@contextmanager
+def _timer_held(engine: Engine, clock: ManualClock) -> Iterator[None]:
+    """Hold the engine's lock while the timer's thread waits for it or for the clock, not while it looks what is due."""
+    with ExitStack() as stack:
+
+        def waits() -> bool:
+            stack.enter_context(engine.context.lock)
+            if not clock.is_waited_on(engine.wakeups.changed):
+                stack.close()
+                return False
+            return True
+
+        until(waits)
+        yield
 
 
 def _is_ready(engine: Engine) -> bool:
