@@ -150,7 +150,7 @@ def test_canceled_or_delivered_exactly_one_whoever_is_first(folder: Path, random
     with ThreadPoolExecutor(2) as pool:
         canceling = [pool.submit(cancel, ids[:200]), pool.submit(cancel, ids[200:])]
         while not all(one.done() for one in canceling) or engine.topic_figures(TOPIC)["scheduled"]:
-            delivered += [one.id for one in engine.pull(TOPIC, GROUP, wait_ms=50)]
+            delivered += [one.id for one in engine.pull(TOPIC, GROUP, wait_ms=50, invisible_ms=HOUR_MS)]
         for one in canceling:
             one.result()
     delivered += drained(engine)

@@ -425,7 +425,7 @@ def test_many_consumers_keep_the_order_of_every_key(folder: Path, random_seed: i
     def consume(seed: int) -> None:
         mine = Random(seed)
         while sum(len(found) for found in order.values()) < 660:
-            found = pull(engine, count=mine.randint(1, 8), wait_ms=100)
+            found = pull(engine, count=mine.randint(1, 8), wait_ms=100, invisible_ms=HOUR_MS)
             for one in found:
                 key = one.key or ""
                 with lock:
