@@ -23,6 +23,7 @@ from outbox_core.journal.journal import HEADER_BYTES, SegmentDamaged, SegmentHea
 from outbox_core.messages.limits import DELAY_MAX_MS
 from outbox_core.messages.message import Delivery, GroupConfig, Message
 from tests.outbox_broker.failing_storage import FailingStorage, HeldSyncs
+from tests.outbox_broker.open_files import open_files
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -253,12 +254,11 @@ def test_a_refused_opening_keeps_no_descriptor(engine: Engine, folder: Path) -> 
     [segment] = segment_paths(folder / "actions")
     other = SegmentHeader(kind=SegmentKind.MESSAGES, first_offset=0, created_at_ms=0).encode()
     segment.write_bytes(other + segment.read_bytes()[HEADER_BYTES:])
-    before = descriptors()
 
     with pytest.raises(SegmentDamaged):
         Engine.open(folder)
 
-    assert descriptors() == before
+    assert open_files(folder) == []
 
 
 def test_a_data_folder_that_cannot_be_made_is_told_as_such(tmp_path: Path) -> None:
@@ -1427,11 +1427,6 @@ def size_of(folder: Path, log: str) -> int:
     """How long the only segment of a log is."""
     [segment] = segment_paths(folder / log)
     return segment.stat().st_size
-
-
-def descriptors() -> int:
-    """How many files this process has open."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def restore(folder: Path, log: str, content: bytes | None, size: int) -> None:

@@ -17,6 +17,7 @@ from outbox_broker.schedule.stores.local_segments import HEADER_BYTES, VERSION, 
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.failing_storage import FailingStorage
+from tests.outbox_broker.open_files import open_files
 
 HEAD = struct.Struct("<8sIQ")  # magic, version, epoch of the writer; then their CRC-32C
 RECORDS = [b"\x91first", b"\x91" + b"second" * 20, b"\x91last"]
@@ -236,6 +237,4 @@ def test_a_name_that_could_leave_the_folder_is_refused(store: LocalSegmentStore,
 
 def open_segments(folder: Path) -> list[str]:
     """The segments of a folder whose files this process has open."""
-    links = [one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
-    targets = [one.readlink() for one in links if one.exists()]
-    return [one.name for one in targets if one.parent == folder and one.suffix == ".delay"]
+    return [one.name for one in open_files(folder) if one.suffix == ".delay"]
