@@ -145,7 +145,7 @@ def test_a_failed_sync_fails_all_who_wait_and_all_who_come_until_the_broker_is_o
         waiting = [pool.submit(publish, engine, f"lost-{number}") for number in range(4)]
         assert storage.waiting.wait(120)
         storage.release(error=OSError(errno.EIO, os.strerror(errno.EIO)))
-        failures = [one.exception(30) for one in waiting]
+        failures = [one.exception(120) for one in waiting]
 
     assert [type(one) for one in failures] == [StorageFailed] * 4
     storage.error = None
@@ -1220,7 +1220,7 @@ class Consumer:
 
     def got(self, *, passing_ms: int = 0) -> list[str]:
         """What it was woken with, while `passing_ms` passes again and again."""
-        for _ in range(300):
+        for _ in range(1_200):
             self._clock.advance(passing_ms)
             try:
                 return [one.id for one in self._pull.result(0.1)]
@@ -1365,7 +1365,7 @@ def test_a_disk_that_takes_nothing_does_not_make_the_timer_spin(open_engine: typ
         fails(call)
 
     storage.before = before
-    for _ in range(300):
+    for _ in range(1_200):
         clock.advance(700)
         if failed.wait(0.1):
             break

@@ -352,7 +352,7 @@ def test_a_failed_sync_fails_every_caller_that_waits_and_every_later_append(open
             waiting.append(pool.submit(log.commit, log.end))
         assert storage.waiting.wait(120)
         storage.release(error=OSError(errno.EIO, "Input/output error"))
-        failures = [one.exception(30) for one in waiting]
+        failures = [one.exception(120) for one in waiting]
 
     assert [type(failure) for failure in failures] == [StorageFailed] * 4
     storage.error = None
