@@ -59,10 +59,14 @@ def consume(broker: Broker, stop: threading.Event, *, random: Random, topic: str
     """Pull; acknowledge most, give some back, let some lie until their invisible time is over."""
     while not stop.is_set():
         try:
+            asked_ns = time.monotonic_ns()
             found = broker.pull(topic, group, max_messages=random.randint(1, 20), wait_ms=200, invisible_ms=400)
             early = [one.id for one in found if (one.deliver_at_ms or 0) > time.time_ns() // 1_000_000]
             wrong = [one.id for one in found if one.body != one.id.encode() * 20]
-            tell(answered="pull", group=group, messages=[[one.id, one.key] for one in found], early=early, wrong=wrong)
+            tell(
+                answered="pull", group=group, messages=[[one.id, one.key] for one in found], early=early, wrong=wrong,
+                asked_ns=asked_ns,
+            )  # fmt: skip
             fates = [(one, random.random()) for one in found]
             back = [one for one, fate in fates if fate < 0.06]
             done = [one for one, fate in fates if fate > 0.1]
