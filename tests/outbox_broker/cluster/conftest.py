@@ -23,9 +23,12 @@ from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
 from tests.fixtures.zookeeper_server import ZooKeeper, running_zookeeper
 
-__all__ = ["Cluster", "HostedShard", "InProcessNode", "cluster", "eventually", "running_zookeeper"]
+__all__ = ["SHORT_SESSION_MS", "Cluster", "HostedShard", "InProcessNode", "cluster", "eventually", "running_zookeeper"]
 
-SESSION_MS = 3_000
+SESSION_MS = 30_000
+"""A pause of a second or two costs no node its lease, which is two thirds of it."""
+SHORT_SESSION_MS = 3_000
+"""For tests that wait until a node has lost it."""
 BEAT_MS = 300
 SECONDS_MAX = 300
 _numbers = itertools.count()
@@ -62,7 +65,9 @@ class HostedShard:
 class InProcessNode:
     """A coordinator, a host and segments on folders that all nodes of a test share."""
 
-    def __init__(self, cluster: Cluster, name: str, *, hosts: str | None = None, **values: Any) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, *, hosts: str | None = None, session_ms: int = SESSION_MS, **values: Any
+    ) -> None:
         self.name = name
         self.opened: list[tuple[str, int]] = []
         self.open_failure: Callable[[str], Exception | None] = lambda _shard: None
@@ -76,7 +81,7 @@ class InProcessNode:
 
         def connect() -> ZooKeeperSession:
             session = ZooKeeperSession(
-                address, options=SessionOptions(session_ms=SESSION_MS, request_ms_max=SESSION_MS), changed=wakeup.set
+                address, options=SessionOptions(session_ms=session_ms, request_ms_max=session_ms), changed=wakeup.set
             )
             self.sessions.append(session)
             return session
@@ -113,7 +118,8 @@ class Cluster:
         self.layout = ZnodeLayout(self.root)
         self.nodes: list[InProcessNode] = []
         self.session = ZooKeeperSession(
-            ZooKeeperAddress(hosts=server.hosts, root=self.root), options=SessionOptions(session_ms=30_000)
+            ZooKeeperAddress(hosts=server.hosts, root=self.root),
+            options=SessionOptions(session_ms=30_000, request_ms_max=60_000),
         )
         init_cluster(self.session, self.layout, shards=shards)
 

@@ -16,7 +16,7 @@ from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 from tests.fixtures.cutting_tcp_proxy import cutting_tcp_proxy
 from tests.fixtures.zookeeper_server import zookeeper
-from tests.outbox_broker.cluster.conftest import Cluster, InProcessNode, eventually
+from tests.outbox_broker.cluster.conftest import SHORT_SESSION_MS, Cluster, InProcessNode, eventually
 
 pytestmark = pytest.mark.processes
 SHARDS = {f"0-{number:04d}" for number in range(8)}
@@ -117,7 +117,7 @@ def test_a_node_without_zookeeper_stops_before_its_session_ends_and_goes_on_afte
     with zookeeper(tmp_path / "server") as server:
         cluster = Cluster(server, tmp_path / "data", shards=8)
         try:
-            only = cluster.node("n1")
+            only = cluster.node("n1", session_ms=3 * SHORT_SESSION_MS)  # seconds from its lease's end to its session's
             eventually(lambda: settled(only), what="one node with all shards")
             server.pause()
             eventually(lambda: not only.serves(), what="no shard served without contact")
@@ -133,7 +133,7 @@ def test_zookeeper_that_is_killed_and_restarted_costs_no_shard_its_owner_for_goo
     with zookeeper(tmp_path / "server") as server:
         cluster = Cluster(server, tmp_path / "data", shards=8)
         try:
-            nodes = cluster.node("n1"), cluster.node("n2")
+            nodes = [cluster.node(name, session_ms=SHORT_SESSION_MS) for name in ("n1", "n2")]
             eventually(lambda: settled(*nodes), what="two nodes with four shards each")
             server.kill9()
             eventually(lambda: not any(node.serves() for node in nodes), what="nobody serves without contact")
@@ -145,7 +145,7 @@ def test_zookeeper_that_is_killed_and_restarted_costs_no_shard_its_owner_for_goo
 
 def test_a_node_that_is_cut_off_loses_its_shards_to_the_other_one(cluster: Cluster) -> None:
     with cutting_tcp_proxy(cluster.server.port) as proxy:
-        cut = cluster.node("cut", hosts=f"127.0.0.1:{proxy.port}")
+        cut = cluster.node("cut", hosts=f"127.0.0.1:{proxy.port}", session_ms=SHORT_SESSION_MS)
         eventually(lambda: settled(cut), what="the node behind the proxy with all shards")
         permits = [one.permit for one in cut.host.serving().values()]
         other = cluster.node("other")
