@@ -12,7 +12,7 @@ import pytest
 from tests.outbox_broker.http.attacks import ATTACKS
 
 REPOSITORY = Path(__file__).parent.parent.parent
-RUN_SECONDS_MAX = 540
+RUN_SECONDS_MAX = 1_200
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:

@@ -60,7 +60,7 @@ def test_the_program_compares_all_four_engines(tmp_path: Path) -> None:
         "--folder",
         str(tmp_path),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_200)
 
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)

@@ -14,7 +14,7 @@ from tests.outbox_broker.lock_monitor import LockMonitor
 from tests.outbox_broker.test_mending import SMALL, drained, flip, indexes, stored
 
 type_of_open = Callable[..., Engine]
-JOIN_SECONDS = 60
+JOIN_SECONDS = 300
 
 
 @pytest.fixture

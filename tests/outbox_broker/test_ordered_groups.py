@@ -444,7 +444,7 @@ def test_many_consumers_keep_the_order_of_every_key(folder: Path, random_seed: i
     for number in range(60):
         publish(engine, chance.choice("abc"), first=1_000 + number)
     for one in threads:
-        one.join(120)
+        one.join(300)
     engine.close()
 
     assert problems == []

@@ -22,7 +22,7 @@ EventLogger("outbox.consumers").warning("pull_failed", extra={"url": "http://u:h
 
 
 def test_a_program_that_sets_up_no_logging_shows_the_reason() -> None:
-    ended = subprocess.run([sys.executable, "-c", UNCONFIGURED], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", UNCONFIGURED], capture_output=True, text=True, timeout=300)
 
     assert ended.stderr == 'pull_failed url=http://u:***@db:1 error="no route"\n'
 

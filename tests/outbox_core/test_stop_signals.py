@@ -37,7 +37,7 @@ def test_each_signal_ends_a_wait_also_where_threads_that_start_others_take_them(
         for number in [signal.SIGTERM, signal.SIGINT] * (SIGNALS // 2):
             process.send_signal(number)
             assert process.stdout.readline() == f"{int(number)}\n"
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
 
 
 def test_any_thread_may_end_the_wait_and_the_handlers_of_before_come_back() -> None:

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 START_SECONDS_MAX = 300
 END_SECONDS_MAX = 120
-RUN_SECONDS_MAX = 480
+RUN_SECONDS_MAX = 1_200
 QUICK_JAVA = f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC {archive_options()}"
 # Of so few rows all time is starting, compiling and planning: as of small runs in spark_reconcile.load.spark_session.
 QUICK = {

@@ -50,7 +50,7 @@ def test_an_interrupt_that_another_thread_is_handed_ends_the_run() -> None:
     def job(stop: Stop) -> None:
         threading.Event().wait(0.2)  # until the main thread waits: there is nothing to see of that
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        for _ in range(1_000):
+        for _ in range(12_000):
             stop.check()
             threading.Event().wait(0.01)
         unasked.set()

@@ -331,6 +331,6 @@ def _settings(folder: Path, text: str) -> Settings:
     return settings_of(read_config(path), folder=folder)
 
 
-def _outbox(*arguments: str, timeout: int = 60) -> subprocess.CompletedProcess[str]:
+def _outbox(*arguments: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "outbox", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)

@@ -16,7 +16,7 @@ from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, flush, put, settle, timed
 
-JOIN_SECONDS = 60
+JOIN_SECONDS = 300
 
 
 class OrderedLock:

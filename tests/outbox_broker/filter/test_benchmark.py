@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[3]
-RUN_SECONDS_MAX = 540
+RUN_SECONDS_MAX = 1_200
 
 
 @pytest.mark.processes

@@ -17,7 +17,7 @@ from tests.broker_adapter.servers import ServerProcess
 
 TOPIC, GROUP = "trips", "reminders"
 HOUR_MS = 3_600_000
-WAIT_MS = 10_000
+WAIT_MS = 60_000
 
 
 class FakeTime:
