@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import chain, repeat
@@ -30,9 +31,14 @@ from tests.outbox_broker.http.raw_requests.raw_request import (
 
 MIB = 1024 * 1024
 SHORT_MS = 200
+"""For what no client of these tests does at all, such as to read."""
+PATIENCE_MS = 3_000
+"""For what a client does in several steps, or begins: longer than a machine may stop it between two of them."""
 LONG_MS = 600_000
 SMALL_BUFFER = 4 * 1024
 WITNESSES = 5
+DROP_S = 0.02
+"""Between two pieces: so many as come in the time for a request are below all bounds on their number and bytes."""
 
 _ALL = b'{"invisible_ms":600000,"max_messages":10}'
 PULL_ALL = request("POST /v1/topics/corpus/groups/g/pull HTTP/1.1", HOST, JSON, f"Content-Length: {len(_ALL)}",
@@ -61,6 +67,7 @@ def drip(connection: RawConnection, pieces: Iterator[bytes], url: str) -> None:
 
     The witnesses are silent: each has its time for a head, one after the other, and none of them may outlive it.
     """
+    pause = threading.Event()
     with barrier(url) as waits, ExitStack() as stack:
         for _ in range(WITNESSES):
             witness = stack.enter_context(RawConnection(url))
@@ -69,6 +76,7 @@ def drip(connection: RawConnection, pieces: Iterator[bytes], url: str) -> None:
                 waits.wait()
                 if connection.has_news():
                     return
+                pause.wait(DROP_S)
     raise AssertionError("the server waits on and on")
 
 
@@ -77,8 +85,8 @@ def impatient(serve: Serve) -> HttpServer:
     """A server that waits for requests for a short time only, but long for all else."""
     return serve(
         HttpSettings(
-            request_head_ms_max=SHORT_MS,
-            request_read_ms_max=SHORT_MS,
+            request_head_ms_max=PATIENCE_MS,
+            request_read_ms_max=PATIENCE_MS,
             request_head_bytes_max=MIB,
             response_write_ms_max=LONG_MS,
             keep_alive_ms=LONG_MS,
@@ -191,7 +199,7 @@ def test_a_refused_body_that_does_not_come_is_not_waited_for(impatient: HttpServ
 
 def test_a_slow_body_frees_its_place_and_its_bytes(serve: Serve) -> None:
     length = MIB
-    url = serve(HttpSettings(publishes_max=1, request_read_ms_max=SHORT_MS, work_bytes_max=3 * length)).url
+    url = serve(HttpSettings(publishes_max=1, request_read_ms_max=PATIENCE_MS, work_bytes_max=3 * length)).url
     for _ in range(3):
         with RawConnection(url) as connection:
             connection.send(publish(f"Content-Length: {length}", body=b"{"))
@@ -215,7 +223,7 @@ def test_an_idle_connection_ends_after_its_keep_alive_without_a_word(serve: Serv
 
 
 def test_the_time_for_a_head_begins_with_its_first_byte_and_not_with_the_connection(serve: Serve) -> None:
-    url = serve(HttpSettings(keep_alive_ms=LONG_MS, request_head_ms_max=SHORT_MS)).url
+    url = serve(HttpSettings(keep_alive_ms=LONG_MS, request_head_ms_max=PATIENCE_MS)).url
     with RawConnection(url) as idle, RawConnection(url) as silent:
         idle.send(livez())
         assert idle.read_answer() is not None
@@ -255,7 +263,7 @@ def test_a_client_that_does_not_read_its_answer_is_reset(serve: Serve, stored_24
 def test_an_answer_that_nobody_reads_counts_against_the_budget_until_its_time_is_up(
     serve: Serve, stored_24_mib: Callable[[str], None]
 ) -> None:
-    url = serve(HttpSettings(response_write_ms_max=2_000, work_bytes_max=40 * MIB)).url
+    url = serve(HttpSettings(response_write_ms_max=3 * PATIENCE_MS, work_bytes_max=40 * MIB)).url
     stored_24_mib(url)
     room = 19 * MIB
     one_more = publish(f"Content-Length: {room}", "Connection: close", body=long_body(room))
@@ -312,7 +320,7 @@ def test_over_tls_a_large_answer_comes_whole_and_a_client_that_does_not_read_is_
     serve: Serve, certificate: tuple[Path, Path]
 ) -> None:
     context = ssl.create_default_context(cafile=certificate[0])
-    url = serve(HttpSettings(response_write_ms_max=2_000, work_bytes_max=40 * MIB), tls=Tls(*certificate)).url
+    url = serve(HttpSettings(response_write_ms_max=3 * PATIENCE_MS, work_bytes_max=40 * MIB), tls=Tls(*certificate)).url
     large = b'{"messages":[{"body":"%b"}]}' % (b"x" * 8 * MIB)
     with RawConnection(url, tls=context) as client:
         for _ in range(3):
