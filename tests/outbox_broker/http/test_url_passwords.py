@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,11 +24,11 @@ PASSWORD = "correct-horse"
 
 
 @pytest.fixture
-def closed_port() -> int:
-    """A port at which nobody listens."""
+def closed_port() -> Iterator[int]:
+    """A port at which nobody listens, nor can anybody else meanwhile."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+        yield int(one.getsockname()[1])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
