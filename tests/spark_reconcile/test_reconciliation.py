@@ -299,9 +299,11 @@ def test_what_the_retention_has_purged_is_unknown_and_a_database_clock_an_hour_b
         ("delivery", gone, "tickets", "lost", "acknowledged_not_handled"),
     }
     (told,) = summary.clock_sentences
-    assert "is 3,600 s behind this machine's" in told
+    behind = re.search(r"is (3,[56]\d\d) s behind this machine's", told)
+    assert behind is not None, told
+    assert 3_500 <= int(behind[1].replace(",", "")) <= 3_600, "less what passed between the looks at the two clocks"
     page = (Path(summary.folder) / "report.html").read_text()
-    assert "is 3,600 s behind" in page
+    assert f"is {behind[1]} s behind" in page
 
 
 def _world(*, balanced: int) -> World:
