@@ -77,7 +77,7 @@ def consumed(url: str, topic: str, count: int) -> set[str]:
     try:
         broker.admin.declare_group(topic, "after", GroupConfig())
         while len(ids) < count:
-            deliveries = broker.pull(topic, "after", max_messages=1_000, wait_ms=10_000)
+            deliveries = broker.pull(topic, "after", max_messages=1_000, wait_ms=60_000)
             assert deliveries, f"only {len(ids)} of {count}"
             broker.ack([one.receipt for one in deliveries])
             ids |= {one.id for one in deliveries}
@@ -167,7 +167,7 @@ def test_pulls_that_nobody_reads_hold_what_all_work_may_and_their_messages_come_
     ids: set[str] = set()
     try:
         while len(ids) < count:  # what was handed out is invisible for a second
-            deliveries = broker.pull(TOPIC, "g0", max_messages=1_000, wait_ms=10_000)
+            deliveries = broker.pull(TOPIC, "g0", max_messages=1_000, wait_ms=60_000)
             broker.ack([one.receipt for one in deliveries])
             ids |= {one.id for one in deliveries}
     finally:
