@@ -40,7 +40,7 @@ class WatchedBroker(EmbeddedBroker):
         self.ack_fails: list[BrokerError] = []
         self.ack_arrives = True
         self.closed = False
-        self.reads = 0
+        self.begun = 0
         self.read_fails: list[BrokerError] = []
         self.pull_fails: list[Exception] = []
 
@@ -57,7 +57,8 @@ class WatchedBroker(EmbeddedBroker):
         if self.read_fails:
             raise self.read_fails.pop()
         found = super().read(topic, wait_ms=min(wait_ms, 20), **options)
-        self._tell(lambda: setattr(self, "reads", self.reads + 1))
+        if options.get("offset") is None:  # the first one of its reader: what is published from here on is for it
+            self._tell(lambda: setattr(self, "begun", self.begun + 1))
         return found
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:

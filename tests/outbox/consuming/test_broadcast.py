@@ -63,9 +63,9 @@ class Told:
 
 def begun(watched: WatchedBroker, running: Running, handler: Callable[..., object], **options: Any) -> ConsumerRunner:
     """A runner that has read once: from here on it gets everything."""
-    before = watched.reads
+    before = watched.begun
     runner = running(consumer("orders", group="cache", **{"broadcast": True, **options})(handler), times=SHORT)
-    watched.wait_for(lambda: watched.reads > before)
+    watched.wait_for(lambda: watched.begun > before)
     return runner
 
 
