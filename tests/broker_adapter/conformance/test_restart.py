@@ -22,10 +22,11 @@ def test_a_restart_keeps_messages_positions_acks_schedule_cancels_and_dead_lette
     batch = [Message(id=new_message_id(), topic=topic, body=str(number).encode()) for number in range(6)]
     due = Message(id=new_message_id(), topic=topic, body=b"due", deliver_at_ms=now_ms() + 50)
     far = Message(id=new_message_id(), topic=topic, body=b"far", deliver_at_ms=now_ms() + 86_400_000)
-    gone = Message(id=new_message_id(), topic=topic, body=b"gone", deliver_at_ms=now_ms() + 3_000)
     broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=2))
-    broker.publish([*batch, due, far, gone])
-    broker.cancel([gone.id])
+    broker.publish([*batch, due, far])
+    gone = Message(id=new_message_id(), topic=topic, body=b"gone", deliver_at_ms=now_ms() + 5_000)
+    broker.publish([gone])
+    assert broker.cancel([gone.id]) == ["canceled"]
     acked, poison, held, given_back = broker.pull(topic, "g", max_messages=4, invisible_ms=60_000)
     broker.ack([acked.receipt])
     broker.nack([poison.receipt, given_back.receipt], delay_ms=0, reason="broken")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from outbox_core import Broker, Message
 from outbox_core.messages.ids import new_message_id
@@ -22,6 +23,15 @@ def publish(broker: Broker, topic: str, *, deliver_at_ms: int, message_id: str |
     return message.id
 
 
+def places(topic: str) -> Iterator[tuple[str, int]]:
+    """Fresh topics with due times that are ever further away, for a test that has to do something before the due time.
+
+    A busy machine may not come to it in time: then the test does it once more in the next place.
+    """
+    for number, lead_ms in enumerate((500, 5_000, 50_000)):
+        yield f"{topic}.{number}", now_ms() + lead_ms
+
+
 def test_a_due_time_in_the_past_means_now(broker: Broker, topic: str) -> None:
     sent = publish(broker, topic, deliver_at_ms=now_ms() - 1_000)
 
@@ -35,17 +45,19 @@ def test_a_scheduled_message_wakes_a_long_poll_at_its_time_and_not_before(broker
     [got] = broker.pull(topic, "g", wait_ms=WAIT_MS)
 
     assert now_ms() >= deliver_at_ms
-    assert now_ms() < deliver_at_ms + 3_000
+    assert now_ms() < deliver_at_ms + WAIT_MS // 2  # woken, not at the end of its wait
     assert got.deliver_at_ms == deliver_at_ms
 
 
 def test_scheduled_messages_come_in_the_order_of_their_times(broker: Broker, topic: str) -> None:
-    base = now_ms() + 600  # all three are stored before the first is due, on a busy machine as well
-    ids = [publish(broker, topic, deliver_at_ms=base + offset) for offset in (80, 0, 40)]
+    for place, base in places(topic):
+        ids = [publish(broker, place, deliver_at_ms=base + offset) for offset in (80, 0, 40)]
+        if now_ms() < base:
+            break
 
     pulled: list[str] = []
     while len(pulled) < 3:
-        found = broker.pull(topic, "g", wait_ms=WAIT_MS)
+        found = broker.pull(place, "g", wait_ms=WAIT_MS)
         assert found
         pulled += [one.id for one in found]
 
@@ -60,15 +72,16 @@ def test_a_message_for_much_later_is_stored_and_not_delivered(broker: Broker, to
 
 
 def test_a_canceled_message_is_never_delivered(broker: Broker, topic: str) -> None:
-    deliver_at_ms = now_ms() + 300
-    gone = publish(broker, topic, deliver_at_ms=deliver_at_ms)
-    kept = publish(broker, topic, deliver_at_ms=deliver_at_ms)
+    for place, deliver_at_ms in places(topic):
+        gone = publish(broker, place, deliver_at_ms=deliver_at_ms)
+        kept = publish(broker, place, deliver_at_ms=deliver_at_ms)
+        first, second = broker.cancel([gone]), broker.cancel([gone])
+        if now_ms() < deliver_at_ms:
+            break
 
-    assert broker.cancel([gone]) == ["canceled"]
-    assert broker.cancel([gone]) == ["canceled"]
-
-    assert [one.id for one in broker.pull(topic, "g", wait_ms=WAIT_MS)] == [kept]
-    assert broker.pull(topic, "g", wait_ms=100) == []
+    assert (first, second) == (["canceled"], ["canceled"])
+    assert [one.id for one in broker.pull(place, "g", wait_ms=WAIT_MS)] == [kept]
+    assert broker.pull(place, "g", wait_ms=100) == []
 
 
 def test_a_cancel_that_comes_after_the_due_time_is_too_late(broker: Broker, topic: str) -> None:
@@ -85,11 +98,14 @@ def test_a_cancel_of_an_unknown_id_is_unknown_and_keeps_its_place(broker: Broker
 
 
 def test_a_message_that_was_canceled_before_it_came_is_not_delivered(broker: Broker, topic: str) -> None:
-    message_id = new_message_id()
-    assert broker.cancel([message_id]) == ["unknown"]
+    for place, deliver_at_ms in places(topic):
+        message_id = new_message_id()
+        assert broker.cancel([message_id]) == ["unknown"]
+        publish(broker, place, deliver_at_ms=deliver_at_ms, message_id=message_id)
+        if now_ms() < deliver_at_ms:
+            break
 
-    publish(broker, topic, deliver_at_ms=now_ms() + 50, message_id=message_id)
-    kept = publish(broker, topic, deliver_at_ms=now_ms() + 60)
+    kept = publish(broker, place, deliver_at_ms=deliver_at_ms + 10)
 
-    assert [one.id for one in broker.pull(topic, "g", wait_ms=WAIT_MS)] == [kept]
-    assert broker.pull(topic, "g", wait_ms=100) == []
+    assert [one.id for one in broker.pull(place, "g", wait_ms=WAIT_MS)] == [kept]
+    assert broker.pull(place, "g", wait_ms=100) == []

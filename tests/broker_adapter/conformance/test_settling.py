@@ -219,12 +219,16 @@ def test_all_dead_letters_are_redriven_and_listed_by_the_page(broker: Broker, to
 
 
 def test_an_extension_keeps_a_message_invisible(broker: Broker, topic: str) -> None:
-    publish(broker, topic)
-    delivery = pull_one(broker, topic, invisible_ms=300)
+    for place, invisible_ms in ((f"{topic}.0", 300), (f"{topic}.1", 3_000), (f"{topic}.2", 30_000)):
+        publish(broker, place)
+        begun = time.monotonic()
+        delivery = pull_one(broker, place, invisible_ms=invisible_ms)
+        statuses = broker.extend([delivery.receipt], invisible_ms=60_000)
+        if time.monotonic() - begun < invisible_ms / 1_000:  # else the machine was too busy to extend it in time
+            break
 
-    assert broker.extend([delivery.receipt], invisible_ms=60_000) == ["extended"]
-
-    assert broker.pull(topic, "g", wait_ms=500) == []
+    assert statuses == ["extended"]
+    assert broker.pull(place, "g", wait_ms=invisible_ms + 200) == []
     assert broker.ack([delivery.receipt]) == ["acked"]
 
 
@@ -258,10 +262,15 @@ def test_a_redrive_makes_so_many_ready_a_second(broker: Broker, topic: str) -> N
     broker.publish([Message(id=one, topic=topic, body=b"x") for one in ids])
     broker.nack([one.receipt for one in broker.pull(topic, "g")])
 
+    start = time.monotonic()
     assert broker.admin.redrive(topic, "g", per_second=2) == 3
 
-    assert [one.id for one in broker.pull(topic, "g")] == ids[:2]
-    assert [one.id for one in broker.pull(topic, "g", wait_ms=10_000)] == ids[2:]
+    pulled = [one.id for one in broker.pull(topic, "g")]
+    assert pulled[:2] == ids[:2]
+    if len(pulled) == 2:  # the third is there at once if the machine did nothing else for a second
+        pulled += [one.id for one in broker.pull(topic, "g", wait_ms=WAIT_MS)]
+    assert pulled == ids
+    assert time.monotonic() - start >= 0.99
 
 
 def test_a_dead_letter_tells_how_each_of_its_attempts_went(broker: Broker, topic: str) -> None:
@@ -288,8 +297,8 @@ def test_a_redriven_message_begins_a_new_history(broker: Broker, topic: str) -> 
     publish(broker, topic)
     broker.nack([pull_one(broker, topic).receipt], reason="first life")
     broker.admin.redrive(topic, "g")
-    delivery = pull_one(broker, topic, invisible_ms=1)
-    wait_until(delivery.created_at_ms + 50)
+    pull_one(broker, topic, invisible_ms=1)
+    wait_until(time.time_ns() // 1_000_000 + 50)
 
     [letter], _ = broker.admin.dead(topic, "g")
 
