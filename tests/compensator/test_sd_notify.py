@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_ready_watchdog_and_stopping_are_told_in_order(systemd: socket.socket) -
 
 
 def test_an_abstract_socket_is_found() -> None:
-    name = "@outbox-test-notify"
+    name = f"@outbox-test-notify-{uuid.uuid4().hex}"  # these names are of the machine, not of the test
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind("\0" + name[1:])
         listening.settimeout(10)

@@ -69,9 +69,7 @@ def connects(monkeypatch: pytest.MonkeyPatch) -> Connects:
 @pytest.fixture
 def dead_port() -> int:
     """A port of this machine on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
+    return 1
 
 
 @pytest.fixture
