@@ -19,7 +19,6 @@ from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.message import DUE_HEADER, Message
 from outbox_core.messages.timing_port import TimingStore
-from outbox_demo.ports import free_port
 from tests.broker_adapter.redis.redis_cluster import redis_cluster
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.serving import WatchedMetrics
@@ -177,22 +176,26 @@ def test_a_killed_server_is_used_again_once_it_is_back(
 def test_without_redis_all_the_time_the_polls_send_every_row_once(
     shop: Shop, prompt: PromptBroker, serve: Serve, metrics: WatchedMetrics
 ) -> None:
-    url = f"redis://127.0.0.1:{free_port('127.0.0.1')}/?name=shop&timeout_ms=500"
+    url = "redis://127.0.0.1:1/?name=shop&timeout_ms=500"  # where nobody listens
     messages = publish(shop, prompt, url, count=20, delay=SOON_MS)
     with source_over(shop, prompt) as source:
         worker = TimerWorker(source, connect_timing(url), options=SOON, metrics=metrics, clock=SystemClock())
+
+        def failed_once() -> bool:
+            return (metrics.value("outbox_compensator_timer_failures_total", source=worker.source) or 0) >= 1
+
         worker.check()
         service = serve(shop, prompt, timers=[worker])
         service.start()
         prompt.wait_for(stored(20))
         assert wait_until(lambda: not shop.rows())
+        assert wait_until(failed_once)
         [check] = [one for one in service.health().checks if one.name == "timers"]
         assert service.stop()
 
     assert check.status == "warn"
     assert sorted(prompt.ids) == ids(messages)
     assert prompt.duplicates == []
-    assert (metrics.value("outbox_compensator_timer_failures_total", source=worker.source) or 0) >= 1
 
 
 def test_workers_and_polls_beside_each_other_send_each_row_once(
