@@ -51,13 +51,13 @@ def answering(head: bytes, *, trickles: bool) -> Iterator[tuple[str, list[int]]]
 
 def test_an_answer_that_trickles_is_given_up_though_every_byte_comes_in_time() -> None:
     with answering(HEAD % BODY_BYTES, trickles=True) as (url, sent):
-        broker = HttpBroker(url, timeout_ms=150)
+        broker = HttpBroker(url, timeout_ms=3_000)
 
         with pytest.raises(BrokerUnavailable, match="trickles"):
             broker.pull("t", "g")
         broker.close()
 
-    assert len(sent) < BODY_BYTES // 100
+    assert len(sent) < BODY_BYTES // 10
 
 
 def test_an_answer_that_never_ends_is_not_kept() -> None:

@@ -73,7 +73,7 @@ def _ids(outcomes: Sequence[Outcome]) -> list[str]:
 
 def until(true: Callable[[], bool]) -> None:
     waiting = threading.Event()
-    for _ in range(4_000):
+    for _ in range(24_000):
         if true():
             return
         waiting.wait(0.005)
