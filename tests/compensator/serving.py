@@ -139,6 +139,7 @@ def source_of(
     retention: Retention | None = None,
     engines: InstanceEngines | None = None,
     telemetry: Telemetry = NO_TELEMETRY,
+    pacing: PacingOptions | None = None,
 ) -> tuple[Source, InstanceEngines]:
     """A source over a shop's database, and its engines, which the caller closes."""
     engines = engines or InstanceEngines(shop.engine.url)
@@ -163,6 +164,7 @@ def source_of(
         gate=gates.gate(broker_name, limit=limit),
         clock=clock or SystemClock(),
         retention=retention,
+        look_ahead_ms=(pacing or PacingOptions()).look_ahead_ms,
     )
     return source, engines
 

@@ -23,7 +23,8 @@ from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 HOUR_US = 3_600_000_000
-LEASE_MS = 2_000
+LEASE_MS = 60_000
+WAIT_SECONDS = 300
 OURS, THEIRS = "a" * 32, "b" * 32
 
 
@@ -134,7 +135,7 @@ def test_two_passes_side_by_side_deliver_each_row_once(shop: Shop) -> None:
     def rule(_batch: Sequence[Message]) -> None:
         if threading.get_ident() not in waited:
             waited.add(threading.get_ident())
-            both_have_a_batch.wait(20)
+            both_have_a_batch.wait(WAIT_SECONDS)
 
     broker = RecordingBroker(rule)
     reports: list[BatchTotals] = []
@@ -143,7 +144,7 @@ def test_two_passes_side_by_side_deliver_each_row_once(shop: Shop) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_SECONDS)
 
     assert len(waited) == 2
     assert sum(report.accepted for report in reports) == 600
@@ -191,16 +192,17 @@ def test_a_pass_sends_no_more_of_a_batch_whose_lease_is_over(shop: Shop) -> None
 
     def take_over_once(_batch: Sequence[Message]) -> None:
         for scan in others:
-            pause.wait(1.1 * LEASE_MS / 1_000)
+            clock.advance(LEASE_MS)
+            shop.end_leases()
             assert scan(broker).run().accepted == 2
 
-    pause, broker = threading.Event(), RecordingBroker(take_over_once)
+    clock, broker = ManualClock(), RecordingBroker(take_over_once)
     box = shop.box(broker, ordered={"topic"}, sender=NO_SENDER)
     with box.begin():
         first, second = [box.publish("topic", "", key="k").id for _ in range(2)]
     shop.end_leases()
 
-    report = shop.scan(broker, lease_ms=LEASE_MS).run()
+    report = shop.scan(broker, lease_ms=LEASE_MS, clock=clock).run()
 
     assert (broker.ids, broker.duplicates) == ([first, second], [first])
     assert (report.accepted, report.held, report.stale) == (1, 1, 2)

@@ -16,6 +16,7 @@ from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.schema import outbox_tables, schema_for
+from outbox_core.common.clock import Clock
 from outbox_core.messages.broker_port import Broker
 from tests.fixtures.databases import Database
 from tests.fixtures.table_scan import Scan
@@ -70,7 +71,13 @@ class Shop:
         return background
 
     def scan(
-        self, broker: Broker, *, lease_ms: int = 60_000, batch_rows: int = 200, engine: Engine | None = None
+        self,
+        broker: Broker,
+        *,
+        lease_ms: int = 60_000,
+        batch_rows: int = 200,
+        engine: Engine | None = None,
+        clock: Clock | None = None,
     ) -> Scan:
         """A compensator's pass over this database; `engine`: a background engine that the test knows."""
         return Scan(
@@ -79,6 +86,7 @@ class Shop:
             broker=broker,
             policy=RelayPolicy(outage_delay_ms=60_000),
             options=ClaimOptions(batch_rows=batch_rows, lease_ms=lease_ms),
+            clock=clock,
         )
 
     def end_leases(self, *, at_us: int = 1) -> None:
