@@ -249,7 +249,7 @@ def test_a_commit_of_more_messages_than_a_broker_takes_at_once_is_sent_all_the_s
 
     pay()
 
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
     assert sqlite_shop.rows() == []
     assert embedded.admin.figures("topic")["stored"] == 2_500
 

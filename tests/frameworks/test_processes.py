@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 TOPIC = "payment.completed"
 WAIT_SECONDS = 300
 PAYMENTS_MAX = 500
-GATHERING = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, gather_ms=3_000)
+GATHERING = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, gather_ms=3_000, close_timeout_ms=120_000)
 """The sender's first batch is sent at once, and what comes after it is in the queue when a worker ends."""
 LEFT: list[Outbox] = []
 ENDING = "tests.frameworks.ending_process"
@@ -321,7 +321,7 @@ with Session(box.engine) as session:
     try:
         session.commit()
     except LookupError:
-        sys.exit(0 if box.close() else 2)
+        sys.exit(0 if box.close(timeout_ms=120_000) else 2)
 """
 
 

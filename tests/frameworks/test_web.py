@@ -60,7 +60,7 @@ def test_flask_sqlalchemy_sends_what_requests_commit_and_nothing_of_those_that_f
     ]
 
     assert statuses == [201, 402, 201, 500, 201]
-    assert flask_app.extensions["outbox"].close()
+    assert flask_app.extensions["outbox"].close(timeout_ms=120_000)
     assert reached.bodies(TOPIC) == [body(1), body(3), body(4)]
     assert shop.payments() == [1, 3, 4]
     assert shop.rows() == []
@@ -80,7 +80,7 @@ def test_publishing_first_in_a_session_of_flask_begins_its_transaction(
         with db.session.begin():
             box.publish(topic, "3", session=db.session)
 
-    assert box.close()
+    assert box.close(timeout_ms=120_000)
     assert reached.bodies(topic) == ["1", "3"]
 
 

@@ -61,7 +61,7 @@ def business(point: str, url: str, schema: str, broker: DyingBroker) -> None:
         session.add(Payment(id=1))
         for number in range(3):
             box.publish("payments", f"committed {number}", session=session)
-    if not box.close(timeout_ms=20_000):
+    if not box.close(timeout_ms=120_000):
         sys.exit("the sender did not finish")
 
 

@@ -21,8 +21,10 @@ from outbox_core.messages.broker_port import Broker
 from tests.fixtures.databases import Database
 from tests.fixtures.table_scan import Scan
 
-BUSY_LIMITS = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000)
+BUSY_LIMITS = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, close_timeout_ms=120_000)
 CONNECTIONS_END_SECONDS_MAX = 60
+CLOSE_AT_END_MS = 5_000
+"""For so long the end of a test waits for what nobody asserts."""
 NO_SENDER = SenderLimits(queue_rows_max=0)
 """A queue without room: every commit leaves its rows to the compensator."""
 
@@ -55,7 +57,7 @@ class Shop:
         """An Outbox on this database, closed at the end of the test."""
         options = {"schema": self.database.schema, "sender": BUSY_LIMITS, **options}
         box = Outbox(options.pop("engine", self.engine), broker=broker, **options)
-        self.closing.callback(box.close)
+        self.closing.callback(box.close, timeout_ms=CLOSE_AT_END_MS)
         return box
 
     def other_engine(self, **options: Any) -> Engine:

@@ -18,6 +18,7 @@ from outbox import Outbox
 from outbox.migrate.schema_upgrade import upgrade
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 from tests.fixtures.databases import Database
+from tests.outbox.shop import BUSY_LIMITS
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "mariadb": "mysql+asyncmy", "mysql": "mysql+asyncmy"}
 Job = Callable[[Outbox], Awaitable[None]]
@@ -51,7 +52,7 @@ async def _with_box(database: Database, broker: EmbeddedBroker, job: Job) -> Non
 async def _async_box(database: Database, broker: EmbeddedBroker) -> AsyncIterator[Outbox]:
     url = make_url(database.url).set(drivername=ASYNC_DRIVERS[database.name])
     engine = create_async_engine(url)
-    box = Outbox(engine, broker=broker, schema=database.schema)
+    box = Outbox(engine, broker=broker, schema=database.schema, sender=BUSY_LIMITS)
     try:
         yield box
     finally:

@@ -20,6 +20,7 @@ from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
 
 DRIVERS = ["asyncmy", "aiomysql"]
+WAIT_SECONDS = 300
 NOWHERE = {"host": "192.0.2.1", "port": 9, "username": "nobody", "password": "wrong"}
 Connect = Callable[..., Awaitable[Any]]
 
@@ -44,7 +45,7 @@ def sends_and_settles(shop: Shop, engine: AsyncEngine) -> bool:
         async with AsyncSession(engine) as session, session.begin():
             await session.execute(insert(Payment).values(id=1, note=""))
             box.publish("paid", "grüße", key="ключ", session=session)
-        assert box.close(timeout_ms=20_000)  # in the thread of a running loop: it needs none of its own
+        assert box.close(timeout_ms=120_000)  # in the thread of a running loop: it needs none of its own
         assert box.close()
         await engine.dispose()
 
@@ -180,9 +181,9 @@ def test_a_transaction_that_runs_while_it_is_disposed_of_ends_well(
 
     thread = threading.Thread(target=transact)
     thread.start()
-    assert began.wait(20)
+    assert began.wait(WAIT_SECONDS)
     background.dispose()
-    thread.join(20)
+    thread.join(WAIT_SECONDS)
 
     assert goes_on.is_set()
     assert sqlite_shop.payments() == [1]
@@ -202,7 +203,7 @@ def test_a_thread_that_cannot_be_started_fails_its_transaction_and_the_next_one_
             pay(background, 1)
     second = threading.Thread(target=pay, args=(background, 2), daemon=True)
     second.start()
-    second.join(20)
+    second.join(WAIT_SECONDS)
 
     assert not second.is_alive()
     assert sqlite_shop.payments() == [2]

@@ -40,7 +40,7 @@ async def _with_box(shop: Shop, url: str, broker: RecordingBroker, job: Job) -> 
     box = Outbox(engine, broker=broker, schema=shop.database.schema, sender=BUSY_LIMITS)
     try:
         await job(box, engine)
-        assert await asyncio.to_thread(box.close, timeout_ms=20_000)
+        assert await asyncio.to_thread(box.close, timeout_ms=120_000)
     finally:
         box.close()
         await engine.dispose()

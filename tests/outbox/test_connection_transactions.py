@@ -67,7 +67,7 @@ def pay(box: Outbox, session: Session, number: int = 1) -> None:
 
 def sent_and_closed(box: Outbox, broker: RecordingBroker) -> list[str]:
     """What was sent in the end."""
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
     return broker.topics
 
 
@@ -102,7 +102,7 @@ def test_what_an_outer_transaction_held_back_is_sent_when_its_connection_commits
 
     broker.wait_for(lambda one: one.topics == ["paid.1"])
     assert before == []
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
     assert (sqlite_shop.payments(), sqlite_shop.rows()) == ([1], [])
 
 

@@ -7,6 +7,7 @@ import contextvars
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+WAIT_SECONDS = 300
 
 
 @contextmanager
@@ -346,16 +348,16 @@ def test_a_full_queue_drops_the_send_and_keeps_the_row(shop: Shop) -> None:
 
     def hang(_batch: object) -> None:
         entered.set()
-        go_on.wait(20)
+        go_on.wait(WAIT_SECONDS)
 
     broker = RecordingBroker(hang)
-    box = shop.box(broker, sender=SenderLimits(queue_rows_max=2, lease_ms=60_000, lease_margin_ms=1_000))
+    box = shop.box(broker, sender=replace(BUSY_LIMITS, queue_rows_max=2))
 
     for number in range(5):
         with Session(shop.engine) as session, session.begin():
             session.add(Payment(id=number))
             box.publish(f"topic.{number}", "", session=session)
-        assert entered.wait(20)
+        assert entered.wait(WAIT_SECONDS)
     waiting = shop.row_topics()
     go_on.set()
     box.close()

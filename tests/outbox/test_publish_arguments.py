@@ -48,7 +48,7 @@ def test_a_due_time_before_1970_means_now(sqlite_shop: Shop, tmp_path: Path, mom
 
         with Session(sqlite_shop.engine) as session, session.begin():
             box.publish("topic", "long due", deliver_at=moment, session=session)
-        assert box.close(timeout_ms=20_000)
+        assert box.close(timeout_ms=120_000)
         [delivery] = broker.pull("topic", "group", wait_ms=10_000)
         broker.close()
 
@@ -69,7 +69,7 @@ def test_a_delay_goes_by_the_databases_clock_in_the_row_and_in_the_send(
         box.publish("topic", "", session=session, delay=delay)
         box.publish("topic", "", session=session)
     after_ms = database_ms(shop)
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
 
     archive = shop.tables.archive
     with shop.engine.connect() as connection:
@@ -184,7 +184,7 @@ def test_an_async_scoped_session_is_taken_for_the_session_behind_it(sqlite_shop:
         box.publish("rolled.back", "", session=scoped)
         await scoped.rollback()
         await scoped.remove()
-        assert await asyncio.to_thread(box.close, timeout_ms=20_000)
+        assert await asyncio.to_thread(box.close, timeout_ms=120_000)
         await engine.dispose()
 
     asyncio.run(job())

@@ -211,7 +211,7 @@ def test_the_real_sender_goes_on_as_ever(shop: Shop, published: PublishedMessage
     box.transactional(lambda session: box.publish("t", "sent"))()
 
     assert published == [("t", "sent")]
-    assert [one.body for one in broker.pull("t", "g", wait_ms=20_000)] == [b"sent"]
+    assert [one.body for one in broker.pull("t", "g", wait_ms=60_000)] == [b"sent"]
     assert box.close()
     assert shop.rows() == []
     broker.close()

@@ -87,7 +87,7 @@ def test_the_app_publishes_settles_and_handles_with_its_grants(
         box.publish("topic", "", session=session)
         box.publish("ordered", "", key="k", session=session)
         inbox.mark(session.connection(), group="group", message_id="1", topic="topic")
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
 
     assert len(broker.ids) == 2
     assert mysql_shop.rows() == []

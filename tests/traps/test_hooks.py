@@ -153,7 +153,7 @@ def test_two_transactions_of_one_thread_keep_their_messages_apart(mysql_shop: Sh
         box.publish("of-the-other", "", session=other)
         one.commit()
         other.rollback()
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
 
     assert broker.topics == ["of-one"]
 
@@ -185,7 +185,7 @@ def test_bulk_statements_and_messages_commit_together(shop: Shop, broker: Record
         session.execute(insert(Payment), [{"id": 1, "note": ""}])
         session.bulk_insert_mappings(Payment.__mapper__, [{"id": 2}])
         box.publish("bulk", "", session=session)
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
 
     assert shop.payments() == [1, 2]
     assert broker.topics == ["bulk"]
@@ -219,7 +219,7 @@ def test_a_business_pool_of_one_connection_is_enough(mysql_shop: Shop, broker: R
             session.add(Payment(id=number))
             box.publish("topic", "", session=session)
             broker.wait_for(lambda one, sent=number: len(one.stored) >= sent)  # type: ignore[misc]
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
 
     assert len(broker.ids) == 3
     assert mysql_shop.rows() == []

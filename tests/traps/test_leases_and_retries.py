@@ -214,7 +214,7 @@ def test_nothing_is_sent_inside_a_transaction_of_the_database(mysql_shop: Shop, 
         box.publish("topic", "")
 
     pay()
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
     one_pass(mysql_shop, broker, engine=mysql_shop.engine)
 
     assert len(broker.ids) == 11

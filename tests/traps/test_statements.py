@@ -151,7 +151,7 @@ def publish(shop: Shop, broker: RecordingBroker) -> None:
             box.publish("ordered", "", key="k", session=session)
             box.publish("ordered", "", key="other", session=session)
             box.cancel("topic", session=session)
-    assert box.close(timeout_ms=20_000)
+    assert box.close(timeout_ms=120_000)
     later = shop.box(broker, sender=NO_SENDER, ordered={"ordered"})
     for number in range(10, 13):
         with Session(shop.engine) as session, session.begin():
