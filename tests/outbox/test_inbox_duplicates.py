@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 from outbox import Consumer, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner, Outcome, still_held
 from outbox.consumers.inbox_table import InboxStore
+from outbox.testing import AdvancingClock
 from outbox_core.common.errors import OutboxError
-from outbox_core.messages.message import Delivery
+from outbox_core.messages.message import Delivery, ExtendStatus
 from outbox_core.runtime.logs import event_name
 from tests.broker_adapter.redis.redis_server import wait_until
 from tests.fixtures.fork_server import Program, environment, fork_server
@@ -27,14 +28,21 @@ from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, m
 
 RIVAL = "tests.outbox.consuming.rival_consumer"
 MESSAGES = 30
+INVISIBLE_MS = 60_000
 ISOLATION = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 TRIES_MAX = 50
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[WatchedBroker]:
+def ahead() -> AdvancingClock:
+    """The watched broker's clock: it runs, and can be put forward."""
+    return AdvancingClock()
+
+
+@pytest.fixture
+def watched(tmp_path: Path, ahead: AdvancingClock) -> Iterator[WatchedBroker]:
     """A broker to watch."""
-    broker = WatchedBroker(tmp_path / "watched")
+    broker = WatchedBroker(tmp_path / "watched", clock=ahead)
     yield broker
     broker.close()
 
@@ -174,12 +182,12 @@ def test_many_who_wait_for_one_that_fails_settle_without_a_second_effect(mysql_s
 
 
 def test_a_handler_whose_message_was_handed_out_again_is_told_and_only_one_commits(
-    shop: Shop, watched: WatchedBroker, caplog: pytest.LogCaptureFixture
+    shop: Shop, watched: WatchedBroker, ahead: AdvancingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     inside, go_on = threading.Event(), threading.Event()
     told: list[bool] = []
 
-    @consumer("orders", group="payments", inbox=shop.engine, schema=shop.database.schema, invisible_ms=1_000)
+    @consumer("orders", group="payments", inbox=shop.engine, schema=shop.database.schema, invisible_ms=INVISIBLE_MS)
     def pay(session: Session, one: Delivery) -> None:
         session.add(Payment(id=int(one.body)))
         session.flush()
@@ -189,11 +197,12 @@ def test_a_handler_whose_message_was_handed_out_again_is_told_and_only_one_commi
             told.append(still_held())
 
     watched.publish([message()])
-    with ConsumerRunner([pay], broker=watched) as first:
+    with ConsumerRunner([pay], broker=watched, clock=ahead) as first:
         assert inside.wait(WAIT_SECONDS)
         watched.admin.seek("orders", "payments", to_offset=0)  # the receipt is stale, the message to be had again
-        with ConsumerRunner([pay], broker=watched) as second:
-            watched.wait_for(lambda: watched.pulled == 2 and bool(watched.extends))
+        with ConsumerRunner([pay], broker=watched, clock=ahead) as second:
+            watched.wait_for(lambda: watched.pulled == 2)
+            watched.wait_while_time_passes(lambda: [ExtendStatus.STALE] in watched.extends, ahead, INVISIBLE_MS // 2)
             # The broker has refused to extend it, but the consumer may not have read the answer yet.
             assert wait_until(lambda: "receipt_lost" in [event_name(record) for record in caplog.records])
             go_on.set()

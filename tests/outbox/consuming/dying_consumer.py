@@ -75,7 +75,7 @@ def main() -> None:
                 event.listen(session, "after_commit", die)
 
     ConsumerRunner([pay], broker=broker, times=RunnerTimes(ack_delay_ms=0)).start()
-    threading.Event().wait(60)
+    threading.Event().wait(300)
 
 
 main()

@@ -18,7 +18,8 @@ from outbox.consumers.ack_sender import AckSender
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.in_flight import InFlightDelivery
 from outbox.consumers.runner_times import RunnerTimes
-from outbox_core.common.clock import SystemClock
+from outbox.testing import AdvancingClock
+from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.messages.message import AckStatus, Delivery
 from outbox_core.runtime.logs import event_name
 from tests.fixtures.fork_server import environment, fork_server
@@ -26,6 +27,7 @@ from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, m
 
 CHILD = "tests.outbox.consuming.hanging_ack_consumer"
 Running = Callable[..., ConsumerRunner]
+INVISIBLE_MS = 60_000
 LINGER_MS = 1_000 * 4 * WAIT_SECONDS
 LONG_LINGER = RunnerTimes(ack_linger_ms=LINGER_MS)
 
@@ -33,8 +35,8 @@ LONG_LINGER = RunnerTimes(ack_linger_ms=LINGER_MS)
 class SlowToAck(WatchedBroker):
     """Its acks take until the test lets them through; the first of them may end in a defect."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, *, clock: Clock) -> None:
+        super().__init__(folder, clock=clock)
         self.let_through = threading.Event()
         self.came = threading.Semaphore(0)
         self.defect = False
@@ -49,9 +51,9 @@ class SlowToAck(WatchedBroker):
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[SlowToAck]:
+def watched(tmp_path: Path, ahead: AdvancingClock) -> Iterator[SlowToAck]:
     """Also what `running` runs on."""
-    broker = SlowToAck(tmp_path / "slow")
+    broker = SlowToAck(tmp_path / "slow", clock=ahead)
     yield broker
     broker.close()
 
@@ -205,15 +207,18 @@ def test_a_stop_waits_for_the_ack_on_its_way(watched: SlowToAck, running: Runnin
 
 
 def test_an_ack_that_meets_a_defect_is_told_and_its_messages_come_back(
-    watched: SlowToAck, running: Running, caplog: pytest.LogCaptureFixture
+    watched: SlowToAck, running: Running, ahead: AdvancingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched.defect = True
     watched.let_through.set()
     handled: list[str] = []
-    watched.publish([message(1), message(2)])
+    watched.publish([message(1)])
 
-    running(consumer("orders", group="g", prefetch=1, invisible_ms=1_000)(lambda one: handled.append(one.id)))
-    watched.wait_for(lambda: watched.acked == 2)
+    running(consumer("orders", group="g", prefetch=1, invisible_ms=INVISIBLE_MS)(lambda one: handled.append(one.id)))
+    assert watched.came.acquire(timeout=WAIT_SECONDS)
+    watched.publish([message(2)])  # not before, else one ack may be for both
+    watched.wait_for(lambda: watched.acked == 1)
+    watched.wait_while_time_passes(lambda: watched.acked == 2, ahead, INVISIBLE_MS)
 
     assert sorted(handled) == ["m-1", "m-1", "m-2"]
     assert "consumer_failed" in [event_name(record) for record in caplog.records]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 CHILD = "tests.outbox.consuming.working_consumer"
 MESSAGES = 600
 INVISIBLE_MS = 1_500
-SETTLED_SECONDS = 60
+SETTLED_SECONDS = 300
 POLL_SECONDS = 0.05
 
 

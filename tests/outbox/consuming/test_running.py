@@ -38,6 +38,8 @@ from tests.outbox.shop import Payment, Shop, open_shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
 INVISIBLE_MS = 60_000
+SHORTLY_INVISIBLE_MS = 10_000
+"""Where a leap of the clock may have a delivery extended that is just being given up, and its time passes for real."""
 Running = Callable[..., ConsumerRunner]
 
 
@@ -116,22 +118,22 @@ def test_an_ack_that_fails_is_tried_again(watched: WatchedBroker, running: Runni
     ("error", "tries"), [(BrokerUnavailable("down"), ACK_TRIES_MAX), (BrokerRefused("never"), 1)], ids=["down", "never"]
 )
 def test_an_ack_that_fails_for_good_costs_a_repetition_that_the_inbox_drops(
-    shop: Shop, watched: WatchedBroker, running: Running, error: Any, tries: int
+    shop: Shop, watched: WatchedBroker, running: Running, ahead: AdvancingClock, error: Any, tries: int
 ) -> None:
     watched.ack_arrives = False
     watched.ack_fails = [error] * tries
 
-    @consumer("orders", group="g", inbox=shop.engine, schema=shop.database.schema, invisible_ms=1_000)
+    @consumer("orders", group="g", inbox=shop.engine, schema=shop.database.schema, invisible_ms=SHORTLY_INVISIBLE_MS)
     def pay(session: Session, one: Delivery) -> None:
         session.add(Payment(id=int(one.body)))
 
     watched.publish([message()])
     runner = running(pay)
-    watched.wait_for(lambda: watched.acked == 1)
+    watched.wait_for(lambda: not watched.ack_fails)
+    watched.wait_while_time_passes(lambda: watched.acked == 1, ahead, SHORTLY_INVISIBLE_MS)
 
     assert shop.payments() == [1]
     assert (runner.figures.handled, runner.figures.deduplicated) == (1, 1)
-    assert watched.ack_fails == []
 
 
 def test_a_stale_ack_is_counted(watched: WatchedBroker, running: Running) -> None:
