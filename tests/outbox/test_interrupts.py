@@ -39,7 +39,7 @@ main({arguments!r})
 def test_an_interrupt_while_something_is_imported(module: str, arguments: list[str]) -> None:
     program = INTERRUPTED_AT_IMPORT.format(module=module, arguments=arguments)
 
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=300)
 
     assert (ended.returncode, ended.stderr) == (130, "interrupted: what was done before stands\n")
 

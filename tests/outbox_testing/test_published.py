@@ -352,7 +352,7 @@ def test_the_first_outbox_of_a_process_may_be_made_while_it_is_listened_to(tmp_p
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
