@@ -185,7 +185,7 @@ def read(port: int, path: str) -> str:
 
 def wait_until_empty(ports: list[int]) -> None:
     """Until both have seen, in a look, that nothing is pending."""
-    tries_max = 1_000
+    tries_max = 15_000
     for port in ports:
         for _ in range(tries_max):
             if re.search(r"\noutbox_pending_messages{source=\"[^\"]+\"} 0\.0", read(port, "/metrics")):

@@ -34,7 +34,7 @@ def watched() -> Iterator[Watched]:
     """PeriodicTasks that are stopped at the end."""
     it = Watched()
     yield it
-    it.tasks.stop(timeout_ms=10_000)
+    it.tasks.stop(timeout_ms=WAIT_SECONDS * 1_000)
 
 
 def counting(times: int, *, then: Callable[[], None] = lambda: None) -> tuple[Callable[[], None], threading.Event]:
@@ -68,7 +68,7 @@ def test_a_task_that_fails_is_counted_and_comes_again(watched: Watched, error: E
     watched.tasks.start()
 
     assert done.wait(WAIT_SECONDS)
-    assert watched.tasks.stop(timeout_ms=10_000)
+    assert watched.tasks.stop(timeout_ms=WAIT_SECONDS * 1_000)
     assert set(watched.failed) == {"it"}
     assert len(watched.failed) >= 3
 
@@ -105,7 +105,7 @@ def test_stop_waits_for_what_runs_and_begins_nothing_more(watched: Watched) -> N
 
     too_soon = watched.tasks.stop(timeout_ms=1)
     go_on.set()
-    ended = watched.tasks.stop(timeout_ms=10_000)
+    ended = watched.tasks.stop(timeout_ms=WAIT_SECONDS * 1_000)
 
     assert (too_soon, ended) == (False, True)
 
