@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.engine import make_url
 
-from compensator.assignment import open_assignment
+from compensator.assignment import LeaseOptions, open_assignment
 from outbox.admin.message_admin import AdminAction, MessageSelection
 from outbox.admin.schema_message_admin import BATCH_ROWS, SchemaAdmin
 from outbox.cli import command
@@ -38,6 +38,7 @@ from tests.outbox.shop import NO_SENDER, Shop, open_shop
 
 ROOT = Path(__file__).parents[2]
 HOUR_US = 3_600_000_000
+LONG_LEASES = LeaseOptions(beat_ms=60_000, lease_ms=600_000)
 TABLES = ["message", "message_0000", "message_0001", "message_0002"]
 
 
@@ -447,7 +448,8 @@ def test_status_sums_all_tables_and_names_those_with_something_in_them(split_sho
 def test_status_shows_who_shares_the_sources_and_which_are_nobodys(shop: Shop) -> None:
     without = json.loads(outbox(shop, "status", "--json").stdout)
     ours, theirs = [
-        open_assignment(shop.database.url, schema=shop.database.schema, zone=zone) for zone in ("zone-a", None)
+        open_assignment(shop.database.url, schema=shop.database.schema, zone=zone, options=LONG_LEASES)
+        for zone in ("zone-a", None)
     ]
     sources = [Resource(f"source-{number}") for number in range(5)]
     ours.beat(sources)

@@ -148,7 +148,7 @@ def test_locks_are_as_few_where_all_rows_change(mysql_fleet: Fleet) -> None:
 def test_in_a_table_of_a_few_rows_nobody_waits_for_the_row_of_another(
     mysql_fleet: Fleet, change: Callable[[LeaseStore, Connection, Sequence[str]], int]
 ) -> None:
-    one = mysql_fleet.instance(options=LeaseOptions(beat_ms=500, lease_ms=3_000))
+    one = mysql_fleet.instance(options=LeaseOptions(beat_ms=10_000, lease_ms=60_000))
     one.beat(names(3))
     lease, instance = mysql_fleet.shop.tables.lease.fullname, mysql_fleet.shop.tables.instance.fullname
     if change is not take:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 
 import pytest
+from sqlalchemy import select, update
 
 from tests.fixtures.fork_server import Program, environment, fork_server
 from tests.outbox.shop import Shop
@@ -15,14 +16,14 @@ pytestmark = pytest.mark.processes
 
 CHILD = "tests.compensator.assignment.beating_process"
 SOURCES = ["a", "b", "c", "d"]
-LINES_MAX = 2_000
-SHORT = ("50", "2000")
-LONG = ("50", "600000")
+LINES_MAX = 6_000
+WAIT_SECONDS = 300
+TIMING = ("50", "600000")
 
 
-def process(shop: Shop, timing: tuple[str, str]) -> Program:
+def process(shop: Shop) -> Program:
     """One instance as a process."""
-    arguments = [shop.database.url, shop.database.schema or "", ",".join(SOURCES), *timing]
+    arguments = [shop.database.url, shop.database.schema or "", ",".join(SOURCES), *TIMING]
     return fork_server().start(CHILD, *arguments, env=environment(), text=True, stdout=subprocess.PIPE)
 
 
@@ -39,10 +40,22 @@ def until_it_holds(child: Program, count: int) -> list[str]:
     pytest.fail(f"it never held {count} sources")
 
 
+def end_lease_of(shop: Shop, source: str) -> None:
+    """Let the time of the instance that holds it be over by the database's clock."""
+    lease, instance = shop.tables.lease, shop.tables.instance
+    with shop.engine.begin() as connection:
+        holder = connection.scalar(select(lease.c.instance).where(lease.c.source == source))
+        connection.execute(update(instance).where(instance.c.id == holder).values(alive_until_us=1))
+
+
 def test_what_a_killed_process_held_is_anothers_when_its_lease_is_over(shop: Shop) -> None:
-    with process(shop, SHORT) as one, process(shop, SHORT) as two:
-        shares = [until_it_holds(one, 2), until_it_holds(two, 2)]
-        one.kill()
+    with process(shop) as two:
+        until_it_holds(two, 4)
+        with shop.last_connections_ended(), process(shop) as one:
+            shares = [until_it_holds(one, 2), until_it_holds(two, 2)]
+            one.kill()
+            one.wait(WAIT_SECONDS)
+        end_lease_of(shop, shares[0][0])
         after = until_it_holds(two, 4)
 
     assert sorted([*shares[0], *shares[1]]) == SOURCES
@@ -50,12 +63,12 @@ def test_what_a_killed_process_held_is_anothers_when_its_lease_is_over(shop: Sho
 
 
 def test_what_a_stopped_process_held_is_anothers_long_before_its_lease_would_end(shop: Shop) -> None:
-    with process(shop, LONG) as one, process(shop, LONG) as two:
+    with process(shop) as one, process(shop) as two:
         until_it_holds(one, 2)
         until_it_holds(two, 2)
         one.send_signal(signal.SIGTERM)
         after = until_it_holds(two, 4)
-        status = one.wait(60)
+        status = one.wait(WAIT_SECONDS)
 
     assert after == SOURCES
     assert status == 0

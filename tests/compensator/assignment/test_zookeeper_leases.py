@@ -249,9 +249,9 @@ def test_an_instance_that_finds_no_zookeeper_serves_nothing_then_everything_then
 
     assert [len(held) for held in alone] == [0, 0, 10]
     assert [len(held) for held in shares] == [5, 5]
-    events = [event_name(record) for record in caplog.records if record.name.startswith("compensator")]
-    assert events[:4] == [*["assignment_beat_failed"] * 3, "sources_assigned"]
-    assert "no ZooKeeper server" in caplog.records[0].error
+    told = [record for record in caplog.records if record.name.startswith("compensator")]
+    assert [event_name(record) for record in told[:4]] == [*["assignment_beat_failed"] * 3, "sources_assigned"]
+    assert "no ZooKeeper server" in told[0].error
 
 
 def test_records_that_an_operator_deleted_come_back(zookeeper_fleet: ZooKeeperFleet) -> None:
