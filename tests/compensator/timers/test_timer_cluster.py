@@ -18,7 +18,7 @@ from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_cluster import RedisClusterServers, redirections, redis_cluster
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.serving import WatchedMetrics
-from tests.compensator.timers.timer_workers import SOON, held, move, opened, source_over, timer, worker_over
+from tests.compensator.timers.timer_workers import SOON, held, move, opened, patient, source_over, timer, worker_over
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
 
@@ -111,7 +111,7 @@ def test_timers_that_a_failover_lost_after_they_were_acknowledged_fire_by_the_po
     cluster.wait_until_replicated(victim)
     with heir.paused():
         victim.ask("CLIENT", "KILL", "TYPE", "replica")  # else the replica reads on, once it is resumed
-        box = mysql_shop.box(prompt, timing=url)
+        box = mysql_shop.box(prompt, timing=patient(url))
         messages = schedule(box, 64, delay=HOUR)
         assert box.close()
         assert held(store) == (64, 0), "all were acknowledged"

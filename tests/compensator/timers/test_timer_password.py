@@ -94,8 +94,14 @@ def test_rows_go_out_while_the_password_is_wrong_and_timers_fire_again_once_it_i
         assert wait_until(lambda: held(store) == (COUNT, 0))
 
         passwords.set(NEW)
-        assert wait_until(lambda: "WRONGPASS" in timers(service).observed)
-        seen = timers(service)
+        found: list[HealthCheck] = []
+
+        def is_refused() -> bool:
+            found.append(timers(service))
+            return "WRONGPASS" in found[-1].observed
+
+        assert wait_until(is_refused)
+        seen = found[-1]
         status = CliRunner().invoke(app, ["status", "--store", url])
         soon = publish(sqlite_shop, prompt, url, count=COUNT, delay=SOON_DUE)
         prompt.wait_for(lambda broker: len(broker.stored) >= COUNT)

@@ -21,7 +21,7 @@ from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.serving import WatchedMetrics, name_of
-from tests.compensator.timers.timer_workers import SLOTS, SOON, publish, source_over, store_url
+from tests.compensator.timers.timer_workers import SLOTS, SOON, patient, publish, source_over, store_url
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
 
@@ -31,7 +31,7 @@ SLOWLY = replace(SOON, rebuild=RebuildOptions(page_rows=2, rows_per_second=2))
 
 def slots_of(server: RedisServer) -> list[dict[str, Any]]:
     """As the command shows them."""
-    output = CliRunner().invoke(app, ["status", "--store", store_url(server), "--json"]).output
+    output = CliRunner().invoke(app, ["status", "--store", patient(store_url(server)), "--json"]).output
     slots: list[dict[str, Any]] = json.loads(output)["slots"]
     return slots
 
@@ -51,8 +51,13 @@ def test_each_slot_has_the_compensator_that_serves_it_and_gauges_of_its_timers(
         )
         service = serve(sqlite_shop, prompt, assignment=assignment, timers=[worker], timers_report_ms=50)
         service.start()
-        assert wait_until(lambda: all(is_served_and_rebuilt(slot) for slot in slots_of(server)))
-        found = slots_of(server)
+        found: list[dict[str, Any]] = []
+
+        def all_served() -> bool:
+            found[:] = slots_of(server)
+            return all(is_served_and_rebuilt(slot) for slot in found)
+
+        assert wait_until(all_served)
         gauges = [gauge(metrics, sqlite_shop, "timers", slot) for slot in range(SLOTS)]
         due = [gauge(metrics, sqlite_shop, "due_timers", slot) for slot in range(SLOTS)]
         answers = [gauge(metrics, sqlite_shop, "answers", slot) for slot in range(SLOTS)]
@@ -106,9 +111,17 @@ def test_a_rebuild_shows_how_far_it_is(
         )
         service = serve(sqlite_shop, prompt, timers=[worker], timers_report_ms=50)
         service.start()
-        assert wait_until(lambda: all(is_rebuilt_in_part(slot) for slot in slots_of(server)))
-        assert {slot["server"]["rows_to_rebuild"] for slot in slots_of(server)} == {COUNT}
-        assert metrics.value("outbox_timing_store_rows_to_rebuild", source=name_of(sqlite_shop)) == COUNT
+        found: list[dict[str, Any]] = []
+
+        def all_rebuilt_in_part() -> bool:
+            found[:] = slots_of(server)
+            return all(is_rebuilt_in_part(slot) for slot in found)
+
+        assert wait_until(all_rebuilt_in_part)
+        assert {slot["server"]["rows_to_rebuild"] for slot in found} == {COUNT}
+        assert wait_until(
+            lambda: metrics.value("outbox_timing_store_rows_to_rebuild", source=name_of(sqlite_shop)) == COUNT
+        )
         assert service.stop()
 
 

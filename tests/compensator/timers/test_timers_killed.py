@@ -10,7 +10,7 @@ import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
-from tests.compensator.timers.timer_workers import held, move, opened, store_url, timer, worker_over
+from tests.compensator.timers.timer_workers import held, move, opened, patient, store_url, timer, worker_over
 from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
@@ -35,7 +35,7 @@ POINTS = {
 
 def run_until_killed(point: str, shop: Shop, broker_url: str, store: str) -> None:
     """Run the dying worker; anything but its death by SIGKILL is a failure of the test."""
-    arguments = [point, shop.database.url, shop.database.schema or "", broker_url, store]
+    arguments = [point, shop.database.url, shop.database.schema or "", broker_url, patient(store)]
     with shop.last_connections_ended():
         done = fork_server().run(CHILD, *arguments, env=environment())
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -49,7 +49,7 @@ def test_a_worker_killed_at_any_step_leaves_each_row_to_be_sent_once(
     mysql_shop: Shop, server: RedisServer, embedded: EmbeddedBroker, tmp_path: Path, point: str, successor: str
 ) -> None:
     shop = mysql_shop
-    box = shop.box(PromptBroker(), timing=store_url(server))
+    box = shop.box(PromptBroker(), timing=patient(store_url(server)))
     with box.begin():
         messages = [box.publish("reminder", {"n": number}, delay=timedelta(hours=1)) for number in range(ROWS)]
     assert box.close()
