@@ -21,6 +21,8 @@ SLOTS: Final = 16_384
 MIGRATE_MS: Final = 60_000
 NODE_TIMEOUT_MS: Final = 2_000
 """How long a node must be silent to count as failed."""
+STEADY_MS: Final = 10_000
+"""The same where a test fails no node: a busy machine may let one be silent for two seconds."""
 
 
 class RedisClusterServers:
@@ -192,6 +194,7 @@ def redis_cluster(
     *,
     program: Path | None = None,
     environments: Sequence[Mapping[str, str]] = (),
+    node_timeout_ms: int = NODE_TIMEOUT_MS,
     **options: str,
 ) -> Iterator[RedisClusterServers]:
     """A cluster for the length of a block, on free ports where no addresses are given; `environments`: of each server;
@@ -205,7 +208,7 @@ def redis_cluster(
                     program=program,
                     environment=environment,
                     cluster_enabled="yes",
-                    cluster_node_timeout=str(NODE_TIMEOUT_MS),
+                    cluster_node_timeout=str(node_timeout_ms),
                     # A replica may stand for election however far behind: what is lost then is what the tests look for.
                     cluster_replica_validity_factor="0",
                     **({"cluster_port": str(free_port(HOST))} if address is None else address.options()),

@@ -21,6 +21,8 @@ QUORUM: Final = 2
 REPLICAS: Final = 2
 NAME: Final = "shop"
 DOWN_AFTER_MS: Final = 1_000
+STEADY_MS: Final = 60_000
+"""The same where a test fails no server: a busy machine may let one be silent for a second."""
 FAILOVER_MS: Final = 5_000
 
 
@@ -53,10 +55,10 @@ class Sentinel:
         )
         assert wait_until(self._answers, ended=lambda: self._process is None or self._process.poll() is not None)
 
-    def watch(self, master: RedisServer) -> None:
+    def watch(self, master: RedisServer, *, down_after_ms: int) -> None:
         """Watch a master, with time-outs for tests."""
         self.ask("MONITOR", NAME, HOST, master.port, QUORUM)
-        for option, value in {"down-after-milliseconds": DOWN_AFTER_MS, "failover-timeout": FAILOVER_MS}.items():
+        for option, value in {"down-after-milliseconds": down_after_ms, "failover-timeout": FAILOVER_MS}.items():
             self.ask("SET", NAME, option, value)
 
     def ask(self, *command: str | int) -> Any:
@@ -114,7 +116,7 @@ def _fields(answer: Sequence[bytes]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def redis_sentinels() -> Iterator[SentinelSet]:
+def redis_sentinels(*, down_after_ms: int = DOWN_AFTER_MS) -> Iterator[SentinelSet]:
     """A master with two replicas and three Sentinels for the length of a block."""
     with ExitStack() as stack:
         master = stack.enter_context(redis_server(repl_diskless_sync_delay="0"))
@@ -128,7 +130,7 @@ def redis_sentinels() -> Iterator[SentinelSet]:
             sentinel = Sentinel(Path(folder))
             stack.callback(sentinel.kill)
             sentinel.start()
-            sentinel.watch(master)
+            sentinel.watch(master, down_after_ms=down_after_ms)
             sentinels.append(sentinel)
         found = SentinelSet(servers, sentinels)
         found.wait_until_ready()

@@ -14,7 +14,7 @@ from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import message
-from tests.broker_adapter.redis.redis_cluster import MASTERS, RedisClusterServers, epochs, redis_cluster
+from tests.broker_adapter.redis.redis_cluster import MASTERS, STEADY_MS, RedisClusterServers, epochs, redis_cluster
 from tests.broker_adapter.redis.redis_engine import read_stream
 from tests.broker_adapter.redis.test_failures import BATCH, WAIT_SECONDS, publish_in_batches, wait_for
 
@@ -25,7 +25,7 @@ TOPICS = ("a", "b", "c", "d", "e", "f")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedisClusterServers]:
     """The cluster that this module's tests share."""
-    with redis_cluster() as joined:
+    with redis_cluster(node_timeout_ms=STEADY_MS) as joined:
         yield joined
 
 
@@ -35,7 +35,7 @@ def read(cluster: RedisClusterServers, topic: str, *, count: int) -> list[str]:
 
 
 def test_each_master_of_a_new_cluster_has_an_epoch_of_its_own_which_all_know() -> None:
-    with redis_cluster() as fresh:
+    with redis_cluster(node_timeout_ms=STEADY_MS) as fresh:
         for server in fresh.servers:
             known = epochs(server)
             assert len(known) == 2 * MASTERS

@@ -18,7 +18,7 @@ from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.message import Message
 from outbox_core.messages.timing_port import TimedRow, Timer
-from tests.broker_adapter.redis.redis_sentinels import SentinelSet, redis_sentinels
+from tests.broker_adapter.redis.redis_sentinels import STEADY_MS, SentinelSet, redis_sentinels
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 
 Answer = TypeVar("Answer")
@@ -32,6 +32,13 @@ HOUR_MS = 3_600_000
 def sentinels() -> Iterator[SentinelSet]:
     """A set of the test's own."""
     with redis_sentinels() as found:
+        yield found
+
+
+@pytest.fixture
+def steady() -> Iterator[SentinelSet]:
+    """The same for a test in which no server fails."""
+    with redis_sentinels(down_after_ms=STEADY_MS) as found:
         yield found
 
 
@@ -62,8 +69,8 @@ def test_the_url_of_sentinels_names_the_master_that_they_watch(tmp_path: Path) -
             opening(f"redis+sentinel://a/?master=m&sentinel_password_file={tmp_path / 'none'}")
 
 
-def test_a_master_that_no_sentinel_knows_is_an_outage_that_names_it(sentinels: SentinelSet) -> None:
-    url = f"{sentinels.url.replace('master=shop', 'master=other')}&timeout_ms=500"
+def test_a_master_that_no_sentinel_knows_is_an_outage_that_names_it(steady: SentinelSet) -> None:
+    url = f"{steady.url.replace('master=shop', 'master=other')}&timeout_ms=5000"
     with (
         contextlib.closing(connect(url)) as broker,
         pytest.raises(BrokerUnavailable, match="No master found for 'other'"),
@@ -71,15 +78,15 @@ def test_a_master_that_no_sentinel_knows_is_an_outage_that_names_it(sentinels: S
         broker.publish(messages(1))
 
 
-def test_a_sentinel_that_is_out_is_passed_over_and_the_masters_weakness_named(sentinels: SentinelSet) -> None:
-    sentinels.sentinels[0].kill()
+def test_a_sentinel_that_is_out_is_passed_over_and_the_masters_weakness_named(steady: SentinelSet) -> None:
+    steady.sentinels[0].kill()
 
-    with contextlib.closing(connect(sentinels.url)) as broker:
+    with contextlib.closing(connect(steady.url)) as broker:
         assert isinstance(broker, Inspectable)
         [weakness] = broker.inspect().weaknesses
         assert broker.publish(messages(1))[0].status.is_success
 
-    assert weakness.subject == f"node 127.0.0.1:{sentinels.servers[0].port}"
+    assert weakness.subject == f"node 127.0.0.1:{steady.servers[0].port}"
     assert "min-replicas-to-write" in weakness.cure
 
 

@@ -19,7 +19,7 @@ from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.message import DUE_HEADER, Message
 from outbox_core.messages.timing_port import TimingStore
-from tests.broker_adapter.redis.redis_cluster import redis_cluster
+from tests.broker_adapter.redis.redis_cluster import STEADY_MS, redis_cluster
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.serving import WatchedMetrics
 from tests.compensator.timers.timer_workers import (
@@ -134,7 +134,7 @@ def test_after_a_flush_all_timers_come_back_from_the_table(
 def test_a_shard_that_lost_its_timers_gets_them_back_and_no_other_shard_is_touched(
     sqlite_shop: Shop, prompt: PromptBroker
 ) -> None:
-    with redis_cluster() as cluster, opened(f"{cluster.url}?name=shop&slots=16") as store:
+    with redis_cluster(node_timeout_ms=STEADY_MS) as cluster, opened(f"{cluster.url}?name=shop&slots=16") as store:
         url = f"{cluster.url}?name=shop&slots=16"
         messages = publish(sqlite_shop, prompt, url, count=64)
         with worker_over(sqlite_shop, prompt, url):

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from broker_adapter import redis as redis_adapter
-from outbox_core.common.clock import ManualClock
+from outbox_core.common.clock import ManualClock, SystemClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
@@ -114,18 +114,19 @@ def test_a_cancel_that_no_replica_has_is_not_acknowledged_nor_is_its_repeat(
     server: RedisServer, open_broker: Open, topic: str
 ) -> None:
     with replica_of(server) as replica:
-        url = f"redis://{HOST}:{server.port}/?store=timers&wait=1&timeout_ms=1000"
-        broker = open_broker(url)
+        url = f"redis://{HOST}:{server.port}/?store=timers&wait=1"
+        patient = open_broker(f"{url}&timeout_ms=60000")
+        first, second = [open_broker(f"{url}&timeout_ms=3000") for _ in range(2)]
         scheduled, unknown = message(topic, delay_ms=HOUR_MS), new_message_id()
-        broker.publish([scheduled])
+        patient.publish([scheduled])
 
         with replica.paused():
-            for one in (broker, open_broker(url)):  # the repeat is on a connection that wrote nothing itself
+            for one in (first, second):  # the repeat is on a connection that wrote nothing itself
                 for message_id in (scheduled.id, unknown):
                     with pytest.raises(StorageFailed, match="0 of 1 replicas"):
                         one.cancel([message_id])
 
-        assert broker.cancel([scheduled.id, unknown]) == [CancelStatus.CANCELED, CancelStatus.UNKNOWN]
+        assert patient.cancel([scheduled.id, unknown]) == [CancelStatus.CANCELED, CancelStatus.UNKNOWN]
 
 
 def test_what_every_group_acknowledged_leaves_only_its_id_behind(
@@ -210,7 +211,7 @@ def test_a_server_whose_clock_is_ahead_delivers_nothing_early(shared: RedisServe
 def test_a_clock_that_differs_is_a_weakness_that_is_named(
     shared: RedisServer, clock_ms: int, problem: str | None
 ) -> None:
-    clock = ManualClock(time.time_ns() // 1_000_000 + clock_ms)
+    clock = ManualClock(time.time_ns() // 1_000_000 + clock_ms) if clock_ms else SystemClock()
     broker = redis_adapter.open_broker(url_of(shared), clock=clock)
     assert isinstance(broker, Inspectable)
 

@@ -18,7 +18,7 @@ from tests.broker_adapter.conformance.test_joining import *  # noqa: F403
 from tests.broker_adapter.conformance.test_publish_and_pull import *  # noqa: F403
 from tests.broker_adapter.conformance.test_schedule import *  # noqa: F403
 from tests.broker_adapter.conformance.test_settling import *  # noqa: F403
-from tests.broker_adapter.redis.redis_cluster import redis_cluster
+from tests.broker_adapter.redis.redis_cluster import STEADY_MS, redis_cluster
 from tests.broker_adapter.redis.redis_server import HOST, redis_server
 
 del test_a_seek_to_an_offset_replays_from_there_and_makes_old_receipts_stale  # noqa: F821
@@ -35,7 +35,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         with redis_server() as server:
             yield f"redis://{HOST}:{server.port}/?store=timers&wait=0"
     else:
-        with redis_cluster() as cluster:
+        with redis_cluster(node_timeout_ms=STEADY_MS) as cluster:
             yield f"{cluster.url}?store=timers&wait=1"
 
 

@@ -26,7 +26,7 @@ from broker_adapter.redis.timers import slot_scripts as scripts
 from broker_adapter.redis.timers.group_admin import group_arguments
 from broker_adapter.redis.timers.slot_scripts import SlotScripts
 from outbox_core.messages.message import GroupConfig
-from tests.broker_adapter.redis.redis_cluster import redis_cluster
+from tests.broker_adapter.redis.redis_cluster import STEADY_MS, redis_cluster
 from tests.broker_adapter.redis.redis_server import redis_server
 from tests.broker_adapter.redis.timers.timer_model import ModelGroup, ModelSlot, check
 
@@ -199,7 +199,7 @@ def client_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], redis.
             opened = stack.enter_context(contextlib.closing(stack.enter_context(redis_server(appendonly="no")).client))
             yield lambda _: opened
         else:
-            cluster = stack.enter_context(redis_cluster(appendonly="no"))
+            cluster = stack.enter_context(redis_cluster(node_timeout_ms=STEADY_MS, appendonly="no"))
             clients = {
                 master.port: stack.enter_context(contextlib.closing(master.client)) for master in cluster.masters
             }

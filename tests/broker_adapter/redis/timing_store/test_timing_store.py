@@ -13,7 +13,7 @@ from broker_adapter.redis.timers.slot_scripts import slot_of
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, StorageFailed
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import PlacedTimer, TakenTimers, TimedRow, Timer, TimingStore
-from tests.broker_adapter.redis.redis_cluster import redis_cluster
+from tests.broker_adapter.redis.redis_cluster import STEADY_MS, redis_cluster
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, wait_until
 
 SLOTS = 2
@@ -173,7 +173,7 @@ def test_who_waits_is_woken_by_a_timer_before_all_others_and_by_no_other(
     waiting.start()
     with opened(url_of(server)) as other:
         other.add(due(rows(1, prefix="latest"), in_ms=2 * HOUR_MS))
-        assert server.ask("PUBSUB", "NUMSUB", "outbox:timing:shop:wake")[1] == 1
+        assert wait_until(lambda: server.ask("PUBSUB", "NUMSUB", "outbox:timing:shop:wake")[1] == 1)
         assert not woken.is_set()
         other.add(due(rows(1, prefix="earliest")))
         assert woken.wait(WAIT_MS / 1_000)
@@ -308,7 +308,7 @@ def test_timers_survive_a_kill_and_a_dead_server_is_an_outage(store: TimingStore
 
 
 def test_a_cluster_has_the_slots_on_its_masters_and_wakes_from_any_node() -> None:
-    with redis_cluster() as cluster, opened(f"{cluster.url}?slots=16&name=shop") as store:
+    with redis_cluster(node_timeout_ms=STEADY_MS) as cluster, opened(f"{cluster.url}?slots=16&name=shop") as store:
         store.prepare()
         store.add([*due(rows(64)), *due(rows(16, prefix="later"), in_ms=HOUR_MS)])
         store.wait(1)
