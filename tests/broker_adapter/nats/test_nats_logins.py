@@ -224,7 +224,7 @@ def test_a_server_without_jetstream_is_an_outage_with_the_cure(tmp_path: Path, o
     server.start()
     try:
         with pytest.raises(BrokerUnavailable, match="`jetstream`"):
-            opened(f"nats://{server.address}?timeout_ms=300").publish([MESSAGE])
+            opened(f"nats://{server.address}?timeout_ms=3000").publish([MESSAGE])
     finally:
         server.kill()
 

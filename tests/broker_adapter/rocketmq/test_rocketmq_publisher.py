@@ -215,7 +215,7 @@ def test_the_first_proxy_that_answers_is_used(normal: ScriptedProxy) -> None:
 
 
 def test_no_proxy_is_unavailable_at_the_time_out_and_says_why() -> None:
-    broker = connect("rocketmq://127.0.0.1:1?timeout_ms=300")
+    broker = connect("rocketmq://127.0.0.1:1?timeout_ms=3000")
 
     with pytest.raises(BrokerUnavailable, match="onnect"):
         broker.publish(batch(0))
