@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 300
 
 
 class _Server(uvicorn.Server):

@@ -14,7 +14,7 @@ from outbox import Outbox, SenderLimits
 from tests.outbox.shop import Payment
 
 url, schema, broker, topic, how = sys.argv[1:]
-limits = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, close_timeout_ms=300 if how == "mute" else 30_000)
+limits = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, close_timeout_ms=300 if how == "mute" else 120_000)
 box = Outbox(url, broker=broker, schema=schema or None, sender=limits)
 for number in range(20):
     with Session(box.engine) as session, session.begin():

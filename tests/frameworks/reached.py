@@ -5,7 +5,7 @@ from __future__ import annotations
 from outbox_core import Broker, GroupConfig
 from outbox_core.messages.ids import new_message_id
 
-WAIT_MS = 30_000
+WAIT_MS = 60_000
 
 
 class Reached:

@@ -43,7 +43,7 @@ class Brokers:
         self.clock.advance(3 * LATER)
         ids: list[str] = []
         while last not in ids:
-            deliveries = self.outward.pull(TOPIC, GROUP, wait_ms=30_000)
+            deliveries = self.outward.pull(TOPIC, GROUP, wait_ms=60_000)
             assert deliveries, "the last one has not come"
             self.outward.ack([one.receipt for one in deliveries])
             ids += [one.id for one in deliveries]

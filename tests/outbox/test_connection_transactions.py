@@ -426,7 +426,7 @@ def test_an_outer_transaction_commits_behind_a_session_that_gave_up_its_messages
 
 def test_a_session_that_is_forgotten_gives_its_connection_back(sqlite_shop: Shop, broker: RecordingBroker) -> None:
     box = sqlite_shop.box(broker, sender=NO_SENDER)
-    engine = sqlite_shop.other_engine(pool_size=1, max_overflow=0, pool_timeout=0.01)
+    engine = sqlite_shop.other_engine(pool_size=1, max_overflow=0, pool_timeout=60)
 
     for number in range(3):
         pay(box, Session(engine), number)

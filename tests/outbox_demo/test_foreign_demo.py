@@ -249,7 +249,7 @@ def unbind_for_a_while(bound: dict[str, str], rabbitmq: RabbitMqEngine) -> set[s
         channel.queue_bind(queue, bound["source"], bound["routing_key"])
         channel.queue_unbind(own, bound["source"], bound["routing_key"])
         # What came between the last one and the binding was missed, too.
-        missed.update(messages_in(own, channel, wait_s=1))
+        missed.update(messages_in(own, channel, wait_s=10))
     return missed
 
 

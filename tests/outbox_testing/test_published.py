@@ -314,9 +314,9 @@ def test_what_a_thread_publishes_that_nobody_joins_can_be_waited_for(box: Outbox
 
     thread = threading.Thread(target=work)
     thread.start()
-    first = published.wait_for("t")
+    first = published.wait_for("t", timeout_seconds=300)
     go_on.set()
-    both = published.wait_for(count=2)
+    both = published.wait_for(count=2, timeout_seconds=300)
     thread.join()
 
     assert (first[:1], both) == ([("t", "1")], [("t", "1"), ("t", "2")])

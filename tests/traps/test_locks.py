@@ -298,7 +298,7 @@ def test_an_upgrade_that_waits_for_a_reader_lets_producers_through(
             )
             for number in range(3):
                 with transaction(shop) as producer:
-                    run(producer, "SET SESSION lock_wait_timeout = 5")
+                    run(producer, "SET SESSION lock_wait_timeout = 30")
                     run(
                         producer,
                         f"INSERT INTO {schema}.message (id, kind, state, due_at_us, attempts, topic, body, body_sha256,"
@@ -306,7 +306,7 @@ def test_an_upgrade_that_waits_for_a_reader_lets_producers_through(
                     )
                     producer.commit()
                     run(producer, "SET SESSION lock_wait_timeout = DEFAULT")
-        upgrade.join(60)
+        upgrade.join(300)
 
         assert reached == [schema_upgrade.head()]
         assert len(shop.rows()) == 3
@@ -398,5 +398,5 @@ def at_once(acts: Sequence[Callable[[], None]]) -> list[BaseException]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     return errors

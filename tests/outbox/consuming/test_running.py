@@ -378,6 +378,7 @@ def test_stop_gives_back_in_one_call_what_was_not_begun(watched: WatchedBroker, 
 
 
 def test_stop_and_start_may_be_called_again_and_again(watched: WatchedBroker, running: Running) -> None:
+    assert watched.admin.topics() == []  # opens it: its own threads begin now, and not with the first pull
     before = set(threading.enumerate())
     runner = running(handler_of([]))
     runner.start()
