@@ -309,14 +309,17 @@ class AtStatement:
         self.seen = 0
         self._number = number
         self._act = act
+        self._lock = threading.Lock()
 
     def watch(self, engines: InstanceEngines) -> None:
         for engine in (engines.work, engines.reads):
             event.listen(engine, "before_cursor_execute", self._before)
 
     def _before(self, connection: object, *_: object) -> None:
-        self.seen += 1
-        if self.seen == self._number:
+        with self._lock:  # the turns and the upkeep are two threads: neither may skip the number for the other
+            self.seen += 1
+            is_it = self.seen == self._number
+        if is_it:
             self._act(connection)
 
 
