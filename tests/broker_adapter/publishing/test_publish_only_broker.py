@@ -113,8 +113,9 @@ def test_a_weakness_is_logged_once_and_stops_nothing(caplog: pytest.LogCaptureFi
         assert broker.publish([on("paid", number)])[0].status is PublishStatus.STORED
         clock.advance(60_000)
 
-    assert [event_name(record) for record in caplog.records] == ["broker_durability_weak"]
-    assert caplog.records[0].cure == "set min.insync.replicas=2"  # type: ignore[attr-defined]
+    [told] = [record for record in caplog.records if record.name.startswith("broker_adapter.publishing")]
+    assert event_name(told) == "broker_durability_weak"
+    assert told.cure == "set min.insync.replicas=2"  # type: ignore[attr-defined]
 
 
 def test_a_weakness_that_was_reported_at_the_start_is_not_logged_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -124,7 +125,8 @@ def test_a_weakness_that_was_reported_at_the_start_is_not_logged_again(caplog: p
     broker.report_weaknesses()
     broker.publish([on("paid")])
 
-    assert [event_name(record) for record in caplog.records] == ["broker_durability_weak"]
+    told = [event_name(one) for one in caplog.records if one.name.startswith("broker_adapter.publishing")]
+    assert told == ["broker_durability_weak"]
 
 
 def test_a_strict_broker_stores_nothing_until_the_weakness_is_cured() -> None:

@@ -294,6 +294,11 @@ def test_who_joined_by_a_commit_whose_answer_was_lost_gives_everything_up_when_i
     assert {row["instance"] for row in fleet.leases().values()} == {None}
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The events of the assignment; a thread that another test has left may log as well."""
+    return [event_name(record) for record in caplog.records if record.name.startswith("compensator.assignment")]
+
+
 def test_what_is_held_stays_held_while_the_lease_database_is_out(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -310,7 +315,7 @@ def test_what_is_held_stays_held_while_the_lease_database_is_out(
 
     assert out == [before, {"source-0000", "source-0001"}]
     assert failed == 2
-    assert [event_name(record) for record in caplog.records] == ["assignment_beat_failed"] * 2
+    assert told(caplog) == ["assignment_beat_failed"] * 2
     assert one.beat(sources) == before
     assert one.failed_beats == 0
 
@@ -323,7 +328,7 @@ def test_a_database_that_is_not_there_gives_nothing_to_begin_with_and_stops_noth
     assert one.beat(names(3)) == frozenset()
     one.leave()
 
-    assert [event_name(record) for record in caplog.records] == ["assignment_beat_failed"]
+    assert told(caplog) == ["assignment_beat_failed"]
 
 
 def test_missing_tables_are_said_at_the_first_beat(fleet: Fleet) -> None:
@@ -342,7 +347,7 @@ def test_leaving_while_the_database_is_out_is_not_an_error(fleet: Fleet, caplog:
     with caplog.at_level(logging.WARNING):
         one.leave()
 
-    assert [event_name(record) for record in caplog.records] == ["assignment_leave_failed"]
+    assert told(caplog) == ["assignment_leave_failed"]
 
 
 def test_a_fresh_process_is_an_instance_of_its_own_after_a_fork(fleet: Fleet) -> None:
@@ -385,7 +390,8 @@ def test_an_open_transaction_of_somebody_else_delays_a_beat_by_a_bound_and_drops
 
     assert held == before
     assert one.failed_beats == 1
-    assert "Lock wait timeout" in caplog.records[-1].error
+    [failed] = [record for record in caplog.records if event_name(record) == "assignment_beat_failed"]
+    assert "Lock wait timeout" in failed.error
 
 
 def test_wrong_options_and_names_are_refused() -> None:
