@@ -11,6 +11,7 @@ from typing import Final
 
 import google_crc32c
 
+from outbox_core.journal.frame_search import next_whole_frame
 from outbox_core.journal.journal import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -20,7 +21,6 @@ from outbox_core.journal.journal import (
     SegmentDamaged,
     SegmentHeader,
     SegmentKind,
-    next_whole_frame,
 )
 
 _FRAME_HEAD: Final = struct.Struct("<II")

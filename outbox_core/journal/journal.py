@@ -14,7 +14,6 @@ action is its tag. Records are only ever added to: a new field goes last and has
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import google_crc32c
 import msgspec
 
 from outbox_core.common.errors import OutboxError
+from outbox_core.journal import frame_search
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
 from outbox_core.journal.order_records import Filed
 
@@ -34,10 +34,9 @@ MAGIC: Final = b"OUTBOXMQ"
 VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8sHHQQ")
 _CRC: Final = struct.Struct("<I")
-_FRAME: Final = struct.Struct("<II")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
-FRAME_BYTES: Final = _FRAME.size
-RECORD_BYTES_MAX: Final = 128 * 1024 * 1024
+FRAME_BYTES: Final = frame_search.FRAME_BYTES
+RECORD_BYTES_MAX: Final = frame_search.RECORD_BYTES_MAX
 """The limit of a frame's payload: a greater length is damage, not a record, and no memory is allocated for it."""
 
 
@@ -310,13 +309,13 @@ class SegmentHeader:
 
 def frame(payload: bytes) -> bytes:
     """Returns a payload with its frame header, as a segment holds it."""
-    return _FRAME.pack(len(payload), google_crc32c.value(payload)) + payload
+    return frame_search.FRAME.pack(len(payload), google_crc32c.value(payload)) + payload
 
 
 def frames(payloads: Sequence[bytes]) -> tuple[bytes, list[int]]:
     """Returns payloads with their frame headers, concatenated, and the length of each frame."""
     sizes = list(map(len, payloads))
-    heads = map(_FRAME.pack, sizes, map(google_crc32c.value, payloads))
+    heads = map(frame_search.FRAME.pack, sizes, map(google_crc32c.value, payloads))
     return b"".join(chain.from_iterable(zip(heads, payloads, strict=True))), [FRAME_BYTES + size for size in sizes]
 
 
@@ -342,15 +341,18 @@ def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Fram
     view = memoryview(data)
     position = 0
     while len(view) - position >= FRAME_BYTES:
-        length, crc = _FRAME.unpack_from(view, position)
+        length, crc = frame_search.FRAME.unpack_from(view, position)
         start = position + FRAME_BYTES
         if length == 0 or length > RECORD_BYTES_MAX or start + length > len(view):
-            if next_whole_frame(view, position + 1) is not None:
+            if frame_search.next_whole_frame(view, position + 1) is not None:
                 raise SegmentDamaged(f"damaged frame length at offset {first_offset + position}")
             return
         payload = bytes(view[start : start + length])
         if google_crc32c.value(payload) != crc:
-            if _is_whole_frame(view, start + length) or next_whole_frame(view, position + 1) is not None:
+            if (
+                frame_search.is_whole_frame(view, start + length)
+                or frame_search.next_whole_frame(view, position + 1) is not None
+            ):
                 raise SegmentDamaged(f"damaged record at offset {first_offset + position}")
             return
         yield Frame(first_offset + position, payload)
@@ -372,26 +374,3 @@ def read_segment(path: Path) -> tuple[SegmentHeader, Iterator[Frame]]:
     data = path.read_bytes()
     header = SegmentHeader.decode(data[:HEADER_BYTES])
     return header, read_frames(memoryview(data)[HEADER_BYTES:], first_offset=header.first_offset)
-
-
-def next_whole_frame(view: memoryview, start: int) -> int | None:
-    """Returns where the next whole, valid frame at or after `start` begins; None if there is none.
-
-    If there is one, the bytes before it are damage, no torn tail. All is searched: a record may have RECORD_BYTES_MAX.
-    """
-    found = (one.start() for one in _FRAME_MAY_BEGIN.finditer(view, start))
-    return next((position for position in found if _is_whole_frame(view, position)), None)
-
-
-_FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=(?!\x00{4})...[\x00-\x08]....[\x90-\x9f\xdc])")
-"""A length of 1 to RECORD_BYTES_MAX, a checksum, the first byte of an array: avoids a checksum at every byte."""
-
-
-def _is_whole_frame(view: memoryview, position: int) -> bool:
-    body = position + FRAME_BYTES
-    if body >= len(view):
-        return False
-    length, crc = _FRAME.unpack_from(view, position)
-    if not 0 < length <= min(len(view) - body, RECORD_BYTES_MAX):
-        return False
-    return bool(google_crc32c.value(bytes(view[body : body + length])) == crc)
