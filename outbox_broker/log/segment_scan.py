@@ -11,7 +11,7 @@ from typing import Final
 
 import google_crc32c
 
-from outbox_core.journal.frame_search import next_whole_frame
+from outbox_core.journal.frame_search import next_frame_behind
 from outbox_core.journal.journal import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -89,7 +89,7 @@ def frames_in(data: bytes, *, first_offset: int) -> Iterator[Frame | Gap]:
             or len(payload) != length
             or crc_of(payload) != int.from_bytes(data[position + 4 : start], "little")
         ):
-            following = next_whole_frame(memoryview(data), position + 1)
+            following = next_frame_behind(memoryview(data), position)
             end = len(data) if following is None else following
             yield Gap(first_offset + position, end - position)
             position = end
@@ -146,7 +146,7 @@ def _scan(view: memoryview, segment: Segment, *, start: int) -> Iterator[Frame |
                 yield Frame(first_offset + position, payload)
                 position = end
                 continue
-        following = next_whole_frame(view, position + 1)
+        following = next_frame_behind(view, position)
         if following is None:
             break
         yield Gap(first_offset + position, following - position)

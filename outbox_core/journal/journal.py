@@ -344,15 +344,12 @@ def read_frames(data: bytes | memoryview, *, first_offset: int) -> Iterator[Fram
         length, crc = frame_search.FRAME.unpack_from(view, position)
         start = position + FRAME_BYTES
         if length == 0 or length > RECORD_BYTES_MAX or start + length > len(view):
-            if frame_search.next_whole_frame(view, position + 1) is not None:
+            if frame_search.next_frame_behind(view, position) is not None:
                 raise SegmentDamaged(f"damaged frame length at offset {first_offset + position}")
             return
         payload = bytes(view[start : start + length])
         if google_crc32c.value(payload) != crc:
-            if (
-                frame_search.is_whole_frame(view, start + length)
-                or frame_search.next_whole_frame(view, position + 1) is not None
-            ):
+            if frame_search.next_frame_behind(view, position) is not None:
                 raise SegmentDamaged(f"damaged record at offset {first_offset + position}")
             return
         yield Frame(first_offset + position, payload)

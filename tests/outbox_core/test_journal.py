@@ -44,6 +44,14 @@ payloads = st.lists(st.binary(min_size=1, max_size=60), max_size=8)
 PAYLOADS = [b"\x91first", b"\x91" + b"\x01" * 8, b"\x91third one", b"\x91x"]  # records are arrays
 WHOLE = b"".join(frame(payload) for payload in PAYLOADS)
 
+COPIED = frame(b"\x91\x01") + frame(b"\x92\x02\x03")
+COPY = encode_record(
+    MessageRecord(
+        sequence=0, id="copy", topic="backups", key=None, headers={}, body=COPIED, created_at_ms=1, stored_at_ms=1
+    )
+)
+"""A message that carries a piece of a log."""
+
 
 def read(data: bytes, first_offset: int = 0) -> list[bytes]:
     """The payloads of a segment's body."""
@@ -89,6 +97,19 @@ def test_a_flipped_bit_in_the_last_frame_is_a_torn_tail(bit: int) -> None:
     damaged[len(WHOLE) - len(frame(PAYLOADS[-1])) + bit // 8] ^= 1 << bit % 8
 
     assert read(bytes(damaged)) == PAYLOADS[:-1]
+
+
+@pytest.mark.parametrize("kept", range(1, len(COPY)))
+def test_frames_within_a_record_that_was_cut_short_are_no_frames_of_the_log(kept: int) -> None:
+    assert read(WHOLE + frame(COPY)[:-kept]) == PAYLOADS
+
+
+@pytest.mark.parametrize("at", range(len(COPIED)))
+def test_frames_within_a_damaged_record_do_not_follow_it(at: int) -> None:
+    damaged = bytearray(frame(COPY))
+    damaged[damaged.index(COPIED) + at] ^= 1
+
+    assert read(WHOLE + damaged) == PAYLOADS, "the last one is a torn tail"
 
 
 def test_an_endless_length_is_no_record_and_nothing_is_allocated_for_it() -> None:
