@@ -100,6 +100,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Process received bytes."""
         data = self._context.scratch[:nbytes]
         match self._phase:
+            case Phase.WRITE if self._discards:  # the client has not read the refusal, and sends the body all the same
+                self._discard(data)
             case Phase.HEAD | Phase.WORK | Phase.WRITE:
                 self._take_ahead(data)
             case Phase.BODY:
@@ -357,7 +359,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._discards -= min(self._discards, len(data))
         if not self._discards:
             self._reader.feed(rest)
-            self._begin_head()
+            if self._phase is Phase.DISCARD:
+                self._begin_head()
 
     def _close(self) -> None:
         """Close after sending what was written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,11 +33,12 @@ def served(
     access: Access | None = None,
     storage: Storage | None = None,
     tls: Tls | None = None,
+    send_bytes: int | None = None,
 ) -> Iterator[HttpServer]:
     """A server in a thread of this process, ready; stopped in the end."""
     engine = Engine.open(folder, storage=storage)
     try:
-        with serving(engine, settings, access=access, tls=tls) as server:
+        with serving(engine, settings, access=access, tls=tls, send_bytes=send_bytes) as server:
             yield server
     finally:
         engine.close()
@@ -49,9 +51,15 @@ def serving(
     *,
     access: Access | None = None,
     tls: Tls | None = None,
+    send_bytes: int | None = None,
 ) -> Iterator[HttpServer]:
-    """A server of what is open already, in a thread of this process, ready; stopped in the end."""
+    """A server of what is open already, in a thread of this process, ready; stopped in the end.
+
+    `send_bytes`: the kernel's buffer for what a client has not received yet.
+    """
     bound = bind("127.0.0.1", 0)
+    if send_bytes is not None:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)  # what it accepts inherits it
     served = engine if isinstance(engine, ServicePorts) else ServicePorts.of(engine)
     server = HttpServer(served, bound, settings=settings or HttpSettings(), access=access, tls=tls)
     ready = threading.Event()

@@ -39,6 +39,8 @@ SMALL_BUFFER = 4 * 1024
 WITNESSES = 5
 DROP_S = 0.02
 """Between two pieces: so many as come in the time for a request are below all bounds on their number and bytes."""
+REFUSED = 200
+ROUNDS = 50
 
 _ALL = b'{"invisible_ms":600000,"max_messages":10}'
 PULL_ALL = request("POST /v1/topics/corpus/groups/g/pull HTTP/1.1", HOST, JSON, f"Content-Length: {len(_ALL)}",
@@ -234,6 +236,22 @@ def test_the_time_for_a_head_begins_with_its_first_byte_and_not_with_the_connect
 
     assert answer is not None
     assert answer.status == 200
+
+
+def test_a_refused_body_that_comes_while_the_answer_is_not_read_is_no_request(serve: Serve) -> None:
+    url = serve(HttpSettings(response_write_ms_max=LONG_MS), send_bytes=SMALL_BUFFER).url
+    body = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500
+    refused = request("POST /nowhere HTTP/1.1", HOST, JSON, f"Content-Length: {len(body)}", body=body)
+    with RawConnection(url, receive_bytes=SMALL_BUFFER) as deaf, barrier(url) as waits:
+        sending = threading.Thread(target=deaf.send, args=(refused * REFUSED + livez(),))
+        sending.start()
+        for _ in range(ROUNDS):  # the server's buffer is full, and what has come behind the head is read
+            waits.wait()
+
+        answers = [deaf.read_answer() for _ in range(REFUSED + 1)]
+
+        sending.join()
+    assert [answer and answer.status for answer in answers] == [404] * REFUSED + [200]
 
 
 @pytest.fixture
