@@ -364,7 +364,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _close(self) -> None:
         """Close after sending what was written."""
-        may_send = self._lingers or self._reader.ahead_bytes or self._is_read_paused
+        may_send = self._lingers or self._discards or self._reader.ahead_bytes or self._is_read_paused
         if may_send and not self._is_ended and self._transport.can_write_eof():
             self._phase, self._discards = Phase.LINGER, DISCARD_BYTES_MAX
             self._set_deadline(LINGER_MS)

@@ -254,6 +254,21 @@ def test_a_refused_body_that_comes_while_the_answer_is_not_read_is_no_request(se
     assert [answer and answer.status for answer in answers] == [404] * REFUSED + [200]
 
 
+def test_a_client_that_closes_behind_its_request_may_send_a_refused_body_to_its_end(shared_url: str) -> None:
+    piece = b" " * (MIB // 8)
+    with RawConnection(shared_url) as client:
+        client.send(request("POST /nowhere HTTP/1.1", HOST, JSON, f"Content-Length: {6 * len(piece)}",
+                            "Connection: close") + piece)  # fmt: skip
+
+        answer = client.read_answer()
+        assert client.read_to_end() == b""
+        taken = [client.send(piece) for _ in range(5)]
+
+    assert answer is not None
+    assert (answer.status, answer.header("connection")) == (404, "close")
+    assert taken == [True] * 5, "a reset could have destroyed the answer"
+
+
 @pytest.fixture
 def stored_24_mib() -> Callable[[str], None]:
     """Store messages whose pull is far more than the kernel's buffers take."""
