@@ -241,7 +241,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             admitted.enter_gate()
         except Problem as problem:  # it was read completely: its connection goes on
             self._release()
-            self._write(self._context.application.refuse(admitted.target, problem), None)
+            refusal = self._context.application.refuse(admitted.target, problem)
+            self._write(refusal, None, has_body=admitted.head.method != "HEAD")
             return True
         self._begin_work(admitted, body)
         return False

@@ -18,6 +18,8 @@ from outbox_broker.http.problems import Problem
 from outbox_broker.http.server import HttpServer
 from outbox_broker.log.storage import DiskStorage
 from outbox_core.messages.message import Message, PublishResult
+from tests.outbox_broker.http.raw_exchange import RawConnection, barrier
+from tests.outbox_broker.http.raw_requests.raw_request import HOST, JSON, livez, request
 
 Client = Callable[..., requests.Response]
 
@@ -67,6 +69,28 @@ def test_publishes_beyond_the_bound_are_told_to_come_back_and_then_succeed(
     assert accepted.json()["results"][0]["status"] == "stored"
     assert publish(server.url, topic).status_code == 200
     assert client("GET", f"{server.url}/v1/topics/{topic}").json()["figures"]["stored"] == 2
+
+
+def test_a_head_request_whose_body_comes_when_there_is_too_much_to_do_is_answered_without_a_body(
+    serve: Callable[..., HttpServer], topic: str
+) -> None:
+    disk = StuckDisk()
+    url = serve(HttpSettings(requests_max=1), storage=disk).url
+    declare = request(f"PUT /v1/topics/{topic}/groups/g HTTP/1.1", HOST, JSON, "Content-Length: 2", body=b"{}")
+    with RawConnection(url) as client, RawConnection(url) as operator, barrier(url) as waits:
+        client.send(request(f"HEAD /v1/topics/{topic} HTTP/1.1", HOST, "Content-Length: 1"))
+        waits.wait()
+        disk.syncing.clear()
+        disk.free.clear()
+        operator.send(declare)
+        assert disk.syncing.wait(120)
+
+        client.send(b"x" + livez())
+        refused, following = client.read_answer(is_head=True), client.read_answer()
+
+        disk.free.set()
+        declared = operator.read_answer()
+    assert [answer and answer.status for answer in (refused, following, declared)] == [429, 200, 200]
 
 
 def test_long_publishes_hold_no_short_ones_up(
