@@ -75,6 +75,7 @@ class GroupAdmin:
             self._messages.commit()
         end = self._index_repair.looked_up(lambda: self._declared(topic, group, config, quota))
         self._actions.commit(end)
+        self._wakeups.wake(topic, group)
 
     def topics(self) -> list[str]:
         """Returns all topics, sorted."""

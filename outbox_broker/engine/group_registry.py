@@ -52,12 +52,19 @@ class GroupRegistry:
         return topic.index.durable_end(self._messages.durable_end)
 
     def _settle_passed(self, topic: Topic, name: str, config: GroupConfig) -> None:
-        """Record the position to which a group advanced by its filter, before it gets another one."""
+        """Record the position to which a group advanced by its filter, before it gets another one.
+
+        Whoever published before does not wake the group's pulls by a filter that was not asked then: its messages are
+        made durable here, and whoever declares wakes the group.
+        """
         group = topic.groups.get(name)
-        if group is None or group.accepts is None or group.config.filter == config.filter:
+        if group is None or group.config.filter == config.filter:
             return
-        self.skip_filtered(topic, group)
+        if group.accepts is not None:
+            self.skip_filtered(topic, group)
         self._messages.commit()  # no position may be ahead of the messages
+        if group.accepts is None:
+            return
         self._writer.act(
             Filed(
                 topic=topic.index.name, group=name, at_ms=self._clock.now_ms(), position=group.position, runs=[]

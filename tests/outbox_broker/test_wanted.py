@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,6 +14,8 @@ from outbox_broker.filter import compile_condition, parse
 from outbox_broker.group.subscription_matcher import SubscriptionMatcher
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.failing_storage import HeldSyncs
+from tests.outbox_broker.polling import until
 
 TOPIC, GROUP = "orders", "billing"
 PAID = "type = 'paid'"
@@ -36,6 +39,14 @@ def pull_types(engine: Engine, group: str = GROUP) -> list[str]:
     found = engine.pull(TOPIC, group, max_messages=1_000)
     engine.ack([one.receipt for one in found])
     return [one.headers["type"] for one in found]
+
+
+def is_locked(engine: Engine) -> bool:
+    """Whether another thread holds an engine's lock, for longer than a step takes."""
+    is_taken = engine.context.lock.acquire(timeout=0.2)
+    if is_taken:
+        engine.context.lock.release()
+    return not is_taken
 
 
 @pytest.fixture
@@ -142,6 +153,34 @@ def test_a_changed_filter_applies_from_then_on(open_engine: type_of_open, ordere
     declare(engine, None, ordered=ordered)
     publish(engine, "paid", "made", first=3)
     assert pull_types(engine) == ["paid", "made"]
+
+
+@pytest.mark.parametrize("before", [None, "type <> 'made'"])
+def test_what_was_not_durable_yet_when_another_filter_was_declared_wakes_its_group(
+    open_engine: type_of_open, before: str | None
+) -> None:
+    storage = HeldSyncs()
+    engine = open_engine(storage=storage)
+    declare(engine, "type = 'made'", group="other")  # what is published is matched at once
+    declare(engine, before)
+    publish(engine, "made")
+    pull_types(engine)
+    woken: list[bool] = []
+    messages = engine.context.messages
+    engine.subscribe(TOPIC, GROUP, lambda: woken.append(messages.durable_end == messages.end))
+
+    storage.hold()
+    with ThreadPoolExecutor(2) as pool:
+        publishing = pool.submit(publish, engine, "paid", first=1)
+        assert storage.waiting.wait(120)
+        declaring = pool.submit(declare, engine)
+        until(lambda: is_locked(engine) or engine.group_config(TOPIC, GROUP).filter == PAID)
+        storage.release()
+        publishing.result(120)
+        declaring.result(120)
+
+    assert True in woken, "a pull that waits would wait on"
+    assert pull_types(engine) == ["paid"]
 
 
 def test_a_filter_that_is_declared_again_as_it_was_changes_nothing(engine: Engine, reads: list[int]) -> None:
