@@ -89,10 +89,11 @@ class MessageAdmin:
         )
         return list(connection.scalars(statement))
 
-    def among(self, connection: Connection, ids: Sequence[str]) -> list[str]:
-        """Returns the ids that are rows of this table."""
+    def among(self, connection: Connection, ids: Sequence[str], *, action: AdminAction | None = None) -> list[str]:
+        """Returns the ids that are rows of this table; with an action, of rows to which it can be applied now."""
         message = self._message
-        return list(connection.scalars(select(message.c.id).where(message.c.id.in_(sorted(ids)))))
+        allowed = () if action is None else (self._allowed(action),)
+        return list(connection.scalars(select(message.c.id).where(message.c.id.in_(sorted(ids)), *allowed)))
 
     # -- changing ----------------------------------------------------------------------------------------------------
 

@@ -84,6 +84,15 @@ class SchemaAdmin:
                 left -= set(found[name])
         return found
 
+    def count_allowed(self, action: AdminAction, places: Mapping[str, Sequence[str]]) -> int:
+        """Returns to how many of these rows, by table, the action can be applied now."""
+        with self._reading() as connection:
+            return sum(
+                len(self._admins[name].among(connection, batch, action=action))
+                for name, ids in places.items()
+                for batch in _batches(ids)
+            )
+
     def change(
         self, action: AdminAction, places: Mapping[str, Sequence[str]], *, after_batch: Callable[[int], None]
     ) -> Iterator[int]:

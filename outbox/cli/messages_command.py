@@ -180,10 +180,11 @@ def _change(
     """Confirm, apply and report the change; exit status 1 if an id could not be changed."""
     asked = len(set(ids)) if ids else _count(places)
     if dry_run:
-        _report(action, asked=asked, changed=0, would=_count(places), as_json=as_json)
-        raise typer.Exit(0 if _count(places) == asked else 1)
-    if not yes and _count(places):
-        _confirm(action, _count(places))
+        would = admin.count_allowed(action, places)
+        _report(action, asked=asked, changed=0, would=would, as_json=as_json)
+        raise typer.Exit(1 if ids and would < asked else 0)
+    if not yes:
+        _confirm(action, admin.count_allowed(action, places))
     changed, whole = _do(admin, action, places)
     _report(action, asked=asked, changed=changed, would=None, as_json=as_json)
     if action is AdminAction.DISCARD and changed < asked:
@@ -208,6 +209,9 @@ def _do(admin: SchemaAdmin, action: AdminAction, places: Mapping[str, Sequence[s
 
 
 def _confirm(action: AdminAction, count: int) -> None:
+    """Ask before rows are changed; if there are none, there is nothing to ask."""
+    if not count:
+        return
     what = {
         AdminAction.RETRY: f"Send {count:,} message(s) again?",
         AdminAction.PARK: f"Set {count:,} message(s) aside?",

@@ -264,6 +264,22 @@ def test_ids_are_found_in_whatever_table_they_are(split_shop: Shop) -> None:
     assert state_of(split_shop, "message_0000") == {"m-1": "pending"}
 
 
+def test_a_trial_by_ids_counts_those_alone_that_would_be_changed(split_shop: Shop) -> None:
+    add(split_shop, "parked", table="message_0000", state=RowState.PARKED)
+    add(split_shop, "pending", table="message_0001")
+
+    trial = outbox(split_shop, "messages", "discard", "parked", "pending", "unknown", "--dry-run")
+    as_json = outbox(split_shop, "messages", "park", "parked", "pending", "--dry-run", "--json")
+    whole = outbox(split_shop, "messages", "retry", "parked", "pending", "--dry-run")
+    done = outbox(split_shop, "messages", "discard", "parked", "pending", "unknown", "--yes")
+
+    assert (trial.returncode, trial.stdout) == (1, "would discard: 1 of 3\n")
+    assert json.loads(as_json.stdout) == {"action": "park", "asked": 2, "changed": 0, "would_change": 1}
+    assert as_json.returncode == 1
+    assert (whole.returncode, whole.stdout) == (0, "would retry: 2 of 2\n")
+    assert (done.returncode, done.stdout) == (1, "discard: 1 of 3\n")
+
+
 def test_many_are_changed_by_primary_key_in_small_transactions(split_shop: Shop, split_desks: SchemaAdmin) -> None:
     ids = [f"m-{number:04d}" for number in range(2 * BATCH_ROWS + 1)]
     add(split_shop, *ids, table="message_0001", state=RowState.PARKED)
