@@ -48,7 +48,7 @@ class AdminHttpClient:
             connection.request(method, urlsplit(self.url).path.rstrip("/") + path, sent, headers)
             response = connection.getresponse()
             answer = response.read(self.answer_bytes_max + 1)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             raise BrokerUnavailable(f"no broker answers at {self.shown_url}: {error}") from error
         finally:
             connection.close()
@@ -63,9 +63,11 @@ class AdminHttpClient:
             answer = json.loads(text)
         except ValueError as error:
             raise BrokerRefused(f"{self.shown_url} answered {status}, and no JSON: {text[:200]}") from error
+        if not isinstance(answer, dict):
+            raise BrokerRefused(f"{self.shown_url} answered {status}, and nothing of a broker's: {text[:200]}")
         if status != http.HTTPStatus.OK:
             raise BrokerRefused(str(answer.get("detail", text[:500])))
-        return dict(answer)
+        return answer
 
     def _connection(self) -> http.client.HTTPConnection:
         try:
@@ -78,5 +80,10 @@ class AdminHttpClient:
         timeout_s = self.timeout_ms / 1000
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
-        context = ssl.create_default_context(cafile=self.ca_file)
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:  # SSLError is one of them
+            raise ConfigurationError(
+                f"the certificates in {self.ca_file} cannot be read: {error.strerror or error}"
+            ) from error
         return http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context)

@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Declare, show and move consumer gr
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Group = Annotated[str, typer.Argument(help="The consumer group.")]
 Url = Annotated[str, typer.Option("--url", "--broker", envvar="OUTBOX_BROKER__URL", help="The broker's URL.")]
-Timeout = Annotated[int, typer.Option(help="Time to wait for the answer.")]
+Timeout = Annotated[int, typer.Option(min=1, help="Time to wait for the answer.")]
 CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")]
 TokenFile = Annotated[
     Path | None, typer.Option(envvar="OUTBOX_BROKER__TOKEN_FILE", help="File that holds the bearer token.")

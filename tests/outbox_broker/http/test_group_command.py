@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,45 @@ def test_what_the_broker_refuses_is_said_in_its_words(url: str, capsys: pytest.C
 def test_a_token_is_read_from_its_file(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert outbox("show", "--token-file", str(tmp_path / "none"), url=url) == 2
     assert "cannot read the token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--url", "https://127.0.0.1:1", "--ca-file", "missing.pem"], "missing.pem cannot be read: No such file"),
+        (["--url", "https://127.0.0.1:1", "--ca-file", __file__], "test_group_command.py cannot be read"),
+        (["--url", "http://127.0.0.1:1/\N{LATIN SMALL LETTER U WITH DIAERESIS}"], "no broker answers at"),
+        (["--url", "http://127.0.0.1:1", "--timeout-ms", "-1"], "--timeout-ms"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_on_a_line(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["broker", "group", "show", TOPIC, GROUP, *options])
+
+    assert ended.value.code in {1, 2}
+    assert says in capsys.readouterr().err
+
+
+def test_an_answer_of_another_service_is_said_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("Content-Length", "16")
+            self.end_headers()
+            self.wfile.write(b'["not a broker"]')
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+            """Does nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert outbox("show", url=f"http://127.0.0.1:{server.server_port}") == 1
+        finally:
+            server.shutdown()
+            thread.join()
+
+    assert "nothing of a broker's" in capsys.readouterr().err
