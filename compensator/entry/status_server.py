@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,9 +13,24 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from compensator.service.service import CompensatorService
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
 
 _REQUEST_TIMEOUT_SECONDS: Final = 5
 _PAGES: Final = ("/metrics", "/livez", "/readyz", "/healthz")
+
+
+class _Server(ThreadingHTTPServer):
+    """Logs what a request failed of, but not that its client is gone, as probes of a port are: nobody failed."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's arguments
+        """Called in the thread of a request."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            logger.error("status_request_failed", exc_info=error)
 
 
 class StatusServer:
@@ -53,12 +69,11 @@ class StatusServer:
                 """Does nothing: probes are not logged."""
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = _Server((host, port), Handler)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot listen on {host}:{port} ({error.strerror}); choose another port"
             ) from error
-        self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="compensator-status", daemon=True)
 
     @property

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -26,6 +28,7 @@ from tests.compensator.serving import HOUR_US, WAIT_SECONDS, WatchedMetrics, add
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop, open_shop
+from tests.outbox_broker.polling import until
 
 Serve = Callable[..., CompensatorService]
 COUNT_OFTEN = UpkeepOptions(gauges_ms=1, gauges_idle_ms=1, gauges_check_ms=20)
@@ -348,6 +351,21 @@ def test_a_process_whose_every_worker_is_stuck_is_not_alive(sqlite_shop: Shop, s
     go_on.set()
 
     assert (before, after) == (True, False)
+
+
+def test_probes_that_hang_up_leave_nothing_in_the_log(
+    status: tuple[StatusServer, ManualClock], capfd: pytest.CaptureFixture[str]
+) -> None:
+    server, _ = status
+
+    for begun in (b"", b"GET /met", b"GET /metrics HTTP/1.1\r\n\r\n") * 10:
+        with socket.create_connection(("127.0.0.1", server.port)) as probe:
+            probe.sendall(begun)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes by a reset
+
+    assert get(server, "/livez")[0] == 200
+    until(lambda: not any("process_request_thread" in one.name for one in threading.enumerate()))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_taken_port_is_said_with_the_cure(status: tuple[StatusServer, ManualClock]) -> None:
