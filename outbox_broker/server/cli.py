@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -145,8 +146,13 @@ def token(
         raise ConfigurationError(f"there is no role {unknown[0]!r}; roles are {', '.join(Role)}")
     secret = secrets.token_urlsafe(32)
     print("[[tokens]]")
-    print(f"name = {json.dumps(name)}")
+    print(f"name = {_toml(name)}")
     print(f'sha256 = "{hashlib.sha256(secret.encode()).hexdigest()}"')
     print(f"roles = {json.dumps(role)}")
-    print(f"topics = {json.dumps(topic or ['*'])}")
+    print(f"topics = {_toml(topic or ['*'])}")
     print(f"the token, shown this once: {secret}", file=sys.stderr)
+
+
+def _toml(value: str | list[str]) -> str:
+    """Returns a value as TOML writes it: as JSON does, but for characters beyond U+FFFF, and for DEL. In ASCII."""
+    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from outbox.cli.command import main
 from outbox_broker.http.access_control import Access, Role, is_loopback, load_tokens
 from outbox_broker.http.server import HttpServer
 from outbox_core.common.errors import ConfigurationError
@@ -31,6 +32,23 @@ def token_file(folder: Path, *entries: tuple[str, list[str], list[str]]) -> Path
 
 def bearer(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer secret-of-{name}"}
+
+
+def test_the_entry_that_the_command_makes_is_read_whatever_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = 'Zo\N{LATIN SMALL LETTER E WITH DIAERESIS} "\\" \N{PARTY POPPER} \x7f'
+    with pytest.raises(SystemExit) as ended:
+        main(["broker", "token", name, "--role", "read", "--topic", "payment.*"])
+    said = capsys.readouterr()
+    file = tmp_path / "tokens.toml"
+    file.write_text(said.out, encoding="utf-8")
+
+    [(digest, principal)] = load_tokens(file).items()
+
+    assert not ended.value.code
+    assert (principal.name, principal.topics) == (name, ("payment.*",))
+    assert digest == hashlib.sha256(said.err.strip().rpartition(" ")[2].encode()).digest()
 
 
 @pytest.fixture
