@@ -180,12 +180,12 @@ class Engine:
             return dict(self.context.state.counters)
 
     def log_figures(self) -> Mapping[str, int]:
-        """Returns bytes and syncs of the logs since the start, and schedule sizes."""
+        """Returns the logs' bytes on the disk, their syncs since the start, and schedule sizes."""
         context, schedule = self.context, self.context.schedule.figures()
         with context.lock:
             return {
-                "messages_bytes": context.messages.end,
-                "actions_bytes": context.actions.end,
+                "messages_bytes": context.messages.size_bytes,
+                "actions_bytes": context.actions.size_bytes,
                 "syncs": context.messages.syncs + context.actions.syncs,
                 "scheduled": schedule["scheduled"],
                 "publishes_refused": 0 if context.reserve.has_room_beside() else 1,

@@ -194,6 +194,11 @@ class SegmentedLog:
         return offsets
 
     @property
+    def size_bytes(self) -> int:
+        """Returns the size of the segments that are there, without their headers."""
+        return self.end - self.segments[0].first_offset if self.segments else 0
+
+    @property
     def is_full(self) -> bool:
         """Returns whether the next append starts a new segment.
 

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
-from outbox_core.journal.journal import segment_paths
+from outbox_core.journal.journal import HEADER_BYTES, segment_paths
 from outbox_core.messages.message import GroupConfig, Message
 from outbox_core.runtime.retention_hold import RetentionHold
 
@@ -42,6 +42,11 @@ def segments(folder: Path, log: str = "messages") -> int:
     return len(segment_paths(folder / log))
 
 
+def log_bytes(folder: Path, log: str = "messages") -> int:
+    """The bytes of a log's segments, without their headers."""
+    return sum(path.stat().st_size - HEADER_BYTES for path in segment_paths(folder / log))
+
+
 def test_what_is_settled_and_old_is_dropped_and_everything_goes_on(
     open_engine: type_of_open, folder: Path, clock: ManualClock
 ) -> None:
@@ -62,6 +67,22 @@ def test_what_is_settled_and_old_is_dropped_and_everything_goes_on(
         engine = open_engine(**BY_AGE)
     assert "new0" in drained(engine)
     assert drained(engine, "later")[-1] == "new0", "a new group begins with what is kept"
+
+
+def test_the_size_of_a_log_is_that_of_the_segments_that_are_there(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**BY_AGE)
+    fill(engine)
+    drained(engine)
+    sizes = [log_bytes(folder), engine.log_figures()["messages_bytes"]]
+    clock.advance(HOUR_MS)
+    fill(engine, 1, name="new")
+    engine.drop_outdated()
+
+    assert sizes == [sizes[0]] * 2
+    assert engine.log_figures()["messages_bytes"] == log_bytes(folder) < sizes[0]
+    assert engine.log_figures()["actions_bytes"] == log_bytes(folder, "actions")
 
 
 def test_what_is_not_old_stays(open_engine: type_of_open, folder: Path, clock: ManualClock) -> None:
