@@ -33,7 +33,7 @@ def print_list(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
-    yield row["id"]
+    yield escaped(row["id"])
     yield escaped(row["topic"])
     if row["key"]:
         yield f"key={escaped(row['key'])}"
@@ -66,7 +66,7 @@ def print_sent(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
             typer.echo(json.dumps({**row, "state": "sent"}))
         else:
             sent = utc_text(row["sent_at_us"] // 1000)
-            typer.echo(f"{row['id']} was sent to {escaped(row['topic'])} at {sent}: {row['outcome']}")
+            typer.echo(f"{escaped(row['id'])} was sent to {escaped(row['topic'])} at {sent}: {escaped(row['outcome'])}")
 
 
 def _state(row: Mapping[str, Any]) -> str:

@@ -233,6 +233,18 @@ def test_what_a_message_holds_cannot_steer_the_terminal(sqlite_shop: Shop) -> No
         assert r"[link=x]refused\x1b[2J\r\u202eevil" in done.stdout
 
 
+def test_an_id_that_other_code_has_written_cannot_steer_the_terminal(sqlite_shop: Shop) -> None:
+    add(sqlite_shop, "m-1")
+    with sqlite_shop.engine.begin() as connection:
+        connection.execute(update(sqlite_shop.tables.message).values(id="\x1b]0;owned\x07"))
+
+    listed = outbox(sqlite_shop, "messages", "list")
+
+    assert listed.returncode == 0
+    assert not set(listed.stdout) & {"\x1b", "\x07"}
+    assert listed.stdout.startswith(r"\x1b]0;owned\x07  topic")
+
+
 def test_all_that_the_filters_leave_is_changed_in_every_table_of_the_schema(split_shop: Shop) -> None:
     for number, table in enumerate(TABLES):
         add(split_shop, f"p-{number}", f"q-{number}", table=table, state=RowState.PARKED)
