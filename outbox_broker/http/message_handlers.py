@@ -10,7 +10,14 @@ from outbox_broker.http.access_control import Role, authorize
 from outbox_broker.http.content_negotiation import LONG_BYTES, Codec
 from outbox_broker.http.incremental_batch_decoding import WHERE
 from outbox_broker.http.plain_batch_publish import publish_plain
-from outbox_broker.http.problems import Problem
+from outbox_broker.http.problems import Problem, of_decoding
+from outbox_broker.http.received_messages import (
+    ReceivedMessage,
+    ReceivedMultiTopicMessage,
+    ReceivedMultiTopicPublishRequest,
+    ReceivedPublishRequest,
+    decoded_body,
+)
 from outbox_broker.http.request_context import Call, Entry
 from outbox_broker.http.uniform_result_encoding import encode_uniform_results
 from outbox_core.common.errors import InvalidMessage
@@ -27,8 +34,6 @@ from outbox_core.protocol.wire import (
     CancelOutcome,
     CancelRequest,
     NewMessage,
-    PackedMessage,
-    PackedPublishRequest,
     PublishAnswer,
     PublishOutcome,
     PublishRequest,
@@ -41,8 +46,6 @@ from outbox_core.protocol.wire_conversion import body_bytes
 from outbox_core.protocol.wire_multi_topic_publish import (
     MultiTopicMessage,
     MultiTopicPublishRequest,
-    PackedMultiTopicMessage,
-    PackedMultiTopicPublishRequest,
 )
 
 _BUCKET_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -101,13 +104,13 @@ def scheduled_message(call: Call) -> ScheduledMessage:
 def _published(call: Call) -> Iterable[NewMessage]:
     if call.body_codec is Codec.JSON:
         return _sent(call, NewMessage, lambda: call.read(PublishRequest).messages)
-    return _sent(call, PackedMessage, lambda: call.read(PackedPublishRequest).messages)
+    return _sent(call, ReceivedMessage, lambda: call.read(ReceivedPublishRequest).messages)
 
 
-def _addressed(call: Call) -> Iterable[MultiTopicMessage | PackedMultiTopicMessage]:
+def _addressed(call: Call) -> Iterable[MultiTopicMessage | ReceivedMultiTopicMessage]:
     if call.body_codec is Codec.JSON:
         return _sent(call, MultiTopicMessage, lambda: call.read(MultiTopicPublishRequest).messages)
-    return _sent(call, PackedMultiTopicMessage, lambda: call.read(PackedMultiTopicPublishRequest).messages)
+    return _sent(call, ReceivedMultiTopicMessage, lambda: call.read(ReceivedMultiTopicPublishRequest).messages)
 
 
 def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entry]]) -> Iterable[Entry]:
@@ -120,7 +123,7 @@ def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entr
 
 
 def _allowed(
-    call: Call, sent: Iterable[MultiTopicMessage | PackedMultiTopicMessage]
+    call: Call, sent: Iterable[MultiTopicMessage | ReceivedMultiTopicMessage]
 ) -> Iterator[tuple[NewMessage, str]]:
     """Yields messages with their topics. Raises Problem at the first topic to which the sender may not publish."""
     allowed: set[str] = set()
@@ -155,7 +158,7 @@ def _all_stored(call: Call, ids: Sequence[str]) -> PublishAnswer | msgspec.Raw:
 def _message(call: Call, sent: NewMessage, *, topic: str, number: int, now_ms: int) -> Message:
     where = f"{WHERE}[{number}]"
     try:
-        body = body_bytes(sent.body, sent.encoding)
+        body = body_bytes(decoded_body(sent.body), sent.encoding)
         limit = call.services.settings.body_bytes_max
         if len(body) > limit:
             raise Problem(
@@ -176,6 +179,8 @@ def _message(call: Call, sent: NewMessage, *, topic: str, number: int, now_ms: i
         )
     except InvalidMessage as error:
         raise Problem(ProblemKind.INVALID_MESSAGE, str(error), where=where) from error
+    except UnicodeDecodeError as error:
+        raise of_decoding(error) from error
 
 
 def _deliver_at_ms(sent: NewMessage, *, now_ms: int) -> int | None:

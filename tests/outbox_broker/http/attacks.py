@@ -182,6 +182,13 @@ def tiny_packed(name: str, entry: bytes, *, size_bytes: int) -> bytes:
     return b"\x81" + _pack(name) + b"\xdd" + count.to_bytes(4, "big") + entry * count
 
 
+def nested_body(*, size_bytes: int) -> bytes:
+    """A message with as many empty maps in its body's place as fit."""
+    count = size_bytes - 64
+    body = b"\xdd" + count.to_bytes(4, "big") + b"\x80" * count
+    return b"\x81" + _pack("messages") + b"\x91\x81" + _pack("body") + body
+
+
 def tiny_text(name: str, entry: bytes, *, size_bytes: int) -> bytes:
     """The same in JSON."""
     count = size_bytes // (len(entry) + 1)
@@ -317,6 +324,8 @@ ATTACKS: Final = {
             _PUBLISH, PACKED, lambda: tiny_packed("messages", _MESSAGE_TINY, size_bytes=BATCH_BYTES))),
         Attack(name="tiny_messages_text", what="the same in JSON", **_tiny(
             _PUBLISH, JSON, lambda: tiny_text("messages", b'{"body":""}', size_bytes=BATCH_BYTES))),
+        Attack(name="nested_body", what="63 MiB of empty maps for a body, MessagePack", **_tiny(
+            _PUBLISH, PACKED, lambda: nested_body(size_bytes=BATCH_BYTES))),
         Attack(name="tiny_receipts", what="63 MiB of tiny receipts, MessagePack", **_tiny(
             _ACK, PACKED, lambda: tiny_packed("receipts", b"\xa1x", size_bytes=BATCH_BYTES))),
         Attack(name="tiny_receipts_text", what="the same in JSON", **_tiny(

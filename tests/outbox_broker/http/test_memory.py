@@ -133,6 +133,13 @@ def test_a_million_tiny_messages_are_refused_for_their_number(played: type_of_pl
     assert (answer.status, answer.json()["bound"]) == (422, "batch_messages_max")
 
 
+def test_a_body_that_is_no_text_and_no_bytes_is_not_built(played: type_of_played) -> None:
+    (answer,) = played("nested_body").answers
+
+    assert answer.status == 422
+    assert "the body must be text or" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("name", ["tiny_receipts", "tiny_receipts_text"])
 def test_a_million_tiny_receipts_are_refused_before_they_are_read(played: type_of_played, name: str) -> None:
     (answer,) = played(name).answers

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 import requests
 
@@ -130,6 +131,36 @@ def test_wrong_messagepack_is_a_problem_too(client: Client, shared_url: str, top
     )
 
     assert kind_of(response) in {"malformed-body", "wrong-shape", "invalid-message"}
+    assert client("GET", f"{shared_url}/v1/topics/{topic}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "kind"),
+    [
+        (b"\x90", 422, "invalid-message"),
+        (b"\x80", 422, "invalid-message"),
+        (b"\xc0", 422, "invalid-message"),
+        (b"\xa2\xff\xfe", 400, "malformed-body"),
+        (b"\xdd\x00\x0f\xff\xff" + b"\xc0" * 0xFFFFF, 422, "invalid-message"),
+    ],
+    ids=["list", "map", "nothing", "no UTF-8", "a long list"],
+)
+@pytest.mark.parametrize("route", ["/v1/publish", MESSAGES])
+def test_what_is_no_body_in_messagepack_is_refused_with_its_place(
+    client: Client, shared_url: str, topic: str, route: str, value: bytes, status: int, kind: str
+) -> None:
+    named = b"\xa5topic" + msgspec.msgpack.encode(topic) if route == "/v1/publish" else b""
+    entry = bytes([0x82 if named else 0x81]) + named + b"\xa4body" + value
+
+    response = client(
+        "POST",
+        shared_url + route.replace("TOPIC", topic),
+        data=b"\x81\xa8messages\x91" + entry,
+        headers={"content-type": "application/msgpack"},
+    )
+
+    assert (response.status_code, kind_of(response)) == (status, kind)
+    assert kind == "malformed-body" or response.json()["where"] == "$.messages[0]"
     assert client("GET", f"{shared_url}/v1/topics/{topic}").status_code == 404
 
 
