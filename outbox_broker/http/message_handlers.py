@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -15,8 +15,11 @@ from outbox_broker.http.received_messages import (
     ReceivedMessage,
     ReceivedMultiTopicMessage,
     ReceivedMultiTopicPublishRequest,
+    ReceivedMultiTopicTextMessage,
     ReceivedPublishRequest,
+    ReceivedTextMessage,
     decoded_body,
+    decoded_headers,
 )
 from outbox_broker.http.request_context import Call, Entry
 from outbox_broker.http.uniform_result_encoding import encode_uniform_results
@@ -103,13 +106,13 @@ def scheduled_message(call: Call) -> ScheduledMessage:
 
 def _published(call: Call) -> Iterable[NewMessage]:
     if call.body_codec is Codec.JSON:
-        return _sent(call, NewMessage, lambda: call.read(PublishRequest).messages)
+        return _sent(call, ReceivedTextMessage, lambda: call.read(PublishRequest).messages)
     return _sent(call, ReceivedMessage, lambda: call.read(ReceivedPublishRequest).messages)
 
 
 def _addressed(call: Call) -> Iterable[MultiTopicMessage | ReceivedMultiTopicMessage]:
     if call.body_codec is Codec.JSON:
-        return _sent(call, MultiTopicMessage, lambda: call.read(MultiTopicPublishRequest).messages)
+        return _sent(call, ReceivedMultiTopicTextMessage, lambda: call.read(MultiTopicPublishRequest).messages)
     return _sent(call, ReceivedMultiTopicMessage, lambda: call.read(ReceivedMultiTopicPublishRequest).messages)
 
 
@@ -173,7 +176,7 @@ def _message(call: Call, sent: NewMessage, *, topic: str, number: int, now_ms: i
             topic=topic,
             body=body,
             key=sent.key,
-            headers=sent.headers or {},
+            headers=_headers(call, sent, where=where),
             created_at_ms=now_ms if sent.created_at_ms is None else sent.created_at_ms,
             deliver_at_ms=_deliver_at_ms(sent, now_ms=now_ms),
         )
@@ -181,6 +184,15 @@ def _message(call: Call, sent: NewMessage, *, topic: str, number: int, now_ms: i
         raise Problem(ProblemKind.INVALID_MESSAGE, str(error), where=where) from error
     except UnicodeDecodeError as error:
         raise of_decoding(error) from error
+
+
+def _headers(call: Call, sent: NewMessage, *, where: str) -> Mapping[str, str]:
+    try:
+        return decoded_headers(sent.headers, call.body_codec)
+    except msgspec.ValidationError as error:
+        raise of_decoding(error, within=f"{where}.headers") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem(ProblemKind.MALFORMED_BODY, f"the headers of {where}: {error}") from error
 
 
 def _deliver_at_ms(sent: NewMessage, *, now_ms: int) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.incremental_batch_decoding import TooManyMessages, packed_entries
 from outbox_broker.http.request_context import Call
 from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.limits import HEADERS_MAX
 from outbox_core.messages.message import check_headers, check_key
 from outbox_core.protocol.wire import TimeMs
 
@@ -30,7 +31,7 @@ class PlainMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_u
     body: bytes
     id: str
     key: str | None = None
-    headers: dict[str, str] | None = None
+    headers: Annotated[dict[str, str], msgspec.Meta(max_length=HEADERS_MAX)] | None = None
     encoding: Literal["binary"] | None = None
     created_at_ms: TimeMs | None = None
 

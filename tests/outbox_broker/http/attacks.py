@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from string import ascii_letters
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -189,6 +190,21 @@ def nested_body(*, size_bytes: int) -> bytes:
     return b"\x81" + _pack("messages") + b"\x91\x81" + _pack("body") + body
 
 
+def many_headers(kind: str, *, size_bytes: int) -> bytes:
+    """A message with as many headers as fit, each of another name and without a value."""
+    entry, between = (b'"%b":""', b",") if kind == JSON else (b"\xa4%b\xa0", b"")
+    letters = [one.encode() for one in ascii_letters]
+    block = between.join(entry % (b"??" + one + other) for one in letters for other in letters)
+    blocks = size_bytes // (len(block) + 1)
+    names = [one + other for one in letters for other in letters][:blocks]
+    headers = between.join(block.replace(b"??", name) for name in names)
+    if kind == JSON:
+        return b'{"messages":[{"body":"","headers":{%b}}]}' % headers
+    count = len(names) * len(letters) ** 2
+    start = b"\x81" + _pack("messages") + b"\x91\x82" + _pack("body") + _pack("") + _pack("headers")
+    return start + b"\xdf" + count.to_bytes(4, "big") + headers
+
+
 def tiny_text(name: str, entry: bytes, *, size_bytes: int) -> bytes:
     """The same in JSON."""
     count = size_bytes // (len(entry) + 1)
@@ -326,6 +342,10 @@ ATTACKS: Final = {
             _PUBLISH, JSON, lambda: tiny_text("messages", b'{"body":""}', size_bytes=BATCH_BYTES))),
         Attack(name="nested_body", what="63 MiB of empty maps for a body, MessagePack", **_tiny(
             _PUBLISH, PACKED, lambda: nested_body(size_bytes=BATCH_BYTES))),
+        Attack(name="many_headers", what="one message of millions of headers, MessagePack", **_tiny(
+            _PUBLISH, PACKED, lambda: many_headers(PACKED, size_bytes=BATCH_BYTES))),
+        Attack(name="many_headers_text", what="the same in JSON", **_tiny(
+            _PUBLISH, JSON, lambda: many_headers(JSON, size_bytes=BATCH_BYTES))),
         Attack(name="tiny_receipts", what="63 MiB of tiny receipts, MessagePack", **_tiny(
             _ACK, PACKED, lambda: tiny_packed("receipts", b"\xa1x", size_bytes=BATCH_BYTES))),
         Attack(name="tiny_receipts_text", what="the same in JSON", **_tiny(

@@ -114,6 +114,10 @@ def test_a_long_batch_for_a_topic_with_a_wrong_name_is_refused_where_it_stands(
         ({"id": "not an id"}, "invalid-message", "$.messages[2]"),
         ({"deliver_at_ms": -1}, "wrong-shape", "$.messages[2].deliver_at_ms"),
         ({"headers": {"a": 1}}, "wrong-shape", "$.messages[2].headers[...]"),
+        ({"headers": []}, "wrong-shape", "$.messages[2].headers"),
+        ({"headers": {"a b": ""}}, "invalid-message", "$.messages[2]"),
+        ({"headers": {f"h{number}": "" for number in range(65)}}, "invalid-message", "$.messages[2]"),
+        ({"headers": {"a": "x" * 2 * LONG_BYTES}}, "invalid-message", "$.messages[2]"),
     ],
 )
 def test_a_wrong_message_in_a_long_batch_is_named_and_nothing_is_stored(

@@ -140,6 +140,14 @@ def test_a_body_that_is_no_text_and_no_bytes_is_not_built(played: type_of_played
     assert "the body must be text or" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("name", ["many_headers", "many_headers_text"])
+def test_millions_of_headers_are_not_built(played: type_of_played, name: str) -> None:
+    (answer,) = played(name).answers
+
+    assert answer.status == 422
+    assert "the headers have more than" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("name", ["tiny_receipts", "tiny_receipts_text"])
 def test_a_million_tiny_receipts_are_refused_before_they_are_read(played: type_of_played, name: str) -> None:
     (answer,) = played(name).answers
