@@ -29,6 +29,7 @@ ROWS_MAX: Final = 1_000_000
 NOT_DISCARDED: Final = "the others are gone or not parked; `outbox messages park` sets a pending one aside first"
 _AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
 _UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+_AGE_US_MAX: Final = 100_000 * _UNIT_US["d"]
 
 Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
 Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox).")]
@@ -239,7 +240,10 @@ def _age_us(text: str | None) -> int | None:
     found = _AGE.fullmatch(text)
     if found is None:
         raise UsageError(f"an age is a number and one of s, m, h, d, like 15m, not {text!r}")
-    return int(found[1]) * _UNIT_US[found[2]]
+    age_us = int(found[1]) * _UNIT_US[found[2]]
+    if age_us > _AGE_US_MAX:  # beyond it the databases' integers end
+        raise UsageError(f"an age is at most {_AGE_US_MAX // _UNIT_US['d']:,}d, not {text}")
+    return age_us
 
 
 def _count(places: Mapping[str, Sequence[str]]) -> int:

@@ -344,6 +344,7 @@ def test_what_somebody_is_just_sending_is_not_among_all(sqlite_shop: Shop) -> No
         (["retry", "m-1", "--topic", "topic"], "name either ids, or --all"),
         (["discard", "--all", "--state", "pending", "--yes"], "`discard` is for parked messages"),
         (["park", "--all", "--state", "parked", "--yes"], "`park` is for pending messages"),
+        (["retry", "--all", "--older-than", "999999999d", "--yes"], "an age is at most 100,000d"),
         (["discard", "m-1"], "say --yes"),
         (["discard", "--all"], "say --yes"),
         (["retry", "--all"], "say --yes"),
