@@ -190,7 +190,7 @@ def _restore_group(group: Group, found: _Group) -> None:
         end = one.first + one.count
         group.unsettled.add(
             InFlightRun(one.first, end, one.visible_at_ms, one.delivery, one.attempts_used, one.generation,
-                 one.in_flight, one.reason or None, one.history)
+                 one.in_flight, one.reason, one.history)
         )  # fmt: skip
     if found.dead is not None:
         group.dead.restore(found.dead)

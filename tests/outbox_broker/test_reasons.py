@@ -177,6 +177,19 @@ def test_a_checkpoint_brings_back_reasons_and_histories() -> None:
     assert restored.reason_budget.size_bytes == 0
 
 
+def test_a_checkpoint_brings_back_that_a_reason_was_not_kept() -> None:
+    state, group = state_with_retries(
+        3, attempts=1, reasons=lambda sequence, _: f"{sequence} {LONG}", reasons_bytes_max=1, group_reasons_bytes_min=0
+    )
+    restored = BrokerState(EngineOptions(), NoBlocks())
+
+    checkpoint.restore(restored, data_of(state))
+
+    again = restored.group(TOPIC, GROUP)
+    assert again is not None
+    assert texts_of(again) == texts_of(group) == [(NOT_KEPT, ((NOT_KEPT, 1),))] * 3
+
+
 @pytest.mark.parametrize("end", ["acknowledged", "sought", "dropped", "deleted", "dead"])
 def test_reasons_are_let_go_of_with_their_messages(end: str) -> None:
     state, group = state_with_retries(50, attempts=2, reasons=lambda sequence, attempt: f"{sequence} {attempt}")
