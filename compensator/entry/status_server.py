@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -25,6 +27,11 @@ class _Server(ThreadingHTTPServer):
     """Logs what a request failed of, but not that its client is gone, as probes of a port are: nobody failed."""
 
     daemon_threads = True
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        """Listen on an address of either version of IP. Raises OSError."""
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        super().__init__((host, port), handler)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's arguments
         """Called in the thread of a request."""
@@ -69,11 +76,11 @@ class StatusServer:
                 """Does nothing: probes are not logged."""
 
         try:
-            self._server = _Server((host, port), Handler)
+            self._server = _Server(host, port, Handler)
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {host}:{port} ({error.strerror}); choose another port"
-            ) from error
+            is_of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            cure = "choose an address of this machine as --host" if is_of_host else "choose another port"
+            raise ConfigurationError(f"cannot listen on {host}, port {port} ({error.strerror}); {cure}") from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="compensator-status", daemon=True)
 
     @property

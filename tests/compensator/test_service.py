@@ -277,10 +277,10 @@ def status(
     server.stop()
 
 
-def get(server: StatusServer, path: str) -> tuple[int, str]:
+def get(server: StatusServer, path: str, *, host: str = "127.0.0.1") -> tuple[int, str]:
     """Status and body of a page."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=WAIT_SECONDS) as answer:
+        with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=WAIT_SECONDS) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -373,6 +373,25 @@ def test_a_taken_port_is_said_with_the_cure(status: tuple[StatusServer, ManualCl
 
     with pytest.raises(ConfigurationError, match="choose another port"):
         StatusServer(None, registry=CompensatorMetrics().registry, host="127.0.0.1", port=server.port)  # type: ignore[arg-type]
+
+
+def test_an_address_that_is_not_this_machines_is_said_with_the_cure() -> None:
+    with pytest.raises(ConfigurationError, match="as --host"):
+        StatusServer(None, registry=CompensatorMetrics().registry, host="203.0.113.1", port=0)  # type: ignore[arg-type]
+
+
+def test_the_status_page_is_served_over_ip_version_6(
+    sqlite_shop: Shop, broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics
+) -> None:
+    service = serve(sqlite_shop, broker, clock=ManualClock(), pacing=PacingOptions(interval_ms=3_600_000))
+    server = StatusServer(service, registry=metrics.registry, host="::1", port=0)
+    service.start()
+    server.start()
+
+    scrape = get(server, "/metrics", host="[::1]")
+
+    server.stop()
+    assert scrape[0] == 200
 
 
 def test_a_report_adds_up() -> None:
