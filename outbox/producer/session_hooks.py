@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _UNITS_KEY: Final = "outbox.units_of_work"
 """The key in Session.info of its units of work, by Outbox."""
 _SEALED_KEY: Final = "outbox.sealed"
+_UNDONE_KEY: Final = "outbox.undone_savepoint"
+"""The key of the savepoint that is rolled back but not closed yet."""
 _JOINED_KEY: Final = "outbox.joined"
 _OWNED_KEY: Final = "outbox.owned"
 _WRITE_FIRST_KEY: Final = "outbox.write_first"
@@ -53,7 +55,6 @@ def listen_to_sessions() -> None:
             # Inserted first: an application's listener that raises would prevent the call of later ones.
             event.listen(Session, "after_commit", _after_commit, insert=True)
             event.listen(Session, "after_rollback", _after_rollback)
-            event.listen(Session, "after_soft_rollback", _after_soft_rollback)
             event.listen(Session, "after_transaction_end", _after_transaction_end)
 
 
@@ -73,11 +74,14 @@ def observed_commits(observer: Callable[[Sequence[OutboxRow]], None]) -> Iterato
 def unit_of(session: Session, box: CommitPort) -> UnitOfWork:
     """Returns this Session's unit of work for this Outbox; created on first use, removed with the root transaction.
 
-    Raises NoTransaction once the rows are written or the transaction is rolled back, for instance in an event of the
-    commit itself: a message would neither be sent nor rejected there.
+    Raises NoTransaction once the rows are written or the transaction or savepoint is rolled back, for instance in an
+    event of the commit itself: a message would neither be sent nor rejected there.
     """
     if session.info.get(_SEALED_KEY):
         raise NoTransaction(TOO_LATE)
+    undone = session.info.get(_UNDONE_KEY)
+    if undone is not None and undone is session.get_nested_transaction():
+        raise NoTransaction("this savepoint is rolled back, as after a failed flush: end its block before you publish")
     _refuse_if_over(session)
     units: dict[CommitPort, UnitOfWork] = session.info.setdefault(_UNITS_KEY, {})
     if box not in units:
@@ -282,20 +286,24 @@ def _send_when_committed(session: Session, box: CommitPort, unit: UnitOfWork) ->
 
 
 def _after_rollback(session: Session) -> None:
-    """The root is rolled back but not closed yet, as after a failed flush: messages published now would be lost."""
-    if not session.in_nested_transaction():
+    """The root or a savepoint is rolled back but not closed yet: messages published in it now would be lost.
+
+    For a savepoint that a failed flush has rolled back, SQLAlchemy has no other event: `after_soft_rollback` names the
+    flush's own transaction, and the end of the block then only closes the savepoint.
+    """
+    savepoint = session.get_nested_transaction()
+    if savepoint is None:
         session.info[_SEALED_KEY] = True
-
-
-def _after_soft_rollback(session: Session, previous: SessionTransaction) -> None:
-    units = session.info.get(_UNITS_KEY)
-    if units and previous.nested:
-        for unit in units.values():
-            unit.savepoint_rolled_back(previous)
+        return
+    session.info[_UNDONE_KEY] = savepoint
+    for unit in session.info.get(_UNITS_KEY, {}).values():
+        unit.savepoint_rolled_back(savepoint)
 
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     """Rolled back, or closed without a commit: discard its messages."""
+    if session.info.get(_UNDONE_KEY) is transaction:
+        del session.info[_UNDONE_KEY]
     if transaction.parent is None:
         session.info.pop(_SEALED_KEY, None)
         session.info.pop(_WRITE_FIRST_KEY, None)

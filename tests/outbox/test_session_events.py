@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.events import ConnectionEvents
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from outbox import NoTransaction
@@ -180,6 +181,46 @@ def test_a_failed_flush_leaves_nothing_to_publish(shop: Shop, broker: RecordingB
         box.publish("kept", "", session=session)
         session.commit()
 
+    assert shop.row_topics() == ["kept"]
+
+
+def test_a_flush_that_fails_in_a_savepoint_takes_what_was_published_in_it(shop: Shop, broker: RecordingBroker) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+    shop.execute("INSERT INTO payment (id, note) VALUES (1, '')")
+
+    with Session(shop.engine) as session, session.begin():
+        box.publish("before", "", session=session)
+        with suppress(IntegrityError), session.begin_nested():
+            box.publish("inside", "", session=session)  # the savepoint's first statement comes with the flush
+            with session.begin_nested():
+                box.publish("released.inside", "", session=session)
+            session.add(Payment(id=1))
+            session.flush()
+        session.add(Payment(id=2))
+        box.publish("after", "", session=session)
+
+    assert shop.payments() == [1, 2]
+    assert shop.row_topics() == ["before", "after"]
+
+
+def test_publishing_behind_a_flush_that_failed_in_a_savepoint_is_refused_until_its_block_ends(
+    shop: Shop, broker: RecordingBroker
+) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+    shop.execute("INSERT INTO payment (id, note) VALUES (1, '')")
+
+    with Session(shop.engine) as session, session.begin():
+        with session.begin_nested():
+            session.add(Payment(id=1))
+            with suppress(IntegrityError):
+                session.flush()
+            with pytest.raises(NoTransaction, match="savepoint is rolled back"):
+                box.publish("lost", "", session=session)
+        with session.begin_nested():
+            session.add(Payment(id=2))
+            box.publish("kept", "", session=session)
+
+    assert shop.payments() == [1, 2]
     assert shop.row_topics() == ["kept"]
 
 
