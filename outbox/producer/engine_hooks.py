@@ -67,6 +67,7 @@ def watch_dialect(dialect: Dialect) -> None:
     with _listening:
         if dialect not in _watched:
             event.listen(dialect, "do_execute", _execute)
+            event.listen(dialect, "do_executemany", _execute)  # a flush of several objects of one class
             event.listen(dialect, "do_execute_no_params", _execute_without_parameters)
             _wrap_commit(dialect)
             _wrap_two_phase_commit(dialect)

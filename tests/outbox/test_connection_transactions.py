@@ -486,6 +486,44 @@ def test_a_session_that_wrote_on_two_servers_is_refused(
     assert (here.payments(), there.payments(), here.rows()) == ([], [], [])
 
 
+def write_many(session: Session, engine: Engine, numbers: list[int]) -> None:
+    """Write by one statement for all rows, as the flush of several objects of one class does."""
+    rows = [{"id": number, "note": ""} for number in numbers]
+    session.execute(insert(Base.metadata.tables["payment"]), rows, bind_arguments={"bind": engine})
+
+
+def test_a_session_that_wrote_many_rows_at_once_on_another_server_is_refused(
+    two_servers: tuple[Shop, Shop], broker: RecordingBroker
+) -> None:
+    here, there = two_servers
+    box = here.box(broker)
+
+    with Session(here.engine) as session:
+        write_many(session, there.engine, [1, 2])
+        box.publish("paid", "", session=session)
+        with pytest.raises(ConfigurationError, match="another database than the outbox's"):
+            session.commit()
+
+    assert sent_and_closed(box, broker) == []
+    assert (here.payments(), there.payments(), here.rows()) == ([], [], [])
+
+
+def test_a_transaction_that_a_statement_ended_behind_many_rows_publishes_nothing(
+    mysql_shop: Shop, broker: RecordingBroker
+) -> None:
+    box = mysql_shop.box(broker)
+
+    with Session(mysql_shop.engine) as session:
+        write_many(session, mysql_shop.engine, [1, 2])
+        session.execute(text("ROLLBACK"))
+        box.publish("paid", "", session=session)
+        with pytest.raises(NoTransaction, match="ended this transaction before"):
+            session.commit()
+
+    assert sent_and_closed(box, broker) == []
+    assert (mysql_shop.payments(), mysql_shop.rows()) == ([], [])
+
+
 def test_a_session_that_only_read_on_another_server_publishes(
     two_servers: tuple[Shop, Shop], broker: RecordingBroker
 ) -> None:
@@ -519,8 +557,9 @@ def test_a_session_that_wrote_in_two_transactions_of_one_server_is_refused(
     assert (mysql_shop.payments(), mysql_shop.rows()) == ([], [])
 
 
+@pytest.mark.parametrize("numbers", [[1], [1, 2]], ids=str)
 def test_of_two_transactions_on_one_server_the_one_that_was_written_in_takes_the_message(
-    mysql_shop: Shop, broker: RecordingBroker
+    mysql_shop: Shop, broker: RecordingBroker, numbers: list[int]
 ) -> None:
     box = mysql_shop.box(broker)
     other = mysql_shop.other_engine()
@@ -531,13 +570,13 @@ def test_of_two_transactions_on_one_server_the_one_that_was_written_in_takes_the
 
     with Session() as session:
         session.execute(text("SELECT 1"), bind_arguments={"bind": mysql_shop.engine})
-        write(session, other, 1)
+        write_many(session, other, numbers)
         box.publish("paid", "", session=session)
         session.commit()
 
     assert wrote == [other, other]
     assert sent_and_closed(box, broker) == ["paid"]
-    assert mysql_shop.payments() == [1]
+    assert mysql_shop.payments() == numbers
 
 
 def _note(wrote: list[Engine], connection: Connection, statement: str) -> None:
