@@ -169,6 +169,7 @@ def _before_commit(session: Session) -> None:
     _flush_all(session)
     for box, unit in session.info.get(_UNITS_KEY, {}).items():
         if unit.rows and not unit.written:
+            _refuse_if_over(session)
             connection = _connection_for(session, box)
             unit.forget(undone_spans(connection))
             if unit.rows:

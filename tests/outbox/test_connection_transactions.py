@@ -389,6 +389,25 @@ def test_publishing_in_a_session_whose_connection_ended_its_transaction_is_refus
     assert shop.row_topics() == ["paid.2"]
 
 
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "control_fully", "create_savepoint"])
+def test_a_session_whose_connection_has_rolled_back_commits_no_message(
+    shop: Shop, broker: RecordingBroker, mode: Any
+) -> None:
+    box = shop.box(broker)
+
+    with shop.engine.connect() as connection:
+        outer = connection.begin()
+        with Session(connection, join_transaction_mode=mode) as session:
+            pay(box, session)
+            outer.rollback()
+            with pytest.raises(NoTransaction, match="rolled back by its Connection"):
+                session.commit()
+        connection.commit()
+
+    assert sent_and_closed(box, broker) == []
+    assert (shop.payments(), shop.rows()) == ([], [])
+
+
 def test_an_outer_transaction_refuses_to_commit_while_a_session_in_it_has_messages(
     shop: Shop, broker: RecordingBroker
 ) -> None:
