@@ -162,8 +162,8 @@ class _JoinedConnection:
 
 
 def _before_commit(session: Session) -> None:
-    if session.in_nested_transaction():  # a savepoint's release: nothing is committed yet
-        return
+    if session.in_nested_transaction() and not _root_commits(session):
+        return  # a savepoint's release: nothing is committed yet
     # Flush first: objects may publish in their flush events, which must precede the INSERT, and may be the only
     # publishers.
     _flush_all(session)
@@ -175,6 +175,14 @@ def _before_commit(session: Session) -> None:
             if unit.rows:
                 box.write(connection, unit)
     session.info[_SEALED_KEY] = True
+
+
+def _root_commits(session: Session) -> bool:
+    """Returns whether the root is being committed, with savepoints that are still open: it releases them, and has no
+    other event before its COMMIT. Only a private attribute of SQLAlchemy tells it from the release of a savepoint.
+    """
+    root = session.get_transaction()
+    return root is not None and vars(root).get("_current_fn") is not None
 
 
 def _connection_for(session: Session, box: CommitPort) -> Connection:

@@ -198,6 +198,27 @@ def test_a_commit_with_a_savepoint_still_open_publishes_all_of_it(shop: Shop, br
     assert shop.row_topics() == ["root", "open.savepoint"]
 
 
+@pytest.mark.parametrize("savepoints", [1, 2])
+@pytest.mark.parametrize("numbers", [[], [1]], ids=["no statement", "a statement"])
+def test_a_block_that_ends_with_savepoints_still_open_publishes_all_of_it(
+    shop: Shop, broker: RecordingBroker, savepoints: int, numbers: list[int]
+) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    with Session(shop.engine) as session:
+        with session.begin():
+            box.publish("root", "", session=session)
+            for _ in range(savepoints):
+                session.begin_nested()
+            session.add_all(Payment(id=number) for number in numbers)
+            box.publish("open.savepoint", "", session=session)
+        with session.begin():
+            box.publish("next", "", session=session)
+
+    assert shop.payments() == numbers
+    assert sorted(shop.row_topics()) == ["next", "open.savepoint", "root"]
+
+
 def test_a_function_that_joins_may_begin_a_savepoint_of_its_own(shop: Shop, broker: RecordingBroker) -> None:
     box = shop.box(broker, sender=NO_SENDER)
 
