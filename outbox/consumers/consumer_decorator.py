@@ -21,7 +21,7 @@ from outbox.consumers.handler import (
 )
 from outbox.consumers.in_flight import still_held
 from outbox.consumers.inbox_table import InboxStore
-from outbox.producer.engine_hooks import listen_to_engines
+from outbox.producer.engine_hooks import listen_to_engines, watch_dialect
 from outbox.store.database import open_engine
 from outbox.telemetry import Telemetry
 from outbox_core.common.errors import ConfigurationError, NotSupported
@@ -90,6 +90,7 @@ def consumer(
     async_engine = inbox if isinstance(inbox, AsyncEngine) else None
     if engine is not None:
         listen_to_engines()
+        watch_dialect(engine.dialect)
         if engine.dialect.is_async and async_engine is None:
             async_engine = AsyncEngine(engine)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction, signature
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, StatementError
@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox.consumers.inbox_table import InboxStore
-from outbox.producer.engine_hooks import refuse_if_doomed
+from outbox.producer.engine_hooks import ending_statement, is_over, refuse_if_rolled_back
 from outbox.store.database import CONFLICTS, error_code, is_autocommit, translate
-from outbox_core.common.errors import ConfigurationError, OutboxError
+from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError
 from outbox_core.messages.broadcast_port import Start
 from outbox_core.messages.limits import DELAY_MAX_MS, REASON_CHARS_MAX
 from outbox_core.messages.message import Delivery
@@ -95,48 +95,62 @@ class Consumer:
 
         With an inbox the handler's effect and the mark commit together: a handled message is not handled again, however
         often it is delivered. Raises NotTried if the inbox's database fails before the handler is called,
-        CommittedByHandler if the handler has committed its session, and the mark with it, before it failed.
+        CommittedByHandler if the handler has committed its session, and the mark with it, before it failed, and
+        NoTransaction if it returned although its session was rolled back or closed.
         """
         if self.is_async:
             raise ConfigurationError(f"{self.handler} is async: await handle_async(delivery)")
         if self.engine is None or self.store is None:
-            _refuse_awaitable(self.handler(delivery))
+            refuse_awaitable(self.handler(delivery))
             return Outcome.HANDLED
-        with Session(self.engine) as session, session.begin() as transaction:
-            with not_tried(self.engine):
-                connection = session.connection()
-                is_new = self._mark(connection, delivery)
-            if not is_new:
-                return Outcome.DEDUPLICATED
-            try:
-                _refuse_awaitable(self.handler(session, delivery))
-            except BaseException as error:
-                if not transaction.is_active and self._is_marked(self.engine, delivery):
-                    raise _committed_by_handler(error) from error
-                raise
-            # A deadlock that the handler swallowed has rolled back the mark and part of the effect: do not acknowledge.
-            refuse_if_doomed(connection)
-            return Outcome.HANDLED
+        was_ended = False
+        try:
+            with Session(self.engine) as session, session.begin():
+                with not_tried(self.engine):
+                    connection = session.connection()
+                    is_new = self._mark(connection, delivery)
+                if not is_new:
+                    return Outcome.DEDUPLICATED
+                begun = connection.get_transaction()
+                try:
+                    refuse_awaitable(self.handler(session, delivery))
+                finally:
+                    was_ended = is_over(connection, begun)
+                self._refuse_if_undone(connection, delivery)
+        except BaseException as error:
+            if was_ended and self._is_marked(self.engine, delivery):
+                raise _committed_by_handler(error) from error
+            raise
+        if was_ended and not self._is_marked(self.engine, delivery):
+            raise NoTransaction(ENDED_BY_HANDLER)
+        return Outcome.HANDLED
 
     async def handle_async(self, delivery: Delivery) -> Outcome:
         """The same as handle() for an `async def` handler."""
         if self.async_engine is None:
             await self._awaited(delivery)
             return Outcome.HANDLED
-        async with AsyncSession(self.async_engine) as session, session.begin() as transaction:
-            with not_tried(self.async_engine.sync_engine):
-                connection = await session.connection()
-                is_new = await connection.run_sync(self._mark, delivery)
-            if not is_new:
-                return Outcome.DEDUPLICATED
-            try:
-                await self._awaited(session, delivery)
-            except BaseException as error:
-                if not transaction.is_active and await self._is_marked_async(self.async_engine, delivery):
-                    raise _committed_by_handler(error) from error
-                raise
-            await connection.run_sync(refuse_if_doomed)
-            return Outcome.HANDLED
+        was_ended = False
+        try:
+            async with AsyncSession(self.async_engine) as session, session.begin():
+                with not_tried(self.async_engine.sync_engine):
+                    connection = await session.connection()
+                    is_new = await connection.run_sync(self._mark, delivery)
+                if not is_new:
+                    return Outcome.DEDUPLICATED
+                begun = await connection.run_sync(Connection.get_transaction)
+                try:
+                    await self._awaited(session, delivery)
+                finally:
+                    was_ended = await connection.run_sync(is_over, begun)
+                await connection.run_sync(self._refuse_if_undone, delivery)
+        except BaseException as error:
+            if was_ended and await self._is_marked_async(self.async_engine, delivery):
+                raise _committed_by_handler(error) from error
+            raise
+        if was_ended and not await self._is_marked_async(self.async_engine, delivery):
+            raise NoTransaction(ENDED_BY_HANDLER)
+        return Outcome.HANDLED
 
     def __call__(self, *args: Any, **kwargs: Any) -> object:
         """Calls the undecorated handler, for tests."""
@@ -150,6 +164,14 @@ class Consumer:
                 "the inbox's engine is in AUTOCOMMIT: effect and mark would not commit together; use another engine"
             )
         return self.store.mark(connection, group=self.group, message_id=delivery.id, topic=delivery.topic)
+
+    def _refuse_if_undone(self, connection: Connection, delivery: Delivery) -> None:
+        """Raise an error if the mark was rolled back below the session, by the server or by a statement: part of the
+        effect was too, and what followed must not be committed.
+        """
+        refuse_if_rolled_back(connection)
+        if ending_statement(connection) is not None and not self._has_mark(connection, delivery):
+            raise NoTransaction(ENDED_BY_HANDLER)
 
     def _is_marked(self, engine: Engine, delivery: Delivery) -> bool:
         """Returns whether the mark is committed; False if the inbox cannot be read."""
@@ -175,6 +197,12 @@ class Consumer:
         result = self.handler(*arguments)
         if isawaitable(result):
             await result
+
+
+ENDED_BY_HANDLER: Final = (
+    "the handler returned, but its session was rolled back or closed: neither its effect nor its mark is committed, so "
+    "the message is not acknowledged; leave the session to the consumer, and raise an error to give the message back"
+)
 
 
 def _committed_by_handler(error: BaseException) -> CommittedByHandler:
@@ -241,7 +269,7 @@ def reason_for(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:REASON_CHARS_MAX]
 
 
-def _refuse_awaitable(result: object) -> None:
+def refuse_awaitable(result: object) -> None:
     """Rejects a coroutine from a plain function: its body has not run, so acknowledging would lose the message."""
     if isawaitable(result):
         if iscoroutine(result):

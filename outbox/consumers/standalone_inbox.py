@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable, iscoroutine
 
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import URL, Connection, Engine, RootTransaction
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from outbox.consumers.handler import Outcome
+from outbox.consumers.handler import ENDED_BY_HANDLER, Outcome
 from outbox.consumers.inbox_table import InboxStore
-from outbox.producer.engine_hooks import listen_to_engines, refuse_if_doomed
+from outbox.producer.engine_hooks import is_over, listen_to_engines, refuse_if_doomed
 from outbox.store.database import is_autocommit, open_engine
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 from outbox_core.messages.message import check_group, check_message_id, check_topic
@@ -43,18 +43,21 @@ class Inbox:
 
         `session` has an open transaction, which the caller commits before acknowledging the message. An error of the
         handler is re-raised: roll back, and do not acknowledge. A duplicate that another consumer handles at the same
-        time waits for that transaction's end. Raises InvalidMessage for an invalid id, group or topic, and
-        TransactionDoomed if the handler swallowed an error that has rolled the transaction back.
+        time waits for that transaction's end. Raises InvalidMessage for an invalid id, group or topic,
+        TransactionDoomed if the handler swallowed an error that has rolled the transaction back, and NoTransaction if
+        it has rolled back or closed the session.
         """
         connection = _connection(session)
         if not self._mark(connection, message_id, group, topic):
             return Outcome.DEDUPLICATED
+        begun = connection.get_transaction()
         result = handler(session)
         if isawaitable(result):
             if iscoroutine(result):
                 result.close()
             raise ConfigurationError("the handler is async: await inbox.handle_async(...) with an AsyncSession")
-        refuse_if_doomed(connection)
+        if not self._is_kept(connection, begun, message_id, group, topic):
+            raise NoTransaction(ENDED_BY_HANDLER)
         return Outcome.HANDLED
 
     async def handle_async(
@@ -72,8 +75,10 @@ class Inbox:
         connection = await session.connection()
         if not await connection.run_sync(self._mark, message_id, group, topic):
             return Outcome.DEDUPLICATED
+        begun = await connection.run_sync(Connection.get_transaction)
         await handler(session)
-        await connection.run_sync(refuse_if_doomed)
+        if not await connection.run_sync(self._is_kept, begun, message_id, group, topic):
+            raise NoTransaction(ENDED_BY_HANDLER)
         return Outcome.HANDLED
 
     def _mark(self, connection: Connection, message_id: str, group: str, topic: str) -> bool:
@@ -84,6 +89,16 @@ class Inbox:
         return self._store.mark(
             connection, group=check_group(group), message_id=check_message_id(message_id), topic=check_topic(topic)
         )
+
+    def _is_kept(
+        self, connection: Connection, begun: RootTransaction | None, message_id: str, group: str, topic: str
+    ) -> bool:
+        """Returns whether the mark is in the open transaction, or committed by the handler."""
+        if not is_over(connection, begun):
+            refuse_if_doomed(connection)
+            return True
+        with connection.engine.connect() as other:
+            return self._store.handled(other, group=group, message_id=message_id, topic=topic)
 
 
 _NO_TRANSACTION = (

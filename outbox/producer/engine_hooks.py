@@ -188,21 +188,35 @@ def refuse_if_doomed(connection: Connection) -> None:
     """Raise TransactionDoomed if the server has ended this connection's transaction and the error was swallowed,
     NoTransaction if a statement has ended it.
     """
+    refuse_if_rolled_back(connection)
+    words = ending_statement(connection)
+    if words is not None:
+        raise NoTransaction(
+            f"{words} ended this transaction before: what it had done is committed or rolled back without its "
+            "messages; commit and roll back by the Session, and run what commits implicitly in a transaction of its own"
+        )
+
+
+def refuse_if_rolled_back(connection: Connection) -> None:
+    """Raise TransactionDoomed if the server has ended this connection's transaction and the error was swallowed."""
     transaction = connection.get_transaction()
-    if not isinstance(transaction, RootTransaction):
-        return
-    cause = _doomed.get(transaction)
+    cause = _doomed.get(transaction) if isinstance(transaction, RootTransaction) else None
     if cause is not None:
         raise TransactionDoomed(
             "the database rolled this transaction back earlier and the error was swallowed "
             f"({str(cause).splitlines()[0]}); run the whole transaction again"
         ) from cause
-    known = _known(connection)
-    if known is not None and known.ended_by is not None:
-        raise NoTransaction(
-            f"{known.ended_by} ended this transaction before: what it had done is committed or rolled back without its "
-            "messages; commit and roll back by the Session, and run what commits implicitly in a transaction of its own"
-        )
+
+
+def ending_statement(connection: Connection) -> str | None:
+    """Returns the first words of the statement that has ended this connection's transaction, if one has."""
+    known = None if connection.get_transaction() is None else _known(connection)
+    return None if known is None else known.ended_by
+
+
+def is_over(connection: Connection, begun: RootTransaction | None) -> bool:
+    """Returns whether a transaction of this connection has ended: by its Session, its Connection or a statement."""
+    return begun is None or not begun.is_active or ending_statement(connection) is not None
 
 
 def undone_spans(connection: Connection) -> list[tuple[int, int]]:

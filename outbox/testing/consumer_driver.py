@@ -13,11 +13,11 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from outbox.consumers.handler import Consumer, Outcome, RetryLater, reason_for
+from outbox.consumers.handler import ENDED_BY_HANDLER, Consumer, Outcome, RetryLater, reason_for, refuse_awaitable
 from outbox.store.schema import RowKind
 from outbox.testing.capture import Capture
 from outbox.testing.memory_broker_port import MemoryBroker
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError, NoTransaction
 from outbox_core.messages.message import Delivery
 
 DELIVERIES_MAX: Final = 10_000
@@ -142,7 +142,8 @@ def _handle(consumer: Consumer, delivery: Delivery, connection: Connection | Non
     with Session(connection, join_transaction_mode=_SAVEPOINT) as session, session.begin():
         if not _mark(consumer, delivery, session.connection()):
             return Outcome.DEDUPLICATED
-        consumer.handler(session, delivery)
+        refuse_awaitable(consumer.handler(session, delivery))
+    _refuse_unmarked(connection, consumer, delivery)
     return Outcome.HANDLED
 
 
@@ -154,6 +155,7 @@ async def _handle_async(consumer: Consumer, delivery: Delivery, connection: Asyn
         if not await inner.run_sync(lambda it: _mark(consumer, delivery, it)):
             return Outcome.DEDUPLICATED
         await consumer.handler(session, delivery)  # type: ignore[misc]
+    await connection.run_sync(_refuse_unmarked, consumer, delivery)
     return Outcome.HANDLED
 
 
@@ -161,6 +163,14 @@ def _mark(consumer: Consumer, delivery: Delivery, connection: Connection) -> boo
     return consumer.store is None or consumer.store.mark(
         connection, group=consumer.group, message_id=delivery.id, topic=delivery.topic
     )
+
+
+def _refuse_unmarked(connection: Connection, consumer: Consumer, delivery: Delivery) -> None:
+    """Raise the error that a handler gets in production which has rolled back or closed its session and returned."""
+    if consumer.store is not None and not consumer.store.handled(
+        connection, group=consumer.group, message_id=delivery.id, topic=delivery.topic
+    ):
+        raise NoTransaction(ENDED_BY_HANDLER)
 
 
 def _count(report: RunReport, outcome: Outcome) -> None:

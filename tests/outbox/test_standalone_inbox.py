@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -172,6 +173,39 @@ def test_an_error_that_the_handler_swallowed_and_that_ended_the_transaction_is_r
 
     assert mysql_shop.payments() == []
     assert handle(mysql_shop, inbox) is Outcome.HANDLED
+
+
+@pytest.mark.parametrize("end", [Session.rollback, Session.close], ids=["rollback", "close"])
+def test_a_handler_that_undoes_its_mark_and_returns_is_not_taken_as_handled(
+    shop: Shop, end: Callable[[Session], None]
+) -> None:
+    inbox = inbox_of(shop)
+
+    def undo(session: Session) -> None:
+        pay(session)
+        end(session)
+
+    with (
+        pytest.raises(NoTransaction, match="rolled back or closed"),
+        Session(shop.engine) as session,
+        session.begin(),
+    ):
+        inbox.handle(session, "m-1", "g", undo, topic="orders")
+
+    assert shop.payments() == []
+    assert handle(shop, inbox) is Outcome.HANDLED
+
+
+def test_a_handler_that_commits_has_handled(shop: Shop) -> None:
+    inbox = inbox_of(shop)
+
+    def commit(session: Session) -> None:
+        pay(session)
+        session.commit()
+
+    with Session(shop.engine) as session, session.begin():
+        assert inbox.handle(session, "m-1", "g", commit, topic="orders") is Outcome.HANDLED
+    assert handle(shop, inbox) is Outcome.DEDUPLICATED
 
 
 class NowOnly(RecordingBroker):

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from outbox import Delivery, Outbox, RetryLater, consumer
 from outbox.testing import AdvancingClock, ConsumerRun, MemoryBroker, PublishedMessages
 from outbox.testing.capture import Capture
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError, NoTransaction
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 NOBODY_THERE = "http://127.0.0.1:9"
@@ -179,6 +179,26 @@ def test_handlers_work_inside_the_transaction_that_the_test_rolls_back(
     assert (seen, inside) == ([1], [1, 2])
     assert published.topics == ["order.placed", "order.paid"]
     assert shop.payments() == []
+
+
+def test_a_handler_that_closes_its_session_fails_there_too(
+    shop: Shop, outbox_run: ConsumerRun, published: PublishedMessages
+) -> None:
+    box = shop.box(NOBODY_THERE)
+
+    @consumer("order.placed", group="billing", inbox=shop.engine, schema=shop.database.schema)
+    def bill(session: Session, delivery: Delivery) -> None:
+        session.add(Payment(id=2))
+        session.close()
+
+    with shop.engine.connect() as connection:
+        outer = connection.begin()
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            box.publish("order.placed", "", session=session)
+            session.commit()
+        with pytest.raises(NoTransaction, match="rolled back or closed"):
+            outbox_run([bill], connection=connection)
+        outer.rollback()
 
 
 def test_async_handlers_run_from_a_plain_test_and_from_an_async_one(
