@@ -36,7 +36,7 @@ UNFORESEEN: Final = "an error that nobody foresaw; the compensator's log has it 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentBatch:
     """A batch that the broker has answered. `settlements` are not written yet; `settled` are those already written,
-    if the batch had to be split.
+    if the batch had to be split. `in_time`: as in Relay.send, if they have to be sent again.
     """
 
     rows: Sequence[OutboxRow]
@@ -44,6 +44,7 @@ class SentBatch:
     settlements: Sequence[RowSettlement] = ()
     outage: BrokerError | None = None
     settled: BatchTotals | None = None
+    in_time: Callable[[], bool] = lambda: True
 
     @property
     def accepted(self) -> Mapping[str, Collection[str]]:
@@ -87,8 +88,8 @@ class IsolatingRelay:
         answer = self._try(rows, partial(self._relay.send, rows, accepted=accepted, in_time=in_time), first=True)
         if answer is not None:
             settlements, outage = answer
-            return SentBatch(rows=rows, token=token, settlements=settlements, outage=outage)
-        settled = self._apart(rows, token=token)
+            return SentBatch(rows=rows, token=token, settlements=settlements, outage=outage, in_time=in_time)
+        settled = self._apart(rows, token=token, in_time=in_time)
         return SentBatch(rows=rows, token=token, outage=settled.outage, settled=settled)
 
     def settle(self, sent: SentBatch) -> BatchTotals:
@@ -98,7 +99,7 @@ class IsolatingRelay:
         settle = partial(self._relay.settle, sent.settlements, token=sent.token)
         changed = self._try(sent.rows, settle, first=True)
         if changed is None:
-            return self._apart(sent.rows, token=sent.token)
+            return self._apart(sent.rows, token=sent.token, in_time=sent.in_time)
         return replace(sent.answer, stale=len(sent.settlements) - changed)
 
     def release(self, rows: Sequence[OutboxRow], error: BrokerError | None, *, token: str) -> None:
@@ -116,8 +117,8 @@ class IsolatingRelay:
 
     # -- splitting what failed ---------------------------------------------------------------------------------------
 
-    def _apart(self, rows: Sequence[OutboxRow], *, token: str) -> BatchTotals:
-        """Send a batch that has failed as a whole, split into parts."""
+    def _apart(self, rows: Sequence[OutboxRow], *, token: str, in_time: Callable[[], bool]) -> BatchTotals:
+        """Send a batch that has failed as a whole, split into parts, as long as its lease lasts."""
         total = BatchTotals(batches=1, claimed=len(rows), defects=1)
         parts = _parted(rows)
         while parts:
@@ -127,7 +128,7 @@ class IsolatingRelay:
                 total = add(total, BatchTotals(retried=len(part)))
                 continue
             hopeless = len(rows) == 1 or total.defects >= DEFECTS_PER_BATCH_MAX
-            report = None if hopeless else self._deliver(part, token=token)
+            report = None if hopeless else self._deliver(part, token=token, in_time=in_time)
             if report is not None:
                 total = add(total, report)
             elif hopeless or len(part) == 1:
@@ -137,9 +138,9 @@ class IsolatingRelay:
                 total = add(total, BatchTotals(defects=1))
         return total
 
-    def _deliver(self, rows: Sequence[OutboxRow], *, token: str) -> BatchTotals | None:
+    def _deliver(self, rows: Sequence[OutboxRow], *, token: str, in_time: Callable[[], bool]) -> BatchTotals | None:
         """Returns None if the call failed with an unforeseen error again."""
-        report = self._try(rows, partial(self._relay.deliver, rows, token=token), first=False)
+        report = self._try(rows, partial(self._relay.deliver, rows, token=token, in_time=in_time), first=False)
         if report is None:
             return None
         return BatchTotals(outage=report.outage, **{name: getattr(report, name) for name in OUTCOMES})

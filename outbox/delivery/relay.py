@@ -18,7 +18,7 @@ from outbox.delivery.send_decision import Acceptance, Decision, Hold, Park, Retr
 from outbox.store.async_background import AsyncBackground, transact
 from outbox.store.database import CONFLICT_RETRIES_MAX, database_errors, retry_conflicts
 from outbox.store.message_table import MessageStore
-from outbox.store.order_table import Barrier, KeyRun
+from outbox.store.order_table import Barrier
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind
 from outbox.store.table_placement import MessageTable
@@ -111,11 +111,14 @@ class Relay:
         """Returns the broker to which it delivers."""
         return self._broker
 
-    def deliver(self, rows: Sequence[OutboxRow], *, token: str) -> DeliveryReport:
+    def deliver(
+        self, rows: Sequence[OutboxRow], *, token: str, in_time: Callable[[], bool] = lambda: True
+    ) -> DeliveryReport:
         """Send rows that `token` owns and write the result of each. Raises DatabaseUnavailable if the write failed:
-        then the token owns the rows until the lease ends, and they are sent again, under the same ids.
+        then the token owns the rows until the lease ends, and they are sent again, under the same ids. `in_time`: as
+        in send().
         """
-        settlements, outage = self.send(rows)
+        settlements, outage = self.send(rows, in_time=in_time)
         changed = self.settle(settlements, token=token)
         kinds = [type(settlement.decision) for settlement in settlements]
         return DeliveryReport(
@@ -165,15 +168,10 @@ class Relay:
                 by_schema[row.table.schema if row.table is not None else self._store.table.schema].append(row)
         found: dict[str, Barrier] = {}
         for ordered in by_schema.values():
-            look = partial(self._barriers_in, self._store.at(ordered[0].table), runs(ordered, accepted=accepted))
+            look = partial(self._store.at(ordered[0].table).barriers, runs=runs(ordered, accepted=accepted))
             with database_errors(self._engine.url):
                 found.update(transact(self._engine, look))
         return found
-
-    def _barriers_in(
-        self, store: MessageStore, wanted: Mapping[str, KeyRun], connection: Connection
-    ) -> dict[str, Barrier]:
-        return store.barriers(connection, wanted)
 
     def _read(self, rows: Sequence[OutboxRow], batch: SendBatch) -> tuple[dict[str, _RowMessage], list[OutboxRow]]:
         """Returns messages to publish and cancels; decides on rows that are neither, so that they block no others."""

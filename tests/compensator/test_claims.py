@@ -209,6 +209,26 @@ def test_a_pass_sends_no_more_of_a_batch_whose_lease_is_over(shop: Shop) -> None
     assert shop.rows() == []
 
 
+def test_a_batch_that_an_adapter_failed_is_not_sent_in_parts_once_its_lease_is_over(shop: Shop) -> None:
+    others = iter([shop.scan])
+
+    def fail_late(_batch: Sequence[Message]) -> None:
+        for scan in others:
+            clock.advance(LEASE_MS)
+            shop.end_leases()
+            assert scan(broker).run().accepted == 2
+            raise RuntimeError("an adapter's defect")
+
+    clock, broker = ManualClock(), RecordingBroker(fail_late)
+    ids = add_due(shop, 2)
+
+    report = shop.scan(broker, lease_ms=LEASE_MS, clock=clock).run()
+
+    assert (sorted(broker.ids), broker.duplicates) == (ids, [])
+    assert (report.accepted, report.held, report.stale) == (0, 2, 2)
+    assert shop.rows() == []
+
+
 def test_the_compensator_leaves_a_fresh_row_to_its_sender_until_the_lease_ends(shop: Shop) -> None:
     broker = RecordingBroker()
     publish_one(shop, shop.box(broker, sender=NO_SENDER))
