@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, delete, insert, literal, select
 from sqlalchemy.engine import Dialect
 
-from outbox.store.database import now_us
+from outbox.store.database import MYSQL_DIALECTS, now_us
 from outbox.store.message_table import ARCHIVED_COLUMNS
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState, message_table, outbox_tables
@@ -26,6 +26,7 @@ class Withdrawals:
         self._tables = [message_table(table.schema, table.name) for table in tables]
         self._archive = outbox_tables(tables[0].schema).archive
         self._keep_archive = keep_archive
+        self._keeps_snapshots = dialect.name in MYSQL_DIALECTS
         self._now_us = now_us(dialect)
 
     def withdraw(self, connection: Connection, cancel: OutboxRow) -> CancelStatus:
@@ -34,8 +35,9 @@ class Withdrawals:
         `too_late`: it is being sent, or was, or may have been: a send of it failed. `unknown`: it is in no table and no
         archive.
         """
-        found = (self._withdraw_from(connection, table, cancel.cancels) for table in self._tables)
-        status = next((one for one in found if one is not None), None) or self._of_archive(connection, cancel.cancels)
+        status = self._withdraw_from_any(connection, cancel.cancels) or self._of_archive(connection, cancel.cancels)
+        if status is CancelStatus.UNKNOWN and self._keeps_snapshots:
+            status = self._withdraw_from_any(connection, cancel.cancels, by_locking=True) or status
         if self._keep_archive:
             connection.execute(
                 insert(self._archive).values(
@@ -45,17 +47,31 @@ class Withdrawals:
             )  # fmt: skip
         return status
 
-    def _withdraw_from(self, connection: Connection, message: Table, message_id: str) -> CancelStatus | None:
-        """Returns None if it is not in this table.
+    def _withdraw_from_any(
+        self, connection: Connection, message_id: str, *, by_locking: bool = False
+    ) -> CancelStatus | None:
+        """Returns None if it is in none of the tables. `by_locking`: look by locking statements alone.
 
-        A row that is there is locked by its primary key until the transaction ends. One that is not there is not looked
-        for by a locking statement: that would lock a gap, in which producers insert.
+        A transaction at REPEATABLE READ does not see what was committed since its first read, for instance the row that
+        it read `FOR UPDATE` to know what to cancel. A locking statement sees it, but locks the gap if it finds nothing,
+        in which producers insert: so it comes last, and the transaction ends right after it.
+        """
+        found = (self._withdraw_from(connection, table, message_id, by_locking=by_locking) for table in self._tables)
+        return next((one for one in found if one is not None), None)
+
+    def _withdraw_from(
+        self, connection: Connection, message: Table, message_id: str, *, by_locking: bool
+    ) -> CancelStatus | None:
+        """Returns None if it is not in this table. A row that is there is locked by its primary key until the
+        transaction ends.
         """
         scheduled = (message.c.id == message_id) & message.c.deliver_at_ms.is_not(None) & message.c.order_key.is_(None)
-        if connection.scalar(select(message.c.id).where(scheduled)) is None:
+        if not by_locking and connection.scalar(select(message.c.id).where(scheduled)) is None:
             return None
         columns = (message.c.state, message.c.token, message.c.attempts, message.c.last_error)
         locked = connection.execute(select(*columns).where(scheduled).with_for_update()).one_or_none()
+        if locked is None and by_locking:
+            return None
         if locked is None or _may_have_been_sent(locked):
             return CancelStatus.TOO_LATE
         if self._keep_archive:
