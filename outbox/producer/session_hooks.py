@@ -276,7 +276,7 @@ def _after_commit(session: Session) -> None:
         return
     for box, unit in session.info.pop(_UNITS_KEY).items():
         for observer in tuple(_commit_observers):
-            observer(unit.written_rows)
+            observer((*unit.written_rows, *unit.withdrawals))
         if unit.written:
             _send_when_committed(session, box, unit)
         unit.closed = True

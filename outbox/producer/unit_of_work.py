@@ -41,12 +41,14 @@ class UnitOfWork:
     States: open -> written (the INSERT is done, no more rows can be added) -> closed (committed or rolled back).
     """
 
-    __slots__ = ("_entries", "closed", "transaction", "written", "written_at_ms", "written_rows")
+    __slots__ = ("_entries", "closed", "transaction", "withdrawals", "written", "written_at_ms", "written_rows")
 
     def __init__(self) -> None:
         self._entries: list[tuple[OutboxRow, tuple[Savepoint, ...], int]] = []
         self.written: bool = False
         self.written_rows: Sequence[OutboxRow] = ()
+        self.withdrawals: Sequence[OutboxRow] = ()
+        """The cancels that took a scheduled message out of its table, and are no rows of it themselves."""
         self.transaction: RootTransaction | None = None
         self.closed: bool = False
         self.written_at_ms: int = 0
@@ -78,10 +80,17 @@ class UnitOfWork:
         """Returns the rows that a commit now would publish, in order."""
         return [row for row, _, _ in self._entries]
 
-    def mark_written(self, rows: Sequence[OutboxRow], *, transaction: RootTransaction | None) -> None:
+    def mark_written(
+        self,
+        rows: Sequence[OutboxRow],
+        *,
+        transaction: RootTransaction | None,
+        withdrawals: Sequence[OutboxRow] = (),
+    ) -> None:
         """Record that these rows are in the tables, uncommitted, in this transaction, and that their lease runs."""
         self.written = True
         self.written_rows = rows
+        self.withdrawals = withdrawals
         self.transaction = transaction
 
     def start_lease(self) -> None:

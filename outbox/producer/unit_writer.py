@@ -73,26 +73,29 @@ class UnitWriter:
                 wanted = [row for row in wanted if row not in withdrawals]
             rows = self._dated(connection, wanted)
             written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes)
-            for row in withdrawals:  # after the INSERT: a cancel must find a message of its own transaction
-                self._withdraw(connection, row)
+            # After the INSERT: a cancel must find a message of its own transaction.
+            withdrawn = [row for row in withdrawals if self._withdraw(connection, row)]
         except IntegrityError as error:
             raise DuplicateMessageId(_duplicate_id(unit.rows)) from error
         except DBAPIError as error:
             if is_mendable(error):
                 raise translate(error, self._engine.url) from error
             raise
-        unit.mark_written(written, transaction=connection.get_transaction())
+        unit.mark_written(written, transaction=connection.get_transaction(), withdrawals=withdrawn)
 
     @cached_property
     def _withdrawals(self) -> Withdrawals:
         """Made at the first use: it knows each of up to a thousand tables."""
         return Withdrawals(dialect=self._engine.dialect, tables=self._tables, keep_archive=self._keep_archive)
 
-    def _withdraw(self, connection: Connection, cancel: OutboxRow) -> None:
-        """Withdraw a scheduled message from the table that holds it; errors make the commit fail."""
+    def _withdraw(self, connection: Connection, cancel: OutboxRow) -> bool:
+        """Withdraw a scheduled message from the table that holds it; returns whether it is canceled. Errors make the
+        commit fail.
+        """
         status = self._withdrawals.withdraw(connection, cancel)
         if status is not CancelStatus.CANCELED:
             logger.warning("cancel_without_effect", extra={"message_id": cancel.cancels, "status": str(status)})
+        return status is CancelStatus.CANCELED
 
     def _dated(self, connection: Connection, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
         """Returns the rows, with the due times of delays by the database's clock, so that table and sender agree."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import pytest
@@ -15,6 +15,7 @@ from outbox import Delivery, Outbox, RetryLater, consumer
 from outbox.testing import AdvancingClock, ConsumerRun, MemoryBroker, PublishedMessages
 from outbox.testing.capture import Capture
 from outbox_core.common.errors import ConfigurationError, NoTransaction
+from outbox_core.messages.timing_port import Timer
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
 NOBODY_THERE = "http://127.0.0.1:9"
@@ -115,6 +116,42 @@ def test_a_canceled_message_is_not_delivered(
 
     outbox_clock.advance(timedelta(hours=3))
 
+    assert outbox_run([handle]).handled == 0
+    assert got == []
+
+
+class NoTimers:
+    """A timing store that keeps nothing."""
+
+    def add(self, timers: Sequence[Timer], *, only_missing: bool = False) -> int:
+        """Add none."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+@pytest.mark.parametrize("in_one", [True, False])
+def test_a_message_that_is_withdrawn_from_its_table_is_not_delivered(
+    shop: Shop,
+    outbox_run: ConsumerRun,
+    outbox_clock: AdvancingClock,
+    published: PublishedMessages,
+    in_one: bool,
+) -> None:
+    box = shop.box(NOBODY_THERE, sender=NO_SENDER, timing=NoTimers())
+    got: list[bytes] = []
+    handle = consumer("reminder", group="g")(lambda delivery: got.append(delivery.body))
+
+    with Session(shop.engine) as session:
+        message = box.publish("reminder", "x", delay=timedelta(hours=2), session=session)
+        if not in_one:
+            session.commit()
+        box.cancel(message.id, session=session)
+        session.commit()
+    outbox_clock.advance(timedelta(hours=3))
+
+    assert published.canceled == [message.id]
     assert outbox_run([handle]).handled == 0
     assert got == []
 
