@@ -51,10 +51,10 @@ class TransactionalFunction(Generic[P, R]):
             raise ConfigurationError(
                 f"{function.__qualname__} is a generator: its body runs after the call, when its transaction is over"
             )
+        functools.update_wrapper(self, function)  # first: it copies the attributes of a function that is one of these
         self._box = box
         self._function = function
         self._propagation = propagation
-        functools.update_wrapper(self, function)
         self.__signature__ = _without_first(function, 1)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -114,7 +114,8 @@ def transactional(
     box: SessionProvider, function: Callable[Concatenate[Any, P], R], propagation: Propagation
 ) -> TransactionalFunction[P, R]:
     """Decorate a plain function or an `async def`."""
-    kind = AsyncTransactional if iscoroutinefunction(function) else TransactionalFunction
+    is_async = iscoroutinefunction(function) or isinstance(function, AsyncTransactional)
+    kind = AsyncTransactional if is_async else TransactionalFunction
     return kind(box, function, propagation)
 
 

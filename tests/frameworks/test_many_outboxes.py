@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import Outbox
@@ -90,6 +93,62 @@ def test_transactional_functions_of_two_outboxes_inside_one_another_commit_each_
     assert reached.bodies(topic) == ["outer 1, from inside", "outer 1"]
     assert [one.body for one in recorder.stored] == [b"inner 1", b"inner 2"]
     assert (one.payments(), two.payments()) == ([1], [1, 2])
+
+
+def test_a_function_of_two_outboxes_gets_a_session_of_each(two_shops: tuple[Shop, Shop]) -> None:
+    one, two = two_shops
+    first, second = RecordingBroker(), RecordingBroker()
+    first_box, second_box = one.box(first), two.box(second)
+
+    @second_box.transactional
+    @first_box.transactional
+    def pay(session: Session, other: Session, number: int) -> None:
+        session.add(Payment(id=number))
+        other.add(Payment(id=10 + number))
+        first_box.publish("first", str(number))
+        second_box.publish("second", str(number))
+        if number == 2:
+            raise LookupError
+
+    pay(1)
+    with contextlib.suppress(LookupError):
+        pay(2)
+
+    assert first_box.close()
+    assert second_box.close()
+    assert ([one.topic for one in first.stored], [one.topic for one in second.stored]) == (["first"], ["second"])
+    assert (one.payments(), two.payments()) == ([1], [11])
+
+
+@pytest.mark.parametrize("two_shops", ["mariadb and sqlite"], indirect=True)
+def test_a_coroutine_of_two_outboxes_is_awaited_by_both(two_shops: tuple[Shop, Shop]) -> None:
+    async def run() -> list[tuple[str, list[str]]]:
+        engines = [
+            create_async_engine(make_url(shop.database.url).set(drivername=driver))
+            for shop, driver in zip(two_shops, ("mysql+aiomysql", "sqlite+aiosqlite"), strict=True)
+        ]
+        brokers = [RecordingBroker(), RecordingBroker()]
+        boxes = [
+            shop.box(broker, engine=engine) for shop, broker, engine in zip(two_shops, brokers, engines, strict=True)
+        ]
+
+        @boxes[1].transactional
+        @boxes[0].transactional
+        async def pay(session: AsyncSession, other: AsyncSession, number: int) -> None:
+            session.add(Payment(id=number))
+            other.add(Payment(id=number))
+            for place, box in enumerate(boxes):
+                box.publish(f"box.{place}", str(number))
+
+        await pay(1)
+        for box in boxes:
+            assert await asyncio.to_thread(box.close)
+        for engine in engines:
+            await engine.dispose()
+        return [(str(place), broker.topics) for place, broker in enumerate(brokers)]
+
+    assert asyncio.run(run()) == [("0", ["box.0"]), ("1", ["box.1"])]
+    assert [shop.payments() for shop in two_shops] == [[1], [1]]
 
 
 @pytest.mark.parametrize("two_shops", ["mariadb and sqlite", "mysql and mariadb"], indirect=True)
