@@ -51,6 +51,7 @@ is locked". One that begins as a writer waits for the lock.
 """
 
 MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
+MYSQL_PORT: Final = 3306
 _SUPPORTED: Final = MYSQL_DIALECTS | {"sqlite"}
 CONFLICT_RETRIES_MAX: Final = 3
 BACKGROUND_LOCK_WAIT_SECONDS: Final = 5
@@ -371,7 +372,10 @@ def take_write_lock(connection: Connection) -> None:
 
 def same_database(one: Engine, other: Engine) -> bool:
     """Returns whether two engines connect to the same database server and schema, judging by their URLs."""
-    return _pool(one) is _pool(other) or _place(one.url) == _place(other.url)
+    if _pool(one) is _pool(other):
+        return True
+    sockets = {engine.url.query.get("unix_socket") for engine in (one, other)} - {None}
+    return _place(one.url) == _place(other.url) and len(sockets) < 2
 
 
 def _pool(engine: Engine) -> Pool:
@@ -379,5 +383,6 @@ def _pool(engine: Engine) -> Pool:
 
 
 def _place(url: URL) -> tuple[object, ...]:
-    backend = "mysql" if url.get_backend_name() in MYSQL_DIALECTS else url.get_backend_name()
-    return (backend, url.host, url.port, url.database if backend == "sqlite" else None)
+    if url.get_backend_name() not in MYSQL_DIALECTS:
+        return (url.get_backend_name(), url.host, url.port, url.database)
+    return ("mysql", url.host, (url.port or MYSQL_PORT) if url.host else url.port)
