@@ -31,6 +31,7 @@ from outbox.store.database import (
     open_engine,
     writing_engine,
 )
+from outbox.store.database_url import sync_url
 from outbox.store.schema import message_table, schema_for
 from outbox.store.table_placement import placement_for
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
@@ -64,7 +65,7 @@ def upgrade(
         )
     if isinstance(database, Connection):
         return _upgrade_all(database, schema=schema, tables=tables, revision=revision)
-    engine = open_engine(database)
+    engine = open_engine(database if isinstance(database, Engine) else sync_url(database))
     try:
         with database_errors(engine.url):
             return _retry_while_locked(engine, partial(_upgrade_all, schema=schema, tables=tables, revision=revision))

@@ -11,22 +11,25 @@ from sqlalchemy.exc import ArgumentError
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.config_files import read_secret
 
-_ASYNC_DRIVERS: Final = frozenset({"asyncmy", "aiomysql"})
+_SYNC_DRIVERS: Final = {"asyncmy": "mysql+pymysql", "aiomysql": "mysql+pymysql", "aiosqlite": "sqlite"}
+"""By the name of an async driver, the dialect and driver that reach the same database from a command."""
 
 
 def database_url(text: str, *, password_file: Path | None) -> URL:
-    """Returns the URL, with the password from the file if one is given: a command line must not contain secrets.
-
-    Raises ConfigurationError, which does not repeat the text.
+    """Returns the URL for a command, as sync_url() does, with the password from the file if one is given: a command
+    line must not contain secrets. Raises ConfigurationError, which does not repeat the text.
     """
-    url = read_url(text)
+    url = sync_url(text)
     return url if password_file is None else url.set(password=read_secret(password_file, what="password"))
 
 
 def sync_url(database: URL | str) -> URL:
-    """Returns the URL for synchronous code: an async MySQL driver is replaced by PyMySQL. Raises ConfigurationError."""
+    """Returns the URL for synchronous code: an async driver, as a service's URL may name it, is replaced by PyMySQL or
+    sqlite3. Raises ConfigurationError.
+    """
     url = read_url(database)
-    return url.set(drivername="mysql+pymysql") if url.get_driver_name() in _ASYNC_DRIVERS else url
+    _, _, driver = url.drivername.partition("+")
+    return url.set(drivername=_SYNC_DRIVERS[driver]) if driver in _SYNC_DRIVERS else url
 
 
 def read_url(text: URL | str) -> URL:

@@ -15,6 +15,7 @@ from alembic.config import Config
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy.engine import make_url
 
 from outbox.migrate import schema_upgrade
 from outbox.store.database import open_engine
@@ -202,6 +203,19 @@ def test_the_command_makes_the_tables_and_says_where_they_are(database: Database
     assert (upgraded.returncode, upgraded.stderr) == (0, "")
     assert upgraded.stdout.strip() == f"the outbox tables are at revision {schema_upgrade.head()}"
     assert (after.returncode, after.stdout.strip()) == (0, schema_upgrade.head())
+
+
+@pytest.mark.processes
+def test_the_commands_take_the_url_of_an_asynchronous_service(database: Database) -> None:
+    drivers = {"sqlite": "sqlite+aiosqlite", "mariadb": "mysql+aiomysql", "mysql": "mysql+asyncmy"}
+    url = make_url(database.url).set(drivername=drivers[database.name]).render_as_string(hide_password=False)
+    arguments = ["--url", url, *schema_arguments(database)]
+
+    assert schema_upgrade.upgrade(url, schema=database.schema) == schema_upgrade.head()
+    commands = ["db", "upgrade"], ["db", "current"], ["messages", "list"], ["status"]
+    done = [outbox(*one, *arguments) for one in commands]
+
+    assert [(one.returncode, one.stderr) for one in done] == [(0, "")] * len(commands)
 
 
 @pytest.mark.processes
