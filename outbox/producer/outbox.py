@@ -255,6 +255,8 @@ def _sessions_of(
     engine: Engine, database: Engine | AsyncEngine | URL | str, factory: SessionFactory | None
 ) -> SessionProvider:
     async_engine = database if isinstance(database, AsyncEngine) else None
+    if engine.dialect.is_async and not isinstance(database, Engine | AsyncEngine):
+        async_engine = AsyncEngine(engine)
     return SessionProvider(engine, async_engine=async_engine, factory=factory)
 
 

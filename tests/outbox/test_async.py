@@ -18,6 +18,7 @@ from outbox import Outbox
 from outbox.migrate.schema_upgrade import upgrade
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 from tests.fixtures.databases import Database
+from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "mariadb": "mysql+asyncmy", "mysql": "mysql+asyncmy"}
@@ -183,3 +184,25 @@ def test_plain_and_async_functions_do_not_join_each_other(bodies_after: Callable
             plain()
 
     assert bodies_after(job) == ["once"]
+
+
+def test_a_url_with_an_async_driver_will_do(database: Database) -> None:
+    upgrade(database.url, schema=database.schema)
+    url = make_url(database.url).set(drivername=ASYNC_DRIVERS[database.name])
+    broker = RecordingBroker()
+
+    async def run() -> None:
+        box = Outbox(url, broker=broker, schema=database.schema)
+
+        @box.transactional
+        async def publish(session: AsyncSession) -> None:
+            assert await session.scalar(text("SELECT 1")) == 1
+            box.publish("topic", "")
+
+        await publish()
+        assert await asyncio.to_thread(box.close)
+        await AsyncEngine(box.engine).dispose()
+
+    asyncio.run(run())
+
+    assert broker.topics == ["topic"]
