@@ -135,6 +135,12 @@ class CompensatorMetrics:
         """Set the gauges of the slots that this instance serves of a source; series of others are removed."""
         self._slots.record(source, statuses)
 
+    def forget_timers(self, source: str) -> None:
+        """Remove the series of a source's timing store: all of its slots are others' now."""
+        for gauge in (self._timers_complete, self._rebuilt, self._to_rebuild):
+            gauge.remove_by_labels({"source": source})
+        self._slots.record(source, [])
+
     def record_purge(self, purged: PurgeResult) -> None:
         """Record a round of retention."""
         self._purged.labels("archive").inc(purged.archive_rows)

@@ -106,7 +106,10 @@ class TimerWorker:
     def report(self, instance: str) -> None:
         """Announce in the store that this instance serves its slots, and record what they hold. Raises BrokerError."""
         mine = self._mine
-        if not self._prepared or not mine:
+        if not mine:
+            self._metrics.forget_timers(self.source)
+            return
+        if not self._prepared:
             self._metrics.record_slots(self.source, [])
             return
         progress = self._progress

@@ -279,6 +279,34 @@ def test_a_worker_takes_the_timers_of_its_slots_alone_until_it_gets_the_others(
     assert sorted(prompt.ids) == ids(messages)
 
 
+def test_a_worker_that_lost_all_slots_shows_nothing_of_the_store_any_more(
+    sqlite_shop: Shop, prompt: PromptBroker, server: RedisServer
+) -> None:
+    metrics = WatchedMetrics()
+    gauges = ("complete", "rebuilt_rows", "rows_to_rebuild", "slot_answers")
+
+    def shown() -> list[str]:
+        series = {one.name: one.samples for one in metrics.registry.collect()}
+        return [name for name in gauges if series[f"outbox_timing_store_{name}"]]
+
+    with source_over(sqlite_shop, prompt) as source:
+        worker = TimerWorker(
+            source, connect_timing(store_url(server)), options=SOON, metrics=metrics, clock=SystemClock()
+        )
+        worker.check()
+        worker.assign({one.name for one in worker.resources})
+        metrics.record_timers(source.name, late_ms=[], complete=False)
+        metrics.record_rebuild(source.name, rows=1, total=2)
+        worker.report("ours")
+        before = shown()
+        worker.assign(set())
+        worker.report("ours")
+        after = shown()
+        assert worker.stop(timeout_ms=60_000)
+
+    assert (before, after) == (list(gauges), [])
+
+
 def test_a_store_that_may_evict_ends_a_start_and_one_that_is_out_does_not(
     sqlite_shop: Shop, prompt: PromptBroker, server: RedisServer
 ) -> None:
