@@ -22,6 +22,7 @@ from outbox_core.messages.message import Delivery
 
 DELIVERIES_MAX: Final = 10_000
 _SAVEPOINT: Final = "create_savepoint"
+_GROUP_CHARS: Final = 200
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ class ConsumerRun:
                 return
             consumer, topic = places[number % len(places)]
             self.forward()
-            found = self._broker.pull(topic, consumer.group, max_messages=1, invisible_ms=consumer.invisible_ms)
+            found = self._broker.pull(topic, _group(consumer), max_messages=1, invisible_ms=consumer.invisible_ms)
             idle = 0 if found else idle + 1
             for delivery in found:
                 yield consumer, delivery
@@ -126,6 +127,13 @@ class ConsumerRun:
         finally:
             for engine in {one.async_engine for one in consumers if one.async_engine is not None}:
                 await engine.dispose()  # its connections belong to this loop, which ends
+
+
+def _group(consumer: Consumer) -> str:
+    """Returns the consumer's group; for a broadcast consumer, whose group is only a name, one of its own."""
+    if consumer.broadcast is None:
+        return consumer.group
+    return f"{consumer.group[:_GROUP_CHARS]}-broadcast-{id(consumer.handler)}"
 
 
 def _in_a_loop() -> bool:

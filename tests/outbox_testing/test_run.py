@@ -120,6 +120,25 @@ def test_a_canceled_message_is_not_delivered(
     assert got == []
 
 
+def test_a_broadcast_consumer_gets_every_message_whoever_bears_its_name(
+    publish: Publish, outbox_run: ConsumerRun
+) -> None:
+    got: list[tuple[str, bytes]] = []
+    consumers = [
+        consumer("price", group="cache", broadcast=True)(lambda delivery: got.append(("one", delivery.body))),
+        consumer("price", group="cache", broadcast=True)(lambda delivery: got.append(("other", delivery.body))),
+        consumer("price", group="cache")(lambda delivery: got.append(("group", delivery.body))),
+    ]
+
+    publish("price", "1")
+    first = outbox_run(consumers)
+    publish("price", "2")
+    outbox_run(consumers)
+
+    assert first.handled == 3
+    assert sorted(got) == [(name, body) for name in ("group", "one", "other") for body in (b"1", b"2")]
+
+
 class NoTimers:
     """A timing store that keeps nothing."""
 
