@@ -260,13 +260,22 @@ def _check_parameters(handler: Callable[..., object], name: str, *, with_session
 
 
 def reason_for(error: BaseException) -> str:
-    """Returns the reason of a failure for logs and the broker: short, and without the parameters of statements."""
-    text = str(error)
+    """Returns the reason of a failure for logs and the broker: short, without the parameters of statements, and text
+    that can be written as UTF-8. Never raises.
+    """
     if isinstance(error, RetryLater):
-        return text[:REASON_CHARS_MAX]
-    if isinstance(error, StatementError):  # its own text lists the parameters
-        text = str(error.orig).partition("\n")[0]
+        return _text(error)[:REASON_CHARS_MAX]
+    # The own text of an error of SQLAlchemy's lists the parameters.
+    text = _text(error.orig).partition("\n")[0] if isinstance(error, StatementError) else _text(error)
     return f"{type(error).__name__}: {text}"[:REASON_CHARS_MAX]
+
+
+def _text(error: object) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the boundary to the user's code: an error whose text cannot be made
+        text = "an error without a text"
+    return text.encode(errors="backslashreplace").decode()
 
 
 def refuse_awaitable(result: object) -> None:

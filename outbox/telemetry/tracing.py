@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from typing import Final
 
@@ -153,7 +153,8 @@ class OpenTelemetryTracing:
             span.set_attribute("messaging.outbox.outcome", handling.outcome)
             if handling.error is not None:
                 hide_values(handling.error)
-                span.record_exception(handling.error)
+                with suppress(Exception):  # an error whose text cannot be made
+                    span.record_exception(handling.error)
                 _fail(span, type(handling.error).__qualname__)
 
     @contextmanager

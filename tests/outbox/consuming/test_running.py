@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
@@ -20,6 +22,7 @@ from outbox.consumers.delivery_settler import ACK_TRIES_MAX
 from outbox.consumers.runner_times import PAUSES, RunnerTimes
 from outbox.telemetry import NO_TRACING, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
+from outbox.telemetry.tracing import OpenTelemetryTracing
 from outbox.testing import AdvancingClock
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import (
@@ -65,6 +68,43 @@ def test_a_poison_body_becomes_a_dead_letter_with_its_reason_and_holds_up_nobody
     assert handled == [2, 3]
     assert [(one.id, one.attempts) for one in dead] == [("m-1", 2)]
     assert dead[0].reason.startswith("InvalidMessage: message m-1 on orders has a body that is not JSON")
+
+
+class Mute(Exception):
+    """An error whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such name: \ud800"), r"ValueError: no such name: \ud800"),
+        (RetryLater(delay_ms=3_600_000, reason="later \udcff"), r"later \udcff"),
+        (Mute(), "Mute: an error without a text"),
+    ],
+    ids=["surrogate", "retry", "mute"],
+)
+def test_an_error_without_a_proper_text_costs_its_own_message_and_no_other(
+    watched: WatchedBroker, running: Running, caplog: pytest.LogCaptureFixture, error: Exception, reason: str
+) -> None:
+    caplog.set_level(logging.CRITICAL, "outbox.consumers")  # a worker of pytest-xdist cannot pass on such a text
+    handled: list[str] = []
+
+    def handle(one: Delivery) -> None:
+        if one.id == "m-1":
+            raise error
+        handled.append(one.id)
+
+    traced = Telemetry(tracing=OpenTelemetryTracing(provider=TracerProvider(shutdown_on_exit=False)))
+    watched.repeat_nothing()
+    watched.publish([message(1), message(2), message(3)])
+    running(consumer("orders", group="g")(handle), telemetry=traced)
+    watched.wait_for(lambda: watched.acked == 2 and len(watched.nacks) == 1)
+
+    assert handled == ["m-2", "m-3"]
+    assert watched.nacks[0]["reason"] == reason
 
 
 @pytest.mark.parametrize("raised", [GeneratorExit(), KeyError("x")], ids=["GeneratorExit", "KeyError"])
