@@ -34,8 +34,8 @@ def _at_least(least_ms: int) -> AfterValidator:
 
 
 DurationMs = Annotated[int, BeforeValidator(parse_duration_ms), _at_least(1)]
-Days = Annotated[float, Field(ge=0)]
-RowsPerSecond = Annotated[float, Field(gt=0)]
+Days = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+RowsPerSecond = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class SourceTable(Table):
