@@ -60,6 +60,8 @@ _ENDS_ON_MYSQL: Final = re.compile(
 _READS: Final = re.compile(
     r"(?:SELECT|SHOW|EXPLAIN|DESC|DESCRIBE|SET|USE|PRAGMA|VALUES|TABLE|HELP|DO)\b", re.IGNORECASE
 )
+# https://mariadb.com/kb/en/set-statement/: what follows is the statement.
+_SET_STATEMENT: Final = re.compile(r"SET\s+STATEMENT\b.*?\bFOR\s+", re.IGNORECASE | re.DOTALL)
 _WITH: Final = re.compile(r"WITH\b", re.IGNORECASE)
 _WRITES_BEHIND_WITH: Final = re.compile(r"\b(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
 
@@ -73,6 +75,9 @@ def statement_effect(statement: str, *, mysql: bool) -> StatementEffect:
     if known is not None:
         return known
     at = _leading_end(statement)
+    settings = _SET_STATEMENT.match(statement, at)
+    if settings is not None:
+        return statement_effect(statement[settings.end() :], mysql=mysql)
     savepoint = _SAVEPOINT.match(statement, at)
     if savepoint is not None:
         return _savepoint_effect(savepoint)

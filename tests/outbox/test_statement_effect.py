@@ -21,6 +21,7 @@ ENDS_ON_MYSQL = [
     "START TRANSACTION READ ONLY",
     "SET autocommit = 1", "SET @@session.autocommit=ON", "SET a = 1, autocommit = 1", "GRANT SELECT ON a TO b",
     "ANALYZE NO_WRITE_TO_BINLOG TABLE a", "OPTIMIZE TABLE a", "FLUSH TABLES", "/*!50000 COMMIT */", "#why\nCOMMIT",
+    "SET STATEMENT max_statement_time = 1 FOR TRUNCATE a",
 ]  # fmt: skip
 GOES_ON = [
     "SELECT 1", "select 1", "(SELECT 1)", "SHOW TABLES", "SET autocommit = 0", "SET NAMES utf8mb4",
@@ -52,7 +53,13 @@ def test_the_transaction_goes_on(statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "statement", ["INSERT INTO a VALUES (1)", "with b as (select 1) update a set c = 1", "replace a values (1)"]
+    "statement",
+    [
+        "INSERT INTO a VALUES (1)",
+        "with b as (select 1) update a set c = 1",
+        "replace a values (1)",
+        "set statement max_statement_time=1, lock_wait_timeout=1 for update a set b = 1",
+    ],
 )
 def test_what_changes_rows_writes(statement: str) -> None:
     assert statement_effect(statement, mysql=True).effect is Effect.WRITES
@@ -78,3 +85,9 @@ def test_savepoints_are_told_apart_by_name_without_case_and_quotes(statement: st
 
 def test_an_error_shows_the_first_words_and_no_value() -> None:
     assert first_words("/* 'secret' */ SET PASSWORD = 'secret'") == "SET PASSWORD"
+
+
+def test_what_reads_within_settings_of_its_own_reads() -> None:
+    statement = "SET STATEMENT max_statement_time=1 FOR SELECT 1 FROM a FOR UPDATE"
+
+    assert statement_effect(statement, mysql=True).effect is Effect.READS
