@@ -75,10 +75,8 @@ def consumer(
     (True or "latest") or the topic's ("earliest"); `group` is only its name in logs and metrics. A failed message is
     retried in place, up to 16 times, and then skipped. There is no inbox: its marks belong to a group.
     """
-    topics = (topic,) if isinstance(topic, str) else tuple(topic)
-    for one in topics:
-        check_topic(one)
-    check_group(group)
+    topics = tuple(check_topic(one) for one in ((topic,) if isinstance(topic, str) else topic))
+    group = check_group(group)
     _check("topics", len(topics), at_most=TOPICS_MAX)
     _check("workers", workers, at_most=WORKERS_MAX)
     _check("prefetch", prefetch, at_most=PULL_MESSAGES_MAX)

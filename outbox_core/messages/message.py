@@ -26,6 +26,7 @@ JSON_CONTENT_TYPE: Final = "application/json"
 DUE_HEADER: Final = "outbox-deliver-at-ms"
 """The header with the requested due time of a message that a delay service, or the outbox, publishes as due now."""
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+_PLAIN: Final = (str, type(None))
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 _MESSAGE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
@@ -53,6 +54,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         check_message_id(self.id)
         if self.key is not None:
             check_key(self.key)
+        if type(self.id) is not str or type(self.topic) is not str or type(self.key) not in _PLAIN:
+            _make_plain(self)
         if self.headers:
             check_headers(self.headers)
         if len(self.body) > limits.BODY_BYTES_MAX:
@@ -214,7 +217,7 @@ def encode_body(body: object) -> tuple[bytes, str | None]:
 
 
 def check_topic(topic: str) -> str:
-    """Return the topic, or raise InvalidMessage: `[A-Za-z0-9._-]{1,255}`, and neither `.` nor `..`."""
+    """Return the topic as a plain str, or raise InvalidMessage: `[A-Za-z0-9._-]{1,255}`, and neither `.` nor `..`."""
     return _check_name(topic, what="topic")
 
 
@@ -224,13 +227,13 @@ def check_group(group: str) -> str:
 
 
 def check_message_id(message_id: str) -> str:
-    """Return the id, or raise InvalidMessage: `[A-Za-z0-9._:-]{1,64}`."""
+    """Return the id as a plain str, or raise InvalidMessage: `[A-Za-z0-9._:-]{1,64}`."""
     if not _is_text(message_id) or not _MESSAGE_ID.fullmatch(message_id):
         raise InvalidMessage(
             f"message id {_shown(message_id)} must be 1 to {limits.MESSAGE_ID_CHARS_MAX} "
             "of the characters A-Z a-z 0-9 . _ : -"
         )
-    return message_id
+    return _plain(message_id)
 
 
 def check_key(key: str) -> str:
@@ -302,7 +305,21 @@ def _check_name(name: str, *, what: str) -> str:
         raise InvalidMessage(
             f"{what} {_shown(name)} must be 1 to 255 of the characters A-Z a-z 0-9 . _ - and neither . nor .."
         )
-    return name
+    return _plain(name)
+
+
+def _plain(text: str) -> str:
+    """Returns a text without what a subclass of str makes of it: a member of an Enum that is a str equals its text, but
+    is formatted, in a URL for instance, as its own name.
+    """
+    return text if type(text) is str else str.__str__(text)
+
+
+def _make_plain(message: Message) -> None:
+    for name in ("id", "topic", "key"):
+        text = getattr(message, name)
+        if text is not None:
+            msgspec.structs.force_setattr(message, name, _plain(text))
 
 
 @lru_cache(maxsize=4096)

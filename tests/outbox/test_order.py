@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from enum import Enum
 from itertools import count
 from random import Random
 
@@ -57,6 +58,22 @@ def test_a_transactions_messages_arrive_in_the_order_in_which_they_were_publishe
     assert bodies(broker.stored) == ["1", "2", "3"]
     assert shop.rows() == []
     assert queued(shop) == 0
+
+
+class Names(str, Enum):  # noqa: UP042 - as people name their topics
+    """Texts that are formatted as others."""
+
+    ORDERS = "orders"
+    KEY = "k"
+
+
+def test_a_topic_that_an_enum_names_has_the_order_of_its_text(shop: Shop) -> None:
+    box = shop.box(RecordingBroker(), ordered={Names.ORDERS}, sender=NO_SENDER)
+
+    publish(box, "1")
+    publish(box, "2", topic=Names.ORDERS, key=Names.KEY)
+
+    assert len({row["order_key"] for row in shop.rows()}) == 1
 
 
 def test_messages_of_one_ordered_key_never_share_a_batch_and_others_do(shop: Shop) -> None:

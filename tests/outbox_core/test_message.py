@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -35,6 +36,19 @@ json_values = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
     max_leaves=20,
 )
+
+
+class Name(str, Enum):  # noqa: UP042 - as people name their topics: f"{Name.PAID}" is the member's name
+    """A text that is formatted as another one."""
+
+    PAID = "payment.completed"
+
+
+def test_a_member_of_an_enum_is_the_text_that_it_equals_also_where_it_is_formatted() -> None:
+    made = Message(id=Name.PAID, topic=Name.PAID, key=Name.PAID, body=b"")
+
+    checked = [check(Name.PAID) for check in (check_topic, check_group, check_message_id)]
+    assert {f"{one}" for one in (made.id, made.topic, made.key, *checked)} == {"payment.completed"}
 
 
 @given(names)

@@ -37,8 +37,7 @@ class RedisGroupAdmin:
 
     def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
         """Make the group, or change its settings. NotSupported: a filter, and an ordered group."""
-        check_topic(topic)
-        check_group(group)
+        topic, group = check_topic(topic), check_group(group)
         if config.filter is not None or config.ordered:
             raise NotSupported("consumer groups in Redis have no filter, and no order by key")
         self.declare_on(topic, group, range(self._runner.slots_of(topic)), group_arguments(group, config))

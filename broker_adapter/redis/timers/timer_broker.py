@@ -106,8 +106,7 @@ class TimerBroker:
         """Take what is ready, waiting up to `wait_ms` for the first; at most 1,000 messages and 60 s a call. A group
         that is new begins with the earliest message. What some slots delivered is returned though others had an outage.
         """
-        check_topic(topic)
-        check_group(group)
+        topic, group = check_topic(topic), check_group(group)
         _check_pull(max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms)
         end_ms = self._clock.monotonic_ms() + min(wait_ms, limits.PULL_WAIT_MS_MAX)
         room = min(max_messages, limits.PULL_MESSAGES_MAX)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from enum import Enum
 
 import pytest
 
@@ -51,6 +52,22 @@ def test_a_batch_of_many_topics_keeps_its_results_in_order(broker: Broker, topic
 
     assert [one.id for one in results] == [one.id for one in batch]
     assert [one.body for one in broker.pull(f"{topic}.1", "g")] == [b"1", b"4", b"7"]
+
+
+def test_a_topic_and_a_group_may_be_named_by_members_of_an_enum(broker: Broker, topic: str) -> None:
+    class Names(str, Enum):  # noqa: UP042 - as people name their topics
+        TOPIC = topic
+        GROUP = "g"
+
+    broker.publish([message(Names.TOPIC, b"1")])
+    broker.publish([message(Names.TOPIC, b"2"), message(f"{topic}.other")])
+    broker.publish([message(topic, b"3")])
+
+    [first] = broker.pull(Names.TOPIC, Names.GROUP, max_messages=1)
+    rest = broker.pull(topic, "g")
+
+    assert [one.body for one in (first, *rest)] == [b"1", b"2", b"3"]
+    assert {one.topic for one in (first, *rest)} == {topic}
 
 
 def test_an_empty_batch_has_no_results(broker: Broker) -> None:

@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -447,6 +448,19 @@ def test_one_consumer_serves_many_topics_and_an_idle_one_holds_up_none(
 
     assert sorted(handled) == [("bills", "m-1"), ("bills", "m-3"), ("orders", "m-2")]
     assert (made.topic, made.topics) == ("idle", ("idle", "orders", "bills"))
+
+
+class Names(str, Enum):  # noqa: UP042 - as people name their topics
+    """Texts that are formatted as others."""
+
+    TOPIC = "orders"
+    GROUP = "g"
+
+
+def test_topic_and_group_of_a_consumer_are_the_texts_that_members_of_an_enum_equal() -> None:
+    made = consumer([Names.TOPIC], group=Names.GROUP)(lambda _one: None)
+
+    assert f"{made.topic} {made.group}" == "orders g"
 
 
 @pytest.mark.parametrize(
