@@ -96,7 +96,7 @@ class Outbox:
             keep_archive=policy.keep_archive,
         )  # fmt: skip
         self._is_timed = timing is not None
-        self._ordered = frozenset(check_topic(topic) for topic in ordered)
+        self._ordered = _ordered_topics(ordered)
         self._sessions = _sessions_of(self.engine, database, session_factory)
         telemetry = telemetry or default_telemetry()
         self._composer = Composer(
@@ -243,6 +243,13 @@ class Outbox:
     def _add(self, row: OutboxRow, given: AnySession | None) -> None:
         session = self._sessions.publishing_session(given)
         session_hooks.unit_of(session, self._commits).add(row, session_hooks.open_savepoints(session))
+
+
+def _ordered_topics(ordered: Collection[str]) -> frozenset[str]:
+    """Returns the names. Raises ConfigurationError for one text, which is a collection of topics of one letter."""
+    if isinstance(ordered, str):
+        raise ConfigurationError(f"ordered is a set of topics: write ordered={{{ordered!r}}}")
+    return frozenset(check_topic(topic) for topic in ordered)
 
 
 def _store_of(engine: Engine, placement: Placement) -> MessageStore:

@@ -15,7 +15,7 @@ from sqlalchemy import func, select, text
 from outbox import Outbox
 from outbox.store.order_table import OrderStore
 from outbox.store.schema import RowState
-from outbox_core.common.errors import BrokerUnavailable, InvalidMessage
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, InvalidMessage
 from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
@@ -74,6 +74,11 @@ def test_a_topic_that_an_enum_names_has_the_order_of_its_text(shop: Shop) -> Non
     publish(box, "2", topic=Names.ORDERS, key=Names.KEY)
 
     assert len({row["order_key"] for row in shop.rows()}) == 1
+
+
+def test_one_text_is_no_set_of_ordered_topics(sqlite_shop: Shop) -> None:
+    with pytest.raises(ConfigurationError, match=r"ordered=\{'orders'\}"):
+        sqlite_shop.box(RecordingBroker(), ordered=("orders"))
 
 
 def test_messages_of_one_ordered_key_never_share_a_batch_and_others_do(shop: Shop) -> None:
