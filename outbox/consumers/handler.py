@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction, signature
+from math import ceil
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
@@ -27,11 +28,12 @@ from outbox_core.messages.message import Delivery
 class RetryLater(Exception):
     """Raised by a handler: nack this message, and redeliver it after `delay_ms` (it uses up an attempt)."""
 
-    def __init__(self, *, delay_ms: int, reason: str = "handler asked for a retry") -> None:
+    def __init__(self, *, delay_ms: float, reason: str = "handler asked for a retry") -> None:
+        """`delay_ms` may be a float, as of `timedelta.total_seconds() * 1000`; it is rounded up."""
         if not 0 <= delay_ms <= DELAY_MAX_MS:
             raise ConfigurationError(f"delay_ms must be from 0 to {DELAY_MAX_MS:,}, not {delay_ms:,}")
         super().__init__(reason)
-        self.delay_ms = delay_ms
+        self.delay_ms: int = ceil(delay_ms)
 
 
 class NotTried(OutboxError):

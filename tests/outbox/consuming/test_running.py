@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from random import Random
@@ -576,10 +577,21 @@ def test_a_broker_of_the_users_stays_open(watched: WatchedBroker) -> None:
     assert not watched.closed
 
 
-@pytest.mark.parametrize("delay_ms", [-1, 731 * 24 * 60 * 60 * 1000 + 1])
-def test_a_retry_that_no_broker_takes_is_refused_where_it_is_asked_for(delay_ms: int) -> None:
+@pytest.mark.parametrize("delay_ms", [-1, 731 * 24 * 60 * 60 * 1000 + 1, float("nan"), float("inf")])
+def test_a_retry_that_no_broker_takes_is_refused_where_it_is_asked_for(delay_ms: float) -> None:
     with pytest.raises(ConfigurationError, match="delay_ms"):
         RetryLater(delay_ms=delay_ms)
+
+
+def test_a_delay_in_parts_of_a_millisecond_is_rounded_up(watched: WatchedBroker, running: Running) -> None:
+    def handle(_one: Delivery) -> None:
+        raise RetryLater(delay_ms=timedelta(hours=1, microseconds=1).total_seconds() * 1_000)
+
+    watched.publish([message(1)])
+    running(consumer("orders", group="g")(handle))
+    watched.wait_for(lambda: len(watched.nacks) == 1)
+
+    assert [(type(nack["delay_ms"]), nack["delay_ms"]) for nack in watched.nacks] == [(int, 3_600_001)]
 
 
 def test_a_long_reason_is_cut(watched: WatchedBroker, running: Running) -> None:
