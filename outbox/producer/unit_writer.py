@@ -75,9 +75,10 @@ class UnitWriter:
             written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes)
             # After the INSERT: a cancel must find a message of its own transaction.
             withdrawn = [row for row in withdrawals if self._withdraw(connection, row)]
-        except IntegrityError as error:
-            raise DuplicateMessageId(_duplicate_id(unit.rows)) from error
         except DBAPIError as error:
+            error.hide_parameters = True  # the caller may log it, and they are bodies
+            if isinstance(error, IntegrityError):
+                raise DuplicateMessageId(_duplicate_id(unit.rows)) from error
             if is_mendable(error):
                 raise translate(error, self._engine.url) from error
             raise

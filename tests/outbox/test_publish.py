@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import re
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -290,6 +292,20 @@ def test_a_message_id_used_twice_fails_the_commit_and_rolls_back(shop: Shop, bro
 
     assert shop.payments() == [1]
     assert len(shop.rows()) == 1
+
+
+def test_an_error_of_the_insert_shows_nothing_of_the_messages(shop: Shop, broker: RecordingBroker) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    with Session(shop.engine) as session:
+        for _ in range(2):
+            box.publish("topic", "hush", key="quiet", message_id="same", session=session)
+        with pytest.raises(DuplicateMessageId) as caught:
+            session.commit()
+    told = "".join(traceback.format_exception(caught.value.__cause__))
+
+    assert "IntegrityError" in told
+    assert not re.search(f"hush|quiet|{b'hush'.hex()}|{b'quiet'.hex()}", told)
 
 
 def test_a_refused_commit_stays_refused_when_it_is_tried_again(shop: Shop, broker: RecordingBroker) -> None:
