@@ -147,8 +147,8 @@ class TimerBroker:
         codes: dict[str, set[int]] = {message_id: set() for message_id in message_ids}
         named: list[list[str]] = []
         calls: list[ScriptCall] = []
-        for topic in self._runner.topics() if message_ids else ():
-            for slot, ids in self._by_slot(topic, message_ids).items():
+        for topic, slots in self._runner.slots_of_topics().items() if message_ids else ():
+            for slot, ids in _by_slot(message_ids, slots).items():
                 named.append(ids)
                 calls.append(self._runner.scripts.of_slot(CANCEL, topic, slot, [self._window_ms, *ids]))
         for ids, answer in zip(named, self._runner.run(calls, durable=True) if calls else (), strict=True):
@@ -240,12 +240,12 @@ class TimerBroker:
                 codes[index] = code
         return codes
 
-    def _by_slot(self, topic: str, message_ids: Sequence[str]) -> dict[int, list[str]]:
-        slots = self._runner.slots_of(topic)
-        found: defaultdict[int, list[str]] = defaultdict(list)
-        for message_id in dict.fromkeys(message_ids):
-            found[slot_of(message_id, slots)].append(message_id)
-        return found
+
+def _by_slot(message_ids: Sequence[str], slots: int) -> dict[int, list[str]]:
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    for message_id in dict.fromkeys(message_ids):
+        found[slot_of(message_id, slots)].append(message_id)
+    return found
 
 
 def _check_pull(*, max_messages: int, wait_ms: int, invisible_ms: int) -> None:

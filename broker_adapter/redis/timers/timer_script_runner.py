@@ -100,12 +100,16 @@ class TimerScriptRunner:
 
     def topics(self) -> list[str]:
         """All topics, sorted."""
+        return sorted(self.slots_of_topics())
+
+    def slots_of_topics(self) -> dict[str, int]:
+        """The number of slots of each topic that there is."""
         key = self.scripts.topics_key
         deadline = Deadline(self._clock, self._timeout_ms)
         found: Any = self._sender.until_answered(lambda servers: servers.node_of(key).hgetall(key), deadline)
         topics = {name.decode(): int(slots) for name, slots in found.items()}
         self._remember(topics)
-        return sorted(topics)
+        return topics
 
     def _remember(self, topics: dict[str, int]) -> None:
         with self._lock:

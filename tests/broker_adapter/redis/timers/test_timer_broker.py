@@ -79,6 +79,19 @@ def test_another_number_of_slots_than_the_topic_has_stores_nothing(
     assert open_broker(url_of(shared)).admin.figures(topic)["stored"] == 1
 
 
+def test_a_cancel_by_a_url_that_says_slots_reaches_topics_that_have_another_number(
+    shared: RedisServer, open_broker: Open, topic: str
+) -> None:
+    other, mine = open_broker(url_of(shared)), open_broker(url_of(shared, "&slots=8"))
+    of_other, of_mine = message(f"{topic}.other", delay_ms=HOUR_MS), message(topic, delay_ms=HOUR_MS)
+    other.publish([of_other])
+    mine.publish([of_mine])
+
+    assert mine.cancel([of_mine.id, of_other.id]) == [CancelStatus.CANCELED] * 2
+
+    assert [other.admin.figures(name)["scheduled"] for name in (topic, f"{topic}.other")] == [0, 0]
+
+
 def test_an_id_that_was_canceled_before_it_came_is_dropped_on_a_topic_that_there_is(
     shared: RedisServer, open_broker: Open, topic: str
 ) -> None:
