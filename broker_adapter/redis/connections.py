@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import AskError, MovedError, ResponseError
+from redis.exceptions import AskError, MovedError, RedisClusterException, ResponseError
 from redis.retry import Retry
 
 from broker_adapter.publishing.broker_url import BrokerUrl
@@ -31,6 +31,7 @@ Answer = Any
 
 CONNECT_TIMEOUT_S_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 2**16
+NO_SLOTS: Final = "no slot has a node; redis-cli --cluster create gives them to nodes"
 
 
 class Servers(Protocol):
@@ -99,8 +100,10 @@ class ClusterServers:
 
     def masters(self) -> list[tuple[str, redis.Redis]]:
         """All masters."""
-        cluster = self._opened()
-        return [(node.name, self._client_of(node)) for node in cluster.get_primaries()]
+        found = self._opened().get_primaries()
+        if not found:
+            raise RedisClusterException(NO_SLOTS)
+        return [(node.name, self._client_of(node)) for node in found]
 
     def redirected(self, error: ResponseError) -> redis.Redis | None:
         """The node that a slot is being moved to."""
@@ -115,7 +118,8 @@ class ClusterServers:
     def refresh(self) -> bool:
         """Read the cluster's slots anew, from whichever node answers."""
         with contextlib.suppress(*CLIENT_ERRORS):
-            self._opened().nodes_manager.initialize(disconnect_startup_nodes_pools=False)
+            manager = self._opened().nodes_manager
+            _ask_for_slots(lambda: manager.initialize(disconnect_startup_nodes_pools=False))
         return True
 
     def close(self) -> None:
@@ -133,7 +137,7 @@ class ClusterServers:
     def _opened(self) -> Any:
         with self._lock:
             if self._cluster is None:
-                self._cluster = self._open_cluster()
+                self._cluster = _ask_for_slots(self._open_cluster)
             return self._cluster
 
 
@@ -228,6 +232,14 @@ def _answer(connection: Any, timeout_s: float) -> Answer:
 def _open_cluster(url: BrokerUrl, settings: Mapping[str, Any]) -> RedisCluster:
     nodes = [_cluster_node(host, port) for host, port in url.hosts]
     return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **settings)
+
+
+def _ask_for_slots(ask: Callable[[], Any]) -> Any:
+    """Have the client ask which node has which slot: it fails by an IndexError where no slot has a node."""
+    try:
+        return ask()
+    except IndexError as error:
+        raise RedisClusterException(NO_SLOTS) from error
 
 
 def _cluster_node(host: str, port: int) -> Any:

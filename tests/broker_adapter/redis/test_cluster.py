@@ -9,13 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import PublishStatus
-from tests.broker_adapter.publishing.publisher_conformance import message
-from tests.broker_adapter.redis.redis_cluster import MASTERS, STEADY_MS, RedisClusterServers, epochs, redis_cluster
+from outbox_demo.ports import free_port
+from tests.broker_adapter.publishing.publisher_conformance import message, publish_until_stored
+from tests.broker_adapter.redis.redis_cluster import (
+    MASTERS,
+    SLOTS,
+    STEADY_MS,
+    RedisClusterServers,
+    epochs,
+    redis_cluster,
+)
 from tests.broker_adapter.redis.redis_engine import read_stream
+from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server
 from tests.broker_adapter.redis.test_failures import BATCH, WAIT_SECONDS, publish_in_batches, wait_for
 
 Open = Callable[[str], Broker]
@@ -93,6 +103,28 @@ def test_a_slot_that_moves_between_publishes_loses_and_doubles_nothing(
         expected = [PublishStatus.DUPLICATE] * 5 + [PublishStatus.STORED] * 5
         assert [one.status for one in results] == expected
     assert read(cluster, topic, count=25) == [message(topic, n).id for n in range(25)]
+
+
+@pytest.fixture
+def lone_node() -> Iterator[RedisServer]:
+    """A node that is not part of a cluster yet: no slot has a node."""
+    with redis_server(cluster_enabled="yes", cluster_port=str(free_port(HOST))) as server:
+        yield server
+
+
+def test_nodes_without_slots_are_an_outage_until_they_have_them(lone_node: RedisServer, open_broker: Open) -> None:
+    broker = open_broker(f"redis+cluster://{HOST}:{lone_node.port}/?wait=0&timeout_ms=500")
+
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable, match="no slot has a node"):
+            broker.publish([message("t", 0)])
+    lone_node.ask("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
+    publish_until_stored(broker, message("t", 0))
+    lone_node.ask("CLUSTER", "DELSLOTSRANGE", 0, SLOTS - 1)
+
+    for topic in ("t", "new"):
+        with pytest.raises(BrokerUnavailable):
+            broker.publish([message(topic, 1)])
 
 
 @pytest.mark.slow
