@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import AskError, MovedError, RedisClusterException, ResponseError
+from redis.exceptions import AskError, MovedError, NoPermissionError, RedisClusterException, ResponseError
 from redis.retry import Retry
 
 from broker_adapter.publishing.broker_url import BrokerUrl
@@ -235,11 +235,18 @@ def _open_cluster(url: BrokerUrl, settings: Mapping[str, Any]) -> RedisCluster:
 
 
 def _ask_for_slots(ask: Callable[[], Any]) -> Any:
-    """Have the client ask which node has which slot: it fails by an IndexError where no slot has a node."""
+    """Have the client ask which node has which slot: it fails by an IndexError where no slot has a node, and takes any
+    refusal for that of a server without a cluster.
+    """
     try:
         return ask()
     except IndexError as error:
         raise RedisClusterException(NO_SLOTS) from error
+    except RedisClusterException as error:
+        refusal = None if error.__cause__ is None else error.__cause__.__context__
+        if isinstance(refusal, NoPermissionError):
+            raise refusal from error
+        raise
 
 
 def _cluster_node(host: str, port: int) -> Any:

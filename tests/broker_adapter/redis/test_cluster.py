@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
@@ -125,6 +125,15 @@ def test_nodes_without_slots_are_an_outage_until_they_have_them(lone_node: Redis
     for topic in ("t", "new"):
         with pytest.raises(BrokerUnavailable):
             broker.publish([message(topic, 1)])
+
+
+def test_a_user_who_may_not_ask_for_the_slots_is_told_so(lone_node: RedisServer, open_broker: Open) -> None:
+    lone_node.ask("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
+    lone_node.ask("ACL", "SETUSER", "app", "on", ">word", "~outbox:*", "+@all", "-cluster|slots")
+    broker = open_broker(f"redis+cluster://app:word@{HOST}:{lone_node.port}/?wait=0")
+
+    with pytest.raises(NotAuthorized, match=r"cluster\|slots.*ACL SETUSER"):
+        broker.publish([message("t", 0)])
 
 
 @pytest.mark.slow
