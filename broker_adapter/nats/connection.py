@@ -87,8 +87,10 @@ class NatsConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
-        return self._client.is_connected
+        """Whether it can be used. One that may not receive answers never will: a server does not take up again what it
+        refused, though its permissions have changed since.
+        """
+        return self._client.is_connected and not self._is_deaf
 
     @property
     def max_payload(self) -> int:
@@ -168,6 +170,11 @@ class NatsConnection:
         self._check_encrypted(login)
         self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+        # A refusal of the subscription comes before the second answer: nothing is sent whose own answer could not be
+        # received. The client may send the first ping before the subscription.
+        async with asyncio.timeout(self._limits.quiet_s):
+            for _ in range(2):
+                await self._client.flush()
 
     def _check_encrypted(self, login: Login) -> None:
         if login.tls is not None and not self._loop.is_encrypted:

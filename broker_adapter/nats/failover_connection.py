@@ -37,8 +37,11 @@ class FailoverConnection:
     async def connected(self, *, deadline: float) -> NatsConnection:
         """An open connection. Raises NotAuthenticated, and BrokerUnavailable where no server can be reached."""
         async with self._lock:
-            if self._connection is not None and self._connection.is_open:
-                return self._connection
+            if self._connection is not None:
+                if self._connection.is_open:
+                    return self._connection
+                await self._connection.close()
+                self._connection = None
             error = BrokerUnavailable(f"NATS at {self._servers.place} was not asked: no time was left")
             for _ in self._servers.addresses:
                 try:

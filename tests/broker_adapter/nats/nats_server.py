@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sysconfig
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -77,19 +78,24 @@ class NatsServer:
 
     def start(self) -> None:
         """Start, and wait until it takes connections. JetStream is ready by then on a single server."""
-        monitoring = f"{HOST}:{self._monitoring_port}"
-        configuration = {"listen": self.address, "http": monitoring, **self._settings}
-        if self._has_jetstream:
-            configuration["jetstream"] = self._jetstream
-        file = self._folder / "server.conf"
-        file.write_text(json.dumps(configuration, ensure_ascii=False))
-        command = [program(), "-c", str(file), "-l", str(self._folder / "log")]
+        command = [program(), "-c", str(self._write_configuration()), "-l", str(self._folder / "log")]
         self._process = subprocess.Popen(guarded(command), stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS_MAX
         while not self._answers():
             assert time.monotonic() < deadline, self.log()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 raise AssertionError(f"the server ended with {self._process.wait(POLL_SECONDS)}: {self.log()}")
+
+    def reload(self, **settings: Any) -> None:
+        """Change settings of the server that runs; returns when it has taken them up."""
+        before = self.monitored("varz")["config_load_time"]
+        self.configure(**settings)
+        self._write_configuration()
+        os.kill(self.pid, signal.SIGHUP)
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while self.monitored("varz")["config_load_time"] == before:
+            assert time.monotonic() < deadline, self.log()
+            threading.Event().wait(POLL_SECONDS)
 
     def kill(self) -> None:
         """End it by SIGKILL. Idempotent."""
@@ -119,6 +125,14 @@ class NatsServer:
         """What it has written."""
         file = self._folder / "log"
         return file.read_text() if file.exists() else "(no log)"
+
+    def _write_configuration(self) -> Path:
+        configuration = {"listen": self.address, "http": f"{HOST}:{self._monitoring_port}", **self._settings}
+        if self._has_jetstream:
+            configuration["jetstream"] = self._jetstream
+        file = self._folder / "server.conf"
+        file.write_text(json.dumps(configuration, ensure_ascii=False))
+        return file
 
     def _answers(self) -> bool:
         try:

@@ -204,6 +204,20 @@ def test_a_user_who_may_not_receive_answers_is_not_authorized_with_the_cure(star
     assert result.status is PublishStatus.STORED
 
 
+def test_a_user_who_may_receive_answers_from_now_on_publishes_without_a_restart(start: Start, opened: Open) -> None:
+    server = start(**limited({"subscribe": ["shop.inbox.>"]}))
+    make_stream(server, user="admin", password="admin")
+    broker = opened(f"nats://app:s3cret@{server.address}")
+    with pytest.raises(NotAuthorized):
+        broker.publish([MESSAGE])
+    refused = server.connections("outbox-mq")
+
+    server.reload(**limited({"subscribe": ["_INBOX.>"]}))
+
+    assert is_stored(broker)
+    assert set(server.connections("outbox-mq")).isdisjoint(refused)
+
+
 def test_a_user_who_may_not_ask_the_api_publishes_and_the_inspection_says_that_it_saw_nothing(
     start: Start, opened: Open
 ) -> None:
