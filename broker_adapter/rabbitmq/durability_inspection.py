@@ -71,6 +71,12 @@ def queue_weaknesses(topic: str, queue: Mapping[str, Any], *, node_count: int) -
     if queue["auto_delete"]:
         problem = "it is deleted with its last consumer, and its messages with it"
         yield Weakness(subject=subject, problem=problem, cure="declare it without auto-delete", topic=topic)
+    if "expires" in limits:
+        problem = "it is deleted with its messages when nobody has consumed from it for that time"
+        yield Weakness(subject=subject, problem=problem, cure="declare it without x-expires", topic=topic)
+    if "message-ttl" in limits and "dead-letter-exchange" not in limits:
+        problem = "it drops messages that nobody has read in time"
+        yield Weakness(subject=subject, problem=problem, cure="declare it without x-message-ttl", topic=topic)
     if node_count > 1 and len(queue.get("members") or ()) < 2:
         problem = f"one of {node_count} nodes has it, and it is lost with that node's disk"
         yield Weakness(subject=subject, problem=problem, cure=_QUORUM_CURE, topic=topic)

@@ -36,6 +36,8 @@ def weaknesses(broker: Broker, *topics: str) -> list[Weakness]:
     [
         ({"durable": False}, "not durable"),
         ({"auto_delete": True}, "last consumer"),
+        ({"x_expires": 3_600_000}, "nobody has consumed"),
+        ({"x_message_ttl": 3_600_000}, "nobody has read in time"),
         ({"x_max_length": 5}, "drops its oldest"),
         ({"x_max_length_bytes": 500, "x_overflow": "drop-head"}, "drops its oldest"),
     ],
@@ -52,6 +54,14 @@ def test_a_queue_that_loses_messages_is_weak_and_strict_defers_its_topic_alone(
 
     assert (weakness.topic, weakness.subject, problem in weakness.problem) == (topic, f"queue {topic}", True)
     assert [one.status for one in results] == [PublishStatus.DEFERRED, PublishStatus.STORED]
+
+
+def test_a_queue_that_passes_on_what_nobody_has_read_in_time_is_not_weak(
+    engine: RabbitMqEngine, open_broker: Open, topic: str
+) -> None:
+    engine.server.declare(topic, x_message_ttl=3_600_000, x_dead_letter_exchange="amq.direct")
+
+    assert weaknesses(open_broker(engine.url), topic) == []
 
 
 def test_a_limited_queue_that_refuses_what_it_has_no_room_for_is_not_weak(
