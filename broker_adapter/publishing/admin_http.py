@@ -60,6 +60,11 @@ def admin_url(text: str, *, option: str, port: int) -> str:
     return text.rstrip("/")
 
 
+def description_of(error: requests.RequestException) -> str:
+    """The error's words; of one that names how long it waited, which differs each time, words that do not."""
+    return "no answer in time" if isinstance(error, requests.Timeout) else str(error)
+
+
 def _as_latin_1(text: str) -> str:
     """Returns the text that requests, which sends Latin-1, sends as UTF-8, which servers read."""
     return text.encode().decode("latin-1")

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import requests
 
+from broker_adapter.publishing.admin_http import description_of
 from broker_adapter.rabbitmq.connection import RabbitMqConnection
 from broker_adapter.rabbitmq.management_api import ManagementApi
 from outbox_core.messages.durability_inspection import Weakness
@@ -35,11 +36,15 @@ class Inspector:
             yield _unknown("the queues' durability is unknown, since AMQP does not show it", cure)
             return
         lacking = {one.topic for one in missing}
+
+        def half_s() -> float:
+            return left_s() / 2  # a publish follows, which an API that hangs must leave time for
+
         try:
-            yield from self._of_topics(self._api, [one for one in topics if one not in lacking], left_s)
+            yield from self._of_topics(self._api, [one for one in topics if one not in lacking], half_s)
         except requests.RequestException as error:
             cure = "check management= in the broker's URL, and rabbitmqctl set_user_tags USER monitoring"
-            yield _unknown(f"the queues' durability is unknown: {error}", cure)
+            yield _unknown(f"the queues' durability is unknown: {description_of(error)}", cure)
 
     def _of_topics(self, api: ManagementApi, topics: Sequence[str], left_s: LeftS) -> Iterator[Weakness]:
         if not topics:

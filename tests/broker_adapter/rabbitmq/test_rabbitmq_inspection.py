@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.durability_inspection import Inspectable, Weakness
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.rabbitmq.rabbitmq_engine import PASSWORD, USER, RabbitMqEngine
-from tests.broker_adapter.rabbitmq.rabbitmq_server import wait_for
+from tests.broker_adapter.rabbitmq.rabbitmq_server import HOST, wait_for
 
 Open = Callable[[str], Broker]
 QUORUM = {"name": "q", "durable": True, "auto_delete": False, "arguments": {}, "members": ["a", "b", "c"]}
@@ -135,6 +136,20 @@ def test_an_api_that_cannot_be_asked_is_named_and_stops_no_publish(
 
     assert ("unknown" in weakness.problem, "monitoring" in weakness.cure) == (True, True)
     assert result.status is PublishStatus.STORED
+
+
+def test_an_api_that_hangs_is_named_and_stops_no_publish(
+    engine: RabbitMqEngine, open_broker: Open, made_topic: str
+) -> None:
+    with socket.create_server((HOST, 0)) as silent:
+        url = f"{engine.url_of(USER, PASSWORD)}?management=http://{HOST}:{silent.getsockname()[1]}"
+
+        [result] = open_broker(url).publish([Message(id="1", topic=made_topic, body=b"")])
+        shown = [weaknesses(open_broker(f"{url}&timeout_ms={bound}"), made_topic) for bound in (3_000, 4_000)]
+
+    assert result.status is PublishStatus.STORED
+    assert "no answer in time" in shown[0][0].problem
+    assert shown[0] == shown[1], "it is logged once"
 
 
 def test_in_a_cluster_a_queue_needs_a_second_copy() -> None:
