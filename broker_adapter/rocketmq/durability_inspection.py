@@ -27,7 +27,7 @@ class BrokerSettings:
 
     def __init__(self, name_servers: Sequence[tuple[str, int]], *, login: Credentials | None) -> None:
         """Reads brokers' settings. Without name servers they are reported as unknown."""
-        self._name_servers = name_servers
+        self._name_servers = list(name_servers)
         self._login = login
 
     def inspect(self, *, timeout_s: float) -> tuple[str, list[Weakness]]:
@@ -51,15 +51,19 @@ class BrokerSettings:
         return ", ".join(sorted(releases)) or UNSEEN, weaknesses
 
     def masters(self, deadline: float) -> Iterator[tuple[str, tuple[str, int]]]:
-        """Names and addresses, as the first name server has them that answers. Raises what ask() does."""
-        last = len(self._name_servers) - 1
+        """Names and addresses, as the first name server has them that answers, which is asked first from then on.
+        Raises what ask() does.
+        """
         for number, server in enumerate(self._name_servers):
+            left = len(self._name_servers) - number
+            share_s = _left_s(deadline) / left  # one that hangs leaves time for the others
             try:
-                table = self._asked(server, CLUSTER_INFO, deadline)["brokerAddrTable"]
+                table = self._asked(server, CLUSTER_INFO, time.monotonic() + share_s)["brokerAddrTable"]
             except OSError:
-                if number == last:
+                if left == 1:
                     raise
             else:
+                self._name_servers = [server, *(other for other in self._name_servers if other != server)]
                 break
         for broker in table.values():
             address = broker["brokerAddrs"].get(MASTER)

@@ -58,7 +58,8 @@ class RocketMqPublisher:
             routes = self._routes(connection, topics, deadline_ms)
             self._check_outage(connection, routes.values(), deadline_ms)
         left_s = max(1, deadline_ms - self._clock.monotonic_ms()) / 1000
-        version, weaknesses = self._settings.inspect(timeout_s=left_s)
+        # A publish follows, which servers that hang must leave time for.
+        version, weaknesses = self._settings.inspect(timeout_s=left_s / 2)
         return Inspection(product=self.product, version=version, weaknesses=(*route_weaknesses(routes), *weaknesses))
 
     def close(self) -> None:
