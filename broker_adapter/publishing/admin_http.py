@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import requests
 
 from outbox_core.common.errors import ConfigurationError
 
 TIMEOUT_S_MIN: Final = 0.001
+REDIRECTIONS_MAX: Final = 5
 
 
 class AdminHttp:
@@ -36,18 +37,30 @@ class AdminHttp:
         return self.ask("GET", path, timeout_s=timeout_s)
 
     def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
-        """Any request. Raises requests.RequestException: an HTTPError where the server refuses it."""
-        answer = requests.request(
+        """Any request. Raises requests.RequestException: an HTTPError where the server refuses it.
+
+        A server of a cluster redirects to that which has the topic, which wants the login, too: requests would drop it.
+        """
+        url = f"{self._url}/{path}"
+        for _ in range(REDIRECTIONS_MAX):
+            answer = self._ask(method, url, timeout_s=timeout_s)
+            if not answer.is_redirect:
+                answer.raise_for_status()
+                return answer
+            url = _redirected(url, answer.headers["location"])
+        raise requests.TooManyRedirects(f"{self._url}/{path} was redirected more than {REDIRECTIONS_MAX} times")
+
+    def _ask(self, method: str, url: str, *, timeout_s: float) -> requests.Response:
+        return requests.request(
             method,
-            f"{self._url}/{path}",
+            url,
             headers=self._headers,
             auth=self._login,
             cert=self._certificate,
             verify=self._ca_file or True,
             timeout=max(timeout_s, TIMEOUT_S_MIN),
+            allow_redirects=False,
         )
-        answer.raise_for_status()
-        return answer
 
 
 def admin_url(text: str, *, option: str, port: int) -> str:
@@ -58,6 +71,14 @@ def admin_url(text: str, *, option: str, port: int) -> str:
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
         raise ConfigurationError(f"{option} in the broker's URL is like http://HOST:{port}, without a login")
     return text.rstrip("/")
+
+
+def _redirected(url: str, location: str) -> str:
+    """The address that a server redirects to; never one without TLS from one with it, which would show the login."""
+    target = urljoin(url, location)
+    if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
+        raise requests.exceptions.InvalidURL(f"{url} redirects to {target}, which is without TLS")
+    return target
 
 
 def description_of(error: requests.RequestException) -> str:

@@ -1,0 +1,111 @@
+"""An engine's admin API whose servers redirect to each other: the login goes with a request, but never in the clear."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import requests
+
+from broker_adapter.publishing.admin_http import AdminHttp
+from outbox_broker.http.server import Tls
+from tests.broker_adapter.http.test_tls import certificate
+
+HOST: Final = "127.0.0.1"
+WAIT_SECONDS: Final = 60
+
+
+class AdminServer(ThreadingHTTPServer):
+    """Wants a login, and answers how it was asked, or redirects. `seen`: the logins that it was given."""
+
+    def __init__(self, login: str, *, redirects_to: str | None = None, tls: Tls | None = None) -> None:
+        super().__init__((HOST, 0), _Handler)
+        self.login = login
+        self.redirects_to = redirects_to
+        self.seen: list[str | None] = []
+        self.url = f"http://{HOST}:{self.server_port}"
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls.certificate, tls.key)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+            self.url = f"https://{HOST}:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: AdminServer
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+    def _answer(self) -> None:
+        self.server.seen.append(self.headers["Authorization"])
+        location = self.server.redirects_to
+        status = 401 if self.server.seen[-1] != self.server.login else 200 if location is None else 307
+        body = f"{self.command} {self.path}".encode()
+        self.send_response(status)
+        if location is not None:
+            self.send_header("Location", location)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+Serve = Callable[..., AdminServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start servers."""
+    with ExitStack() as stack:
+
+        def started(login: str, **options: Any) -> AdminServer:
+            server = stack.enter_context(AdminServer(login, **options))
+            threading.Thread(target=server.serve_forever).start()
+            stack.callback(server.shutdown)
+            return server
+
+        yield started
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+@pytest.mark.parametrize("is_token", [True, False], ids=["token", "password"])
+def test_the_login_goes_to_the_server_that_another_one_redirects_to(serve: Serve, method: str, is_token: bool) -> None:
+    wanted = "Bearer s3cret" if is_token else f"Basic {base64.b64encode('app:wörd'.encode()).decode()}"
+    owner = serve(wanted)
+    first = serve(wanted, redirects_to=f"{owner.url}/admin/t?authoritative=true")
+    api = AdminHttp(
+        f"{first.url}/admin", token="s3cret" if is_token else None, login=None if is_token else ("app", "wörd")
+    )
+
+    assert api.ask(method, "t", timeout_s=WAIT_SECONDS).text == f"{method} /admin/t?authoritative=true"
+
+
+def test_servers_that_redirect_without_end_are_given_up(serve: Serve) -> None:
+    server = serve("Bearer s3cret", redirects_to="/admin/t")
+
+    with pytest.raises(requests.TooManyRedirects):
+        AdminHttp(f"{server.url}/admin", token="s3cret").get("t", timeout_s=WAIT_SECONDS)
+
+
+def test_no_login_goes_from_a_server_with_tls_to_one_without(serve: Serve, tmp_path: Path) -> None:
+    tls = certificate(tmp_path, address=HOST)
+    plain = serve("Bearer s3cret")
+    first = serve("Bearer s3cret", redirects_to=f"{plain.url}/admin/t", tls=tls)
+
+    with pytest.raises(requests.RequestException, match="without TLS"):
+        AdminHttp(f"{first.url}/admin", token="s3cret", ca_file=str(tls.certificate)).get("t", timeout_s=WAIT_SECONDS)
+
+    assert plain.seen == []
