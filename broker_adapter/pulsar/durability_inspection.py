@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import requests
 
+from broker_adapter.publishing.admin_http import description_of
 from broker_adapter.pulsar.admin_api import AdminApi
 from outbox_core.common.clock import Clock
-from outbox_core.common.errors import BrokerUnavailable, NotAuthenticated
+from outbox_core.common.errors import NotAuthenticated
 from outbox_core.messages.durability_inspection import Inspection, Weakness
 
 ACKNOWLEDGED_BY: Final = "bookkeeperAckQuorum"
@@ -33,8 +34,10 @@ NOT_ALLOWED: Final = Weakness(
 def inspect_topics(
     admin: AdminApi, topics: Sequence[str], *, namespace: str, product: str, clock: Clock, timeout_ms: int
 ) -> Inspection:
-    """Ask the admin API. Raises NotAuthenticated where it refuses the login, BrokerUnavailable where it fails."""
-    deadline_ms = clock.monotonic_ms() + timeout_ms
+    """Ask the admin API, which may take half of the time: a publish follows, which one that hangs must leave time for.
+    Raises NotAuthenticated where it refuses the login.
+    """
+    deadline_ms = clock.monotonic_ms() + timeout_ms // 2
 
     def left_s() -> float:
         return (deadline_ms - clock.monotonic_ms()) / 1000
@@ -47,11 +50,20 @@ def inspect_topics(
             weaknesses += topic_weaknesses(topic, admin.subscriptions(topic, timeout_s=left_s()))
     except requests.RequestException as error:
         status = None if error.response is None else error.response.status_code
-        if status == HTTPStatus.FORBIDDEN:
-            return Inspection(product=product, version=version, weaknesses=(NOT_ALLOWED,))
-        text = f"the admin API of Pulsar, which admin= names: {error}"
-        raise (NotAuthenticated if status == HTTPStatus.UNAUTHORIZED else BrokerUnavailable)(text) from error
+        if status == HTTPStatus.UNAUTHORIZED:
+            raise NotAuthenticated(f"the admin API of Pulsar, which admin= names: {error}") from error
+        weakness = NOT_ALLOWED if status == HTTPStatus.FORBIDDEN else unanswered(error)
+        return Inspection(product=product, version=version, weaknesses=(weakness,))
     return Inspection(product=product, version=version, weaknesses=tuple(weaknesses))
+
+
+def unanswered(error: requests.RequestException) -> Weakness:
+    """Returns the weakness of a server that cannot be asked. Others may serve the topics."""
+    return Weakness(
+        subject="admin",
+        problem=f"nobody checks whether topics have a subscription: {description_of(error)}",
+        cure="start the server that admin= in the broker's URL names, or name another one",
+    )
 
 
 def namespace_weaknesses(namespace: str, persistence: Mapping[str, Any]) -> Iterator[Weakness]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+
+import pytest
+
 from broker_adapter.pulsar.durability_inspection import namespace_weaknesses, topic_weaknesses
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
@@ -35,3 +39,17 @@ def test_without_the_admin_api_the_inspection_says_that_subscriptions_are_not_ch
     broker.close()
 
     assert "admin=http://" in weakness.cure
+
+
+@pytest.mark.parametrize(("hangs", "words"), [(False, "refused"), (True, "no answer in time")])
+def test_an_admin_api_that_does_not_answer_is_named_and_fails_no_inspection(hangs: bool, words: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1] if hangs else 1
+        broker = connect(f"pulsar://127.0.0.1:1?admin=http://127.0.0.1:{port}&timeout_ms=1000")
+        assert isinstance(broker, Inspectable)
+
+        [weakness] = broker.inspect(["orders"]).weaknesses
+        broker.close()
+
+    assert (weakness.topic, words in weakness.problem) == (None, True)
+    assert "admin=" in weakness.cure

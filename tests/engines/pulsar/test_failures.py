@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -93,6 +94,19 @@ def test_strict_defers_messages_of_a_topic_without_a_subscription_until_it_has_o
 
     assert (refused.status, stored.status) == (PublishStatus.DEFERRED, PublishStatus.STORED)
     assert "create-subscription" in str(refused.error)
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["is down", "hangs"])
+def test_an_admin_api_that_does_not_answer_stops_no_publish(
+    engine: PulsarEngine, open_broker: Open, topic: str, hangs: bool
+) -> None:
+    engine.make_topic(topic)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin = f"http://127.0.0.1:{silent.getsockname()[1] if hangs else 1}"
+        [result] = open_broker(f"pulsar://{engine.server.addresses}?admin={admin}").publish([message(topic, 0)])
+
+    assert result.status is PublishStatus.STORED
+    assert [one.id for one in engine.read(topic, count=1)] == ["m-0"]
 
 
 def test_a_namespace_whose_policy_confirms_one_copy_is_named(
