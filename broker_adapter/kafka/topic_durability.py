@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType, TopicMetadata
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, ResourceType, TopicMetadata
 
 from broker_adapter.kafka.client_settings import KafkaServers
-from broker_adapter.kafka.errors import exception_for, explained
+from broker_adapter.kafka.errors import exception_for, explained, treatment_of
 from broker_adapter.kafka.producer_connection import ProducerConnection
 from broker_adapter.publishing.client_pool import ClientPool
+from broker_adapter.publishing.treatment import ONE_MESSAGE
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.durability_inspection import Inspection, Weakness
+
+Settings = Mapping[str, str]
 
 REPLICAS_MIN: Final = 2
 SECONDS_MIN: Final = 0.1
@@ -46,26 +50,32 @@ def inspect_topics(
     return Inspection(product=product, version=version, weaknesses=tuple(weaknesses))
 
 
-def _settings(servers: KafkaServers, topics: Sequence[str], *, timeout_s: float) -> dict[str, Mapping[str, str]]:
-    """The settings of topics as they take effect, with the cluster's defaults."""
+def _settings(servers: KafkaServers, topics: Sequence[str], *, timeout_s: float) -> dict[str, Settings | KafkaError]:
+    """The settings of topics as they take effect, with the cluster's defaults; why, where they are refused for one."""
     admin = AdminClient({**servers.settings})  # type: ignore[dict-item]
     asked = admin.describe_configs(
         [ConfigResource(ResourceType.TOPIC, topic) for topic in topics], request_timeout=timeout_s
     )
+    return {resource.name: _answer(servers, answer, timeout_s=timeout_s) for resource, answer in asked.items()}
+
+
+def _answer(
+    servers: KafkaServers, answer: Future[dict[str, ConfigEntry]], *, timeout_s: float
+) -> Settings | KafkaError:
     try:
-        return {
-            resource.name: {name: entry.value for name, entry in answer.result(timeout_s).items()}
-            for resource, answer in asked.items()
-        }
+        return {name: str(entry.value) for name, entry in answer.result(timeout_s).items()}
     except KafkaException as error:
-        raise exception_for(error.args[0], what=f"the settings of topics of Kafka at {servers.place}") from error
+        refusal: KafkaError = error.args[0]
+        if treatment_of(refusal) in ONE_MESSAGE:
+            return refusal
+        raise exception_for(refusal, what=f"the settings of topics of Kafka at {servers.place}") from error
     except TimeoutError as error:  # of the future, which may come before librdkafka's own
         raise BrokerUnavailable(
             f"Kafka at {servers.place} did not answer for the settings of topics in time"
         ) from error
 
 
-def _weaknesses(topic: TopicMetadata, settings: Mapping[str, str]) -> Iterator[Weakness]:
+def _weaknesses(topic: TopicMetadata, settings: Settings | KafkaError) -> Iterator[Weakness]:
     weakness = partial(Weakness, subject=str(topic.topic), topic=str(topic.topic))
     if topic.error is not None:
         yield weakness(problem=f"nothing can be published: {explained(topic.error)}", cure="create it")
@@ -73,6 +83,10 @@ def _weaknesses(topic: TopicMetadata, settings: Mapping[str, str]) -> Iterator[W
     if min(len(partition.replicas) for partition in topic.partitions.values()) < REPLICAS_MIN:
         problem = "it has one replica, and is lost with one broker"
         yield weakness(problem=problem, cure="replicate it 3 times with kafka-reassign-partitions.sh")
+    if isinstance(settings, KafkaError):
+        problem = f"its settings are unknown: {settings.str()} ({settings.name()})"
+        yield weakness(problem=problem, cure="allow the user DescribeConfigs on it with kafka-acls.sh")
+        return
     if int(settings.get("min.insync.replicas", REPLICAS_MIN)) < REPLICAS_MIN:
         problem = "a message is confirmed when one broker alone has it"
         yield weakness(problem=problem, cure="set min.insync.replicas=2 with kafka-configs.sh")

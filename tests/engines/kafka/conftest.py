@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.jars import fetched_jars
 from tests.engines.kafka.faulty_kafka import FaultyKafka
-from tests.engines.kafka.kafka_cluster import KafkaCluster
+from tests.engines.kafka.kafka_cluster import PERMISSIONS, KafkaCluster
 from tests.engines.kafka.kafka_engine import KafkaEngine
 from tests.fixtures.local_server import scratch_folder
 
@@ -33,6 +33,12 @@ def running_cluster(jars: Path) -> Iterator[KafkaCluster]:
 def running_node(jars: Path) -> Iterator[KafkaCluster]:
     """One node."""
     yield from _running(jars, nodes=1)
+
+
+@pytest.fixture
+def node_with_permissions(jars: Path) -> Iterator[KafkaCluster]:
+    """One node that lets users do what they were allowed alone."""
+    yield from _running(jars, nodes=1, settings=PERMISSIONS)
 
 
 @pytest.fixture

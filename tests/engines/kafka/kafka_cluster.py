@@ -13,11 +13,16 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     NewTopic,
+    ResourcePatternType,
     ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
@@ -43,6 +48,11 @@ LISTENERS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL", "SSL", CLIENT_SSL
 LINKED: Final = ("BROKER", "CONTROLLER")
 """For other nodes."""
 HEAP_MB: Final = 256
+PERMISSIONS: Final = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+}
+"""Settings of nodes whose users may do what they were allowed alone. Whoever comes without a login may do all."""
 
 _LOGGING = """\
 <Configuration status="error">
@@ -151,6 +161,18 @@ class KafkaCluster:
             credentials = ScramCredentialInfo(mechanism, 4_096)
             change = UserScramCredentialUpsertion(USER, credentials, PASSWORD.encode())
             self.admin.alter_user_scram_credentials([change])[USER].result(ANSWER_SECONDS_MAX)
+
+    def allow(self, topic: str, operation: AclOperation) -> None:
+        """Let USER do this on a topic, on nodes that have PERMISSIONS; returns when each of them knows it."""
+        rule = (
+            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{USER}", "*", operation,
+            AclPermissionType.ALLOW,
+        )  # fmt: skip
+        binding = AclBinding(*rule)
+        self.admin.create_acls([binding])[binding].result(ANSWER_SECONDS_MAX)
+        for node, server in self._servers.items():
+            asked = partial(self._admin_of(node).describe_acls, AclBindingFilter(*rule))
+            server.wait_until(lambda asked=asked: bool(asked().result(ANSWER_SECONDS_MAX)))  # type: ignore[misc]
 
     def leader(self, topic: str, partition: int = 0, *, asked: int | None = None) -> int:
         """The node that leads a partition, as this node says, or any."""

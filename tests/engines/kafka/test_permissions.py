@@ -1,0 +1,48 @@
+"""Users of Kafka who may not do all: what they may not see is named, and stops no publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from confluent_kafka.admin import AclOperation
+
+from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.durability_inspection import Inspectable
+from outbox_core.messages.message import Message, PublishResult, PublishStatus
+from tests.broker_adapter.publishing.publisher_conformance import open_broker
+from tests.engines.kafka.kafka_cluster import PASSWORD, USER, KafkaCluster
+
+__all__ = ["open_broker"]
+
+Open = Callable[[str], Broker]
+
+
+def url_of(node: KafkaCluster) -> str:
+    """Of the user."""
+    return f"kafka://{USER}:{PASSWORD}@{node.addresses('SASL_PLAINTEXT')}"
+
+
+def publish(broker: Broker, topic: str) -> PublishResult:
+    [result] = broker.publish([Message(id="m-0", topic=topic, body=b"x")])
+    return result
+
+
+def problems(broker: Broker, topic: str) -> str:
+    assert isinstance(broker, Inspectable)
+    return "; ".join(one.problem for one in broker.inspect([topic]).weaknesses)
+
+
+def test_a_user_who_may_only_write_publishes_and_is_told_what_is_not_checked(
+    node_with_permissions: KafkaCluster, open_broker: Open, topic: str
+) -> None:
+    node = node_with_permissions
+    node.make_topic(topic)
+    node.allow(topic, AclOperation.WRITE)
+    broker = open_broker(url_of(node))
+
+    assert publish(broker, topic).status is PublishStatus.STORED
+    assert "its settings are unknown" in problems(broker, topic)
+    assert "DescribeConfigs" in str(publish(open_broker(f"{url_of(node)}?strict=true"), topic).error)
+
+    node.allow(topic, AclOperation.DESCRIBE_CONFIGS)
+    assert "unknown" not in problems(broker, topic)
