@@ -15,7 +15,14 @@ from typing import Any, Final, Protocol
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import AskError, MovedError, NoPermissionError, RedisClusterException, ResponseError
+from redis.exceptions import (
+    AskError,
+    MovedError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisClusterException,
+    ResponseError,
+)
 from redis.retry import Retry
 
 from broker_adapter.publishing.broker_url import BrokerUrl
@@ -219,6 +226,9 @@ def exchange(
         if not is_whole:
             connection.disconnect()
         pool.release(connection)
+        # A former master keeps its connections; new ones may lead to its successor, by a name that moves.
+        if any(isinstance(answer, ReadOnlyError) for answer in answers):
+            pool.disconnect(inuse_connections=False)
     return answers, waited
 
 

@@ -217,6 +217,26 @@ def test_a_server_with_a_replica_is_waited_for_without_being_told_and_never_less
         broker.publish([message("other", 0)])
 
 
+def test_a_name_that_leads_to_a_new_master_is_followed_though_the_former_one_keeps_its_connections(
+    server: RedisServer, open_broker: Open
+) -> None:
+    with replica_of(server) as replica, cutting_tcp_proxy(server.port) as name:
+        broker = open_broker(f"redis://{HOST}:{name.port}/?wait=0")
+        broker.publish([message("t", 0)])
+        wait_for(lambda: replica.ask("XLEN", "outbox:{t}") == 1)
+        replica.ask("REPLICAOF", "NO", "ONE")
+        server.ask("REPLICAOF", HOST, replica.port)
+        name.lead_to(replica.port)
+
+        with pytest.raises(BrokerUnavailable, match="READONLY"):
+            broker.publish([message("t", 1)])
+        results = broker.publish([message("t", 1)])
+        broker.close()
+
+        assert [one.status for one in results] == [PublishStatus.STORED]
+        assert bodies_of(replica, "t", count=2) == [0, 1]
+
+
 def test_why_a_server_refuses_is_said_though_the_connection_ends_before_its_replicas_have_confirmed(
     server: RedisServer, open_broker: Open
 ) -> None:
