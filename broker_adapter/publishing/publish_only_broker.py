@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn, Protocol
 
 from broker_adapter.publishing.broker_url import TIMEOUT_MS_DEFAULT
+from broker_adapter.publishing.fork_reset import reset_in_children
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerUnavailable, InvalidMessage, NotSupported, StorageFailed
 from outbox_core.messages.broker_port import BrokerAdmin
@@ -83,6 +84,7 @@ class PublishOnlyBroker:
         self._lock = threading.Lock()
         self._inspected_at_ms: dict[str, int] = {}
         self._reported: set[str] = set()
+        reset_in_children(self)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -148,6 +150,10 @@ class PublishOnlyBroker:
     def close(self) -> None:
         """Let go of connections. Idempotent."""
         self._publisher.close()
+
+    def reset_after_fork(self) -> None:
+        """Have a lock of its own in a forked child: another thread may have held the parent's."""
+        self._lock = threading.Lock()
 
     def _refuse(self, operation: str) -> NoReturn:
         raise NotSupported(f"{operation} is not supported on {self._publisher.product} by this adapter")

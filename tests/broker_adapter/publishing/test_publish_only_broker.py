@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,6 +17,7 @@ from outbox_core.messages.durability_inspection import Inspection, Weakness
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 from outbox_core.runtime.logs import event_name
 
+WAIT_SECONDS = 60
 WEAK = Weakness(subject="topic paid", problem="one replica only", cure="set min.insync.replicas=2")
 
 
@@ -103,6 +107,41 @@ def test_an_inspection_that_took_all_the_time_is_an_outage_and_publishes_nothing
     broker.publish([on("a")])
 
     assert len(publisher.stored) == 1
+
+
+class HeldWeakness(Weakness, frozen=True, kw_only=True):
+    """A weakness that holds the thread of one process that reports it, which it does under the broker's lock."""
+
+    process: int
+    reporting: threading.Event
+    go_on: threading.Event
+
+    def __str__(self) -> str:
+        if os.getpid() == self.process:
+            self.reporting.set()
+            assert self.go_on.wait(WAIT_SECONDS)
+        return self.problem
+
+
+def test_a_child_publishes_that_was_forked_while_another_thread_did() -> None:
+    weakness = HeldWeakness(
+        subject="s", problem="p", cure="c", process=os.getpid(), reporting=threading.Event(), go_on=threading.Event()
+    )  # fmt: skip
+    broker = PublishOnlyBroker(MemoryPublisher(weakness), clock=ManualClock())
+    publishing = threading.Thread(target=broker.publish, args=[[on("a")]])
+    publishing.start()
+    assert weakness.reporting.wait(WAIT_SECONDS)
+
+    child = os.fork()
+    if child == 0:
+        signal.alarm(WAIT_SECONDS)  # which ends a child that waits for a lock for ever
+        stored = broker.publish([on("c")])[0].status is PublishStatus.STORED
+        os._exit(0 if stored else 1)
+    weakness.go_on.set()
+    _, status = os.waitpid(child, 0)
+    publishing.join(WAIT_SECONDS)
+
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_a_weakness_is_logged_once_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
