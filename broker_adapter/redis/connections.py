@@ -26,6 +26,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.publishing.fork_reset import reset_in_children
 from broker_adapter.redis.errors import CLIENT_ERRORS
 from broker_adapter.redis.login import login_settings
 from broker_adapter.redis.redis_options import database_of
@@ -157,6 +158,7 @@ class ProcessServers:
         self._servers: Servers | None = None
         self._process = os.getpid()
         self._closed = False
+        reset_in_children(self)
 
     def own(self) -> Servers:
         """Those of this process. Raises ConfigurationError once closed."""
@@ -175,6 +177,10 @@ class ProcessServers:
             owned = self._process == os.getpid()
         if servers is not None and owned:
             servers.close()
+
+    def reset_after_fork(self) -> None:
+        """Have a lock of its own in a forked child: another thread may have held the parent's."""
+        self._lock = threading.Lock()
 
 
 def opener(url: BrokerUrl, *, timeout_ms: int, ca_file: str | None) -> Callable[[], Servers]:
