@@ -37,9 +37,17 @@ class AdminApi:
 
     def persistence(self, *, timeout_s: float) -> Mapping[str, Any]:
         """The namespace's policy, by Pulsar's names of its parts; empty where the servers' defaults hold."""
-        answer = self._http.get(f"namespaces/{self._namespace}/persistence", timeout_s=timeout_s)
-        found: Mapping[str, Any] = (answer.json() if answer.content else None) or {}
+        found: Mapping[str, Any] = self._policy("persistence", timeout_s=timeout_s) or {}
         return found
+
+    def backlog_quotas(self, *, timeout_s: float) -> Mapping[str, Any]:
+        """The namespace's limits of what is not acknowledged, each with the policy for what is beyond it."""
+        found: Mapping[str, Any] = self._policy("backlogQuotaMap", timeout_s=timeout_s) or {}
+        return found
+
+    def message_ttl_s(self, *, timeout_s: float) -> int:
+        """After so many seconds a message of the namespace counts as acknowledged; 0: never."""
+        return int(self._policy("messageTTL", timeout_s=timeout_s) or 0)
 
     def subscriptions(self, topic: str, *, timeout_s: float) -> Sequence[str] | None:
         """The names of a topic's subscriptions; None where the topic is missing."""
@@ -63,6 +71,11 @@ class AdminApi:
     def create_subscription(self, topic: str, subscription: str, *, timeout_s: float) -> None:
         """Create a subscription that does not exist; waits as create_topic() does."""
         self._create(f"{self.topic_path(topic)}/subscription/{quote(subscription, safe='')}", timeout_s=timeout_s)
+
+    def _policy(self, name: str, *, timeout_s: float) -> Any:
+        """What the namespace says; None where the servers' defaults hold."""
+        answer = self._http.get(f"namespaces/{self._namespace}/{name}", timeout_s=timeout_s)
+        return answer.json() if answer.content else None
 
     def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
         """Any request. Raises requests.HTTPError, too, where the server refuses it."""

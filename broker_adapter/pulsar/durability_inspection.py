@@ -17,6 +17,7 @@ from outbox_core.messages.durability_inspection import Inspection, Weakness
 ACKNOWLEDGED_BY: Final = "bookkeeperAckQuorum"
 COPIES: Final = "bookkeeperWriteQuorum"
 COPIES_MIN: Final = 2
+EVICTION: Final = "consumer_backlog_eviction"
 
 NOT_CHECKED: Final = Weakness(
     subject="admin",
@@ -46,6 +47,8 @@ def inspect_topics(
     try:
         version = admin.version(timeout_s=left_s())
         weaknesses = list(namespace_weaknesses(namespace, admin.persistence(timeout_s=left_s())))
+        quotas, ttl_s = admin.backlog_quotas(timeout_s=left_s()), admin.message_ttl_s(timeout_s=left_s())
+        weaknesses += unread_weaknesses(namespace, quotas, ttl_s=ttl_s)
         for topic in topics:
             weaknesses += topic_weaknesses(topic, admin.subscriptions(topic, timeout_s=left_s()))
     except requests.RequestException as error:
@@ -75,6 +78,17 @@ def namespace_weaknesses(namespace: str, persistence: Mapping[str, Any]) -> Iter
         if int(persistence.get(name, COPIES_MIN)) < COPIES_MIN:
             cure = f"set {name} to {COPIES_MIN} with pulsar-admin namespaces set-persistence"
             yield Weakness(subject=namespace, problem=problem, cure=cure)
+
+
+def unread_weaknesses(namespace: str, quotas: Mapping[str, Any], *, ttl_s: int) -> Iterator[Weakness]:
+    """Returns policies by which messages go that nobody has read."""
+    if any(quota.get("policy") == EVICTION for quota in quotas.values()):
+        problem = "when a backlog is full its oldest messages are dropped, which nobody has read"
+        cure = "pulsar-admin namespaces set-backlog-quota with the policy producer_request_hold or producer_exception"
+        yield Weakness(subject=namespace, problem=problem, cure=cure)
+    if ttl_s > 0:
+        problem = f"what nobody has read after {ttl_s:,} s counts as acknowledged, and is deleted"
+        yield Weakness(subject=namespace, problem=problem, cure="pulsar-admin namespaces remove-message-ttl")
 
 
 def topic_weaknesses(topic: str, subscriptions: Sequence[str] | None) -> Iterator[Weakness]:

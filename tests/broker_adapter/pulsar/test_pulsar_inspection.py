@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from broker_adapter.pulsar.durability_inspection import namespace_weaknesses, topic_weaknesses
+from broker_adapter.pulsar.durability_inspection import namespace_weaknesses, topic_weaknesses, unread_weaknesses
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 
@@ -19,6 +19,17 @@ def test_a_namespace_that_confirms_what_one_bookie_has_is_weak_and_one_without_a
     assert (weakness.subject, weakness.topic) == ("shop/eu", None)
     assert "set bookkeeperAckQuorum to 2" in weakness.cure
     assert list(namespace_weaknesses("shop/eu", {})) == []
+
+
+def test_a_namespace_that_drops_what_nobody_has_read_is_weak() -> None:
+    hold, evict = {"policy": "producer_request_hold"}, {"policy": "consumer_backlog_eviction"}
+
+    [evicting] = unread_weaknesses("shop/eu", {"destination_storage": hold, "message_age": evict}, ttl_s=0)
+    [expiring] = unread_weaknesses("shop/eu", {"destination_storage": hold}, ttl_s=3_600)
+
+    assert ("dropped" in evicting.problem, "producer_exception" in evicting.cure) == (True, True)
+    assert ("after 3,600 s" in expiring.problem, "remove-message-ttl" in expiring.cure) == (True, True)
+    assert list(unread_weaknesses("shop/eu", {}, ttl_s=0)) == []
 
 
 def test_a_topic_without_a_subscription_is_weak_and_so_is_one_that_is_missing() -> None:

@@ -131,6 +131,22 @@ def test_a_namespace_whose_policy_confirms_one_copy_is_named(
     assert "set bookkeeperAckQuorum to 2" in weaknesses[1].cure
 
 
+def test_a_namespace_that_drops_what_nobody_has_read_is_named(
+    engine: PulsarEngine, open_broker: Open, topic: str
+) -> None:
+    namespace, server = f"public/u{topic[2:]}", engine.server
+    server.ask("PUT", f"namespaces/{namespace}")
+    broker = open_broker(f"pulsar://{server.addresses}/{namespace}?admin={server.admin_url}")
+    assert isinstance(broker, Inspectable)
+    assert broker.inspect([]).weaknesses == ()
+
+    quota = {"limitSize": 1_000_000, "limitTime": -1, "policy": "consumer_backlog_eviction"}
+    server.ask("POST", f"namespaces/{namespace}/backlogQuota", json=quota)
+    server.ask("POST", f"namespaces/{namespace}/messageTTL", json=3_600)
+
+    wait_for(lambda: len(broker.inspect([]).weaknesses) == 2)
+
+
 def test_a_forked_child_publishes_by_a_client_of_its_own_and_ends(own_engine: PulsarEngine, topic: str) -> None:
     own_engine.make_topic(topic)
     broker = connect(own_engine.url)
