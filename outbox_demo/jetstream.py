@@ -83,10 +83,12 @@ class JetStream:
         tls = ssl.create_default_context(cafile=url.file("ca_file")) if url.scheme == "natss" else None
         if tls is not None and (certificate := url.file("cert_file")) is not None:
             tls.load_cert_chain(certificate, url.file("key_file"))
+        # A user without a password is a token, as in the adapter.
+        login = {"token": url.user} if url.password is None else {"user": url.user, "password": url.password}
         return await nats.connect(
             [f"nats://{host}:{port}" for host, port in url.hosts],
-            user=url.user, password=url.password, tls=tls, user_credentials=options.get("creds_file"),
-            nkeys_seed=options.get("nkey_file"), inbox_prefix=options.get("inbox_prefix", "_INBOX"),
+            tls=tls, user_credentials=options.get("creds_file"), nkeys_seed=options.get("nkey_file"),
+            inbox_prefix=options.get("inbox_prefix", "_INBOX"), **login,
         )  # fmt: skip
 
     def _run(self, call: Callable[[], Awaitable[T]]) -> T:
