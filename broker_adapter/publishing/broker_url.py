@@ -43,9 +43,11 @@ class BrokerUrl:
         `url_name` is what errors call it.
         """
         parts = split_url(url)
-        login, _, addresses = parts.netloc.rpartition("@")
+        login, at, addresses = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
         given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if not at:
+            _check_encoded((parts.path, *given, parts.fragment), url_name=url_name)
         _check_options(given, COMMON_OPTIONS | set(options), url_name=url_name)
         password_path = given.get("password_file")
         return cls(
@@ -123,6 +125,15 @@ def host_and_port(address: str, port: int, *, url_name: str = URL_NAME_DEFAULT) 
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def _check_encoded(behind_hosts: Collection[str], *, url_name: str) -> None:
+    """Refuse a URL whose password was cut at a character that ends the hosts: errors would show the parts."""
+    if any("@" in part for part in behind_hosts):
+        raise ConfigurationError(
+            f"{url_name} has an @ behind its hosts: percent-encode / ? # and @ in user, password and path, "
+            "or give the password by password_file="
+        )
 
 
 def _check_options(given: Mapping[str, str], known: Collection[str], *, url_name: str) -> None:

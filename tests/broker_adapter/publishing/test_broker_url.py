@@ -60,3 +60,12 @@ def test_no_error_shows_the_password() -> None:
         parse("rabbitmq://app:geheim@h:99999/?strict=maybe")
 
     assert "geheim" not in str(raised.value)
+
+
+@pytest.mark.parametrize("password", ["ge/heim", "ge?heim", "ge#heim", "12/heim", "12?heim", "12#heim"])
+@pytest.mark.parametrize("hosts", ["h", "h1:1,h2:2"])
+def test_no_error_shows_a_password_that_was_not_encoded(password: str, hosts: str) -> None:
+    with pytest.raises(ConfigurationError, match="percent-encode") as raised:
+        parse(f"rabbitmq://app:{password}@{hosts}/shop?strict=true")
+
+    assert not any(part in str(raised.value) for part in ("ge", "heim", "12"))
