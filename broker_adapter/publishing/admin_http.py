@@ -51,16 +51,18 @@ class AdminHttp:
         raise requests.TooManyRedirects(f"{self._url}/{path} was redirected more than {REDIRECTIONS_MAX} times")
 
     def _ask(self, method: str, url: str, *, timeout_s: float) -> requests.Response:
-        return requests.request(
-            method,
-            url,
-            headers=self._headers,
-            auth=self._login,
-            cert=self._certificate,
-            verify=self._ca_file or True,
-            timeout=max(timeout_s, TIMEOUT_S_MIN),
-            allow_redirects=False,
-        )
+        with requests.Session() as session:
+            session.trust_env = False  # or ~/.netrc goes before the token, and the login to the environment's proxy
+            return session.request(
+                method,
+                url,
+                headers=self._headers,
+                auth=self._login,
+                cert=self._certificate,
+                verify=self._ca_file or True,
+                timeout=max(timeout_s, TIMEOUT_S_MIN),
+                allow_redirects=False,
+            )
 
 
 def admin_url(text: str, *, option: str, port: int) -> str:

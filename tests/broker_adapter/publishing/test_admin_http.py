@@ -93,6 +93,20 @@ def test_the_login_goes_to_the_server_that_another_one_redirects_to(serve: Serve
     assert api.ask(method, "t", timeout_s=WAIT_SECONDS).text == f"{method} /admin/t?authoritative=true"
 
 
+def test_nothing_of_the_environment_comes_between(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text(f"machine {HOST} login other password other\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    proxy, server = serve("Bearer s3cret"), serve("Bearer s3cret")
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy.url)
+
+    AdminHttp(f"{server.url}/admin", token="s3cret").get("t", timeout_s=WAIT_SECONDS)
+
+    assert (server.seen, proxy.seen) == (["Bearer s3cret"], [])
+
+
 def test_servers_that_redirect_without_end_are_given_up(serve: Serve) -> None:
     server = serve("Bearer s3cret", redirects_to="/admin/t")
 
