@@ -7,7 +7,8 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
@@ -132,19 +133,32 @@ class PulsarConnection:
         if topic in self._producers:
             self._producers.move_to_end(topic)
             return self._producers[topic]
-        if self._clock.monotonic_ms() >= deadline_ms:
+        self._producers[topic] = producer = self._created_producer(topic, deadline_ms=deadline_ms)
+        if len(self._producers) > PRODUCERS_MAX:
+            self._producers.popitem(last=False)
+        return producer
+
+    def _created_producer(self, topic: str, *, deadline_ms: int) -> Any:
+        """The client waits as long as its own time-out says, which is longer than a call has left that did something
+        before: so it waits in a thread, which ends with the client.
+        """
+        left_ms = deadline_ms - self._clock.monotonic_ms()
+        if left_ms <= 0:
             raise exception_for("Timeout", what=self._what)
-        producer = self._client.create_producer(
+        create = partial(
+            self._client.create_producer,
             topic,
             send_timeout_millis=self._timeout_ms,
             max_pending_messages=BATCH_MESSAGES_MAX,
             block_if_queue_full=True,
             batching_enabled=False,
         )
-        self._producers[topic] = producer
-        if len(self._producers) > PRODUCERS_MAX:
-            self._producers.popitem(last=False)
-        return producer
+        created: Future[Any] = Future()
+        threading.Thread(target=_complete, args=(created, create), name="outbox-pulsar", daemon=True).start()
+        try:
+            return created.result(left_ms / 1000)
+        except TimeoutError as error:
+            raise exception_for("Timeout", what=self._what) from error
 
     def _next_receipts(self, receipts: Receipts, outstanding: int, *, deadline_ms: int) -> list[tuple[int, str]]:
         left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
@@ -158,6 +172,13 @@ class PulsarConnection:
         if treatment_of(result) not in ONE_MESSAGE:
             raise exception_for(result, what=self._what)
         return result
+
+
+def _complete(created: Future[Any], create: Callable[[], Any]) -> None:
+    try:
+        created.set_result(create())
+    except Exception as error:  # noqa: BLE001 - the thread's boundary: who waits learns of it
+        created.set_exception(error)
 
 
 def pulsar_client(settings: ClientSettings) -> Any:
