@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -62,7 +63,7 @@ class ProducerConnection:
             try:
                 return self._list(topic, self._seconds(slice_ms, deadline_ms))
             except KafkaException as error:
-                self.handle.poll(0)
+                self._serve(self.handle.poll, 0)
                 self._check(error.args[0], deadline_ms=deadline_ms)
             slice_ms = min(2 * slice_ms, SLICE_MS_MAX)
 
@@ -72,6 +73,8 @@ class ProducerConnection:
         Raises BrokerUnavailable, StorageFailed or NotAuthorized where one of them is in doubt. Then nothing of them is
         left in librdkafka's queue to be sent later.
         """
+        if not records:
+            return []
         reports: list[KafkaError | None] = [_PENDING] * len(records)
         for number, record in enumerate(records):
             try:
@@ -88,8 +91,9 @@ class ProducerConnection:
 
     def close(self) -> None:
         """Drop what is queued, and end the connections and threads."""
-        self.handle.purge()
-        self.handle.close()
+        for end in (self.handle.purge, self.handle.close):
+            with contextlib.suppress(KafkaException):  # what has ended the producer, where nobody was told of it yet
+                end()
 
     def leave_to_parent(self) -> None:
         """Never free the producer in a forked child: that would wait forever for threads that are not there."""
@@ -116,12 +120,19 @@ class ProducerConnection:
                     on_delivery=report,
                 )
             except BufferError:  # librdkafka's queue is full: delivery reports make room
-                self.handle.poll(self._seconds(SLICE_MS, deadline_ms))
+                self._serve(self.handle.poll, self._seconds(SLICE_MS, deadline_ms))
                 self._check(KafkaError(KafkaError._QUEUE_FULL), deadline_ms=deadline_ms)  # noqa: SLF001
 
     def _flush(self, deadline_ms: int) -> None:
-        while self.handle.flush(self._seconds(SLICE_MS, deadline_ms)):
+        while self._serve(self.handle.flush, self._seconds(SLICE_MS, deadline_ms)):
             self._check(KafkaError(KafkaError._MSG_TIMED_OUT), deadline_ms=deadline_ms)  # noqa: SLF001
+
+    def _serve(self, call: Callable[[float], int], seconds: float) -> int:
+        """Have librdkafka report. What has ended the producer for good is raised there, and reported nowhere else."""
+        try:
+            return call(seconds)
+        except KafkaException as error:
+            self._raise(error.args[0])
 
     def _check(self, error: KafkaError, *, deadline_ms: int) -> None:
         """Raise where the time is over, or where waiting cannot help."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from confluent_kafka.admin import AclOperation
 
+from outbox_core.common.errors import NotAuthorized
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
@@ -46,3 +48,19 @@ def test_a_user_who_may_only_write_publishes_and_is_told_what_is_not_checked(
 
     node.allow(topic, AclOperation.DESCRIBE_CONFIGS)
     assert "unknown" not in problems(broker, topic)
+
+
+def test_a_user_who_may_write_nowhere_is_not_authorized_and_publishes_when_that_is_mended(
+    node_with_permissions: KafkaCluster, open_broker: Open, topic: str
+) -> None:
+    """Such a user gets no producer id: librdkafka's producer has a fatal error then, and is made anew."""
+    node = node_with_permissions
+    node.make_topic(topic)
+    node.allow(topic, AclOperation.DESCRIBE)
+    broker = open_broker(url_of(node))
+
+    with pytest.raises(NotAuthorized, match="IdempotentWrite"):
+        publish(broker, topic)
+    node.allow(topic, AclOperation.WRITE)
+
+    assert publish(broker, topic).status is PublishStatus.STORED
