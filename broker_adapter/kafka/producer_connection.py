@@ -38,12 +38,17 @@ class ProducerConnection:
     """Used by one thread at a time. After any exception it is of no use any more: close it."""
 
     def __init__(self, settings: Mapping[str, object], *, place: str, clock: Clock) -> None:
-        """`place`: the servers' addresses, for messages. Connects in the background."""
+        """`place`: the servers' addresses, for messages. Connects in the background. Raises BrokerUnavailable where
+        librdkafka cannot use its settings, mostly since certificates cannot be read.
+        """
         self._clock = clock
         self._place = place
         self._reported: KafkaError | None = None
         self._topics: dict[str, tuple[TopicMetadata, int]] = {}
-        self.handle: Producer = Producer({**settings, "error_cb": self._report})
+        try:
+            self.handle: Producer = Producer({**settings, "error_cb": self._report})
+        except KafkaException as error:
+            self._raise(error.args[0])
 
     def topic(self, name: str, *, deadline_ms: int) -> TopicMetadata:
         """A topic with its partitions or its error, at most METADATA_MS old; after an error it is asked for anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from broker_adapter.kafka import open_broker
 from broker_adapter.kafka.client_settings import URL_OPTIONS, client_settings, producer_settings
 from broker_adapter.publishing.broker_url import BrokerUrl
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.messages.message import Message
 
 
 def settings(url: str, *, timeout_ms: int = 10_000, token: str | None = None) -> dict[str, object]:
@@ -63,6 +65,16 @@ def test_a_producer_waits_for_all_replicas_is_idempotent_and_bounded() -> None:
 def test_what_cannot_work_is_refused_with_its_cure(url: str, token: str | None, cure: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(cure)):
         open_broker(url, token=token)
+
+
+def test_certificates_that_cannot_be_read_are_an_outage_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+
+    with (
+        closing(open_broker(f"kafka://127.0.0.1:1?ca_file={tmp_path / 'ca.pem'}")) as broker,
+        pytest.raises(BrokerUnavailable, match=r"ssl\.ca\.location failed"),
+    ):
+        broker.publish([Message(id="1", topic="t", body=b"")])
 
 
 def test_no_refusal_shows_the_password() -> None:
