@@ -41,6 +41,8 @@ class ClientSettings:
             raise ConfigurationError("a token and a user were given, and Pulsar takes one of them: leave one out")
         if url.user and not url.password:
             raise ConfigurationError("a user needs a password: pulsar://user:password@host:6650, or password_file=")
+        if any(":" in host for host, _ in url.hosts):
+            raise ConfigurationError(f"Pulsar's client knows no IPv6 addresses: name the hosts of {url.addresses}")
         ca_file, cert_file, key_file = ca_file or url.file("ca_file"), url.file("cert_file"), url.file("key_file")
         if (cert_file is None) != (key_file is None):
             raise ConfigurationError("cert_file and key_file in the broker's URL belong together: give both")

@@ -58,6 +58,7 @@ def test_certificates_are_used_over_tls(tmp_path: Path) -> None:
         ("pulsar://h/tenant", None, "/TENANT/NAMESPACE"),
         ("pulsar://h/a/b/c", None, "/TENANT/NAMESPACE"),
         ("pulsar://app@h", None, "a user needs a password"),
+        ("pulsar://h,[::1]:6651", None, "no IPv6 addresses"),
         ("pulsar://app:pw@h", "t", "leave one out"),
         (f"pulsar://h?ca_file={__file__}", None, "write pulsar+ssl://"),
         (f"pulsar+ssl://h?cert_file={__file__}", None, "give both"),
