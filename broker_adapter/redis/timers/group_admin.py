@@ -23,9 +23,11 @@ from broker_adapter.redis.timers.timer_messages import decode_message
 from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner
 from outbox_core.common.errors import BrokerRefused, InvalidMessage, NotSupported
 from outbox_core.messages.failure_history import EXPIRED, REFUSED, with_count
+from outbox_core.messages.limits import BODY_BYTES_MAX
 from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
 from outbox_core.messages.topic_figures import topic_figures
 
+DEAD_BYTES_MAX: Final = BODY_BYTES_MAX
 _GROUP_FIGURES: Final = ("backlog", "in_flight", "dead", "oldest_unacked_age_ms")
 
 
@@ -76,21 +78,23 @@ class RedisGroupAdmin:
     def dead(
         self, topic: str, group: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[list[DeadLetter], str | None]:
-        """One page of dead letters, slot by slot, in each the oldest first."""
+        """One page of dead letters, slot by slot, in each the oldest first; no further one behind DEAD_BYTES_MAX."""
         slots = self._known_slots_of(topic)
         slot, _, after_id = (after or "0/").partition("/")
         if limit < 1 or not (slot.isascii() and slot.isdigit()):
             raise InvalidMessage("limit is at least 1, and `after` a cursor of the page before")
         letters: list[DeadLetter] = []
+        bytes_left = DEAD_BYTES_MAX
         for number in range(int(slot), slots):
             expire = self._runner.scripts.of_group(EXPIRE, topic, number, group, [MOVES_MAX, EXPIRED])
-            page_max = limit + 1 - len(letters)
-            page = self._runner.scripts.of_group(LIST_DEAD, topic, number, group, [page_max, after_id])
-            _, fields = self._runner.run([expire, page])
+            asked: list[Argument] = [limit + 1 - len(letters), after_id, max(0, bytes_left)]
+            page = self._runner.scripts.of_group(LIST_DEAD, topic, number, group, asked)
+            _, (is_cut, *fields) = self._runner.run([expire, page])
             letters += [_letter(topic, group, fields[at : at + 4]) for at in range(0, len(fields), 4)]
+            bytes_left -= sum(len(packed) for packed in fields[3::4])
             after_id = ""
-            if len(letters) > limit:
-                last = letters[limit - 1].id
+            if is_cut or len(letters) > limit:
+                last = letters[:limit][-1].id
                 return letters[:limit], f"{slot_of(last, slots)}/{last}"
         return letters, None
 
