@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from broker_adapter.publishing.treatment import Treatment
 from broker_adapter.redis.errors import CODES, code_of
@@ -58,12 +58,15 @@ def inspect_master(
 ) -> MasterReport:
     """Ask one node; changes nothing. `replicas_wanted`: what the URL says, None where it says nothing.
 
-    Raises exceptions of the client.
+    Raises exceptions of the client; ReadOnlyError where the node is a replica.
     """
     info: Mapping[str, Any] = {}
     asked_at_ms = clock.now_ms()
     for section in ("server", "memory", "persistence", "replication"):
         info = {**info, **node.info(section)}
+    if info.get("role") == "slave":  # what it says of replicas is no master's; a name may lead to that by now
+        node.connection_pool.disconnect(inuse_connections=False)
+        raise ReadOnlyError("READONLY it is a replica, and no master any more")
     ahead_ms = clock_ahead_ms(info, asked_at_ms=asked_at_ms, answered_at_ms=clock.now_ms())
     settings = _settings(node)
     replicas = _replicas_online(info)

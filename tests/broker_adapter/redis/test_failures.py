@@ -237,6 +237,24 @@ def test_a_name_that_leads_to_a_new_master_is_followed_though_the_former_one_kee
         assert bodies_of(replica, "t", count=2) == [0, 1]
 
 
+def test_a_former_master_does_not_teach_that_there_are_no_replicas_to_wait_for(
+    server: RedisServer, open_broker: Open
+) -> None:
+    with replica_of(server) as heir, cutting_tcp_proxy(server.port) as name:
+        heir.ask("REPLICAOF", "NO", "ONE")
+        server.ask("REPLICAOF", HOST, heir.port)
+        wait_for(lambda: b"role:slave" in server.ask("INFO", "replication"))
+        broker = open_broker(f"redis://{HOST}:{name.port}/?timeout_ms=3000")
+
+        with pytest.raises(BrokerUnavailable, match="READONLY"):
+            broker.publish([message("t", 0)])
+        name.lead_to(heir.port)
+        wait_for(lambda: b"state=online" in heir.ask("INFO", "replication"))
+        with server.paused(), pytest.raises(StorageFailed, match="0 of 1 replicas"):
+            broker.publish([message("t", 1)])
+        broker.close()
+
+
 def test_why_a_server_refuses_is_said_though_the_connection_ends_before_its_replicas_have_confirmed(
     server: RedisServer, open_broker: Open
 ) -> None:
