@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
@@ -47,6 +48,7 @@ from outbox_core.messages.message import (
 REPEATED_MS: Final = 1_000
 """For so long a pull asks slots again that are being moved, or have no master: the deliveries of others wait for it."""
 PULL_BYTES_MAX: Final = limits.BODY_BYTES_MAX
+"""Of bodies in a pull, divided among the slots that it asks: each of them may deliver one message beyond its part."""
 _STALE: Final = 3
 _ACKS: Final = {0: AckStatus.UNKNOWN, 1: AckStatus.ACKED, 2: AckStatus.ALREADY_ACKED, _STALE: AckStatus.STALE}
 _NACKS: Final = {1: NackStatus.REQUEUED, 2: NackStatus.DEAD, _STALE: NackStatus.STALE}
@@ -163,40 +165,50 @@ class TimerBroker:
 
     def _take(self, topic: str, group: str, *, room: int, invisible_ms: int) -> tuple[list[Delivery], int]:
         """Deliveries, and how many ms later the next one may be ready. Begins at a slot by chance, so that a full slot
-        starves no other; slots that had more than their share are asked again while there is room.
+        starves no other; slots that had more than their share are asked again while there is room, and bytes are left.
         """
         slots = self._runner.slots_of(topic)
         first = random.randrange(slots)
         hungry = [(first + number) % slots for number in range(slots)]
         deliveries: list[Delivery] = []
-        next_ms = IDLE_MS
-        while hungry and len(deliveries) < room:
+        next_ms, bytes_left = IDLE_MS, PULL_BYTES_MAX
+        while hungry and len(deliveries) < room and bytes_left > 0:
             left = room - len(deliveries)
             asked, hungry = hungry[:left], hungry[left:]
             share = left // len(asked)
+            moves_of = partial(
+                self._moves, topic, group, limit=share, invisible_ms=invisible_ms, bytes_max=bytes_left // len(asked)
+            )
             for slot, (found, slot_next_ms) in self._take_of(
-                topic, group, asked, limit=share, invisible_ms=invisible_ms, must_answer=not deliveries
+                topic, group, asked, moves_of, must_answer=not deliveries
             ).items():
                 deliveries += found
+                bytes_left -= sum(len(one.body) for one in found)
                 next_ms = min(next_ms, slot_next_ms)
                 if len(found) == share:
                     hungry.append(slot)
         return deliveries, next_ms
 
     def _take_of(
-        self, topic: str, group: str, slots: Sequence[int], *, limit: int, invisible_ms: int, must_answer: bool
+        self,
+        topic: str,
+        group: str,
+        slots: Sequence[int],
+        moves_of: Callable[[int], list[ScriptCall]],
+        *,
+        must_answer: bool,
     ) -> dict[int, tuple[list[Delivery], int]]:
-        """Pull from slots, in one round trip a node, and two more if the group is new. Raises the error of a slot if
-        none delivered and they must answer.
+        """Pull from slots by these moves, in one round trip a node, and two more if the group is new. Raises the error
+        of a slot if none delivered and they must answer.
         """
-        calls = {slot: self._moves(topic, group, slot, limit=limit, invisible_ms=invisible_ms) for slot in slots}
+        calls = {slot: moves_of(slot) for slot in slots}
         self._runner.try_to_run([call for moves in calls.values() for call in moves], repeated_ms=REPEATED_MS)
         if any(is_no_group(moves[-1].outcome) for moves in calls.values()):
             every = range(self._runner.slots_of(topic))
             arguments = group_arguments(group, GroupConfig(), is_change=False)
             self._admin.declare_on(topic, group, every, arguments)
             again = [slot for slot, moves in calls.items() if is_no_group(moves[-1].outcome)]
-            calls |= {slot: self._moves(topic, group, slot, limit=limit, invisible_ms=invisible_ms) for slot in again}
+            calls |= {slot: moves_of(slot) for slot in again}
             self._runner.try_to_run([call for slot in again for call in calls[slot]], repeated_ms=REPEATED_MS)
         failed = [call for moves in calls.values() for call in moves if isinstance(call.outcome, Exception)]
         found = {
@@ -208,12 +220,14 @@ class TimerBroker:
             raise self._runner.raised(failed[0]) from failed[0].outcome
         return found
 
-    def _moves(self, topic: str, group: str, slot: int, *, limit: int, invisible_ms: int) -> list[ScriptCall]:
+    def _moves(
+        self, topic: str, group: str, slot: int, *, limit: int, invisible_ms: int, bytes_max: int
+    ) -> list[ScriptCall]:
         scripts = self._runner.scripts
         return [
             self._runner.fire(topic, slot),
             scripts.of_group(EXPIRE, topic, slot, group, [MOVES_MAX, EXPIRED]),
-            scripts.of_group(TAKE, topic, slot, group, [limit, invisible_ms, PULL_BYTES_MAX]),
+            scripts.of_group(TAKE, topic, slot, group, [limit, invisible_ms, bytes_max]),
         ]
 
     def _settle(
