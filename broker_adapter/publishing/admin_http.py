@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
@@ -11,6 +12,9 @@ from outbox_core.common.errors import ConfigurationError
 
 TIMEOUT_S_MIN: Final = 0.001
 REDIRECTIONS_MAX: Final = 5
+WAITED_SECONDS_MIN: Final = 1.0
+SILENT_SECONDS: Final = 60
+"""For so long a server that did not answer in time is not read from: each publish of a new topic would wait for it."""
 
 
 class AdminHttp:
@@ -31,10 +35,18 @@ class AdminHttp:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._ca_file = ca_file
         self._certificate = certificate
+        self._silent_until = 0.0
 
     def get(self, path: str, *, timeout_s: float) -> requests.Response:
-        """Read. Raises what ask() does."""
-        return self.ask("GET", path, timeout_s=timeout_s)
+        """Read. Raises what ask() does, and Timeout at once where the server did not answer lately."""
+        if time.monotonic() < self._silent_until:
+            raise requests.Timeout(f"{self._url} did not answer within the last {SILENT_SECONDS} s")
+        try:
+            return self.ask("GET", path, timeout_s=timeout_s)
+        except requests.Timeout:
+            if timeout_s >= WAITED_SECONDS_MIN:  # less is no fault of the server's
+                self._silent_until = time.monotonic() + SILENT_SECONDS
+            raise
 
     def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
         """Any request. Raises requests.RequestException: an HTTPError where the server refuses it.

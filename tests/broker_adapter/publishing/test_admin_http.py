@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -105,6 +106,20 @@ def test_nothing_of_the_environment_comes_between(
     AdminHttp(f"{server.url}/admin", token="s3cret").get("t", timeout_s=WAIT_SECONDS)
 
     assert (server.seen, proxy.seen) == (["Bearer s3cret"], [])
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_again_and_again() -> None:
+    with socket.create_server((HOST, 0)) as silent:
+        api = AdminHttp(f"http://{HOST}:{silent.getsockname()[1]}")
+
+        for timeout_s in (1, WAIT_SECONDS, WAIT_SECONDS):
+            with pytest.raises(requests.Timeout):
+                api.get("t", timeout_s=timeout_s)
+
+        silent.accept()[0].close()
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 def test_servers_that_redirect_without_end_are_given_up(serve: Serve) -> None:
