@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError
@@ -23,6 +23,9 @@ from outbox_core.messages.message import Message, PublishResult, PublishStatus
 ATTRIBUTE_PREFIX: Final = "ce_"
 TIMESTAMP_AGE_MS_MAX: Final = 3_600_000
 """Kafka deletes by a record's timestamp: one that is older than this gets the time of sending."""
+
+NumberedRecord = tuple[int, KafkaRecord]
+"""A record with its place in the batch."""
 
 
 class KafkaPublisher:
@@ -71,12 +74,14 @@ class KafkaPublisher:
                 records[number] = _record(message, partitions, now_ms=now_ms)
             else:
                 errors[number] = partitions
+        refused: list[NumberedRecord] = []
         reports = connection.store(list(records.values()), deadline_ms=deadline_ms)
         for (number, record), report in zip(records.items(), reports, strict=True):
             errors[number] = report
-            # The server measures what librdkafka sent together: a small message may be refused for its neighbours.
-            if report is not None and report.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                [errors[number]] = connection.store([record], deadline_ms=deadline_ms)
+            if _is_too_large(report):
+                refused.append((number, record))
+        for number, report in _reports_of_parts(connection, refused, deadline_ms=deadline_ms):
+            errors[number] = report
         return errors
 
     def _partitions(self, connection: ProducerConnection, topic: str, deadline_ms: int) -> int | KafkaError:
@@ -87,6 +92,32 @@ class KafkaPublisher:
         if treatment_of(found.error) not in ONE_MESSAGE:
             raise exception_for(found.error, what=f"Kafka at {self._servers.place}")
         return found.error
+
+
+def _reports_of_parts(
+    connection: ProducerConnection, numbered: Sequence[NumberedRecord], *, deadline_ms: int
+) -> Iterator[tuple[int, KafkaError | None]]:
+    """Store records that were too large, and yield the report of each. A server measures what librdkafka sent together,
+    so most are small. Parts of them grow until one is too large again, since each part costs a round trip.
+    """
+    size, size_max = 1, len(numbered)
+    while numbered:
+        part, rest = numbered[:size], numbered[size:]
+        reports = connection.store([record for _, record in part], deadline_ms=deadline_ms)
+        answered = [(one, report) for one, report in zip(part, reports, strict=True)]
+        refused = [one for one, report in answered if _is_too_large(report) and len(part) > 1]
+        yield from ((number, report) for (number, _), report in answered if not _is_too_large(report) or not refused)
+        numbered = [*refused, *rest]
+        if refused:
+            size = size_max = len(part) // 2
+        elif _is_too_large(reports[0]):  # it was this one, and not its neighbours
+            size, size_max = 1, len(numbered)
+        else:
+            size = min(2 * size, size_max)
+
+
+def _is_too_large(report: KafkaError | None) -> bool:
+    return report is not None and report.code() == KafkaError.MSG_SIZE_TOO_LARGE
 
 
 def _record(message: Message, partitions: int, *, now_ms: int) -> KafkaRecord:

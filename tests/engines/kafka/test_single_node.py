@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
+from confluent_kafka import KafkaError
 
+from broker_adapter.kafka.client_settings import KafkaServers, client_settings, producer_settings
+from broker_adapter.kafka.kafka_publisher import KafkaPublisher
+from broker_adapter.kafka.producer_connection import KafkaRecord, ProducerConnection
+from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.publishing.client_pool import ClientPool
+from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
@@ -14,6 +23,9 @@ from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import publish_until_stored
 from tests.engines.kafka.kafka_cluster import KafkaCluster
 from tests.engines.kafka.kafka_engine import KafkaEngine
+
+MANY = 500
+TIMEOUT_MS = 120_000
 
 
 def message(topic: str, number: int, **parts: object) -> Message:
@@ -35,6 +47,38 @@ def test_small_messages_are_stored_though_together_they_pass_the_topics_limit(
     rejected = [one.id for one in results if one.status is PublishStatus.REJECTED]
     assert rejected == ["m-20"]
     assert {one.id for one in own_engine.read(topic, count=39)} == {one.id for one in batch} - {"m-20"}
+
+
+class CountedConnection(ProducerConnection):
+    """Counts its round trips."""
+
+    trips = 0
+
+    def store(self, records: Sequence[KafkaRecord], *, deadline_ms: int) -> list[KafkaError | None]:
+        """Store them."""
+        self.trips += 1
+        return super().store(records, deadline_ms=deadline_ms)
+
+
+def test_many_small_messages_beyond_the_topics_limit_cost_few_round_trips(
+    own_engine: KafkaEngine, node: KafkaCluster, topic: str
+) -> None:
+    node.make_topic(topic, settings={"max.message.bytes": "10000"})
+    clock, url = SystemClock(), BrokerUrl.parse(own_engine.url, port=9092)
+    settings = producer_settings(client_settings(url, timeout_ms=TIMEOUT_MS), timeout_ms=TIMEOUT_MS)
+    connection = CountedConnection(settings, place=url.addresses, clock=clock)
+    servers = KafkaServers(client_settings(url, timeout_ms=TIMEOUT_MS), url.addresses)
+    batch = [message(topic, number) for number in range(MANY)]
+    batch[MANY // 2] = message(topic, MANY // 2, body=b"x" * 20_000)
+
+    with closing(KafkaPublisher(ClientPool(lambda: connection), servers, clock=clock)) as publisher:
+        results = publisher.publish(batch, timeout_ms=TIMEOUT_MS)
+
+    assert connection.trips < MANY / 5
+    rejected = [one.id for one in results if one.status is PublishStatus.REJECTED]
+    assert rejected == [f"m-{MANY // 2}"]
+    read = [one.id for one in own_engine.read(topic, count=MANY - 1)]
+    assert sorted(read) == sorted({f"m-{number}" for number in range(MANY)} - set(rejected))
 
 
 def test_each_weakness_of_a_topic_is_named_with_its_cure(
