@@ -78,7 +78,7 @@ class CompensatorMetrics:
         self._timers_complete = self._gauge(
             "timing_store_complete", "1 where the timing store has all timers of this instance's slots.", "source"
         )
-        self._rebuilt = self._gauge("timing_store_rebuilt_rows", "Rows that the last rebuild has added.", "source")
+        self._rebuilt = self._gauge("timing_store_rebuilt_rows", "Rows that the last rebuild has read.", "source")
         self._to_rebuild = self._gauge("timing_store_rows_to_rebuild", "Rows of the last rebuild, or NaN.", "source")
         self._slots = SlotGauges(self.registry)
         self._begin_at_zero()

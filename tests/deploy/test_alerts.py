@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.registry import Collector
 
-from compensator.service.metrics import CompensatorMetrics
-from outbox_broker.engine.engine import Engine
-from outbox_broker.http.broker_metrics import BrokerMetrics
-from outbox_broker.http.service_ports import ServicePorts
 from tests.deploy.manifests import of_kind
+from tests.fixtures.exported_metrics import exported_metrics
 
 OTHERS = {"kube_cronjob_status_last_successful_time": {"cronjob"}}
 """Metrics that another program exports."""
 WORDS = {
     "max", "min", "sum", "rate", "increase", "time", "absent", "histogram_quantile", "by", "and", "or", "unless", "on",
 }  # fmt: skip
-_SUFFIX = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
 _IDENTIFIER = r"[a-zA-Z_][a-zA-Z0-9_]*"
 
 
@@ -31,37 +25,10 @@ def rules() -> list[dict[str, Any]]:
     return [rule for one in of_kind("PrometheusRule") for group in one["spec"]["groups"] for rule in group["rules"]]
 
 
-class RecordingRegistry(CollectorRegistry):
-    """A registry that knows what was registered, also metrics that have no samples yet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.collectors: list[Collector] = []
-
-    def register(self, collector: Collector) -> None:
-        self.collectors.append(collector)
-        super().register(collector)
-
-
-def exported(registry: RecordingRegistry) -> Iterator[tuple[str, set[str]]]:
-    """Each sample's name with its labels."""
-    for collector in registry.collectors:
-        for family in collector.collect():
-            labels = set(getattr(collector, "_labelnames", ()) or getattr(family, "_labelnames", ()))
-            labels |= {label for sample in family.samples for label in sample.labels}
-            for suffix in _SUFFIX.get(family.type, [""]):
-                yield family.name + suffix, labels | ({"le"} if suffix == "_bucket" else set())
-
-
 @pytest.fixture
-def known(tmp_path: Path) -> Iterator[Mapping[str, set[str]]]:
-    """Every metric that the compensator and the broker export, with its labels."""
-    engine = Engine.open(tmp_path / "data")
-    compensators, brokers = RecordingRegistry(), RecordingRegistry()
-    CompensatorMetrics(compensators)
-    BrokerMetrics(ServicePorts.of(engine), series_max=10, registry=brokers)
-    yield dict([*exported(compensators), *exported(brokers)]) | OTHERS
-    engine.close()
+def known(tmp_path: Path) -> Mapping[str, set[str]]:
+    """Every metric that an alert may speak of, with its labels."""
+    return {**exported_metrics(tmp_path / "data"), **OTHERS}
 
 
 def metrics_of(expression: str) -> set[str]:
