@@ -40,7 +40,7 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option("--until", help="With --since: up to here; default: now.")]
 Full = Annotated[bool, typer.Option("--full", help="With --since: look at every row, whatever the digests say.")]
 RepairIt = Annotated[
-    bool, typer.Option("--repair", help="With --since: hand what is lost and unsent back to the compensator.")
+    bool, typer.Option("--repair", help="Hand what is lost and unsent back to the compensator: show it, and ask.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="With --repair: do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="With --repair: show it, and change nothing.")]

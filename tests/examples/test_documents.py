@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from importlib.metadata import entry_points
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 
 import click
@@ -14,12 +14,14 @@ import pytest
 import typer
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = ("outbox_core", "outbox", "compensator", "outbox_broker", "broker_adapter", "spark_reconcile")
 NAMED_BY_ENVIRONMENT = {"OUTBOX_DATABASE__URL": "sqlite:///shop.db", "OUTBOX_BROKER__URL": "http://127.0.0.1:1"}
 
 _BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^(?:\$ )?(outbox [a-z].*)$", re.MULTILINE)
+_IN_PROSE = re.compile(r"(?<!`)`outbox ([a-z][^`]*)`(?!`)")
 _EXAMPLE = re.compile(r"^(?: *Example:)? +(outbox [a-z].*)$", re.MULTILINE)
 _METRIC = re.compile(r"\b(?:outbox|broker|recon)_[a-z_]+_(?:total|seconds|rows|messages|bytes|findings)\b")
 _LINK = re.compile(r"\]\((?P<file>[^)#:]*)(?:#(?P<heading>[^)]+))?\)")
@@ -57,6 +59,27 @@ def parse(line: str, commands: dict[str, click.Command]) -> None:
         pass
 
 
+def prose_commands(page: Path) -> Iterator[str]:
+    """The commands in a page's sentences, `outbox` left out: one for each of `run|once`."""
+    text = _BLOCK.sub("", page.read_text())
+    for line in _IN_PROSE.findall(text):
+        for words in product(*(word.split("|") for word in line.split())):
+            yield " ".join(words)
+
+
+def unknown_in(line: str, commands: dict[str, click.Command]) -> str:
+    """The part of a line that no command has; of a line that names a group, its commands together. Empty: none."""
+    words, prefix = line.split(), ""
+    for word in takewhile(re.compile(r"[a-z][a-z-]*$").match, words):
+        if prefix in commands:
+            break
+        prefix = f"{prefix} {word}".strip()
+    meant = [command for name, command in commands.items() if f"{name} ".startswith(f"{prefix} ")]
+    options = {option for command in meant for one in command.params for option in (*one.opts, *one.secondary_opts)}
+    named = {word.partition("=")[0].rstrip(",.") for word in words if word.startswith("--")}
+    return ", ".join(sorted(named - options)) if meant else prefix
+
+
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> dict[str, click.Command]:
     """All commands, their URLs given by the environment."""
@@ -72,6 +95,15 @@ def test_every_command_line_of_the_documents_is_one_that_the_command_takes(comma
         parse(line, commands)
 
     assert len(lines) > 15
+
+
+def test_every_command_in_a_sentence_is_there_with_its_options(commands: dict[str, click.Command]) -> None:
+    lines = [(page, line) for page in PAGES if page.parent.name != "decisions" for line in prose_commands(page)]
+
+    wrong = [(page.name, line, reason) for page, line in lines if (reason := unknown_in(line, commands))]
+
+    assert len(lines) > 60
+    assert wrong == []
 
 
 def test_every_example_of_a_help_page_is_one_that_the_command_takes(commands: dict[str, click.Command]) -> None:
