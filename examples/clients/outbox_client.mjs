@@ -12,8 +12,8 @@ const TIMEOUT_MS = 10_000
 const BATCH_MAX = 1_000
 const TRIES_MAX = 4
 const PAUSE_MS_MAX = 30_000
-const OF_AN_OPERATOR_OR_LATER = new Set([
-  'throttled', 'storage-failed', 'stopping', 'internal', 'body-too-slow',
+const MAY_BE_REPEATED = new Set([ // the kinds of problems after which the same request may be sent again
+  'head-too-slow', 'body-too-slow', 'throttled', 'overloaded', 'storage-failed', 'stopping', 'internal',
 ])
 
 export class BrokerError extends Error {
@@ -124,7 +124,7 @@ function problem (response, text, what) {
     found = JSON.parse(text)
   } catch {}
   const kind = String(found.type ?? '').replace('urn:outbox-mq:problem:', '') || `status-${response.status}`
-  const again = OF_AN_OPERATOR_OR_LATER.has(kind) || kind.startsWith('status-5')
+  const again = MAY_BE_REPEATED.has(kind) || kind.startsWith('status-')
   return new BrokerError(`${what}: ${found.detail ?? response.statusText}`, { kind, again, retryAfterMs: found.retry_after_ms })
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from broker_adapter.http import HttpBroker
 
-CLIENTS = Path(__file__).parents[3] / "examples" / "clients"
+ROOT = Path(__file__).parents[3]
+CLIENTS = ROOT / "examples" / "clients"
 SECONDS_MAX = 120
 
 
@@ -20,6 +22,19 @@ def run(*command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]
         pytest.skip(f"there is no {command[0]} on this machine")
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     return subprocess.run(command, input=stdin, capture_output=True, timeout=SECONDS_MAX, env=environment)
+
+
+def test_the_javascript_client_repeats_what_the_protocol_says_may_be_sent_again() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    then = dict(re.findall(r"^\| `([a-z-]+)` \| \d{3} \| [^|]+ \| ([^|]+) \|$", page, re.MULTILINE))
+    [kinds] = re.findall(
+        r"MAY_BE_REPEATED = new Set\(\[(.*?)\]", (CLIENTS / "outbox_client.mjs").read_text(), re.DOTALL
+    )
+
+    repeated = set(re.findall(r"'([a-z-]+)'", kinds))
+
+    assert repeated == {kind for kind, cure in then.items() if cure.startswith("again")}
+    assert len(repeated) < len(then) > 25
 
 
 @pytest.mark.processes
