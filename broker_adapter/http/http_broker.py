@@ -17,6 +17,7 @@ from broker_adapter.http.publish_coalescing import Outcome, PublishCoalescer
 from broker_adapter.http.publish_requests import PublishRequests, requests_of
 from broker_adapter.http.request_sender import Options, RequestSender, WireCodec
 from broker_adapter.http.topic_reader import read_topic
+from broker_adapter.http.url_options import HttpBrokerUrl
 from outbox_core.common.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -59,7 +60,9 @@ class _Deliveries(msgspec.Struct, frozen=True):
 
 
 class HttpBroker:
-    """A Broker at a URL, e.g. `http://127.0.0.1:7788`. Does no I/O before it is used; all methods are thread-safe.
+    """A Broker at a URL, e.g. `http://127.0.0.1:7788`, or `https://host:7788?token_file=FILE&ca_file=FILE`.
+
+    Sends nothing before it is used; all methods are thread-safe.
 
     Small publishes of many threads share requests, see gathering. A publish of many topics is one request, to a broker
     that knows of these, and else one a topic. One that is refused for what is in it is halved until the message at
@@ -77,15 +80,19 @@ class HttpBroker:
         pool_size: int = 16,
         codec: str = WireCodec.MSGPACK,
     ) -> None:
-        """`timeout_ms` bounds each request; a pull may take its `wait_ms` longer. `codec` is "msgpack" or "json"."""
+        """`timeout_ms` bounds each request; a pull may take its `wait_ms` longer. `codec` is "msgpack" or "json".
+
+        `token` and `ca_file` win over the URL's `?token_file=` and `?ca_file=`.
+        """
+        parsed = HttpBrokerUrl.parse(url)
         if codec not in tuple(WireCodec):
             raise ConfigurationError(f"codec is one of {', '.join(WireCodec)}, not {codec!r}")
         self._connection = RequestSender(
             Options(
-                url=url,
-                token=token,
+                url=parsed.address,
+                token=parsed.token if token is None else token,
                 timeout_ms=timeout_ms,
-                ca_file=ca_file,
+                ca_file=parsed.ca_file if ca_file is None else ca_file,
                 pool_size=pool_size,
                 codec=WireCodec(codec),
             )

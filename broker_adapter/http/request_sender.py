@@ -57,10 +57,10 @@ class Options:
             raise ConfigurationError(f"an HTTP broker's URL has no host or port that could be: {error}") from error
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ConfigurationError(
-                "an HTTP broker's URL looks like http://127.0.0.1:7788, with nothing behind the path"
+                "an HTTP broker's URL looks like http://127.0.0.1:7788, with nothing behind the path but options"
             )
         if parts.username or parts.password:
-            raise ConfigurationError("a broker's URL carries no user or password; pass token=")
+            raise ConfigurationError("a broker's URL carries no user or password; pass token=, or say ?token_file=")
         if self.timeout_ms < 1 or self.pool_size < 1:
             raise ConfigurationError("timeout_ms and pool_size must be at least 1")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):

@@ -184,6 +184,19 @@ def test_a_url_that_cannot_work_is_refused_at_once_and_without_its_secrets(url: 
 
 
 @pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("tokenfile=x", "'tokenfile'; did you mean token_file"),
+        ("prefix=x", "'prefix'; known: token_file, ca_file"),
+        ("token_file=/nowhere/at/all", "cannot read the token file"),
+    ],
+)
+def test_an_option_of_the_url_that_cannot_work_is_refused_with_the_cure(query: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        HttpBroker(f"http://127.0.0.1:1?{query}")
+
+
+@pytest.mark.parametrize(
     "options", [{"timeout_ms": 0}, {"pool_size": 0}, {"codec": "xml"}, {"token": ""}, {"token": "a\nb"}]
 )
 def test_an_option_that_cannot_work_is_refused_at_once(options: dict[str, Any]) -> None:
