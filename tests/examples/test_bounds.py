@@ -38,7 +38,8 @@ OPERATING = [
     f"| lease of a fresh row | {SENDER.lease_ms // 1000} s, no send begins in",
     f"the last {SENDER.lease_margin_ms // 1000} s |",
     f"| recent ids at the broker | the newest {ENGINE.dedup_messages_max:,}, about",
-    f"({(ENGINE.retention_ms or 0) // (24 * HOUR_MS)} days), once every group has settled",
+    f"({(ENGINE.retention_ms or 0) // (24 * HOUR_MS)} days), or above `retention_bytes`",
+    "in all (no bound), once every group has settled",
 ]
 CONSUMING = [
     f"| `workers`, threads a topic | 1 | {WORKERS_MAX}; {THREADS_MAX} a runner in all |",
