@@ -35,6 +35,9 @@ def test_the_wheel_is_built_of_all_its_packages() -> None:
 
 
 def test_extras_that_are_installed_exist() -> None:
-    extras = {extra for listed in re.findall(r"whl\)\[([^]]*)\]", DOCKERFILE) for extra in listed.split(",")}
+    defaults = dict(re.findall(r"^ARG (\w+)=(\S+)$", DOCKERFILE, re.MULTILINE))
+    installed = re.sub(r"\$\{(\w+)\}", lambda found: defaults[found[1]], DOCKERFILE)
+    named = [*re.findall(r"whl\)\[([^]]*)\]", installed), *re.findall(r"EXTRAS=(\S+)", DOCKERFILE)]
+    extras = {extra for listed in named for extra in listed.split(",")}
 
     assert {"compensator", "broker", "spark"} <= extras <= PROJECT["project"]["optional-dependencies"].keys()
