@@ -12,7 +12,7 @@ import pytest
 from tests.deploy.manifests import of_kind
 from tests.fixtures.exported_metrics import exported_metrics
 
-OTHERS = {"kube_cronjob_status_last_successful_time": {"cronjob"}}
+OTHERS = {"kube_cronjob_status_last_successful_time": {"cronjob"}, "kube_cronjob_created": {"cronjob"}}
 """Metrics that another program exports."""
 WORDS = {
     "max", "min", "sum", "rate", "increase", "time", "absent", "histogram_quantile", "by", "and", "or", "unless", "on",
@@ -57,6 +57,13 @@ def test_an_alert_speaks_of_what_is_exported(rule: dict[str, Any], known: Mappin
     assert rule["labels"]["severity"] in {"warning", "critical"}
     assert {"summary", "description"} == rule["annotations"].keys()
     assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
+def test_a_reconciliation_that_never_succeeded_is_reported_as_well() -> None:
+    [rule] = [rule for rule in rules() if rule["alert"] == "OutboxNotReconciled"]
+
+    # kube-state-metrics exports the first of them once a job has succeeded, the second from the beginning.
+    assert metrics_of(rule["expr"]) == {"kube_cronjob_status_last_successful_time", "kube_cronjob_created"}
 
 
 def test_each_alert_has_a_name_of_its_own() -> None:
