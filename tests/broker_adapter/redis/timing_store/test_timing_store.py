@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from broker_adapter.redis.timers.slot_scripts import slot_of
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, StorageFailed
 from outbox_core.messages.connect import connect_timing
-from outbox_core.messages.timing_port import PlacedTimer, TakenTimers, TimedRow, Timer, TimingStore
+from outbox_core.messages.timing_port import PlacedTimer, SlotServer, TakenTimers, TimedRow, Timer, TimingStore
 from tests.broker_adapter.redis.redis_cluster import STEADY_MS, redis_cluster
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, wait_until
 
@@ -295,6 +297,31 @@ def test_a_full_server_refuses_adds_and_goes_on_with_all_else(store: TimingStore
     settle_all(store, taken)
     assert held(store) == 0
     assert store.end_rebuild(rebuild)
+
+
+def test_the_rights_that_the_guide_lists_are_enough(server: RedisServer) -> None:
+    guide = (Path(__file__).parents[4] / "docs" / "guides" / "delay.md").read_text(encoding="utf-8")
+    [rights] = re.findall(r"^ACL SETUSER .*?^```", guide, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"\+[a-z|]+", rights)
+    server.ask("ACL", "SETUSER", "app", "on", ">word", "~outbox:*", "resetchannels", "&outbox:*", "-@all", *commands)
+
+    with opened(url_of(server).replace("redis://", "redis://app:word@")) as store:
+        store.prepare()
+        store.wait(1)
+        assert server.ask("PUBSUB", "NUMSUB", "outbox:timing:shop:wake")[1] == 1
+        rebuild = store.begin_rebuild(EVERY)
+        store.add(due(rows(20)), only_missing=True)
+        assert store.continue_rebuild(rebuild)
+        assert store.end_rebuild(rebuild)
+        taken = take(store)
+        assert rows_of(taken) == sorted(rows(20))
+        settle_all(store, taken)
+        store.add(due(rows(1), in_ms=HOUR_MS))
+        store.announce(EVERY, SlotServer(host="h", process=1, instance="i"))
+        assert all(one.figures is not None and one.server is not None for one in store.statuses(EVERY))
+        pages = [store.list_timers(slot, cursor=0, limit=10) for slot in EVERY]
+        assert sum(store.remove_timers(slot, page.timers) for slot, page in zip(EVERY, pages, strict=True)) == 1
+        store.abandon_rebuild(store.begin_rebuild(EVERY))
 
 
 def test_timers_survive_a_kill_and_a_dead_server_is_an_outage(store: TimingStore, server: RedisServer) -> None:
