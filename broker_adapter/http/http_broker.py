@@ -17,7 +17,6 @@ from broker_adapter.http.publish_coalescing import Outcome, PublishCoalescer
 from broker_adapter.http.publish_requests import PublishRequests, requests_of
 from broker_adapter.http.request_sender import Options, RequestSender, WireCodec
 from broker_adapter.http.topic_reader import read_topic
-from broker_adapter.http.url_options import HttpBrokerUrl
 from outbox_core.common.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -42,6 +41,7 @@ from outbox_core.messages.message import (
 )
 from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.protocol import wire, wire_conversion
+from outbox_core.runtime.http_broker_url import HttpBrokerUrl
 
 TURN_TIMEOUTS_MAX: Final = 4
 """A publish waits at most this many time-outs for those before it."""
