@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox_core.runtime.config_files import read_secret
+from outbox_core.runtime.http_broker_url import HttpBrokerUrl
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
@@ -20,7 +21,7 @@ NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminHttpClient:
-    """Connection settings for a broker."""
+    """Connection settings for a broker. `ca_file` and `token_file` win over those of the URL."""
 
     url: str
     timeout_ms: int
@@ -39,13 +40,15 @@ class AdminHttpClient:
 
         Raises BrokerRefused if the response is too long.
         """
-        connection = self._connection()
+        of_url = HttpBrokerUrl.parse(self.url)
+        connection = self._connection(of_url)
         headers = {} if body is None else {"content-type": "application/json"}
-        if self.token_file is not None:
-            headers["authorization"] = f"Bearer {read_secret(self.token_file, what='token')}"
+        token = of_url.token if self.token_file is None else read_secret(self.token_file, what="token")
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
         try:
             sent = None if body is None else json.dumps(body)
-            connection.request(method, urlsplit(self.url).path.rstrip("/") + path, sent, headers)
+            connection.request(method, urlsplit(of_url.address).path.rstrip("/") + path, sent, headers)
             response = connection.getresponse()
             answer = response.read(self.answer_bytes_max + 1)
         except (OSError, http.client.HTTPException, UnicodeError) as error:
@@ -69,9 +72,9 @@ class AdminHttpClient:
             raise BrokerRefused(str(answer.get("detail", text[:500])))
         return answer
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def _connection(self, url: HttpBrokerUrl) -> http.client.HTTPConnection:
         try:
-            parts = urlsplit(self.url)
+            parts = urlsplit(url.address)
             port = parts.port
         except ValueError as error:
             raise ConfigurationError(NO_URL) from error
@@ -80,10 +83,11 @@ class AdminHttpClient:
         timeout_s = self.timeout_ms / 1000
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
+        ca_file = url.ca_file if self.ca_file is None else self.ca_file
         try:
-            context = ssl.create_default_context(cafile=self.ca_file)
+            context = ssl.create_default_context(cafile=ca_file)
         except OSError as error:  # SSLError is one of them
             raise ConfigurationError(
-                f"the certificates in {self.ca_file} cannot be read: {error.strerror or error}"
+                f"the certificates in {ca_file} cannot be read: {error.strerror or error}"
             ) from error
         return http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context)

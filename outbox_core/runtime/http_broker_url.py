@@ -1,6 +1,6 @@
 """Splits an HTTP broker's URL into its address and its options: the files of the token and of trusted certificates.
 
-A compensator, a delay service or a `?delay=` is given a URL alone, so all that a broker asks for can be said in it.
+Many programs are given a URL alone, such as that of a `?delay=`, so all that a broker asks for can be said in it.
 """
 
 from __future__ import annotations

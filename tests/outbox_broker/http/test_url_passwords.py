@@ -35,7 +35,7 @@ def closed_port() -> Iterator[int]:
 def test_a_broker_that_does_not_answer_is_named_without_its_password(
     command: str, closed_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = f"http://user:{PASSWORD}@127.0.0.1:{closed_port}/base?token={PASSWORD}"
+    url = f"http://user:{PASSWORD}@127.0.0.1:{closed_port}/base"
 
     with pytest.raises(SystemExit) as ended:
         main(["broker", *COMMANDS[command], "--url", url])
@@ -45,3 +45,16 @@ def test_a_broker_that_does_not_answer_is_named_without_its_password(
     assert f"http://127.0.0.1:{closed_port}/base" in shown.err
     assert PASSWORD not in shown.err + shown.out
     assert "user" not in shown.err + shown.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_that_no_broker_has_is_refused_by_its_name_alone(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["broker", *COMMANDS[command], "--url", f"http://user:{PASSWORD}@127.0.0.1:1/base?token={PASSWORD}"])
+
+    shown = capsys.readouterr()
+    assert ended.value.code
+    assert "unknown option 'token'" in shown.err
+    assert PASSWORD not in shown.err + shown.out
