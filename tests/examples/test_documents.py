@@ -24,6 +24,10 @@ _COMMAND = re.compile(r"^(?:\$ )?(outbox [a-z].*)$", re.MULTILINE)
 _IN_PROSE = re.compile(r"(?<!`)`outbox ([a-z][^`]*)`(?!`)")
 _EXAMPLE = re.compile(r"^(?: *Example:)? +(outbox [a-z].*)$", re.MULTILINE)
 _METRIC = re.compile(r"\b(?:outbox|broker|recon)_[a-z_]+_(?:total|seconds|rows|messages|bytes|findings)\b")
+_EVENT = re.compile(
+    r"`((?!test_)(?:[a-z]+_)+(?:added|anew|assigned|changed|damaged|failed|held|lost|missed|quarantined|refused|retried"
+    r"|settled|space|stale|unavailable|up|weak))`"
+)
 _LINK = re.compile(r"\]\((?P<file>[^)#:]*)(?:#(?P<heading>[^)]+))?\)")
 
 
@@ -132,6 +136,19 @@ def test_every_metric_that_the_documents_name_is_in_the_code() -> None:
 
     assert len(named) > 20
     assert unknown == []
+
+
+def test_every_event_that_the_documents_name_is_logged_or_counted_by_the_code() -> None:
+    code = "\n".join(path.read_text() for room in SOURCES for path in (ROOT / room).rglob("*.py"))
+    named = {
+        (page.name, name)
+        for page in PAGES
+        if page.parent.name != "decisions"
+        for name in _EVENT.findall(page.read_text())
+    }
+
+    assert len(named) > 30
+    assert sorted((page, name) for page, name in named if f'"{name}"' not in code) == []
 
 
 def test_every_link_between_documents_leads_to_a_file_and_a_heading() -> None:
