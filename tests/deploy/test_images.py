@@ -22,6 +22,12 @@ def test_every_image_of_the_manifests_is_built_and_runs_as_the_user_that_they_na
         assert 'ENTRYPOINT ["outbox"]\n' in STAGES[name]
 
 
+def test_the_user_that_runs_spark_has_a_name() -> None:
+    [uid] = re.findall(r"^USER (\d+):", STAGES["outbox-mq-spark"], re.MULTILINE)
+
+    assert re.search(rf"useradd --uid {uid} .*--home-dir /tmp ", STAGES["outbox-mq-spark"])
+
+
 def test_the_wheel_is_built_of_all_its_packages() -> None:
     copied = {
         source for line in re.findall(r"^COPY (.*)$", STAGES["build"], re.MULTILINE) for source in line.split()[:-1]
