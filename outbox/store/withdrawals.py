@@ -30,7 +30,8 @@ class Withdrawals:
         self._now_us = now_us(dialect)
 
     def withdraw(self, connection: Connection, cancel: OutboxRow) -> CancelStatus:
-        """Delete a scheduled message that no broker can have, and archive it and the cancel with its result.
+        """Delete a scheduled message that no broker can have, and archive it and the cancel with its result. The cancel
+        is sent as soon as it is created: by these equal times, reconciliation knows that no broker was asked.
 
         `too_late`: it is being sent, or was, or may have been: a send of it failed. `unknown`: it is in no table and no
         archive.

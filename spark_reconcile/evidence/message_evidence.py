@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.core.dataframes import computed, grouped, union
 from spark_reconcile.evidence.cancel_answers import ANSWERED, NOTED, TAKEN, UNNOTED
-from spark_reconcile.sources.sql_statements import CANCELS, Leg
+from spark_reconcile.sources.sql_statements import CANCELS, WITHDRAWN, WITHDREW, Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _TEXTS: Final = ("topic", "stored_key", "published_key")
 _COUNTS: Final = (
-    "outbox", "parked", "archive", "resent", "repeated", "took_effect", "plain", "noted", "due", "held",
+    "outbox", "parked", "archive", "withdrawn", "resent", "repeated", "took_effect", "plain", "noted", "due", "held",
 )  # fmt: skip
 _TIMES: Final = (
     "body_hash", "key_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms",
-    "fell_due_ms", "cancel_noted",
+    "fell_due_ms", "cancel_noted", "withdrawn_due_ms",
 )  # fmt: skip
 
 # A scheduled message is in the log up to twice: a marker while it waits, and itself once it is due. Either suffices.
@@ -31,10 +31,12 @@ _TIMES: Final = (
 _BROKER: Final = "greatest(sum(plain) + greatest(sum(noted), sum(due)), max(held))"
 HELD_SEQUENCE: Final = -1
 """The sequence of messages that wait in a delay cluster, in front of the broker."""
-_SUMS: Final = ("outbox", "parked", "archive", "took_effect")
+_SUMS: Final = ("outbox", "parked", "took_effect")
 _FLAGS: Final = ("resent", "repeated")
 """Flags of a message: a duplicated archive row does not mean two sends."""
-_FACTS: Final = (*_SUMS, *_FLAGS, "broker")
+_FACTS: Final = (*_SUMS, "archive", *_FLAGS, "broker")
+# A message that was withdrawn from its table and published again under its id counts by what came later.
+_WITHDRAWN: Final = "sum(outbox + archive) = 0 and sum(withdrawn) > 0"
 # The broker also notes cancels of ids it has forgotten: after the message was appended, a cancel has no effect.
 _TAKEN_BACK: Final = (
     "(cancel.scope is null or rlike(topic, cancel.scope)) and not coalesce(cancel.time_ms > placed_ms, false)"
@@ -92,15 +94,15 @@ def _with_cancels(
     found = computed(grouped(union(noted, answered), "id", cancels="collect_set(cancel)"), is_few=is_few)
     count = found.count()
     if not count:
-        return named.selectExpr("*", "0L as canceled")
+        return named.withColumnRenamed("withdrawn", "canceled")
     cancels = found.frame.hint("broadcast") if count <= BROADCAST_CANCELS_MAX else found.frame
-    placed = named.join(cancels, "id", "left").selectExpr(*named.columns, f"{_CANCELED} as canceled")
+    placed = named.join(cancels, "id", "left").selectExpr(*named.columns, f"withdrawn + {_CANCELED} as canceled")
     known = union(*(frame.join(cancels.select("id"), "id", "left_semi").select("id") for frame in (rows, messages)))
     nowhere = cancels.join(known.distinct(), "id", "left_anti").selectExpr(
         "id", *(f"{_UNKNOWN.get(name, '0')} as {name}" for name in named.columns if name not in {"id", "created_ms"}),
         "array_min(cancels.time_ms) as created_ms", "cast(size(cancels) as bigint) as canceled",
     )  # fmt: skip
-    return placed.unionByName(nowhere)
+    return placed.unionByName(nowhere).drop("withdrawn")
 
 
 _UNKNOWN: Final = {
@@ -118,12 +120,19 @@ def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Data
         **body, "topic": "topic", "published_key": f"if(topic = '{CANCELS}', null, {key})",
         "key_hash": f"if(topic = '{CANCELS}', null, xxhash64({key}))",
     }  # fmt: skip
+    # A withdrawn message was never sent: what is compared is what came later under its id.
+    gone = f"coalesce(note = '{WITHDRAWN}', false)"
+    compared = ("body_hash", "key_hash", "due_ms")
+    of_archive = {**of_rows, **{name: f"if({gone}, null, {of_rows[name]})" for name in compared}}
     return [
         _leg(rows.where(f"leg = '{Leg.OUTBOX}'"), **of_rows, outbox="1L", parked="if(note = 'parked', 1L, 0L)"),
         _leg(
-            rows.where(f"leg = '{Leg.ARCHIVE}'"), **of_rows, archive="1L", sent_ms="at_ms",
+            rows.where(f"leg = '{Leg.ARCHIVE}'"), **of_archive, archive=f"if({gone}, 0L, 1L)",
+            sent_ms=f"if({gone}, null, at_ms)", withdrawn=f"if({gone}, 1L, 0L)",
+            withdrawn_due_ms=f"if({gone}, deliver_at_ms, null)",
             resent="if(attempts > 1, 1L, 0L)", repeated="if(note = 'duplicate', 1L, 0L)",
-            took_effect=f"if(topic = '{CANCELS}' and note = '{TAKEN}', 1L, 0L)",
+            took_effect=f"if(topic = '{CANCELS}' and note in ('{TAKEN}', '{WITHDREW}'), 1L, 0L)",
+            cancel_noted=f"if(note = '{WITHDREW}', 1L, null)",
         ),
         _leg(
             messages, **body, topic="topic", stored_key=key, key_hash=f"xxhash64({key})", stored_ms="stored_ms",
@@ -156,13 +165,16 @@ def _aggregates() -> dict[str, str]:
         "message_key": "coalesce(min(stored_key), min(published_key))",
         "published_key": "coalesce(min(published_key), min(stored_key))",
         **{name: f"sum({name})" for name in _SUMS},
+        "archive": f"if({_WITHDRAWN}, 1L, sum(archive))",
+        "withdrawn": f"if({_WITHDRAWN}, 1L, 0L)",
         **{name: f"max({name})" for name in _FLAGS},
         "broker": _BROKER,
         **{
             f"{name}_differs": f"if(coalesce(min({column}) != max({column}), false), 1, 0)"
             for name, column in differs.items()
         },
-        **{name: f"coalesce(min({name}), 0L)" for name in ("due_ms", "created_ms", "sent_ms", "stored_ms")},
+        "due_ms": "coalesce(min(due_ms), min(withdrawn_due_ms), 0L)",
+        **{name: f"coalesce(min({name}), 0L)" for name in ("created_ms", "sent_ms", "stored_ms")},
         "fired_ms": "coalesce(max(fired_ms), 0L)",
         **{name: f"coalesce(max({name}), -1L)" for name in ("sequence", "cancel_noted")},
         "placed_ms": "coalesce(min(placed_ms), min(fell_due_ms))",

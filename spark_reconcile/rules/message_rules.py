@@ -228,7 +228,7 @@ MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
         state=State.SETTLED,
         severity=Severity.OK,
         when=_cancel.is_(1) & Fact("cancel_noted").is_(1),
-        meaning="A cancel that came in time: the broker answered so, and noted it.",
+        meaning="A cancel that came in time: the broker answered so and noted it, or its table still held the message.",
     ),
     VerdictRule(
         name="sent_in_grace",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
-from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, CANCELS, Leg
+from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, CANCELS, Leg, archive_note
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,5 +31,5 @@ def archive_frame(found: DataFrame, *, place: str) -> DataFrame:
         f"'{Leg.ARCHIVE}' as leg", "id", f"if(kind = 'cancel', '{CANCELS}', topic) as topic", "message_key",
         "cast(null as string) as consumer_group", "body_sha256",
         "deliver_at_ms", "created_at_us div 1000 as created_ms", "sent_at_us div 1000 as at_ms",
-        "cast(attempts as bigint) as attempts", "outcome as note",
+        "cast(attempts as bigint) as attempts", f"{archive_note()} as note",
     )  # fmt: skip

@@ -41,6 +41,10 @@ ARCHIVE_COLUMNS: Final = _NEEDED["archive"]
 """The columns of the archive, in its table and in Parquet."""
 CANCELS: Final = "(cancels)"
 """The topic of cancels: no message can have it. A cancel's `body_sha256` is that of the id that it cancels."""
+WITHDRAWN: Final = "withdrawn"
+"""The outcome of a scheduled message that a cancel took out of its table, and no broker has ever had."""
+WITHDREW: Final = "withdrew"
+"""The `note` of a cancel that did so; its outcome is that of a cancel that a broker took."""
 
 
 class Leg(StrEnum):
@@ -63,6 +67,16 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     parameters: list[str | int | float | bool] = []
     range_by: str | None = None
     rows_about: int = 0
+
+
+def archive_note() -> str:
+    """Returns the note of an archive row, in SQL of databases and of Spark: its outcome, or WITHDREW.
+
+    A withdrawal archives its cancel by one statement, with equal times; a cancel that was sent is archived after its
+    commit and the broker's answer. So its row alone tells, whether its message's row is read or not.
+    """
+    withdrew = "kind = 'cancel' AND outcome = 'canceled' AND sent_at_us = created_at_us"
+    return f"CASE WHEN {withdrew} THEN '{WITHDREW}' ELSE outcome END"
 
 
 def inbox_statement(
@@ -101,7 +115,8 @@ def outbox_statements(reader: DbApiReader, *, schema: str | None, span: Span | N
     """
     names = ["message", *(name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name))]
     live = [_message_statement(reader, Leg.OUTBOX, name, at="due_at_us", note="state", schema=schema) for name in names]
-    archive = _message_statement(reader, Leg.ARCHIVE, "archive", at="sent_at_us", note="outcome", schema=schema)
+    note = archive_note()
+    archive = _message_statement(reader, Leg.ARCHIVE, "archive", at="sent_at_us", note=note, schema=schema)
     return [*live, archive if span is None else _within(archive, "created_at_us", span)]
 
 

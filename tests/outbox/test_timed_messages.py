@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, literal_column, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -26,6 +26,7 @@ from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, Not
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.message import DUE_HEADER, Message, PublishResult
 from outbox_core.messages.timing_port import TimedRow, Timer
+from spark_reconcile.sources.sql_statements import WITHDRAWN, WITHDREW, archive_note
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
@@ -246,6 +247,18 @@ def test_a_cancel_withdraws_the_row_with_its_transaction(shop: Shop, prompt: Pro
     assert outcomes(shop) == [("cancel", "canceled"), ("publish", "withdrawn")]
     cancel(box, message.id)
     assert outcomes(shop)[:2] == [("cancel", "canceled")] * 2
+
+
+def test_a_withdrawal_is_archived_as_the_reconciliation_reads_it(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    box = shop.box(prompt, timing=timers)
+    cancel(box, publish(box, delay=HOUR).id)
+
+    with shop.engine.connect() as connection:
+        notes = connection.scalars(select(literal_column(archive_note())).select_from(shop.tables.archive)).all()
+
+    assert sorted(notes) == sorted([WITHDREW, WITHDRAWN])
 
 
 def test_a_cancel_finds_what_its_own_transaction_published(

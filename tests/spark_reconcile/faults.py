@@ -246,6 +246,37 @@ def cancel_that_the_broker_forgot(p: Planted) -> None:
     p.message(fresh, "pending", "sent_in_grace")
 
 
+def withdrawn_from_its_table(p: Planted) -> None:
+    due_ms = NOW_MS + HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    p.world.sent("withdrawn", key=str(order), topic=REMINDER, deliver_at_ms=due_ms, outcome="withdrawn")
+    p.message("withdrawn", "canceled", "canceled")
+    p.business(order, "canceled", "message_canceled", REMINDED)
+    _withdrawal(p, "cancel-withdrew", "withdrawn")
+
+
+def withdrawn_and_published_again_under_its_id(p: Planted) -> None:
+    due_ms = NOW_MS + HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    p.world.sent("moved-on", key=str(order), topic=REMINDER, deliver_at_ms=due_ms - MINUTE_MS, outcome="withdrawn")
+    p.world.archive[-1]["sent_at_us"] -= SECOND_MS
+    _withdrawal(p, "cancel-moved-on", "moved-on")
+    _scheduled(p.world, "moved-on", order, due_ms)
+    p.delivery("moved-on", MAIL, "pending", "scheduled")
+
+
+def delivered_though_it_was_withdrawn(p: Planted) -> None:
+    due_ms = NOW_MS - 20 * MINUTE_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    _scheduled(p.world, "not-withdrawn", order, due_ms)
+    p.world.archive[-1]["outcome"] = "withdrawn"
+    p.world.done("not-withdrawn", p.world.fire("not-withdrawn", age_ms=20 * MINUTE_MS), MAIL, age_ms=20 * MINUTE_MS,
+                 topic=REMINDER)  # fmt: skip
+    p.message("not-withdrawn", "canceled", "canceled")
+    p.delivery("not-withdrawn", MAIL, "phantom", "delivered_after_cancel")
+    p.business(order, "canceled", "message_canceled", REMINDED)
+
+
 def row_and_message_disagree_on_the_time(p: Planted) -> None:
     due_ms = NOW_MS + HOUR_MS
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms + MINUTE_MS)
@@ -534,6 +565,7 @@ FAULTS: tuple[Callable[[Planted], None], ...] = (
     unrecorded_on_a_topic_without_a_rule, somebody_elses_topic, archive_row_missing, stored_twice, body_changed,
     key_changed, topic_changed, due_time_changed_on_the_way, canceled_in_time, cancel_left_unsent,
     cancel_that_lost_the_race, handed_out_though_the_cancel_was_answered, cancel_that_the_broker_forgot,
+    withdrawn_from_its_table, withdrawn_and_published_again_under_its_id, delivered_though_it_was_withdrawn,
     row_and_message_disagree_on_the_time,
     scheduled_ahead, fired_in_time, never_fired, note_lost_by_a_kill, note_lost_and_fired_twice,
     fired_and_nobody_asked_for_it, known_to_the_schedule_alone, known_to_the_schedule_and_never_fired,
@@ -563,6 +595,12 @@ def _stored_and_done(world: World, message: str, key: str) -> None:
 def _scheduled(world: World, message: str, order: int, due_ms: int) -> None:
     world.sent(message, key=str(order), topic=REMINDER, deliver_at_ms=due_ms)
     world.store(message, key=str(order), topic=REMINDER, deliver_at_ms=due_ms, scheduled=True)
+
+
+def _withdrawal(p: Planted, name: str, of: str) -> None:
+    """The cancel of a message that its table still held: archived as soon as it was created."""
+    p.message(p.world.sent_cancel(name, of, "canceled"), "settled", "cancel_accepted")
+    p.world.archive[-1]["sent_at_us"] = p.world.archive[-1]["created_at_us"]
 
 
 def _nack(world: World, message: str, sequence: int, *, age_ms: int, visible_ms: int) -> None:
