@@ -31,6 +31,13 @@ _OF_ALL: Final = (
     ("min", "least_due_ms", "least_of_all_ms"), ("max", "most_due_ms", "most_of_all_ms"),
 )  # fmt: skip
 
+_LIVE_DUE: Final = f"if(state = '{State.CANCELED}', null, deliver_at_ms)"
+# A row that was moved has the message that was canceled for it, too: that may be due at any time, and no other may.
+_DIFFERS: Final = (
+    "least_live_ms < least_of_all_ms or most_live_ms > most_of_all_ms"
+    " or least_found_ms > least_of_all_ms or most_found_ms < most_of_all_ms"
+)
+
 
 def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) -> DataFrame:
     """`rows`: the business legs, `note` is the rule's number; `messages`: classified, with their `state`.
@@ -57,6 +64,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
     found = grouped(
         _under_each_key(messages).where("message_key != ''"), "topic", "message_key",
         messages="count(*)", least_found_ms="min(deliver_at_ms)", most_found_ms="max(deliver_at_ms)",
+        least_live_ms=f"min({_LIVE_DUE})", most_live_ms=f"max({_LIVE_DUE})",
         newest_message_ms="max(created_ms)", business_until_ms="max(business_until_ms)",
         **{state.value: f"count_if(state = '{state}')" for state in _STATES},
     )  # fmt: skip
@@ -67,8 +75,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
         "coalesce(newest_message_ms, 0L) as newest_message_ms",
         "coalesce(business_until_ms, 0L) as business_until_ms",
         "impossible", "0L as respelled", "coalesce(messages, 0L) as messages", f"if({_KEYLESS}, 1, 0) as keyless",
-        "if(messages > 0 and least_due_ms is not null"
-        " and (least_of_all_ms != least_found_ms or most_of_all_ms != most_found_ms), 1, 0) as due_differs",
+        f"if(messages > 0 and least_due_ms is not null and ({_DIFFERS}), 1, 0) as due_differs",
         *(f"coalesce({state}, 0L) as {state}" for state in _STATES),
     )  # fmt: skip
 

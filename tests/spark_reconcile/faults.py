@@ -285,6 +285,28 @@ def row_and_message_disagree_on_the_time(p: Planted) -> None:
     p.business(order, "mismatch", "due_time_differs", REMINDED)
 
 
+def moved_as_the_cure_says(p: Planted) -> None:
+    for name, moved_ms in (("moved-later", HOUR_MS), ("moved-earlier", -HOUR_MS)):
+        due_ms = NOW_MS + 2 * HOUR_MS
+        order = p.world.order(status="BOOKED", remind_at_ms=due_ms + moved_ms)
+        _scheduled(p.world, f"{name}-canceled", order, due_ms)
+        p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=[f"{name}-canceled"]))
+        p.message(f"{name}-canceled", "canceled", "canceled")
+        p.delivery(f"{name}-canceled", MAIL, "canceled", "canceled")
+        _scheduled(p.world, name, order, due_ms + moved_ms)
+        p.delivery(name, MAIL, "pending", "scheduled")
+
+
+def moved_and_canceled_alone(p: Planted) -> None:
+    due_ms = NOW_MS + 2 * HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms + HOUR_MS)
+    _scheduled(p.world, "not-announced-again", order, due_ms)
+    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["not-announced-again"]))
+    p.message("not-announced-again", "canceled", "canceled")
+    p.delivery("not-announced-again", MAIL, "canceled", "canceled")
+    p.business(order, "mismatch", "due_time_differs", REMINDED)
+
+
 # -- broker to consumer --------------------------------------------------------------------------------------------
 
 
@@ -566,7 +588,7 @@ FAULTS: tuple[Callable[[Planted], None], ...] = (
     key_changed, topic_changed, due_time_changed_on_the_way, canceled_in_time, cancel_left_unsent,
     cancel_that_lost_the_race, handed_out_though_the_cancel_was_answered, cancel_that_the_broker_forgot,
     withdrawn_from_its_table, withdrawn_and_published_again_under_its_id, delivered_though_it_was_withdrawn,
-    row_and_message_disagree_on_the_time,
+    row_and_message_disagree_on_the_time, moved_as_the_cure_says, moved_and_canceled_alone,
     scheduled_ahead, fired_in_time, never_fired, note_lost_by_a_kill, note_lost_and_fired_twice,
     fired_and_nobody_asked_for_it, known_to_the_schedule_alone, known_to_the_schedule_and_never_fired,
     scheduled_and_lost_at_once, delivered_early, delivered_after_cancel, delivered_late, nobody_takes_it, waiting,
