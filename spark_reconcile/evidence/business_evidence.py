@@ -29,6 +29,7 @@ _OF_ALL: Final = (
     ("sum", "rows", "asked"), ("max", "time_ms", "newest_ms"), ("min", "time_ms", "oldest_ms"),
     ("max", "untimely", "impossible"),
     ("min", "least_due_ms", "least_of_all_ms"), ("max", "most_due_ms", "most_of_all_ms"),
+    ("sum", "due_rows", "due_rows_of_all"),
 )  # fmt: skip
 
 _LIVE_DUE: Final = f"if(state = '{State.CANCELED}', null, deliver_at_ms)"
@@ -36,6 +37,13 @@ _LIVE_DUE: Final = f"if(state = '{State.CANCELED}', null, deliver_at_ms)"
 _DIFFERS: Final = (
     "least_live_ms < least_of_all_ms or most_live_ms > most_of_all_ms"
     " or least_found_ms > least_of_all_ms or most_found_ms < most_of_all_ms"
+)
+_LATER: Final = "if(deliver_at_ms > 0, deliver_at_ms, null)"
+# Rows without a due time ask for a message at any time: messages for now are theirs. So may be scheduled ones, if there
+# are more of these than rows with a due time.
+_DIFFERS_FROM_SOME: Final = (
+    "least_later_ms > least_of_all_ms or most_found_ms < most_of_all_ms or (live_later <= due_rows_of_all"
+    " and (least_live_later_ms < least_of_all_ms or most_live_ms > most_of_all_ms))"
 )
 
 
@@ -56,7 +64,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
     asked = grouped(
         placed, "note", "topic", "message_key", "hour_ms",
         rows="count(*)", time_ms="max(created_ms)", least_due_ms="min(deliver_at_ms)",
-        most_due_ms="max(deliver_at_ms)", untimely="max(untimely)",
+        most_due_ms="max(deliver_at_ms)", due_rows="count(deliver_at_ms)", untimely="max(untimely)",
     ).selectExpr(
         "*",
         *(f"{f'{fold}({column}) {of_all}' if is_shared else column} as {name}" for fold, column, name in _OF_ALL),
@@ -65,6 +73,8 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
         _under_each_key(messages).where("message_key != ''"), "topic", "message_key",
         messages="count(*)", least_found_ms="min(deliver_at_ms)", most_found_ms="max(deliver_at_ms)",
         least_live_ms=f"min({_LIVE_DUE})", most_live_ms=f"max({_LIVE_DUE})",
+        least_later_ms=f"min({_LATER})", least_live_later_ms=f"min(if({_LIVE_DUE} > 0, deliver_at_ms, null))",
+        live_later=f"count_if({_LIVE_DUE} > 0)",
         newest_message_ms="max(created_ms)", business_until_ms="max(business_until_ms)",
         **{state.value: f"count_if(state = '{state}')" for state in _STATES},
     )  # fmt: skip
@@ -75,7 +85,8 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
         "coalesce(newest_message_ms, 0L) as newest_message_ms",
         "coalesce(business_until_ms, 0L) as business_until_ms",
         "impossible", "0L as respelled", "coalesce(messages, 0L) as messages", f"if({_KEYLESS}, 1, 0) as keyless",
-        f"if(messages > 0 and least_due_ms is not null and ({_DIFFERS}), 1, 0) as due_differs",
+        "if(messages > 0 and least_due_ms is not null"
+        f" and if(due_rows_of_all < asked, {_DIFFERS_FROM_SOME}, {_DIFFERS}), 1, 0) as due_differs",
         *(f"coalesce({state}, 0L) as {state}" for state in _STATES),
     )  # fmt: skip
 
