@@ -97,8 +97,8 @@ def _do(repairs: Sequence[Repair], *, yes: bool, dry_run: bool) -> list[Repair]:
         _ask(len(possible))
     done = apply_repairs(possible)
     talk.print(f"repaired {len(done):,} of {len(possible):,}; the compensator sends them now", markup=False)
-    changed = {one.repair_id for one in done}
-    left = why_unchanged([one for one in possible if one.repair_id not in changed])
+    changed = {one.name for one in done}
+    left = why_unchanged([one for one in possible if one.name not in changed])
     for outcome, count in sorted(left.items()):
         talk.print(f"left as they are: {count:,} {outcome}", markup=False)
     return done

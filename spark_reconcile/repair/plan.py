@@ -18,7 +18,7 @@ import msgspec
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.settings import BusinessRule, OutboxSource, Settings
 from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted, reading
-from spark_reconcile.sources.sql_statements import SPLIT_NAME
+from spark_reconcile.sources.sql_statements import SPLIT_NAME, WITHDRAWN
 
 REPAIRS_MAX_DEFAULT: Final = 1_000
 """More repairs than this are no faults of single messages: a source is missing, or is the wrong one."""
@@ -35,6 +35,8 @@ _FORGOTTEN: Final = "the broker took it, and has no note of it; its message is n
 _UNNAMED: Final = "the broker's log does not tell which message it cancels: cancel that again by its id"
 _DUE: Final = "its message was due, so no cancel can hold it back any more: undo by hand what it did"
 _encode_json = msgspec.json.Encoder().encode
+MessageName = tuple[str, str]
+"""A topic and an id: one id on two topics is two messages."""
 
 
 class RepairAction(StrEnum):
@@ -55,6 +57,11 @@ class Suspect:
     key: str | None
     rule: str
 
+    @property
+    def name(self) -> MessageName:
+        """The message, or the cancel."""
+        return self.topic, self.message_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
@@ -68,6 +75,11 @@ class Repair:
     table: str = ""
     key: str | None = None
     row: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> MessageName:
+        """The message, or the cancel."""
+        return self.topic, self.message_id
 
     @property
     def repair_id(self) -> str:
@@ -90,14 +102,14 @@ def plan_repairs(settings: Settings, suspects: Sequence[Suspect], *, repairs_max
             f"{len(suspects):,} messages would be repaired, more than {repairs_max:,}: nothing is done. "
             "Where so many are missing a source is; if it is none, say --repairs-max"
         )
-    repairs = {one.message_id: _unfound(one) for one in suspects}
+    repairs = {one.name: _unfound(one) for one in suspects}
     for outbox in settings.all_outboxes:
         place = Place.of(outbox.url)
         with reading(place) as reader:
-            for chunk in _chunks([one for one in suspects if repairs[one.message_id].action is RepairAction.NOTHING]):
+            for chunk in _chunks([one for one in suspects if repairs[one.name].action is RepairAction.NOTHING]):
                 for repair in _in_outbox(reader, outbox, settings, chunk):
-                    repairs[repair.message_id] = repair
-    return [repairs[one.message_id] for one in suspects]
+                    repairs[repair.name] = repair
+    return [repairs[one.name] for one in suspects]
 
 
 def name_unpublished(rows: Sequence[Suspect]) -> list[Repair]:
@@ -119,28 +131,41 @@ def _in_outbox(
     reader: DbApiReader, outbox: OutboxSource, settings: Settings, suspects: Sequence[Suspect]
 ) -> Iterator[Repair]:
     schema = reader.place.schema_of(outbox.schema)
-    by_id = {one.message_id: one for one in suspects}
-    waiting: set[str] = set()
+    waiting: set[MessageName] = set()
     for name in message_tables(reader, outbox):
         table = quoted(reader.place, schema, name)
-        for message_id, state in _rows(reader, table, ("id", "state"), by_id):
-            waiting.add(message_id)
+        for one, state in _standing(reader, table, suspects):
+            waiting.add(one.name)
             action = RepairAction.MAKE_DUE if state == "pending" else RepairAction.NOTHING
             reason = "committed and not sent" if state == "pending" else f"its row is {state}: decide about it by hand"
             yield Repair(
-                message_id=message_id, topic=by_id[message_id].topic, action=action, reason=reason, outbox=outbox,
-                table=name,
-            )  # fmt: skip
+                message_id=one.message_id, topic=one.topic, action=action, reason=reason, outbox=outbox, table=name
+            )
     archive = quoted(reader.place, schema, reader.place.outbox_table("archive"))
-    cancels = {key: one for key, one in by_id.items() if one.rule == CANCEL_RULE and key not in waiting}
-    yield from _cancel_again(reader, outbox, archive, cancels)
-    lost = {key: one for key, one in by_id.items() if one.rule == LOST_RULE and key not in waiting}
-    rows = [dict(zip(_ARCHIVED, values, strict=True)) for values in _rows(reader, archive, _ARCHIVED, lost)]
+    gone = [one for one in suspects if one.name not in waiting]
+    yield from _cancel_again(reader, outbox, archive, {one.message_id: one for one in gone if one.rule == CANCEL_RULE})
+    lost = {one.name: one for one in gone if one.rule == LOST_RULE}
+    rows = [row for row in _archived(reader, archive, {id_ for _, id_ in lost}) if (row["topic"], row["id"]) in lost]
     ordered = _ordered(reader, schema, [_order_key(row) for row in rows])
     for row in rows:
-        repair = _write_again(settings, outbox, reader.place, lost[row["id"]], row)
+        repair = _write_again(settings, outbox, reader.place, lost[row["topic"], row["id"]], row)
         is_late = repair.action is RepairAction.WRITE_AGAIN and _order_key(row) in ordered
         yield replace(repair, action=RepairAction.NOTHING, reason=_ORDERED, row=None) if is_late else repair
+
+
+def _standing(reader: DbApiReader, table: str, suspects: Sequence[Suspect]) -> Iterator[tuple[Suspect, str]]:
+    """Yields the suspects that have a row in a message table, with its state. A cancel's row is of no topic."""
+    by_id: dict[str, list[Suspect]] = {}
+    for one in suspects:
+        by_id.setdefault(one.message_id, []).append(one)
+    for message_id, kind, topic, state in _rows(reader, table, ("id", "kind", "topic", "state"), by_id):
+        yield from ((one, state) for one in by_id[message_id] if kind == "cancel" or one.topic == topic)
+
+
+def _archived(reader: DbApiReader, archive: str, ids: Iterable[str]) -> list[dict[str, Any]]:
+    """Returns the archive rows of these messages or cancels, but for those of withdrawn messages."""
+    found = _rows(reader, archive, (*_ARCHIVED, "outcome"), ids)
+    return [dict(zip(_ARCHIVED, values, strict=True)) for *values, outcome in found if outcome != WITHDRAWN]
 
 
 def _cancel_again(
@@ -151,8 +176,7 @@ def _cancel_again(
         return
     now_ms, table = reader.now_ms(), reader.place.outbox_table("message")
     due = dict(_rows(reader, archive, ("id", "deliver_at_ms"), {one.key for one in cancels.values() if one.key}))
-    for values in _rows(reader, archive, _ARCHIVED, cancels):
-        row = dict(zip(_ARCHIVED, values, strict=True))
+    for row in _archived(reader, archive, cancels):
         message = cancels[row["id"]].key or ""
         repair = Repair(
             message_id=row["id"], topic=cancels[row["id"]].topic, key=message or None, outbox=outbox,

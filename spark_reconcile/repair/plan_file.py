@@ -18,7 +18,16 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.repair.plan import CANCEL_RULE, LOST_RULE, UNSENT_RULE, Repair, RepairAction, Suspect, plan_repairs
+from spark_reconcile.repair.plan import (
+    CANCEL_RULE,
+    LOST_RULE,
+    UNSENT_RULE,
+    MessageName,
+    Repair,
+    RepairAction,
+    Suspect,
+    plan_repairs,
+)
 from spark_reconcile.sources.log_records import data_of, frames_behind
 from spark_reconcile.sources.log_segments import survey
 
@@ -57,7 +66,7 @@ def read_plan(path: Path) -> list[PlannedLine]:
             f"cannot read {path}: {error.strerror}; name the repairs.jsonl that --repair --dry-run wrote"
         ) from error
     asked = [one for one in found if one.action is not RepairAction.NOTHING]
-    ((name, times),) = Counter(one.message_id for one in asked).most_common(1) or [("", 0)]
+    (((_, name), times),) = Counter((one.topic, one.message_id) for one in asked).most_common(1) or [(("", ""), 0)]
     if times > 1:
         raise ConfigurationError(f"{path} names {name} {times} times; plan it again with --repair --dry-run")
     return asked
@@ -72,28 +81,28 @@ def still_to_do(settings: Settings, plan: Sequence[PlannedLine], *, repairs_max:
         Suspect(message_id=one.message_id, topic=one.topic, key=one.key, rule=_RULES[one.action]) for one in plan
     ]
     again = plan_repairs(settings, suspects, repairs_max=repairs_max)
-    lost = {one.message_id for one in again if one.action is RepairAction.WRITE_AGAIN}
+    lost = {one.name for one in again if one.action is RepairAction.WRITE_AGAIN}
     stored = _stored(settings.broker_data, lost) if lost else set()
     return [_held(line, now, stored) for line, now in zip(plan, again, strict=True)]
 
 
-def _held(line: PlannedLine, now: Repair, stored: Collection[str]) -> Repair:
-    if now.message_id in stored:
+def _held(line: PlannedLine, now: Repair, stored: Collection[MessageName]) -> Repair:
+    if now.name in stored:
         return replace(now, action=RepairAction.NOTHING, reason=_STORED, row=None)
     if now.repair_id == line.repair_id:
         return now
     return replace(now, action=RepairAction.NOTHING, reason=f"{_CHANGED}{now.reason}", row=None)
 
 
-def _stored(broker_data: Path, ids: Collection[str]) -> set[str]:
+def _stored(broker_data: Path, names: Collection[MessageName]) -> set[MessageName]:
     """Returns which of these messages the broker's log has now: it is read from its beginning to its end."""
-    found: set[str] = set()
+    found: set[MessageName] = set()
     for segment in survey(broker_data, "messages"):
         try:
             for frame in frames_behind(segment, data_of(segment), journal.HEADER_BYTES):
                 one = journal.decode_message(frame.payload)
-                if one.id in ids:
-                    found.add(one.id)
+                if (one.topic, one.id) in names:
+                    found.add((one.topic, one.id))
         except (journal.SegmentDamaged, OSError) as error:
             raise NotComparable(
                 f"the broker's log cannot be read at {segment.path} ({error}), so nothing is repaired: restore the "

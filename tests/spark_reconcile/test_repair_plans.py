@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from spark_reconcile import Settings
 from spark_reconcile.cli.run_command import app
+from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.plan import RepairAction, Suspect, plan_repairs
 from spark_reconcile.repair.plan_file import read_plan, still_to_do
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import NOW_MS, PAID, World, outbox_rows, write_log
+from tests.spark_reconcile.world import NOW_MS, PAID, REMINDER, World, outbox_rows, write_log
 
 FAR_US = (NOW_MS + 365 * 24 * 3_600_000) * 1000
 BODY = {"order_id": "id", "status": "status"}
@@ -78,6 +80,35 @@ def test_what_the_broker_has_stored_since_is_not_written_again(sqlite: Database,
     assert (lost.action, lost.reason) == (RepairAction.NOTHING, "the broker has stored it since it was planned")
     assert "repaired 1 of 1" in done.stderr
     assert sorted(outbox_rows(sqlite)) == ["unsent"]
+
+
+def test_of_one_id_on_two_topics_only_the_lost_message_is_written_again(sqlite: Database, tmp_path: Path) -> None:
+    settings, lost = _lost_on(sqlite, tmp_path, topics=[PAID], stored_on=REMINDER)
+
+    repairs = plan_repairs(settings, lost, repairs_max=10)
+    plan = tmp_path / "repairs.jsonl"
+    plan.write_text("".join(f"{json.dumps(one.as_dict())}\n" for one in repairs))
+    done = apply_repairs(still_to_do(settings, read_plan(plan), repairs_max=10))
+
+    assert [one.name for one in done] == [one.name for one in lost]
+    assert [(row["id"], row["topic"]) for row in outbox_rows(sqlite).values()] == [("lost", PAID)]
+
+
+def test_two_lost_messages_of_one_id_are_written_again_one_after_the_other(sqlite: Database, tmp_path: Path) -> None:
+    settings, lost = _lost_on(sqlite, tmp_path, topics=[PAID, REMINDER])
+    plan = tmp_path / "repairs.jsonl"
+    plan.write_text("".join(f"{json.dumps(one.as_dict())}\n" for one in plan_repairs(settings, lost, repairs_max=10)))
+
+    first = apply_repairs(still_to_do(settings, read_plan(plan), repairs_max=10))
+    written = [row["topic"] for row in outbox_rows(sqlite).values()]
+    _execute(sqlite, "DELETE FROM outbox_message")
+    world = World()
+    world.store("lost", key="1")
+    write_log(tmp_path / "broker" / "messages", journal.SegmentKind.MESSAGES, world.stored, 10)
+    second = apply_repairs(still_to_do(settings, read_plan(plan), repairs_max=10))
+
+    assert ([one.name for one in first], written) == ([(PAID, "lost")], [PAID]), "its table has one row of an id"
+    assert [one.name for one in second] == [(REMINDER, "lost")]
 
 
 def test_nothing_is_done_without_a_word_of_its_user_or_above_the_bound(sqlite: Database, tmp_path: Path) -> None:
@@ -163,6 +194,26 @@ def _planned(database: Database, folder: Path) -> tuple[Settings, Path]:
         f'topic = "{PAID}"\nbody = {{ order_id = "id", status = "status" }}\n'
     )
     return settings, plan
+
+
+def _lost_on(
+    database: Database, folder: Path, *, topics: Sequence[str], stored_on: str | None = None
+) -> tuple[Settings, list[Suspect]]:
+    """Messages of one id, key and body that the archive has: those on `topics` are lost, another is in the broker."""
+    world = World()
+    world.groups()
+    order = world.order()
+    made = json.dumps({"order_id": order, "status": "PAID"}, separators=(",", ":")).encode()
+    for number, topic in enumerate([*topics, *([stored_on] if stored_on else [])]):
+        world.sent("lost", key=str(order), topic=topic)
+        world.archive[-1].update(body_sha256=hashlib.sha256(made).hexdigest())
+        world.archive[-1]["sent_at_us"] += number
+    if stored_on:
+        world.store("lost", key=str(order), topic=stored_on, body=made.decode())
+    settings = world.write(database, folder)
+    settings = replace(settings, rules=[replace(rule, body=BODY) for rule in settings.rules])
+    lost = [Suspect(message_id="lost", topic=topic, key=str(order), rule="not_in_broker") for topic in topics]
+    return settings, lost
 
 
 def _apply(folder: Path, plan: Path, *options: str) -> Result:
