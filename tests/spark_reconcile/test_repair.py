@@ -230,13 +230,51 @@ def test_rows_without_a_message_are_named_and_suspects_that_nobody_confirmed_are
     assert "3 suspects are not confirmed, so nothing is planned for them: more than 100,000" in told
 
 
+def test_the_hours_of_a_repair_are_those_that_overlap_its_span(tmp_path: Path) -> None:
+    starts = [number * HOUR_MS for number in range(1, 6)]
+    for start_ms in starts:
+        _publish_window(tmp_path, start_ms)
+
+    spans = {
+        "within an hour": (2 * HOUR_MS + 1, 2 * HOUR_MS + 2),
+        "up to the beginning of an hour": (2 * HOUR_MS, 3 * HOUR_MS),
+        "a moment of the next hour": (2 * HOUR_MS, 3 * HOUR_MS + 1),
+        "from the last moment of an hour": (3 * HOUR_MS - 1, 3 * HOUR_MS),
+        "from the end of an hour": (3 * HOUR_MS, 4 * HOUR_MS),
+        "all": (0, 9 * HOUR_MS),
+        "before": (0, HOUR_MS),
+        "after": (6 * HOUR_MS, 7 * HOUR_MS),
+    }
+    found = {
+        name: [int(one.parent.name) // HOUR_MS for one in hour_folders(tmp_path, since_ms=since_ms, until_ms=until_ms)]
+        for name, (since_ms, until_ms) in spans.items()
+    }
+
+    assert found == {
+        "within an hour": [2],
+        "up to the beginning of an hour": [2],
+        "a moment of the next hour": [2, 3],
+        "from the last moment of an hour": [2],
+        "from the end of an hour": [3],
+        "all": [1, 2, 3, 4, 5],
+        "before": [],
+        "after": [],
+    }
+
+
 def _shown_window(settings: Settings, **tables: list[dict[str, Any]]) -> None:
     """A window of the output folder with these tables."""
-    store, start_ms = WindowStore(settings.output), NOW_MS - NOW_MS % HOUR_MS - HOUR_MS
+    found = {name: pa.Table.from_pylist(rows) for name, rows in tables.items()}
+    _publish_window(settings.output, NOW_MS - NOW_MS % HOUR_MS - HOUR_MS, **found)
+
+
+def _publish_window(output: Path, start_ms: int, **tables: pa.Table) -> None:
+    """A window of an output folder."""
+    store = WindowStore(output)
     stage = store.staging()
-    for name, rows in tables.items():
+    for name, table in tables.items():
         (stage / str(start_ms) / name).mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(rows), stage / str(start_ms) / name / "part.parquet")
+        pq.write_table(table, stage / str(start_ms) / name / "part.parquet")
     store.publish({start_ms: Window(fingerprint="f", version="v", judged_at_ms=NOW_MS, open=False, result={})})
 
 
