@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.repair.plan import CANCEL_RULE, LOST_RULE, UNSENT_RULE, Suspect
 from spark_reconcile.results.window_store import WindowStore
 
+BATCH_ROWS: Final = 10_000
 _COLUMNS: Final = ("message_id", "topic", "message_key", "rule")
 _OF_MESSAGES: Final = [("rule", "in", [UNSENT_RULE, LOST_RULE, CANCEL_RULE]), ("scope", "=", "message")]
 _OF_ROWS: Final = [("rule", "in", ["no_message", "too_few_messages"])]
@@ -29,7 +31,7 @@ def confirmed_suspects(folders: Sequence[Path]) -> list[Suspect]:
     """Returns messages that are lost or unsent, confirmed by the recheck, from the tables in these folders."""
     found = []
     for table in _tables(folders, "verdicts"):
-        rows = _rows(table, _COLUMNS, [*_OF_MESSAGES, ("confirmed", "=", True)])
+        rows = _each_row(table, _COLUMNS, [*_OF_MESSAGES, ("confirmed", "=", True)])
         found += [
             Suspect(message_id=row["message_id"], topic=row["topic"], key=row["message_key"], rule=row["rule"])
             for row in sorted(rows, key=lambda row: str(row["message_id"]))
@@ -39,21 +41,24 @@ def confirmed_suspects(folders: Sequence[Path]) -> list[Suspect]:
 
 def unconfirmed_count(folders: Sequence[Path]) -> int:
     """Counts lost or unsent messages that were too many for a recheck."""
-    unconfirmed = [*_OF_MESSAGES, ("confirmed", "=", False)]
-    return sum(len(_rows(table, ("rule",), unconfirmed)) for table in _tables(folders, "verdicts"))
+    import pyarrow.dataset as ds
+    import pyarrow.parquet as pq
+
+    unconfirmed = pq.filters_to_expression([*_OF_MESSAGES, ("confirmed", "=", False)])
+    tables = _tables(folders, "verdicts")
+    return sum(ds.dataset(table, format="parquet").count_rows(filter=unconfirmed) for table in tables)
 
 
 def unpublished_rows(folders: Sequence[Path], *, rows_max: int) -> list[Suspect]:
     """Returns at most `rows_max` business rows without their message, one a key, in order of time."""
     found: list[Suspect] = []
     for table in _tables(folders, "business_verdicts"):
-        rows = _rows(table, ("topic", "message_key", "rule", "at_ms"), _OF_ROWS)
-        found += [
-            Suspect(message_id="", topic=row["topic"], key=row["message_key"], rule=row["rule"])
-            for row in sorted(rows, key=lambda row: (row["at_ms"], str(row["message_key"])))
-        ]
+        rows = _each_row(table, ("topic", "message_key", "rule", "at_ms"), _OF_ROWS)
+        # There may be millions, where a source is missing: only those that are returned are kept.
+        first = nsmallest(rows_max - len(found), rows, key=lambda row: (row["at_ms"], str(row["message_key"])))
+        found += [Suspect(message_id="", topic=row["topic"], key=row["message_key"], rule=row["rule"]) for row in first]
         if len(found) >= rows_max:
-            return found[:rows_max]
+            break
     return found
 
 
@@ -62,8 +67,12 @@ def _tables(folders: Sequence[Path], name: str) -> list[Path]:
     return [folder / name for folder in folders if (folder / name).exists()]
 
 
-def _rows(table: Path, columns: Sequence[str], filters: list[tuple[str, str, Any]]) -> list[dict[str, Any]]:
+def _each_row(table: Path, columns: Sequence[str], filters: list[tuple[str, str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a table, never all of them in memory."""
+    import pyarrow.dataset as ds
     import pyarrow.parquet as pq
 
-    found: list[dict[str, Any]] = pq.read_table(table, columns=list(columns), filters=filters).to_pylist()
-    return found
+    rows = ds.dataset(table, format="parquet")
+    matching = pq.filters_to_expression(filters)
+    for batch in rows.to_batches(columns=list(columns), filter=matching, batch_size=BATCH_ROWS):
+        yield from batch.to_pylist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from spark_reconcile import Settings
 from spark_reconcile.cli.repair_command import repair
 from spark_reconcile.cli.run_command import app
 from spark_reconcile.repair.apply import apply_repairs
-from spark_reconcile.repair.findings import hour_folders
+from spark_reconcile.repair.findings import hour_folders, unconfirmed_count, unpublished_rows
 from spark_reconcile.repair.plan import RepairAction, Suspect, plan_repairs
 from spark_reconcile.repair.plan_file import read_plan, still_to_do
 from spark_reconcile.results.window_store import Window, WindowStore
@@ -260,6 +261,41 @@ def test_the_hours_of_a_repair_are_those_that_overlap_its_span(tmp_path: Path) -
         "before": [],
         "after": [],
     }
+
+
+def test_of_very_many_rows_without_a_message_only_the_first_are_held_in_memory(tmp_path: Path) -> None:
+    rows, most = 150_000, 3
+    _publish_window(
+        tmp_path,
+        HOUR_MS,
+        verdicts=pa.table(
+            {
+                "message_id": [f"m{number}" for number in range(rows)],
+                "scope": ["message"] * rows,
+                "rule": ["not_sent"] * rows,
+                "confirmed": [False] * rows,
+            }
+        ),
+        business_verdicts=pa.table(
+            {
+                "topic": [PAID] * rows,
+                "message_key": [f"k{number:06}" for number in range(rows)],
+                "rule": ["no_message"] * rows,
+                "at_ms": range(rows, 0, -1),
+            }
+        ),
+    )
+    folders = hour_folders(tmp_path, since_ms=0, until_ms=9 * HOUR_MS)
+    unpublished_rows(folders, rows_max=1)  # imports
+
+    tracemalloc.start()
+    found, unconfirmed = unpublished_rows(folders, rows_max=most), unconfirmed_count(folders)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert [one.key for one in found] == [f"k{rows - 1 - number:06}" for number in range(most)]
+    assert unconfirmed == rows
+    assert peak_bytes < 100 * rows, "a dictionary of each row takes more"
 
 
 def _shown_window(settings: Settings, **tables: list[dict[str, Any]]) -> None:
