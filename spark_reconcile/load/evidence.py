@@ -26,6 +26,7 @@ from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.evidence.filter_evaluation import FilterEvaluation
 from spark_reconcile.load.completeness_bound import Reach
 from spark_reconcile.load.delay_records import read_configured, with_delayed
+from spark_reconcile.load.kept_rows import NEVER_MS, archive_reach, kept_since, oldest_row
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
 from spark_reconcile.load.read_plan import Read, SourcePlan, waves
 from spark_reconcile.load.spark_session import one_partition
@@ -42,10 +43,6 @@ from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NEVER_MS: Final = 1 << 53
-"""Start of completeness of an empty source: later than any time."""
-DAY_MS: Final = 24 * 60 * 60 * 1000
-PURGE_MARGIN_MS: Final = 60 * 60 * 1000
 SEGMENTS: Final = "segments"
 """Subfolder of the output folder that caches sealed segments of the broker's logs."""
 _DAMAGE: Final = "!"
@@ -153,7 +150,7 @@ def read_all(
             tables=(*effects, *tables, *copies, *actions.copies, named),
             groups=_groups(settings, runs, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
             counts=counts,
-            archive_reach_ms=_archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
+            archive_reach_ms=archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
             broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
             actions_reach_ms=_log_reach(surveyed["actions"], skew_ms=skew_ms),
             business_reaches=_business_reaches(settings),
@@ -338,7 +335,7 @@ def _groups(
         mine = [one for one in counts if one.leg == Leg.INBOX and one.note == inbox.group]
         reach = kept_since(inbox.complete_since_ms, settings.inbox_days, now_ms=now_ms)
         if reach is None:
-            reach = _oldest(mine, settings, plan.oldest_ms.get((Leg.INBOX, inbox.group)))
+            reach = oldest_row(mine, settings, plan.oldest_ms.get((Leg.INBOX, inbox.group)))
         for topic in inbox.topics or ("",):
             # Two inboxes may serve one group: it is complete only where both are.
             inboxes[topic, inbox.group] = max(reach, inboxes.get((topic, inbox.group), 0))
@@ -365,33 +362,6 @@ def _business_reaches(settings: Settings) -> dict[str, int]:
     for rule in settings.rules:
         reaches[rule.topic] = max(rule.complete_since_ms or 0, reaches.get(rule.topic, 0))
     return reaches
-
-
-def _archive_reach(
-    settings: Settings, counts: Sequence[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *, now_ms: int
-) -> int:
-    """Since when the archive is complete: by settings, by its retention, or since its oldest row."""
-    reach = kept_since(settings.complete_since_ms, settings.archive_days, now_ms=now_ms)
-    if reach is not None:
-        return reach
-    return _oldest([one for one in counts if one.leg == Leg.ARCHIVE], settings, oldest_ms.get((Leg.ARCHIVE, "")))
-
-
-def kept_since(complete_since_ms: int | None, days: float | None, *, now_ms: int) -> int | None:
-    """Since when rows are kept, by the settings: the time takes precedence over the days; None without settings.
-
-    A purge may run while we read, by another clock: hence the margin.
-    """
-    if complete_since_ms is not None or days is None:
-        return complete_since_ms
-    return int(now_ms - days * DAY_MS) + PURGE_MARGIN_MS
-
-
-def _oldest(counts: Sequence[LegCount], settings: Settings, known_ms: int | None) -> int:
-    """The oldest row's time plus the clock skew; NEVER_MS without rows. `known_ms`: the oldest of rows not read."""
-    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
-    found = [one.first_ms for one in counts] + ([] if known_ms is None else [known_ms])
-    return min(found) + skew_ms if found else NEVER_MS
 
 
 def _log_reach(segments: list[LogSegment], *, skew_ms: int) -> int:

@@ -14,8 +14,9 @@ from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.core.time_range import EVER_MS
 from spark_reconcile.load.empty_sources import with_empty_notes
-from spark_reconcile.load.evidence import NEVER_MS, Evidence
+from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.input_extent import InputExtent
+from spark_reconcile.load.kept_rows import NEVER_MS
 from spark_reconcile.load.rule_topic_check import note_on_topic
 from spark_reconcile.results.summary import Example, VerdictCount
 from spark_reconcile.rules.plausible_times import note_on

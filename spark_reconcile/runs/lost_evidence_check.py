@@ -13,7 +13,8 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_arguments import utc_text
-from spark_reconcile.load.evidence import Evidence, kept_since
+from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.load.kept_rows import kept_since
 from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
 from spark_reconcile.load.table_extents import TableExtent
 from spark_reconcile.load.unrecorded_effects import refuse_lost_actions

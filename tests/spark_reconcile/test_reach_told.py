@@ -12,8 +12,9 @@ from spark_reconcile import BusinessRule, InboxSource, Settings, Summary
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.completeness_bound import Reach
-from spark_reconcile.load.evidence import NEVER_MS, Evidence
+from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.input_extent import InputExtent
+from spark_reconcile.load.kept_rows import NEVER_MS
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.run_figures import inputs
 from spark_reconcile.results.summary import WindowCounts
