@@ -26,7 +26,7 @@ from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.evidence.filter_evaluation import FilterEvaluation
 from spark_reconcile.load.completeness_bound import Reach
 from spark_reconcile.load.delay_records import read_configured, with_delayed
-from spark_reconcile.load.kept_rows import NEVER_MS, archive_reach, kept_since, oldest_row
+from spark_reconcile.load.kept_rows import NEVER_MS, archive_reach, inbox_reaches
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
 from spark_reconcile.load.read_plan import Read, SourcePlan, waves
 from spark_reconcile.load.spark_session import one_partition
@@ -148,7 +148,9 @@ def read_all(
             actions=few(with_answers(acted, rows, stored, counts)),
             rows=rows,
             tables=(*effects, *tables, *copies, *actions.copies, named),
-            groups=_groups(settings, runs, counts, plan, is_whole=whole["actions"], now_ms=now_ms),
+            groups=_groups(
+                settings, runs, counts, plan, is_whole=whole["actions"], is_all=span is None, now_ms=now_ms
+            ),
             counts=counts,
             archive_reach_ms=archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
             broker_reach_ms=_log_reach(surveyed["messages"], skew_ms=skew_ms),
@@ -322,23 +324,17 @@ def _counted(
 
 
 def _groups(
-    settings: Settings, actions: DataFrame, counts: list[LegCount], plan: SourcePlan, *, is_whole: bool, now_ms: int
-) -> list[GroupFacts]:
+    settings: Settings, actions: DataFrame, counts: list[LegCount], plan: SourcePlan, *, is_whole: bool, is_all: bool,
+    now_ms: int,
+) -> list[GroupFacts]:  # fmt: skip
+    """`is_whole`: nothing of the action log was dropped. `is_all`: rows of all times were read."""
     events: list[tuple[Any, ...]] = [
         tuple(row)
         for row in actions.where("kind in ('declared', 'deleted', 'sought', 'paused', 'resumed')")
         .select("kind", "topic", "consumer_group", "sequence", "position", "at_ms", "reason")
         .collect()
     ]
-    inboxes: dict[tuple[str, str], int] = {}
-    for inbox in settings.inboxes:
-        mine = [one for one in counts if one.leg == Leg.INBOX and one.note == inbox.group]
-        reach = kept_since(inbox.complete_since_ms, settings.inbox_days, now_ms=now_ms)
-        if reach is None:
-            reach = oldest_row(mine, settings, plan.oldest_ms.get((Leg.INBOX, inbox.group)))
-        for topic in inbox.topics or ("",):
-            # Two inboxes may serve one group: it is complete only where both are.
-            inboxes[topic, inbox.group] = max(reach, inboxes.get((topic, inbox.group), 0))
+    inboxes = inbox_reaches(settings, counts, plan.inbox_oldest_ms, now_ms=now_ms, is_whole=is_all)
     return group_facts(events, inboxes=inboxes, until=plan.reach.inboxes, acting={} if is_whole else _acting(counts))
 
 

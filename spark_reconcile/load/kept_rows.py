@@ -37,8 +37,33 @@ def kept_since(complete_since_ms: int | None, days: float | None, *, now_ms: int
     return int(now_ms - days * DAY_MS) + PURGE_MARGIN_MS
 
 
+def inbox_reaches(
+    settings: Settings, counts: Sequence[LegCount], oldest_ms: Sequence[int | None], *, now_ms: int, is_whole: bool
+) -> dict[tuple[str, str], int]:
+    """Since when the inbox of each (topic, group) is complete; topic "" is any topic.
+
+    `oldest_ms`: the group's oldest row in the table of each inbox of the settings; None: it has none. Two tables may
+    serve one group: they are complete only where both are, but for one that has no row. `is_whole`: rows of all times
+    were read, so a purge has taken what is older than these.
+    """
+    found: dict[tuple[str, str], list[int]] = {}
+    for inbox, known_ms in zip(settings.inboxes, oldest_ms, strict=True):
+        read = [one for one in counts if one.leg == Leg.INBOX and one.note == inbox.group] if is_whole else []
+        reach = kept_since(inbox.complete_since_ms, settings.inbox_days, now_ms=now_ms)
+        if reach is None and known_ms is not None:
+            reach = max(known_ms + skew_ms(settings), 0 if not read else oldest_row(read, settings, None))
+        for topic in inbox.topics or ("",):
+            found.setdefault((topic, inbox.group), []).extend([] if reach is None else [reach])
+    return {place: max(reaches, default=NEVER_MS) for place, reaches in found.items()}
+
+
 def oldest_row(counts: Sequence[LegCount], settings: Settings, known_ms: int | None) -> int:
     """The oldest row's time plus the clock skew; NEVER_MS without rows. `known_ms`: the oldest of rows not read."""
-    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
-    found = [one.first_ms for one in counts] + ([] if known_ms is None else [known_ms])
-    return min(found) + skew_ms if found else NEVER_MS
+    # Rows of a topic may all have impossible times: then these have no first one.
+    found = [one.first_ms for one in counts if one.first_ms] + ([] if known_ms is None else [known_ms])
+    return min(found) + skew_ms(settings) if found else NEVER_MS
+
+
+def skew_ms(settings: Settings) -> int:
+    """The permitted difference of two clocks."""
+    return int(settings.grace.clock_skew_seconds * 1000)

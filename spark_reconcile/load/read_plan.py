@@ -52,7 +52,9 @@ class SourcePlan:
     rest: tuple[Read, ...]
     broker_bytes: int
     oldest_ms: Mapping[tuple[Leg, str], int] = field(default_factory=dict)
-    """For a run on a time range: the oldest row of the archive and of each group's inbox, read or not."""
+    """For a run on a time range: the oldest row of the archive, read or not."""
+    inbox_oldest_ms: Sequence[int | None] = ()
+    """By inbox, in the order of the settings: the group's oldest row in its table, read or not; None: there is none."""
     clocks: Mapping[str, int] = field(default_factory=dict)
     """By how many milliseconds databases' clocks are ahead of this machine's, if above the permitted skew."""
     reach: Reach = field(default_factory=Reach)
@@ -96,6 +98,7 @@ def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span 
     oldest: dict[tuple[Leg, str], int] = {}
     clocks: dict[str, int] = {}
     extents: list[TableExtent] = []
+    inbox_oldest: list[int | None] = []
     inboxes = []
     for inbox in settings.inboxes:
         place = Place.of(inbox.url or settings.database_url)
@@ -106,8 +109,7 @@ def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span 
             behind = span and _by_clock(span, clocks[str(place)])
             statement = inbox_statement(reader, inbox, schema=schema, span=behind)
             extents.append(extent_of(reader, statement, what=inbox.group, schema=schema))
-            if span is not None:
-                _note_oldest(reader, statement, inbox.group, oldest)
+            inbox_oldest.append(_oldest_ms(reader, statement))
         inboxes.append((inbox.url or settings.database_url, statement))
     rest = _rest(settings, span, oldest, clocks, once, extents)
     segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
@@ -116,6 +118,7 @@ def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span 
         rest=tuple(_together(rest, settings.limits)),
         broker_bytes=sum(one.size_bytes for one in segments),
         oldest_ms=oldest,
+        inbox_oldest_ms=tuple(inbox_oldest),
         clocks={name: ahead_ms for name, ahead_ms in clocks.items() if ahead_ms},
         reach=reach or Reach(),
         # Two inboxes of one group in one table, with different topics, are one table.
@@ -144,8 +147,9 @@ def _rest(
             once.note(f"the outbox in {place}", ("outbox", *reader.identity(), schema))
             statements = outbox_statements(reader, schema=schema, span=span)
             extents.append(extent_of(reader, statements[-1], what="", schema=schema))
-            if span is not None:
-                _note_oldest(reader, statements[-1], "", oldest)
+            found_ms = None if span is None else _oldest_ms(reader, statements[-1])
+            if found_ms is not None:
+                oldest[Leg.ARCHIVE, ""] = min(found_ms, oldest.get((Leg.ARCHIVE, ""), found_ms))
             found += [(outbox.url, one) for one in statements]
     for number, rule in enumerate(settings.rules):
         for url in settings.urls_of(rule):
@@ -185,14 +189,13 @@ def _in_steps(apart_ms: int) -> int:
     return -(-apart_ms // step_ms) * step_ms
 
 
-def _note_oldest(reader: DbApiReader, one: Statement, note: str, oldest: dict[tuple[Leg, str], int]) -> None:
-    """Record the oldest row of a source, which a time range hides: one look-up of an index's first entry."""
-    conditions = one.where[:1]  # the kind or the group; the others are the time range
+def _oldest_ms(reader: DbApiReader, one: Statement) -> int | None:
+    """Returns the oldest row of a source, which a time range hides: one look-up of an index's first entry."""
+    condition, time = one.where[0], one.range_by  # the kind or the group; the others are topics and the time range
     # A row with an impossible time is no evidence for the age of the others.
-    sql = f"SELECT MIN({one.range_by}) FROM {one.table} WHERE {conditions[0]} AND {one.range_by} >= ?"  # noqa: S608 - checked names
-    ((found,),) = reader.rows(sql, [*one.parameters[: conditions[0].count("?")], EARLIEST_MS * 1000])
-    if found is not None:
-        oldest[one.leg, note] = min(int(found) // 1000, oldest.get((one.leg, note), int(found) // 1000))
+    sql = f"SELECT {time} FROM {one.table} WHERE {condition} AND {time} >= ? ORDER BY {time} LIMIT 1"  # noqa: S608 - checked
+    found = reader.rows(sql, [*one.parameters[: condition.count("?")], EARLIEST_MS * 1000])
+    return int(found[0][0]) // 1000 if found else None
 
 
 def _together(found: Sequence[tuple[str, Statement]], limits: RunLimits) -> list[Read]:

@@ -348,8 +348,30 @@ def turned_away_by_the_inbox(p: Planted) -> None:
 
 
 def handled_in_two_inboxes(p: Planted) -> None:
-    """The oldest message of the world, whose effect the other inbox holds, too."""
+    """A message whose effect the other inbox holds, too, and no other effect."""
     p.delivery("good-1", TICKETS, "duplicate", "handled_twice")
+
+
+def handled_in_an_inbox_that_was_purged_since(p: Planted) -> None:
+    """The other inbox has no row of the time before `good-1`, and this one has."""
+    age_ms = 150 * MINUTE_MS
+    p.world.settled(age_ms=3 * HOUR_MS)
+    order = p.world.order(age_ms=age_ms)
+    message = p.world.sent("purged-elsewhere", key=str(order), age_ms=age_ms)
+    sequence = p.world.store(message, key=str(order), age_ms=age_ms)
+    p.world.done(message, sequence, MAIL, age_ms=age_ms)
+    p.world.deliver(message, sequence, TICKETS, age_ms=age_ms - 20)
+    p.world.ack(message, sequence, TICKETS, age_ms=age_ms - 40)
+    p.delivery(message, TICKETS, "unknown", "inbox_out_of_reach")
+
+
+def older_than_the_archive_whose_only_earlier_time_cannot_be_true(p: Planted) -> None:
+    p.world.store(p.world.sent("sent-in-1970", key=None, topic="newsletter.1970"), key=None, topic="newsletter.1970")
+    p.world.archive[-1]["sent_at_us"] = 5_000_000
+    p.world.sent("oldest-archived", key=None, topic="newsletter", age_ms=5 * HOUR_MS)
+    p.world.store("oldest-archived", key=None, topic="newsletter", age_ms=5 * HOUR_MS)
+    p.world.store("older-than-the-archive", key=None, topic="newsletter", age_ms=6 * HOUR_MS)
+    p.message("older-than-the-archive", "unknown", "archive_out_of_reach")
 
 
 def passed_by_a_filter_that_was_changed(p: Planted) -> None:
@@ -394,6 +416,7 @@ def canceled_on_one_of_two_topics(p: Planted) -> None:
 
 OTHERS: tuple[Callable[[Planted], None], ...] = (
     with_a_body, without_a_key_and_twice_under_one, turned_away_by_the_inbox, handled_in_two_inboxes,
+    handled_in_an_inbox_that_was_purged_since, older_than_the_archive_whose_only_earlier_time_cannot_be_true,
     passed_by_a_filter_that_was_changed, canceled_after_their_delivery, canceled_on_one_of_two_topics,
 )  # fmt: skip
 """Worlds that need a rule, a group or an inbox more. Each has ids, keys, topics and groups of its own, by which its
