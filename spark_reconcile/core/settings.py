@@ -231,6 +231,8 @@ class Settings:
     def __post_init__(self) -> None:
         check_local_folder(self.broker_data, "[broker] data")
         check_local_folder(self.output, "[output] folder")
+        if min(self.archive_days or 0, self.inbox_days or 0) < 0:
+            raise ConfigurationError("[database]: archive_days and inbox_days must not be negative")
         if len(self.groups) > GROUPS_MAX:
             raise ConfigurationError(f"at most {GROUPS_MAX:,} groups may be named")
         for name in self.groups:

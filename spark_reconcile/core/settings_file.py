@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -228,7 +229,7 @@ def _number(table: Mapping[str, Any], key: str, place: str) -> float | None:
     found = table.get(key)
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
         raise ConfigurationError(f"[{place}]: {key} is a number")
     return float(found)
 

@@ -156,6 +156,9 @@ def test_a_small_file_is_enough(tmp_path: Path) -> None:
         ("[grace]\nsecond = 1\n", "unknown key 'second' in [grace]; did you mean 'seconds'"),
         ("[grace]\nseconds = -1\n", "must not be negative"),
         ("[grace]\nseconds = 'x'\n", "seconds is a number"),
+        ("[grace]\nseconds = nan\n", "seconds is a number"),
+        ("[grace]\nslack_seconds = inf\n", "slack_seconds is a number"),
+        ("[[inboxes]]\ngroup='a'\nlag_seconds=nan\n", "lag_seconds is a number"),
         ("[[rules]]\nname='r'\n", "[rules] needs table"),
         ("[[rules]]\nname='r'\ntabel='t'\n", "did you mean 'table'"),
         ("[rules]\nname='r'\n", "write [[rules]]"),
@@ -171,6 +174,12 @@ def test_a_mistake_is_named_with_its_cure(tmp_path: Path, mistake: str, told: st
         _settings(tmp_path, SMALL + mistake)
 
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("days", ["archive_days = -30", "inbox_days = -1"])
+def test_rows_are_kept_for_no_negative_time(tmp_path: Path, days: str) -> None:
+    with pytest.raises(ConfigurationError, match="must not be negative"):
+        _settings(tmp_path, SMALL.replace("[broker]", f"{days}\n[broker]"))
 
 
 @pytest.mark.parametrize(
