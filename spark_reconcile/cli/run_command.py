@@ -135,6 +135,8 @@ def watch(
         password_file=password_file,
     )  # fmt: skip
     every_ms, lookback_ms = length_ms(every), length_ms(lookback)
+    if not every_ms:
+        raise ConfigurationError(f"--every {every} leaves no time between two runs: name a length like 15m or 1h")
 
     def once(now_ms: int) -> None:
         span = (now_ms - lookback_ms, now_ms)
