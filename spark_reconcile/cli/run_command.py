@@ -61,6 +61,7 @@ from spark_reconcile.repair.findings import hour_folders
 from spark_reconcile.report.prometheus import FILE as METRICS_FILE
 from spark_reconcile.report.prometheus import write_metrics
 from spark_reconcile.results.summary import Summary
+from spark_reconcile.results.window_selection import newest_closed
 from spark_reconcile.rules.verdict_rule import State
 
 app = typer.Typer(help="Prove that nothing was lost, invented or early.", no_args_is_help=True)
@@ -138,13 +139,16 @@ def watch(
     if not every_ms:
         raise ConfigurationError(f"--every {every} leaves no time between two runs: name a length like 15m or 1h")
 
+    grace_ms = int(settings.grace.seconds * 1000)
+
     def once(now_ms: int) -> None:
-        span = (now_ms - lookback_ms, now_ms)
+        # There is always an hour that is over, so that no run ends the schedule: a short lookback may have none.
+        span = (min(now_ms - lookback_ms, newest_closed(now_ms, grace_ms=grace_ms)), now_ms)
         summary = _run(settings, master=master, now_ms=now_ms, span=span, full=False, quiet=quiet)
         write_metrics(metrics_file or settings.output / METRICS_FILE, summary)
         typer.echo(summary.headline)
 
-    schedule = Schedule(every_ms=every_ms, after_ms=int(settings.grace.seconds * 1000) % every_ms)
+    schedule = Schedule(every_ms=every_ms, after_ms=grace_ms % every_ms)
     watching = ScheduledRuns(once, schedule=schedule, clock=SystemClock())
     with _stopped_by_signals(watching):
         watching.run()

@@ -27,6 +27,11 @@ def closed_windows(since_ms: int, until_ms: int, *, now_ms: int, grace_ms: int) 
     return [start for start in starts if start + HOUR_MS + grace_ms <= now_ms]
 
 
+def newest_closed(now_ms: int, *, grace_ms: int) -> int:
+    """Returns the newest hour that ended more than the grace time ago."""
+    return (now_ms - grace_ms) // HOUR_MS * HOUR_MS - HOUR_MS
+
+
 def span_of(windows: Sequence[int], *, slack_ms: int) -> Span:
     """Returns the time range to read for these windows: extended at both ends, since rows and ids have other clocks."""
     return Span(since_ms=windows[0] - slack_ms, until_ms=windows[-1] + HOUR_MS + slack_ms)

@@ -24,7 +24,7 @@ from spark_reconcile import (
 from spark_reconcile.compare import drill_down
 from spark_reconcile.compare.key_digests import unsettled
 from spark_reconcile.core.run_limits import RunLimits
-from spark_reconcile.results.window_selection import closed_windows
+from spark_reconcile.results.window_selection import closed_windows, newest_closed
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import Tally, findings_of, published_topics
 from spark_reconcile.rules.verdict_rule import Scope
@@ -606,6 +606,14 @@ def test_hours_are_whole_and_closed_ones_only() -> None:
         starts(9, 9, now_ms=half_past)
     with pytest.raises(ConfigurationError, match="at most"):
         starts(0, NOW_MS, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("grace_ms", [0, MINUTE_MS, 61 * MINUTE_MS])
+def test_there_is_always_an_hour_that_is_over(grace_ms: int) -> None:
+    for now_ms in range(NOW_MS, NOW_MS + HOUR_MS + 1, MINUTE_MS // 2):
+        newest_ms = newest_closed(now_ms, grace_ms=grace_ms)
+
+        assert closed_windows(newest_ms, now_ms, now_ms=now_ms, grace_ms=grace_ms) == [newest_ms]
 
 
 def test_an_output_folder_has_one_writer(sqlite: Database, tmp_path: Path) -> None:
