@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.errors import OutputFailed
 from spark_reconcile.results.output_folder import write_whole
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.rules.verdict_rule import Severity, State
 
 FILE: Final = "recon.prom"
+_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""Errors of a disk that is full or fails: a schedule goes on after them."""
 
 
 def write_metrics(path: Path, summary: Summary) -> None:
-    """Replace the file atomically: no scrape sees half of it. Raises ConfigurationError if it cannot be written."""
+    """Replace the file atomically: no scrape sees half of it. Raises ConfigurationError if it cannot be written;
+    OutputFailed where that may pass.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, metrics_text(summary))
     except OSError as error:
+        if error.errno in _PASSING:
+            raise OutputFailed(
+                f"cannot write metrics to {path}: {error.strerror}; free space or repair the disk, and run again"
+            ) from error
         raise ConfigurationError(f"cannot write metrics to {path}: {error.strerror}; name another file") from error
 
 

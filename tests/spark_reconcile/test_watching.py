@@ -16,6 +16,7 @@ from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.prometheus import metrics_text, write_metrics
 from spark_reconcile.results.summary import Summary, VerdictCount, WindowCounts
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
+from tests.outbox_broker.mounts import filled, small_disk
 
 HOUR_MS = 3_600_000
 NOON_MS = 12 * HOUR_MS
@@ -82,6 +83,20 @@ def test_the_metrics_of_a_run_are_written_whole(tmp_path: Path) -> None:
     ):
         assert f"\n{line}\n" in written
     assert [one.name for one in path.parent.iterdir()] == ["recon.prom"]
+
+
+def test_a_disk_that_is_full_may_have_room_later_and_a_wrong_file_never_has(tmp_path: Path) -> None:
+    with small_disk(tmp_path, size_mb=1) as disk:
+        write_metrics(disk / "recon.prom", _summary())
+        with filled(disk, share=1.0), pytest.raises(OutputFailed, match="No space left on device"):
+            write_metrics(disk / "recon.prom", _summary())
+        assert (disk / "recon.prom").read_text() == metrics_text(_summary())
+        write_metrics(disk / "recon.prom", _summary())
+
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="name another file") as refused:
+        write_metrics(tmp_path / "file" / "recon.prom", _summary())
+    assert not isinstance(refused.value, OutputFailed)
 
 
 def test_times_are_dates_moments_and_ages() -> None:
