@@ -38,8 +38,13 @@ _FACTS: Final = (*_SUMS, "archive", *_FLAGS, "broker")
 # A message that was withdrawn from its table and published again under its id counts by what came later.
 _WITHDRAWN: Final = "sum(outbox + archive) = 0 and sum(withdrawn) > 0"
 # The broker also notes cancels of ids it has forgotten: after the message was appended, a cancel has no effect.
+CANCEL_MEMORY_MS: Final = 7 * 24 * 3_600_000
+"""How long the broker remembers a cancel that came before its message."""
+# One that came longer before is forgotten, if the message has got its place nevertheless. An answer has no time.
+_FORGOTTEN: Final = f"cancel.time_ms between 1L and stored_ms - {CANCEL_MEMORY_MS}L and placed_ms is not null"
 _TAKEN_BACK: Final = (
     "(cancel.scope is null or rlike(topic, cancel.scope)) and not coalesce(cancel.time_ms > placed_ms, false)"
+    f" and not ({_FORGOTTEN})"
 )
 _CANCELED: Final = f"if(cancels is null, 0L, cast(size(filter(cancels, cancel -> {_TAKEN_BACK})) as bigint))"
 BROADCAST_CANCELS_MAX: Final = 1_000_000
