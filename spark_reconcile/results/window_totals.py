@@ -184,7 +184,8 @@ def bulk_of(sums: Iterable[Row]) -> Iterator[Mapping[str, Any]]:
         if row["clean"]:
             part = row.asDict()
             yield {**part, "note": -1}
-            yield {**part, "n": part["asked"]}
+            if part["note"] >= 0:
+                yield {**part, "n": part["asked"]}
 
 
 def changes_of(changes: DataFrame) -> Iterable[Mapping[str, Any]]:
