@@ -27,6 +27,9 @@ UNSENT_RULE: Final = "not_sent"
 LOST_RULE: Final = "not_in_broker"
 CANCEL_RULE: Final = "cancel_not_noted"
 _ARCHIVED: Final = ("id", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us")
+_STANDING: Final = ("id", "kind", "topic", "state", "due_at_us", "deliver_at_ms")
+_UNSENT: Final = "committed and not sent"
+_TIMED: Final = "it is scheduled, and its table holds it until it is due"
 _NO_HEADERS: Final = "accepted by the broker, and not in its log; headers are not archived: it gets content-type alone"
 _ORDERED: Final = "its key is ordered, and the archive keeps no place in that order: publish it from its row"
 _UNPUBLISHED: Final = "it was never published, so nothing says what its message held: publish it from the row"
@@ -134,13 +137,12 @@ def _in_outbox(
     waiting: set[MessageName] = set()
     for name in message_tables(reader, outbox):
         table = quoted(reader.place, schema, name)
-        for one, state in _standing(reader, table, suspects):
+        for one, left in _standing(reader, table, suspects):
             waiting.add(one.name)
-            action = RepairAction.MAKE_DUE if state == "pending" else RepairAction.NOTHING
-            reason = "committed and not sent" if state == "pending" else f"its row is {state}: decide about it by hand"
             yield Repair(
-                message_id=one.message_id, topic=one.topic, action=action, reason=reason, outbox=outbox, table=name
-            )
+                message_id=one.message_id, topic=one.topic, outbox=outbox, table=name, reason=left or _UNSENT,
+                action=RepairAction.NOTHING if left else RepairAction.MAKE_DUE,
+            )  # fmt: skip
     archive = quoted(reader.place, schema, reader.place.outbox_table("archive"))
     gone = [one for one in suspects if one.name not in waiting]
     yield from _cancel_again(reader, outbox, archive, {one.message_id: one for one in gone if one.rule == CANCEL_RULE})
@@ -154,12 +156,20 @@ def _in_outbox(
 
 
 def _standing(reader: DbApiReader, table: str, suspects: Sequence[Suspect]) -> Iterator[tuple[Suspect, str]]:
-    """Yields the suspects that have a row in a message table, with its state. A cancel's row is of no topic."""
+    """Yields the suspects that have a row in a message table, and why it is left as it is; empty if it is made due.
+
+    A cancel's row is of no topic.
+    """
     by_id: dict[str, list[Suspect]] = {}
     for one in suspects:
         by_id.setdefault(one.message_id, []).append(one)
-    for message_id, kind, topic, state in _rows(reader, table, ("id", "kind", "topic", "state"), by_id):
-        yield from ((one, state) for one in by_id[message_id] if kind == "cancel" or one.topic == topic)
+    now_ms = reader.now_ms()
+    for message_id, kind, topic, state, due_us, deliver_at_ms in _rows(reader, table, _STANDING, by_id):
+        left = "" if state == "pending" else f"its row is {state}: decide about it by hand"
+        # Sent now, it would be the broker's, and no cancel could take it out of its table any more.
+        if not left and deliver_at_ms is not None and due_us == deliver_at_ms * 1000 and deliver_at_ms > now_ms:
+            left = _TIMED
+        yield from ((one, left) for one in by_id[message_id] if kind == "cancel" or one.topic == topic)
 
 
 def _archived(reader: DbApiReader, archive: str, ids: Iterable[str]) -> list[dict[str, Any]]:

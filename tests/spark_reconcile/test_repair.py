@@ -66,6 +66,27 @@ def test_unsent_rows_become_due_and_rows_that_somebody_holds_are_left_alone(data
     assert apply_repairs(repairs) == [], "twice is once"
 
 
+def test_a_scheduled_message_that_its_table_holds_until_it_is_due_stays_where_a_cancel_finds_it(
+    sqlite: Database, tmp_path: Path
+) -> None:
+    world = World()
+    world.groups()
+    due_ms = {"held until it is due": FAR_US // 1000, "sender died": FAR_US // 1000 + 1, "was due": 5_000}
+    for name, deliver_at_ms in due_ms.items():
+        world.unsent(name, key="1")
+        due_us = 5_000_000 if name == "was due" else FAR_US
+        world.outbox[-1].update(due_at_us=due_us, deliver_at_ms=deliver_at_ms, token=None)
+    settings = world.write(sqlite, tmp_path)
+
+    repairs = plan_repairs(settings, [_suspect(name, "not_sent") for name in due_ms], repairs_max=10)
+    done = apply_repairs(repairs)
+
+    assert [one.action for one in repairs] == [RepairAction.NOTHING, RepairAction.MAKE_DUE, RepairAction.MAKE_DUE]
+    assert "until it is due" in repairs[0].reason
+    assert [one.message_id for one in done] == ["sender died"]
+    assert outbox_rows(sqlite)["held until it is due"]["due_at_us"] == FAR_US
+
+
 def test_what_a_repair_left_as_it_was_is_counted_by_why_and_leaves_nothing_to_do(
     database: Database, tmp_path: Path
 ) -> None:
