@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _TEXTS: Final = ("topic", "stored_key", "published_key")
 _COUNTS: Final = (
-    "outbox", "parked", "archive", "withdrawn", "resent", "repeated", "took_effect", "plain", "noted", "due", "held",
+    "outbox", "parked", "timed", "archive", "withdrawn", "resent", "repeated", "took_effect", "plain", "noted", "due",
+    "held",
 )  # fmt: skip
 _TIMES: Final = (
     "body_hash", "key_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms",
@@ -32,7 +33,7 @@ _BROKER: Final = "greatest(sum(plain) + greatest(sum(noted), sum(due)), max(held
 HELD_SEQUENCE: Final = -1
 """The sequence of messages that wait in a delay cluster, in front of the broker."""
 _SUMS: Final = ("outbox", "parked", "took_effect")
-_FLAGS: Final = ("resent", "repeated")
+_FLAGS: Final = ("resent", "repeated", "timed")
 """Flags of a message: a duplicated archive row does not mean two sends."""
 _FACTS: Final = (*_SUMS, "archive", *_FLAGS, "broker")
 # A message that was withdrawn from its table and published again under its id counts by what came later.
@@ -130,7 +131,11 @@ def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Data
     compared = ("body_hash", "key_hash", "due_ms")
     of_archive = {**of_rows, **{name: f"if({gone}, null, {of_rows[name]})" for name in compared}}
     return [
-        _leg(rows.where(f"leg = '{Leg.OUTBOX}'"), **of_rows, outbox="1L", parked="if(note = 'parked', 1L, 0L)"),
+        _leg(
+            rows.where(f"leg = '{Leg.OUTBOX}'"), **of_rows, outbox="1L", parked="if(note = 'parked', 1L, 0L)",
+            # The row of a scheduled message that is sent when it is due has its due time from the beginning.
+            timed="if(note = 'pending' and at_ms = deliver_at_ms, 1L, 0L)",
+        ),
         _leg(
             rows.where(f"leg = '{Leg.ARCHIVE}'"), **of_archive, archive=f"if({gone}, 0L, 1L)",
             sent_ms=f"if({gone}, null, at_ms)", withdrawn=f"if({gone}, 1L, 0L)",

@@ -1,9 +1,9 @@
 """The verdicts on a message's way from the business transaction to the broker, in order of precedence.
 
 Facts: counts of rows a source has of this id (`outbox`, `parked`, `archive`, `broker`, `canceled`, `business`), flags
-(0 or 1), times in milliseconds (0: none), since when a source is complete (`..._reach_ms`), and until when
-(`..._until_ms`). Of a `cancel`, which is a row of its own: whether the broker answered that it `took_effect`, and
-whether it noted that (`cancel_noted`, -1: not known). It reads nothing.
+(0 or 1; `timed`: its row was due with the message from the beginning), times in milliseconds (0: none), since when a
+source is complete (`..._reach_ms`), and until when (`..._until_ms`). Of a `cancel`, which is a row of its own: whether
+the broker answered that it `took_effect`, and whether it noted that (`cancel_noted`, -1: not known). It reads nothing.
 """
 
 from __future__ import annotations
@@ -206,6 +206,13 @@ MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
         severity=Severity.WAIT,
         when=(_outbox >= 1) & newer(_created_ms, _fresh_since_ms),
         meaning="Committed, not sent yet, and newer than the grace time.",
+    ),
+    VerdictRule(
+        name="held_until_due",
+        state=State.PENDING,
+        severity=Severity.WAIT,
+        when=(_outbox >= 1) & Fact("timed").is_(1) & (_deliver_at_ms + Fact("grace_ms") > Fact("now_ms")),
+        meaning="Scheduled: its table holds it until it is due, and it is sent then.",
     ),
     VerdictRule(
         name="not_sent",

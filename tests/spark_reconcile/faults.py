@@ -246,6 +246,17 @@ def cancel_that_the_broker_forgot(p: Planted) -> None:
     p.message(fresh, "pending", "sent_in_grace")
 
 
+def held_by_its_table_until_it_is_due(p: Planted) -> None:
+    for message, due_ms, state, rule in (
+        ("held-until-due", NOW_MS + 24 * HOUR_MS, "pending", "held_until_due"),
+        ("held-for-too-long", NOW_MS - 20 * MINUTE_MS, "unsent", "not_sent"),
+    ):
+        order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+        p.message(p.world.unsent(message, key=str(order), topic=REMINDER), state, rule)
+        p.world.outbox[-1].update(deliver_at_ms=due_ms, due_at_us=due_ms * 1000, attempts=0)
+        p.business(order, state, f"message_{state}", REMINDED)
+
+
 def withdrawn_from_its_table(p: Planted) -> None:
     due_ms = NOW_MS + HOUR_MS
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
@@ -587,7 +598,8 @@ FAULTS: tuple[Callable[[Planted], None], ...] = (
     unrecorded_on_a_topic_without_a_rule, somebody_elses_topic, archive_row_missing, stored_twice, body_changed,
     key_changed, topic_changed, due_time_changed_on_the_way, canceled_in_time, cancel_left_unsent,
     cancel_that_lost_the_race, handed_out_though_the_cancel_was_answered, cancel_that_the_broker_forgot,
-    withdrawn_from_its_table, withdrawn_and_published_again_under_its_id, delivered_though_it_was_withdrawn,
+    held_by_its_table_until_it_is_due, withdrawn_from_its_table, withdrawn_and_published_again_under_its_id,
+    delivered_though_it_was_withdrawn,
     row_and_message_disagree_on_the_time, moved_as_the_cure_says, moved_and_canceled_alone,
     scheduled_ahead, fired_in_time, never_fired, note_lost_by_a_kill, note_lost_and_fired_twice,
     fired_and_nobody_asked_for_it, known_to_the_schedule_alone, known_to_the_schedule_and_never_fired,

@@ -31,7 +31,9 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
     if f["outbox"]:
         if f["broker"]:
             return "not_removed_yet"
-        return "in_grace" if fresh < f["created_ms"] <= f["latest_ms"] else "not_sent"
+        if fresh < f["created_ms"] <= f["latest_ms"]:
+            return "in_grace"
+        return "held_until_due" if f["timed"] and f["now_ms"] - f["deliver_at_ms"] < f["grace_ms"] else "not_sent"
     if f["archive"] and f["cancel"]:
         return _sent_cancel(f)
     if f["archive"]:

@@ -43,7 +43,7 @@ MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
     "due_differs": FLAG, "created_ms": TIMES, "sent_ms": TIMES, "accepted_ms": TIMES, "deliver_at_ms": TIMES,
     "repeated": FLAG, "business_reach_ms": [0, 3_000_000], "cancels_reach_ms": [0, 3_000_000],
     "business_until_ms": [4_000_000, NOW_MS], "cancel": FLAG, "took_effect": FLAG, "cancel_noted": [-1, 0, 1],
-    "respelled": FLAG, "delay_cluster": FLAG,
+    "respelled": FLAG, "delay_cluster": FLAG, "timed": FLAG,
 }  # fmt: skip
 DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
@@ -112,7 +112,7 @@ def test_every_combination_of_presence_and_count_of_a_message_is_explained() -> 
         "deliver_at_ms": [0, 500_000, 9_000_000, NOW_MS - 100_000, NOW_MS],
         "business": FLAG, "business_reach_ms": [0], "cancels_reach_ms": [1_000_000], "delay_cluster": [0],
     }  # fmt: skip
-    for name in ("body_differs", "topic_differs", "key_differs", "due_differs"):
+    for name in ("body_differs", "topic_differs", "key_differs", "due_differs", "timed"):
         small[name] = [0]
     plain = {**small, "cancel": [0], "took_effect": [0], "cancel_noted": [-1]}
     of_no_topic = ("broker", "covered", "business", "business_until_ms", "deliver_at_ms", "topic_known")
@@ -127,7 +127,9 @@ def test_every_combination_of_presence_and_count_of_a_message_is_explained() -> 
             seen.add(rule)
 
     assert UNEXPLAINED not in seen
-    left_out = {"body_differs", "topic_differs", "key_differs", "due_differs", "business_out_of_reach"}
+    left_out = {
+        "body_differs", "topic_differs", "key_differs", "due_differs", "business_out_of_reach", "held_until_due",
+    }  # fmt: skip
     assert seen == {rule.name for rule in MESSAGE_RULES} - left_out
 
 
