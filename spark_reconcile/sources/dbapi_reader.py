@@ -81,7 +81,9 @@ class Place:
     def __str__(self) -> str:
         if self.backend is Backend.SQLITE:
             return self.database
-        return f"{self.host}:{self.port}/{self.database}"
+        socket = dict(self.options).get("unix_socket")
+        where = f"{self.host}:{self.port}" if socket is None else f"{self.host} ({socket})"
+        return f"{where}/{self.database}"
 
     def schema_of(self, schema: str | None) -> str | None:
         """Returns the schema in the form of the dialect: None on SQLite, which has none."""

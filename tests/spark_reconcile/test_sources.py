@@ -423,6 +423,13 @@ def test_an_inbox_is_read_from_where_a_span_begins_by_its_own_clock(
     assert inbox.parameters[-1] == (NOW_MS - HOUR_MS - earlier_ms) * 1000
 
 
+def test_two_servers_of_one_machine_are_told_apart_by_their_sockets() -> None:
+    urls = [f"mysql+pymysql://u:secret@localhost/shop?unix_socket=/run/{name}.sock" for name in ("a", "b")]
+
+    assert [str(Place.of(url)) for url in urls] == ["localhost (/run/a.sock)/shop", "localhost (/run/b.sock)/shop"]
+    assert str(Place.of("mysql+pymysql://u:secret@localhost:3307/shop")) == "localhost:3307/shop"
+
+
 def test_conditions_are_bound_and_combine(sqlite: Database) -> None:
     engine = create_engine(sqlite.url)
     with engine.begin() as connection:
