@@ -13,6 +13,7 @@ from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.core.time_range import EVER_MS
+from spark_reconcile.load.dropped_messages import note_on_dropped
 from spark_reconcile.load.empty_sources import with_empty_notes
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.input_extent import InputExtent
@@ -115,6 +116,7 @@ def inputs(evidence: Evidence, settings: Settings) -> list[InputExtent]:
 def _notes(source: str, what: str, counts: Sequence[LegCount], evidence: Evidence, settings: Settings) -> Iterator[str]:
     """Yields the notes on a source; empty ones are ignored."""
     yield evidence.torn.get(what, "") if source == "broker" else ""
+    yield note_on_dropped(counts) if source == "broker" else ""
     yield note_on(counts)
     for number in {int(one.note) for one in counts if one.leg == Leg.BUSINESS}:
         yield note_on_topic(settings, evidence.counts, number)

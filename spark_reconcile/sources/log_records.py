@@ -135,8 +135,9 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
             yield _row("deleted", topic, group, (None, None, None), at, at_ms)
         case DeletedTopic(topic=topic, at_ms=at_ms, groups=groups):
             yield from (_row("deleted", topic, group, (None, None, None), at, at_ms) for group in groups)
-        case journal.Sought(topic=topic, group=group, at_ms=at_ms, position=position):
-            yield _row("sought", topic, group, (position, None, None), at, at_ms)
+        case journal.Sought() | journal.Dropped() as moved:
+            kind = "sought" if isinstance(moved, journal.Sought) else "dropped"
+            yield _row(kind, moved.topic, moved.group, (moved.position, None, None), at, moved.at_ms)
         case journal.Paused(topic=topic, group=group, at_ms=at_ms, paused=paused):
             yield _row("paused" if paused else "resumed", topic, group, (None, None, None), at, at_ms)
 

@@ -252,6 +252,16 @@ def test_what_a_filter_may_have_passed_by_is_not_late(union: UnionRun) -> None:
     assert found == {("delivery", one, "picky", "unknown", "filter_changed") for one in ("picked-2", "picked-3")}
 
 
+def test_messages_that_retention_dropped_before_a_group_had_settled_them_are_told_beside_the_log(
+    union: UnionRun,
+) -> None:
+    notes = {one.what: one.note for one in union.summary.inputs if one.source == "broker"}
+
+    assert "retention dropped messages that groups had not settled" in notes["action log"]
+    assert f"picky those of {PICKED} below 3 (the last at 2027-01-15T05:30:00+00:00)" in notes["action log"]
+    assert "retention" not in notes["message log"]
+
+
 def test_a_cancel_that_comes_after_the_delivery_changes_no_verdict(union: UnionRun) -> None:
     rows = pq.read_table(Path(union.summary.folder) / "verdicts").to_pylist()
 
@@ -386,6 +396,12 @@ def passed_by_a_filter_that_was_changed(p: Planted) -> None:
         p.delivery(message, "picky", "unknown", "filter_changed")
 
 
+def dropped_before_a_group_had_settled_them(p: Planted) -> None:
+    for position in (2, 3):
+        at_ms = NOW_MS - 3 * HOUR_MS + position
+        p.world.actions.append(journal.Dropped(topic=PICKED, group="picky", at_ms=at_ms, position=position))
+
+
 def canceled_after_their_delivery(p: Planted) -> None:
     order = p.world.order()
     sequence = p.world.store(p.world.sent("done-before-its-cancel", key=str(order)), key=str(order))
@@ -417,7 +433,8 @@ def canceled_on_one_of_two_topics(p: Planted) -> None:
 OTHERS: tuple[Callable[[Planted], None], ...] = (
     with_a_body, without_a_key_and_twice_under_one, turned_away_by_the_inbox, handled_in_two_inboxes,
     handled_in_an_inbox_that_was_purged_since, older_than_the_archive_whose_only_earlier_time_cannot_be_true,
-    passed_by_a_filter_that_was_changed, canceled_after_their_delivery, canceled_on_one_of_two_topics,
+    passed_by_a_filter_that_was_changed, dropped_before_a_group_had_settled_them, canceled_after_their_delivery,
+    canceled_on_one_of_two_topics,
 )  # fmt: skip
 """Worlds that need a rule, a group or an inbox more. Each has ids, keys, topics and groups of its own, by which its
 verdicts are found among those of the union.

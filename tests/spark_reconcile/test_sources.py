@@ -177,6 +177,7 @@ def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
         journal.Paused(**common, paused=True),
         journal.Paused(**common, paused=False),
         journal.Canceled(at_ms=7, ids=["c"]),
+        journal.Dropped(**common, position=5),
     ]
     write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
 
@@ -186,7 +187,7 @@ def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
         ("declared", None, 3, None), ("fired", "a", 3, None), ("delivered", "a", 3, 9), ("delivered", "b", 4, 9),
         ("extended", "a", 3, 19), ("requeued", "a", 3, 11), ("acked", "b", 4, None), ("died", "a", 3, None),
         ("redriven", "a", 3, 7), ("sought", None, 9, None), ("paused", None, None, None), ("resumed", None, None, None),
-        ("canceled", "c", None, None),
+        ("canceled", "c", None, None), ("dropped", None, 5, None),
     ]  # fmt: skip
     assert all(row["at_ms"] == 7 for row in rows)
 
