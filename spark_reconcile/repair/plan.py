@@ -26,7 +26,7 @@ IDS_A_STATEMENT: Final = 500
 UNSENT_RULE: Final = "not_sent"
 LOST_RULE: Final = "not_in_broker"
 CANCEL_RULE: Final = "cancel_not_noted"
-_ARCHIVED: Final = ("id", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us")
+_ARCHIVED: Final = ("id", "topic", "message_key", "body_sha256", "deliver_at_ms", "created_at_us", "sent_at_us")
 _STANDING: Final = ("id", "kind", "topic", "state", "due_at_us", "deliver_at_ms")
 _UNSENT: Final = "committed and not sent"
 _TIMED: Final = "it is scheduled, and its table holds it until it is due"
@@ -173,9 +173,10 @@ def _standing(reader: DbApiReader, table: str, suspects: Sequence[Suspect]) -> I
 
 
 def _archived(reader: DbApiReader, archive: str, ids: Iterable[str]) -> list[dict[str, Any]]:
-    """Returns the archive rows of these messages or cancels, but for those of withdrawn messages."""
+    """Returns the archive rows of these messages or cancels, the newest last, without those of withdrawn messages."""
     found = _rows(reader, archive, (*_ARCHIVED, "outcome"), ids)
-    return [dict(zip(_ARCHIVED, values, strict=True)) for *values, outcome in found if outcome != WITHDRAWN]
+    rows = [dict(zip(_ARCHIVED, values, strict=True)) for *values, outcome in found if outcome != WITHDRAWN]
+    return sorted(rows, key=lambda row: int(row["sent_at_us"]))
 
 
 def _cancel_again(

@@ -7,10 +7,10 @@ inserted again, if the broker has not stored it since.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -29,7 +29,7 @@ from spark_reconcile.repair.plan import (
     plan_repairs,
 )
 from spark_reconcile.sources.log_records import data_of, frames_behind
-from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.log_segments import reach_ms, survey
 
 LINES_MAX: Final = 100_000
 LINE_BYTES_MAX: Final = 64 * 1024
@@ -38,6 +38,9 @@ _RULES: Final = {
 }  # fmt: skip
 _CHANGED: Final = "it is not as it was planned any more: "
 _STORED: Final = "the broker has stored it since it was planned"
+_OUT_OF_REACH: Final = (
+    "the broker's log does not reach back to it any more, so nothing tells whether it was stored since"
+)
 
 
 class PlannedLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,16 +85,24 @@ def still_to_do(settings: Settings, plan: Sequence[PlannedLine], *, repairs_max:
     ]
     again = plan_repairs(settings, suspects, repairs_max=repairs_max)
     lost = {one.name for one in again if one.action is RepairAction.WRITE_AGAIN}
+    begun_ms = reach_ms(survey(settings.broker_data, "messages")) if lost else 0
     stored = _stored(settings.broker_data, lost) if lost else set()
-    return [_held(line, now, stored) for line, now in zip(plan, again, strict=True)]
+    return [_held(line, now, stored, begun_ms=begun_ms) for line, now in zip(plan, again, strict=True)]
 
 
-def _held(line: PlannedLine, now: Repair, stored: Collection[MessageName]) -> Repair:
+def _held(line: PlannedLine, now: Repair, stored: Collection[MessageName], *, begun_ms: int) -> Repair:
     if now.name in stored:
         return replace(now, action=RepairAction.NOTHING, reason=_STORED, row=None)
+    if now.action is RepairAction.WRITE_AGAIN and now.row is not None and _last_ms(now.row) < begun_ms:
+        return replace(now, action=RepairAction.NOTHING, reason=_OUT_OF_REACH, row=None)
     if now.repair_id == line.repair_id:
         return now
     return replace(now, action=RepairAction.NOTHING, reason=f"{_CHANGED}{now.reason}", row=None)
+
+
+def _last_ms(row: Mapping[str, Any]) -> int:
+    """The last time at which the broker wrote a message to its log, by its archive row: it was sent, or fell due."""
+    return max(int(row["sent_at_us"]) // 1000, row["deliver_at_ms"] or 0)
 
 
 def _stored(broker_data: Path, names: Collection[MessageName]) -> set[MessageName]:

@@ -20,7 +20,7 @@ from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.plan import RepairAction, Suspect, plan_repairs
 from spark_reconcile.repair.plan_file import read_plan, still_to_do
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import NOW_MS, PAID, REMINDER, World, outbox_rows, write_log
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, REMINDER, World, outbox_rows, write_log
 
 FAR_US = (NOW_MS + 365 * 24 * 3_600_000) * 1000
 BODY = {"order_id": "id", "status": "status"}
@@ -109,6 +109,24 @@ def test_two_lost_messages_of_one_id_are_written_again_one_after_the_other(sqlit
 
     assert ([one.name for one in first], written) == ([(PAID, "lost")], [PAID]), "its table has one row of an id"
     assert [one.name for one in second] == [(REMINDER, "lost")]
+
+
+def test_what_was_sent_before_the_brokers_log_begins_is_not_written_again(sqlite: Database, tmp_path: Path) -> None:
+    settings, lost = _lost_on(sqlite, tmp_path, topics=[PAID])
+    plan = tmp_path / "repairs.jsonl"
+    plan.write_text("".join(f"{json.dumps(one.as_dict())}\n" for one in plan_repairs(settings, lost, repairs_max=10)))
+    begun_ms = NOW_MS - 24 * HOUR_MS
+
+    def held(sent_ms: int, deliver_at_ms: int | None = None, *, first_offset: int = 4_096) -> list[RepairAction]:
+        write_log(tmp_path / "broker" / "messages", journal.SegmentKind.MESSAGES, [], 10, first_offset=first_offset)
+        due = "NULL" if deliver_at_ms is None else deliver_at_ms
+        _execute(sqlite, f"UPDATE outbox_archive SET sent_at_us = {sent_ms * 1000}, deliver_at_ms = {due}")
+        return [one.action for one in still_to_do(settings, read_plan(plan), repairs_max=10)]
+
+    assert held(begun_ms - 1) == [RepairAction.NOTHING], "it may have been stored since, and dropped"
+    assert held(begun_ms) == [RepairAction.WRITE_AGAIN]
+    assert held(begun_ms - 1, begun_ms) == [RepairAction.WRITE_AGAIN], "it would be in the log since it was due"
+    assert held(begun_ms - 1, first_offset=0) == [RepairAction.WRITE_AGAIN], "nothing of the log was dropped"
 
 
 def test_nothing_is_done_without_a_word_of_its_user_or_above_the_bound(sqlite: Database, tmp_path: Path) -> None:
