@@ -167,7 +167,7 @@ class DelaySource:
         if not self.store.startswith("bookkeeper://"):
             raise ConfigurationError(
                 "[delay] store is a delay cluster's address, e.g. bookkeeper://zk1,zk2,zk3/outbox/delay; a delay "
-                "service on one machine is no source: its messages are pending until they are in the broker"
+                "service on one machine cannot be read: what waits in it is not_in_broker until it is due"
             )
 
 
