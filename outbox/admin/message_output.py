@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outbox.store.withdrawals import WITHDRAWN
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
 _SECOND_US: Final = 1_000_000
@@ -60,13 +61,17 @@ def print_message(row: Mapping[str, Any], *, with_body: bool, as_json: bool) -> 
 
 
 def print_sent(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print the archive's rows of a message that is not pending any more."""
+    """Print the archive's rows of a message that is not pending any more: it was sent, or canceled before."""
     for row in rows:
+        is_canceled = row["outcome"] == WITHDRAWN
         if as_json:
-            typer.echo(json.dumps({**row, "state": "sent"}))
+            typer.echo(json.dumps({**row, "state": "canceled" if is_canceled else "sent"}))
+            continue
+        name, topic, at = escaped(row["id"]), escaped(row["topic"]), utc_text(row["sent_at_us"] // 1000)
+        if is_canceled:
+            typer.echo(f"{name} for {topic} was canceled at {at}, before it was sent")
         else:
-            sent = utc_text(row["sent_at_us"] // 1000)
-            typer.echo(f"{escaped(row['id'])} was sent to {escaped(row['topic'])} at {sent}: {escaped(row['outcome'])}")
+            typer.echo(f"{name} was sent to {topic} at {at}: {escaped(row['outcome'])}")
 
 
 def _state(row: Mapping[str, Any]) -> str:

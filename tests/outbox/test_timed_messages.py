@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Outbox
+from outbox.admin.message_output import print_sent
+from outbox.admin.schema_message_admin import SchemaAdmin
 from outbox.migrate import schema_upgrade
 from outbox.producer.timer_adder import TimerAdder, TimerLimits
 from outbox.store.row import publish_row
@@ -259,6 +263,22 @@ def test_a_withdrawal_is_archived_as_the_reconciliation_reads_it(
         notes = connection.scalars(select(literal_column(archive_note())).select_from(shop.tables.archive)).all()
 
     assert sorted(notes) == sorted([WITHDREW, WITHDRAWN])
+
+
+def test_the_command_says_that_a_withdrawn_message_was_canceled(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = shop.box(prompt, timing=timers)
+    message = publish(box, delay=HOUR)
+    cancel(box, message.id)
+    sent = SchemaAdmin(shop.engine, schema=shop.database.schema).sent(message.id)
+
+    print_sent(sent, as_json=False)
+    print_sent(sent, as_json=True)
+
+    text, as_json = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(rf"{message.id} for {message.topic} was canceled at \S+Z, before it was sent", text)
+    assert json.loads(as_json)["state"] == "canceled"
 
 
 def test_a_cancel_finds_what_its_own_transaction_published(
