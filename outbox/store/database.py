@@ -65,7 +65,8 @@ ROLLED_BACK_AT_COMMIT: Final = 3101  # group replication: another member changed
 CONFLICTS: Final = frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT, RECORD_CHANGED, ROLLED_BACK_AT_COMMIT})
 _NO_SUCH_DATABASE: Final = 1049
 _NO_SUCH_TABLE: Final = frozenset({1146, _NO_SUCH_DATABASE, 1054})  # no such table, no such database, no such column
-_ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1698})
+_LOGIN_REFUSED: Final = frozenset({1045, 1698})
+_PRIVILEGE_MISSING: Final = frozenset({1044, 1142, 1143, 1227, 1370})
 _OPTION_FORBIDS: Final = 1290  # --read-only, but other options as well
 _READ_ONLY_SERVER: Final = frozenset({1836, 1874})
 _READ_ONLY_TRANSACTION: Final = 1792
@@ -203,10 +204,14 @@ def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
     said = str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
     if is_schema_missing(error):
         return _missing(code, said, url)
-    if code in _ACCESS_DENIED:
+    if code in _LOGIN_REFUSED:
         return ConfigurationError(
-            f"the database refused the user or a privilege at {shown} ({said}); "
-            f"check the user and its password, and its grants on the outbox's schema: {_GRANTS}"
+            f"the database refused the user or its password at {shown} ({said}); "
+            "check both, and the hosts from which this user may connect"
+        )
+    if code in _PRIVILEGE_MISSING:
+        return ConfigurationError(
+            f"the user lacks a privilege at {shown} ({said}); check its grants on the outbox's schema: {_GRANTS}"
         )
     if code == _READ_ONLY_TRANSACTION:
         return ConfigurationError(
@@ -271,7 +276,7 @@ def is_mendable(error: DBAPIError) -> bool:
     return (
         is_schema_missing(error)
         or is_read_only(error)
-        or code in _ACCESS_DENIED
+        or code in _LOGIN_REFUSED | _PRIVILEGE_MISSING
         or code in {_READ_ONLY_TRANSACTION, _PACKET_TOO_LARGE}
     )
 

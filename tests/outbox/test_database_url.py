@@ -44,11 +44,14 @@ def test_a_schema_of_the_outbox_that_is_not_there_is_made_by_the_upgrade() -> No
     assert "run: outbox db upgrade" in str(translated(1049, "Unknown database 'outbox'"))
 
 
-def test_a_refused_user_is_told_to_look_at_the_password_and_the_grants() -> None:
-    said = str(translated(1045, "Access denied for user 'app'@'db' (using password: YES)"))
+def test_a_refused_user_is_told_to_look_at_the_password_and_one_without_a_privilege_at_the_grants() -> None:
+    refused = str(translated(1045, "Access denied for user 'app'@'db' (using password: YES)"))
+    lacking = str(translated(1142, "INSERT command denied to user 'app'@'db' for table 'message'"))
 
-    assert "check the user and its password" in said
-    assert "SELECT, INSERT, UPDATE, DELETE" in said
+    assert "the user or its password" in refused
+    assert "grants" not in refused
+    assert "check its grants" in lacking
+    assert "SELECT, INSERT, UPDATE, DELETE" in lacking
 
 
 def test_an_error_shows_neither_password_nor_options_of_the_url() -> None:

@@ -573,9 +573,29 @@ def test_a_password_is_read_from_its_file_and_never_shown(
         shared_mariadb.execute(f"DROP USER '{user}'@'%'")
 
     assert [done.stderr for done in found["right"]] == ["", "", ""]
-    assert all("refused the user" in done.stderr and done.returncode == 2 for done in found["wrong"])
+    assert all("refused the user or its password" in done.stderr for done in found["wrong"])
+    assert all("grants" not in done.stderr and done.returncode == 2 for done in found["wrong"])
     assert all("cannot read the password file" in done.stderr for done in found["missing"])
     assert "hunter" not in str(found)
+
+
+def test_a_user_who_may_only_read_is_told_which_grants_are_missing(mariadb: Database, shared_mariadb: Server) -> None:
+    user = f"reader_{mariadb.schema}"[:32]
+    shared_mariadb.execute(f"CREATE USER '{user}'@'%' IDENTIFIED BY 'r'", f"GRANT SELECT ON *.* TO '{user}'@'%'")
+    url = make_url(mariadb.url).set(username=user, password="r").render_as_string(hide_password=False)
+    try:
+        with open_shop(mariadb) as shop:
+            add(shop, "m-1", state=RowState.PARKED)
+            other = Shop(replace(mariadb, url=url), shop.engine)
+            read = outbox(other, "messages", "list")
+            written = outbox(other, "messages", "retry", "m-1")
+    finally:
+        shared_mariadb.execute(f"DROP USER '{user}'@'%'")
+
+    assert (read.returncode, written.returncode) == (0, 2)
+    assert "lacks a privilege" in written.stderr
+    assert "SELECT, INSERT, UPDATE, DELETE" in written.stderr
+    assert "password" not in written.stderr
 
 
 def test_status_warns_of_rows_that_were_refused_for_a_minute_and_are_not_due(
