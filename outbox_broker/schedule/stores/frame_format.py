@@ -2,7 +2,9 @@
 
     frame    payload length u32 | crc32c of what follows u32 | synced end u64 | payload
 
-All integers are little-endian. A frame without a payload is a mark: it only records how far the file is synced.
+All integers are little-endian. A frame without a payload is a mark: it only records how far the file is synced. A
+payload has any length: a checkpoint repeats all that is in memory, to which publishers that come at once may add
+hundreds of megabytes.
 A power failure may keep any of the unsynced pages and lose any other. So a frame that is not whole counts as damage
 only if a later whole frame records that the file had been synced beyond its start; otherwise neither it nor what
 follows was ever acknowledged.
@@ -18,13 +20,11 @@ from typing import Final
 
 import google_crc32c
 
-from outbox_core.journal.journal import RECORD_BYTES_MAX
-
 _HEAD: Final = struct.Struct("<IIQ")
 _SYNCED: Final = struct.Struct("<Q")
 FRAME_BYTES: Final = _HEAD.size
-_MAY_BEGIN: Final = re.compile(rb"(?s)(?=(?!.{4}\x00{4})...[\x00-\x08].{9}\x00{3})")
-"""A length up to RECORD_BYTES_MAX, a checksum, a position below 2^40. Avoids a checksum per byte."""
+_MAY_BEGIN: Final = re.compile(rb"(?s)(?=(?!.{4}\x00{4})...[\x00-\x3f].{9}\x00{3})")
+"""A length below 1 GiB, a checksum, a position below 2^40. Avoids a checksum per byte."""
 _ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC})
 """The first byte of a record: it is an array."""
 
@@ -61,7 +61,7 @@ def frame_at(view: memoryview, position: int) -> SyncedFrame | None:
     if begin > len(view):
         return None
     length, crc, synced_end = _HEAD.unpack_from(view, position)
-    if length > min(len(view) - begin, RECORD_BYTES_MAX):
+    if length > len(view) - begin:
         return None
     payload = bytes(view[begin : begin + length])
     if google_crc32c.extend(google_crc32c.value(_SYNCED.pack(synced_end)), payload) != crc:
