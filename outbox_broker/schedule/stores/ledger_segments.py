@@ -15,7 +15,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -126,10 +126,11 @@ class LedgerSegmentStore:
         self._failure.refuse()
         names = tuple(names)
         with self._guard:
-            pieces = [piece for name in names if (piece := self._open.get(name)) is not None]
+            pieces = [(name, piece) for name in names if (piece := self._open.get(name)) is not None]
         try:
-            for piece in pieces:
-                self._confirm(piece)
+            for name, piece in pieces:
+                with self._unless_deleted(name, piece):
+                    self._confirm(piece)
         except LedgerFailed as error:
             raise self._failed(error) from error
         self._refuse_if_unable()
@@ -185,10 +186,13 @@ class LedgerSegmentStore:
             gone = [ledger_id for ledger_id, one in self._closing.items() if one.segment in known]
             for ledger_id in gone:
                 del self._closing[ledger_id]
-        for piece in pieces:  # before their ledgers are deleted: BookKeeper's client logs what it cannot close
-            piece.writer.release()
         try:
-            self._manifest.confirm(self._manifest.change(SegmentsDropped(known)))
+            try:
+                dropped = self._manifest.change(SegmentsDropped(known))  # first: see _unless_deleted()
+            finally:
+                for piece in pieces:  # before their ledgers are deleted: BookKeeper's client logs what it cannot close
+                    piece.writer.release()
+            self._manifest.confirm(dropped)
         except LedgerFailed as error:
             raise self._failed(error) from error
 
@@ -285,10 +289,19 @@ class LedgerSegmentStore:
 
     def _confirm(self, piece: OpenPiece) -> None:
         """Return once all that was sent to a piece is durable, and its name in the manifest."""
-        if piece.named_at is not None:
-            self._manifest.confirm(piece.named_at)
+        if (named_at := piece.named_at) is not None:  # another thread may confirm it meanwhile
+            self._manifest.confirm(named_at)
             piece.named_at = None
         piece.confirm()
+
+    @contextmanager
+    def _unless_deleted(self, segment: str, piece: OpenPiece) -> Iterator[None]:
+        """Ignore a failure if the segment was deleted meanwhile, which releases the writer that is waited for."""
+        try:
+            yield
+        except LedgerFailed:
+            if self._manifest.names(segment, piece.piece.ledger):
+                raise
 
     def _make_room(self, count: int, *, but: Collection[str]) -> None:
         """Limit the number of open ledgers. Of those that were appended to least often, the last used is closed first:
@@ -303,8 +316,10 @@ class LedgerSegmentStore:
     def _begin_closing(self, pieces: Iterable[tuple[str, OpenPiece]]) -> None:
         """Begin to close ledgers; nothing waits for their ends but the next call of _finish_closing()."""
         for name, piece in pieces:
-            self._confirm(piece)
-            wait = piece.begin_close()
+            wait = None
+            with self._unless_deleted(name, piece):
+                self._confirm(piece)
+                wait = piece.begin_close()
             if wait is None:
                 continue
             with self._guard:
@@ -319,11 +334,8 @@ class LedgerSegmentStore:
         with self._guard:
             closing = list(self._closing.values())
         for one in closing:
-            try:
+            with self._unless_deleted(one.segment, one.piece):
                 one.wait()
-            except LedgerFailed:  # it may have been deleted meanwhile
-                if self._manifest.names(one.segment, one.ledger_id):
-                    raise
         with self._guard:
             closed = [one for one in closing if self._closing.pop(one.ledger_id, None) is one]
             if closed and not self._closed:
@@ -341,7 +353,7 @@ class LedgerSegmentStore:
                 return None, 0
             opened = self._writable(name, piece)
         later = next((one.begin for one in pieces if one.begin > piece.begin), None)
-        end = piece.end if opened is None else self._confirmed_end(opened)
+        end = piece.end if opened is None else self._confirmed_end(name, opened)
         ends = [one for one in (end, later) if one is not None]
         return piece, min(ends, default=piece.begin)
 
@@ -351,13 +363,14 @@ class LedgerSegmentStore:
         opened = self._open.get(name) if closing is None else closing.piece
         return opened if opened is not None and opened.piece.ledger == piece.ledger else None
 
-    def _confirmed_end(self, opened: OpenPiece) -> int:
+    def _confirmed_end(self, segment: str, opened: OpenPiece) -> int:
         with opened.lock:
             wanted = opened.sent
         if wanted > opened.confirmed:
             self._failure.refuse()
             try:
-                opened.confirm()
+                with self._unless_deleted(segment, opened):
+                    opened.confirm()
             except LedgerFailed as error:
                 raise self._failed(error) from error
         return opened.piece.begin + wanted

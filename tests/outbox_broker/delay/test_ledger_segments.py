@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -14,9 +16,11 @@ from outbox_broker.schedule.stores.ledgers import ManifestNode
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.delay.ledger_stores import SHARD, LedgerCluster
-from tests.outbox_broker.delay.memory_ledgers import Calls, Faults
+from tests.outbox_broker.delay.memory_ledgers import Calls, Faults, MemoryWriter
+from tests.outbox_broker.delay.test_shared_syncs import Gate
 
 DAY_MS = 24 * 3_600_000
+WAIT_SECONDS = 60
 
 
 @pytest.fixture
@@ -394,3 +398,60 @@ def test_nothing_confirmed_is_lost_whatever_messages_are(seed: int) -> None:
                 confirmed = confirmed + records
         except StorageFailed:
             continue
+
+
+def writer_of(cluster: LedgerCluster, segment: str) -> MemoryWriter:
+    """The writer of a segment's only ledger."""
+    named = {
+        ledger
+        for ledger, meta in cluster.ledgers.ledgers.items()
+        if meta.metadata["outbox-segment"] == segment.encode()
+    }
+    [writer] = [one for one in cluster.ledgers.writers if one.ledger_id in named]
+    return writer
+
+
+def hold_confirms(writer: MemoryWriter) -> Gate:
+    """Who waits for entries of a ledger comes to the gate first, once."""
+    gate, confirm = Gate(), writer.confirm
+
+    def held(count: int) -> None:
+        gate.hold()
+        confirm(count)
+
+    writer.confirm = held  # type: ignore[method-assign]
+    return gate
+
+
+def sync(store: LedgerSegmentStore) -> None:
+    store.sync(["log-1"])
+
+
+def read(store: LedgerSegmentStore) -> None:
+    with suppress(StorageFailed):
+        store.read("log-1", 0, len(b"record"))
+
+
+def close_to_make_room(store: LedgerSegmentStore) -> None:
+    store.append("b", [b"record"], position=0)
+
+
+@pytest.mark.parametrize("wait", [sync, read, close_to_make_room])
+def test_who_waits_for_a_segment_that_is_deleted_meanwhile_does_not_fail_the_store(
+    cluster: LedgerCluster, wait: Callable[[LedgerSegmentStore], None]
+) -> None:
+    store = cluster.open(open_ledgers_max=1)
+    store.append("log-1", [b"record"], position=0)
+    gate = hold_confirms(writer_of(cluster, "log-1"))
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait, store)
+        try:
+            assert gate.reached.wait(WAIT_SECONDS)
+            store.delete(["log-1"])
+        finally:
+            gate.go.set()
+        waiting.result(WAIT_SECONDS)
+
+    append_synced(store, "a", b"more")
+    assert payloads(cluster.open(), "a") == [b"more"]
