@@ -118,6 +118,10 @@ class LedgerSegmentStore:
                 positions |= self._appended(waiting)
         except LedgerFailed as error:
             raise self._failed(error) from error
+        except StorageFailed:
+            raise
+        except Exception as error:  # of the client, as of Java's memory: a part of a record may have been sent
+            raise self._failed(LedgerFailed(f"{type(error).__name__}: {error}")) from error
         self.bytes_written += sum(len(record) for one in appends for record in one.records)
         return [positions[one.name] for one in appends]
 

@@ -455,3 +455,26 @@ def test_who_waits_for_a_segment_that_is_deleted_meanwhile_does_not_fail_the_sto
 
     append_synced(store, "a", b"more")
     assert payloads(cluster.open(), "a") == [b"more"]
+
+
+def test_an_error_amid_the_entries_of_a_record_is_final_and_nothing_follows_them(cluster: LedgerCluster) -> None:
+    store = cluster.open()
+    end = append_synced(store, "a", b"confirmed")
+    writer = writer_of(cluster, "a")
+    append, sent = writer.append, 0
+
+    def append_one(entry: bytes) -> None:
+        nonlocal sent
+        sent += 1
+        if sent > 1:
+            raise MemoryError("Java heap space")
+        append(entry)
+
+    writer.append = append_one  # type: ignore[method-assign]
+    with pytest.raises(StorageFailed, match="Java heap space"):
+        store.append("a", [bytes(2 * CHUNK_BYTES_MAX)], position=end)
+    writer.append = append  # type: ignore[method-assign]
+
+    with pytest.raises(StorageFailed, match="open the shard again"):
+        append_synced(store, "a", b"acknowledged", position=end)
+    assert payloads(cluster.open(), "a") == [b"confirmed"]
