@@ -256,9 +256,10 @@ class DelayStore:
         )  # fmt: skip
 
     def check_ready(self) -> None:
-        """Raise StorageFailed if nothing can be made durable."""
-        with self._context.lock:
-            self._context.refuse_if_closed()
+        """Raise StorageFailed if nothing can be made durable. Takes no lock, which is held while runs are read: the
+        contact of a node with ZooKeeper waits for this answer.
+        """
+        self._context.refuse_if_closed()
         self._context.log.check_ready()
 
     def close(self) -> None:

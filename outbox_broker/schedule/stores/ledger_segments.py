@@ -128,7 +128,9 @@ class LedgerSegmentStore:
     def sync(self, names: Iterable[str]) -> None:
         """Wait for the acknowledgements of all entries of segments; see the port."""
         self._failure.refuse()
-        names = tuple(names)
+        if not (names := tuple(names)):  # who asks for a failure alone waits for nobody who holds the guard
+            self._refuse_if_closed()
+            return
         with self._guard:
             pieces = [(name, piece) for name in names if (piece := self._open.get(name)) is not None]
         try:
