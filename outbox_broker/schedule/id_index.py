@@ -116,6 +116,10 @@ class IdIndex:
         self._fences(unread)
         return True
 
+    def count(self) -> int:
+        """Returns how many entries all pieces have."""
+        return sum(one.stored.count for one in self._pieces)
+
     def damaged(self) -> list[StoredIndex]:
         """Returns the pieces that cannot be read completely, as far as is known, and must be rebuilt."""
         return [one.stored for one in self._pieces if one.stored.segment in self._damaged]

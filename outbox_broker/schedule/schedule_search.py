@@ -155,13 +155,18 @@ class ScheduleSearch:
             elif near.seq in state.passed:
                 fired.add(topic_hash(near.topic))
         known = canceled.union(places)
-        if state.canceled.awaits(message_id, scope) or ((known or fired) and not covered.may_wait(known)):
+        is_found = (known or fired) and not covered.may_wait(known) and not (places and self._may_be_repeated())
+        if state.canceled.awaits(message_id, scope) or is_found:
             return places, fired
         standing, fired_long_ago = self._standing(message_id)
         for one in standing:
             if covers(scope, one.topic):
                 places.setdefault(one.topic, []).append(one)
         return places, fired | fired_long_ago
+
+    def _may_be_repeated(self) -> bool:
+        """Returns whether a message in memory may be in a bucket too: an id is taken for new after so many others."""
+        return self._context.index.count() > self._context.options.dedup_messages
 
     def _standing(self, message_id: str) -> tuple[list[BucketLocation], set[int]]:
         """Returns the locations of messages of this id in buckets; and the topic hashes of dispatched ones.

@@ -187,6 +187,23 @@ def test_a_canceled_message_never_comes_and_canceling_it_again_says_the_same(
     assert drain(schedule, NOW_MS + 100 * DAY_MS) == ["b"]
 
 
+def test_a_cancel_holds_for_both_copies_of_a_message_that_was_repeated_after_its_id_was_forgotten(
+    opened: Opened,
+) -> None:
+    schedule = opened.open(dedup_messages=3)
+    twice = timed("twice", NOW_MS + 30 * DAY_MS)
+    put(schedule, NOW_MS, twice)
+    flush(schedule, NOW_MS)
+    put(schedule, NOW_MS, *(timed(f"m{number}", NOW_MS) for number in range(5)))
+    flush(schedule, NOW_MS)
+    put(schedule, NOW_MS, twice)  # the first one is in a bucket, the second one in memory
+
+    assert schedule.cancel(["twice"], now_ms=NOW_MS) == ["canceled"]
+
+    assert drain(schedule, NOW_MS + 40 * DAY_MS) == [f"m{number}" for number in range(5)]
+    assert schedule.count() == 0
+
+
 def test_a_message_is_canceled_on_whatever_level_it_stands(opened: Opened) -> None:
     schedule = opened.open()
     due_ms = NOW_MS + 30 * DAY_MS
