@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+TOPIC_NAMES_MAX: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class DelayOptions:
     """Cancels that are remembered, so that they apply to messages that arrive later."""
     dedup_messages: int = 131_072
     """At least this many of the newest ids are recognised as duplicates, also after a restart."""
+    topic_names_max: int = TOPIC_NAMES_MAX
+    """Topics of which names are kept in memory, as far as nothing is scheduled on them: clients can invent names."""
     fired_memory_ms: int = 24 * 3_600_000
     """How long the id index keeps messages after their due time; a merge drops older ones that were dispatched."""
     index_pieces_max: int = 64

@@ -55,7 +55,9 @@ class ScheduleContext:
         self.store = store
         self.reserve = reserve
         self.options = options or DelayOptions()
-        self.state = ScheduleState(cancels_max=self.options.cancels_remembered_max)
+        self.state = ScheduleState(
+            cancels_max=self.options.cancels_remembered_max, topic_names_max=self.options.topic_names_max
+        )  # fmt: skip
         self.log = ScheduleLog(store)
         self.reader = RunReader(store, self.state)
         self.index = IdIndex(

@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import assert_never
 
 from outbox_broker.schedule import schedule_records
+from outbox_broker.schedule.delay_options import TOPIC_NAMES_MAX
 from outbox_broker.schedule.levels import BucketId, BucketState
 from outbox_broker.schedule.recent_cancels import Cancel, RememberedCancels
 from outbox_broker.schedule.schedule_records import FROM_MEMORY, Passed
@@ -52,7 +53,9 @@ class ScheduleHandOut:
 class ScheduleState:
     """The whole state. Changed under its owner's lock, and by replay before that."""
 
-    def __init__(self, *, cancels_max: int) -> None:
+    def __init__(self, *, cancels_max: int, topic_names_max: int = TOPIC_NAMES_MAX) -> None:
+        """`topic_names_max`: beyond so many topics, those on which nothing is scheduled are forgotten with a flush."""
+        self._topic_names_max = topic_names_max
         self.next_seq = 1
         self.next_run = 1
         self.next_batch = 1
@@ -232,6 +235,8 @@ class ScheduleState:
         self.pending_bytes = sum(map(len, map(PAYLOAD, pending)))
         came: list[Entry | Passed] = [*pending, *passed]
         self.known = MessageIdMap(TOPIC, list(map(ID, came)), came)
+        if len(self.topics) > self._topic_names_max:
+            self.topics = Counter({topic: count for topic, count in self.topics.items() if count})
 
     def _quarantine(self, record: schedule_records.Quarantined) -> None:
         bucket, run = self.run(record.run)

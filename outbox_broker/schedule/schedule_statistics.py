@@ -92,6 +92,7 @@ class ScheduleStatistics:
                 "in_memory_bytes": self._context.state.pending_bytes,
                 "handed_out": len(self._context.state.hand_outs),
                 "id_index_pieces": len(self._context.state.index),
+                "topic_names": len(self._context.state.topics),
                 "cancels_remembered": len(self._context.state.canceled),
                 "quarantined_runs": sum(len(bucket.quarantined) for bucket in self._context.state.buckets.values()),
                 "quarantined_messages": sum(run.lost_count() for run in runs),

@@ -189,6 +189,20 @@ def test_what_fired_is_too_late_for_a_pattern_of_a_topic_on_which_something_wait
     assert schedule.cancel(["same"], now_ms=NOW_MS, scope=("vic.b*",)) == ["unknown"]
 
 
+def test_the_names_of_topics_without_messages_are_forgotten_with_a_flush_where_they_are_many(opened: Opened) -> None:
+    schedule = opened.open(topic_names_max=10)
+    put(schedule, NOW_MS, timed("waits", NOW_MS + DAY_MS, topic="kept"))
+    for number in range(30):
+        put(schedule, NOW_MS, timed(f"m{number}", NOW_MS, topic=f"invented.{number}"))
+        schedule.cancel([f"m{number}"], now_ms=NOW_MS)
+    assert schedule.figures()["topic_names"] == 31
+
+    flush(schedule, NOW_MS)
+
+    assert schedule.figures()["topic_names"] == 1
+    assert schedule.topics() == {"kept": 1}
+
+
 def test_what_fired_long_ago_is_too_late_although_anothers_of_its_id_has_just_fired(schedule: DelayStore) -> None:
     for number, topic in enumerate(("vic.a", "lim.a"), 1):
         flush(schedule, NOW_MS)
