@@ -180,9 +180,11 @@ class ZooKeeperRegistry:
         return self._session
 
     def _register(self, session: ZooKeeperSession) -> None:
+        """Prepare the first contact. The node's record follows it, since the contact shows whether the node is able to
+        take shards: the leader would give it some meanwhile.
+        """
         self.config()  # a cluster that this program does not know is left alone
         session.create(self._layout.contact(session.id), b"", ephemeral=True)
-        session.create(self._layout.node(session.id), encode(self._record), ephemeral=True)
 
     def _current(self) -> ZooKeeperSession:
         if self._session is None:

@@ -62,6 +62,27 @@ def test_time_that_passes_between_two_clocks_makes_the_clusters_clock_late_and_n
     assert now_ms <= SystemClock().now_ms() + passed_ms
 
 
+class MachineAhead(SystemClock):
+    """A machine whose wall clock is an hour ahead."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + 3_600_000
+
+
+def test_a_node_whose_clock_is_wrong_says_so_before_others_can_give_it_shards(cluster: Cluster) -> None:
+    registry = ZooKeeperRegistry(
+        cluster.layout, connect=lambda: cluster.session, clock=MachineAhead(),
+        record=NodeRecord(name="n1", url="http://n1:1", peer_url="http://n1:2", version="1"),
+    )  # fmt: skip
+
+    view = registry.renew()
+
+    assert "ahead of the cluster's" in str(view.nodes[registry.me].unable)
+    written = cluster.session.read(cluster.layout.node(registry.me))
+    assert written is not None
+    assert written.version == 0, "its first record said that it is able"
+
+
 def test_one_node_serves_every_shard(cluster: Cluster) -> None:
     only = cluster.node("n1")
 
