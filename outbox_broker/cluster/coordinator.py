@@ -40,6 +40,8 @@ class CoordinatorOptions:
     """Between two beats at least, however often ZooKeeper reports a change."""
     drain_ms_max: int = 30_000
     """How long stop() waits for other nodes to take the shards over, one after the other."""
+    stop_ms_max: int = 30_000
+    """How long it then waits for the beat in progress, each of whose requests has a deadline."""
     open_failures_max: int = 3
     """A node none of whose shards could be opened so often declares itself unable to take any."""
     unable_ms: int = 30_000
@@ -117,7 +119,9 @@ class Coordinator:
         self._wakeup.set()
         if self._thread is not None:
             self._drained.wait(self._options.drain_ms_max / 1000)
-            self._thread.join(self._options.drain_ms_max / 1000)
+            self._drained.set()  # after leave(), another beat would join the cluster again
+            self._wakeup.set()
+            self._thread.join(self._options.stop_ms_max / 1000)
         owned = self._host.hosted()
         self._host.stop(reason="this node is stopping")
         self._registry.leave(sorted(owned))

@@ -30,6 +30,7 @@ SESSION_MS = 30_000
 SHORT_SESSION_MS = 3_000
 """For tests that wait until a node has lost it."""
 BEAT_MS = 300
+DRAIN_MS = 30_000
 SECONDS_MAX = 300
 _numbers = itertools.count()
 
@@ -66,8 +67,16 @@ class InProcessNode:
     """A coordinator, a host and segments on folders that all nodes of a test share."""
 
     def __init__(
-        self, cluster: Cluster, name: str, *, hosts: str | None = None, session_ms: int = SESSION_MS, **values: Any
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        hosts: str | None = None,
+        session_ms: int = SESSION_MS,
+        drain_ms: int = DRAIN_MS,
+        **values: Any,
     ) -> None:
+        """`drain_ms`: how long a stop waits for other nodes. `values`: of the node's record."""
         self.name = name
         self.opened: list[tuple[str, int]] = []
         self.open_failure: Callable[[str], Exception | None] = lambda _shard: None
@@ -92,7 +101,9 @@ class InProcessNode:
         )
         self.coordinator = Coordinator(
             registry=self.registry, host=self.host, record=record, clock=SystemClock(), wakeup=wakeup,
-            options=CoordinatorOptions(beat_ms=BEAT_MS, open_failures_max=2, unable_ms=60_000),
+            options=CoordinatorOptions(
+                beat_ms=BEAT_MS, open_failures_max=2, unable_ms=60_000, drain_ms_max=drain_ms
+            ),
         )  # fmt: skip
 
     def serves(self) -> set[str]:

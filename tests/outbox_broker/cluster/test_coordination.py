@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 from tests.fixtures.cutting_tcp_proxy import cutting_tcp_proxy
 from tests.fixtures.zookeeper_server import zookeeper
-from tests.outbox_broker.cluster.conftest import SHORT_SESSION_MS, Cluster, InProcessNode, eventually
+from tests.outbox_broker.cluster.conftest import SECONDS_MAX, SHORT_SESSION_MS, Cluster, InProcessNode, eventually
 
 pytestmark = pytest.mark.processes
 SHARDS = {f"0-{number:04d}" for number in range(8)}
@@ -108,6 +111,35 @@ def test_a_node_that_stops_hands_its_shards_over_and_leaves_no_record(cluster: C
     assert not first.serves()
     eventually(lambda: settled(second), what="the other node with all shards")
     assert [record.name for record in read_state(cluster.session, cluster.layout).view.nodes.values()] == ["n2"]
+
+
+def test_a_node_that_cannot_hand_its_shards_over_in_time_leaves_once_and_for_all(cluster: Cluster) -> None:
+    node = cluster.node("n1", drain_ms=100)
+    eventually(lambda: settled(node), what="one node with all shards")
+    is_late, stop_host = threading.Event(), node.host.stop
+    for shard in node.host.serving().values():
+        shard.opened = replace(shard.opened, close=closed_after(is_late, shard.opened.close))
+
+    def stop(*, reason: str) -> None:
+        is_late.set()
+        stop_host(reason=reason)
+
+    node.host.stop = stop  # type: ignore[method-assign]
+    node.coordinator.stop()
+
+    for thread in threading.enumerate():
+        if thread.name == "coordinator":
+            thread.join(SECONDS_MAX)
+    assert len(node.sessions) == 1
+    assert not read_state(cluster.session, cluster.layout).view.nodes
+
+
+def closed_after(event: threading.Event, close: Callable[[], None]) -> Callable[[], None]:
+    def closed() -> None:
+        assert event.wait(SECONDS_MAX)
+        close()
+
+    return closed
 
 
 def test_the_epoch_of_an_ownership_rises_with_each_owner(cluster: Cluster) -> None:
