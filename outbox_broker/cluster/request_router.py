@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.coordinator import Coordinator
 from outbox_broker.cluster.owned_shard_operations import OwnedShardOperations, Wanted, sum_counts, sum_topics
 from outbox_broker.cluster.peer_client import PeerClient
@@ -182,11 +183,14 @@ class RequestRouter:
         here: Callable[[Sequence[Part]], Result],
         there: Callable[[str, Sequence[Part]], Result],
     ) -> dict[_Owner, Result]:
-        remote = {
-            owner: self._forwards.submit(there, owner.url, part)
-            for owner, part in parts.items()
-            if owner.url is not None
-        }
+        try:
+            remote = {
+                owner: self._forwards.submit(there, owner.url, part)
+                for owner, part in parts.items()
+                if owner.url is not None
+            }
+        except RuntimeError as error:  # of the pool after close(), while the server completes what it has accepted
+            raise NotOwner("this node is stopping: repeat the request, at another node") from error
         answers = {owner: here(part) for owner, part in parts.items() if owner.url is None}
         return answers | {owner: request.result() for owner, request in remote.items()}
 

@@ -11,9 +11,15 @@ import pytest
 
 from outbox_broker.cluster.cluster_admin import add_generation, init_cluster, read_state
 from outbox_broker.cluster.cluster_errors import NotOwner
+from outbox_broker.cluster.owned_shard_operations import OwnedShardOperations
 from outbox_broker.cluster.ownership_lease import boot_ms
+from outbox_broker.cluster.peer_client import PeerClient, PeerOptions
+from outbox_broker.cluster.request_router import RequestRouter
+from outbox_broker.cluster.shard_decision import why_waiting
+from outbox_broker.cluster.shard_names import ShardMap
 from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
+from outbox_core import Message
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
@@ -132,6 +138,25 @@ def test_a_node_that_cannot_hand_its_shards_over_in_time_leaves_once_and_for_all
             thread.join(SECONDS_MAX)
     assert len(node.sessions) == 1
     assert not read_state(cluster.session, cluster.layout).view.nodes
+
+
+def test_a_request_to_another_node_is_refused_for_a_repetition_once_its_own_node_has_ended(cluster: Cluster) -> None:
+    first, second = cluster.node("n1"), cluster.node("n2")
+    eventually(lambda: settled(first, second), what="two nodes with four shards each")
+    eventually(
+        lambda: not any(why_waiting(shard, first.coordinator.view()) for shard in SHARDS),
+        what="the first node knows that all shards are served",
+    )
+    batch = [Message(id=f"m{number}", topic="t", body=b"") for number in range(100)]
+    theirs = [one for one in batch if ShardMap([8]).shard_of(one.id) in second.serves()]
+    router = RequestRouter(
+        coordinator=first.coordinator, local=OwnedShardOperations(pytest.fail), peers=PeerClient(PeerOptions())
+    )
+
+    router.close()
+
+    with pytest.raises(NotOwner, match="this node is stopping"):
+        router.publish(theirs)
 
 
 def closed_after(event: threading.Event, close: Callable[[], None]) -> Callable[[], None]:
