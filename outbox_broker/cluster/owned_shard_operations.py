@@ -35,6 +35,9 @@ class ShardService(Protocol):
     ) -> Mapping[str, object] | None:  # fmt: skip
         """Returns id, topic and due time of a scheduled message."""
 
+    def knows(self, topic: str, message_id: str) -> bool:
+        """Returns whether a message is scheduled, was dispatched lately, or is canceled."""
+
     def due_within(self, spans_ms: Sequence[int]) -> list[int]:
         """Returns how many messages are due within each span, and in all."""
 
@@ -56,6 +59,8 @@ class ServedShard(RunningShard, Protocol):
 
 Wanted = tuple[str, list[str] | None]
 """An id, and the patterns of the topics to search for it; None: all."""
+Identity = tuple[str, str]
+"""A topic, and an id on it."""
 
 
 class OwnedShardOperations:
@@ -77,6 +82,11 @@ class OwnedShardOperations:
         """Returns the scheduled message under each id on the topics given with it, each in the shard named with it."""
         services = self._services({shard for shard, _ in wanted})
         return [services[shard].scheduled_message(one, topics=topics) for shard, (one, topics) in wanted]
+
+    def known(self, messages: Sequence[tuple[str, Identity]]) -> list[bool]:
+        """Returns whether each message is scheduled, was dispatched lately, or is canceled in the shard named first."""
+        services = self._services({shard for shard, _ in messages})
+        return [services[shard].knows(topic, message_id) for shard, (topic, message_id) in messages]
 
     def scheduled(
         self, shards: Iterable[str], topic: str | None, *, from_ms: int | None, to_ms: int | None, bucket: str

@@ -12,7 +12,7 @@ import urllib3
 
 from outbox_broker.cluster import peer_protocol as peer
 from outbox_broker.cluster.cluster_errors import NotOwner
-from outbox_broker.cluster.owned_shard_operations import Wanted
+from outbox_broker.cluster.owned_shard_operations import Identity, Wanted
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
 from outbox_core.messages.message import CancelStatus, Message, PublishResult
 from outbox_core.protocol.problem import ProblemAnswer
@@ -64,6 +64,10 @@ class PeerClient:
         """See OwnedShardOperations.find."""
         found = self._send(url, peer.FIND, peer.PeerFind(list(wanted)), peer.PeerFound).found
         return [None if one is None else {"id": one[0], "topic": one[1], "deliver_at_ms": one[2]} for one in found]
+
+    def known(self, url: str, messages: Sequence[tuple[str, Identity]]) -> list[bool]:
+        """See OwnedShardOperations.known."""
+        return self._send(url, peer.KNOWN, peer.PeerIdentities(list(messages)), peer.PeerKnown).known
 
     def scheduled(
         self, url: str, shards: Sequence[str], topic: str | None, *, from_ms: int | None, to_ms: int | None, bucket: str

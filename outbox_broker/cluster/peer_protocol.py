@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from outbox_broker.cluster.owned_shard_operations import OwnedShardOperations, Wanted
+from outbox_broker.cluster.owned_shard_operations import Identity, OwnedShardOperations, Wanted
 from outbox_broker.cluster.shard_names import GENERATIONS_MAX
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.request_context import Call
@@ -20,6 +20,7 @@ from outbox_core.messages.message import CancelStatus, Message, PublishResult, P
 PUBLISH: Final = "/v1/peer/publish"
 CANCEL: Final = "/v1/peer/cancel"
 FIND: Final = "/v1/peer/find"
+KNOWN: Final = "/v1/peer/known"
 COUNTS: Final = "/v1/peer/counts"
 TOPICS: Final = "/v1/peer/topics"
 
@@ -105,6 +106,18 @@ class PeerFound(msgspec.Struct, frozen=True):
     found: list[tuple[str, str, int] | None]
 
 
+class PeerIdentities(msgspec.Struct, frozen=True):
+    """POST /v1/peer/known: (shard, (topic, id)) each."""
+
+    messages: Annotated[list[tuple[str, Identity]], Entries]
+
+
+class PeerKnown(msgspec.Struct, frozen=True):
+    """Whether each message is scheduled, was dispatched lately, or is canceled, in order."""
+
+    known: list[bool]
+
+
 class PeerCounts(msgspec.Struct, frozen=True):
     """POST /v1/peer/counts: a histogram of these shards."""
 
@@ -140,6 +153,7 @@ def peer_routes(local: OwnedShardOperations) -> tuple[Route, ...]:
         _route(PUBLISH, answers.publish, PeerPublish, PeerResults, work=WorkClass.PUBLISH),
         _route(CANCEL, answers.cancel, PeerCancel, PeerStatuses),
         _route(FIND, answers.find, PeerFind, PeerFound),
+        _route(KNOWN, answers.known, PeerIdentities, PeerKnown),
         _route(COUNTS, answers.counts, PeerCounts, PeerHistogram, work=WorkClass.PAGE),
         _route(TOPICS, answers.topics, PeerTopics, PeerTopicCounts, work=WorkClass.PAGE),
     )
@@ -165,6 +179,9 @@ class _Answers:
                 for one in found
             ]
         )
+
+    def known(self, call: Call) -> PeerKnown:
+        return PeerKnown(self._local.known(call.read(PeerIdentities).messages))
 
     def counts(self, call: Call) -> PeerHistogram:
         request = call.read(PeerCounts)

@@ -14,7 +14,13 @@ from typing import Final, TypeVar
 
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.coordinator import Coordinator
-from outbox_broker.cluster.owned_shard_operations import OwnedShardOperations, Wanted, sum_counts, sum_topics
+from outbox_broker.cluster.owned_shard_operations import (
+    Identity,
+    OwnedShardOperations,
+    Wanted,
+    sum_counts,
+    sum_topics,
+)
 from outbox_broker.cluster.peer_client import PeerClient
 from outbox_broker.engine.publisher import Publishable
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
@@ -52,10 +58,10 @@ class RequestRouter:
     # -- what producers ask ------------------------------------------------------------------------------------------
 
     def publish(self, batch: Sequence[Message], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
-        """Store a batch in the newest generation; what an earlier one has scheduled already is a duplicate."""
+        """Store a batch in the newest generation; what an earlier one knows, canceled or not, is a duplicate."""
         del quota
         shards = self._coordinator.shards()
-        known = self._scheduled_before(batch)
+        known = self._known_before(batch)
         new = [message for message in batch if (message.topic, message.id) not in known]
         results = iter(
             self._split(
@@ -127,14 +133,14 @@ class RequestRouter:
 
     # -- by owner ----------------------------------------------------------------------------------------------------
 
-    def _scheduled_before(self, batch: Sequence[Message]) -> set[tuple[str, str]]:
-        """Returns (topic, id) of those messages that an earlier generation has scheduled."""
+    def _known_before(self, batch: Sequence[Message]) -> set[Identity]:
+        """Returns those messages that an earlier generation has scheduled, dispatched lately, or knows a cancel of."""
         shards = self._coordinator.shards()
-        older = [(shard, message) for message in batch for shard in shards.older_shards_of(message.id)]
+        older = [(shard, (one.topic, one.id)) for one in batch for shard in shards.older_shards_of(one.id)]
         if not older:
             return set()
-        found = self._find([(shard, (one.id, [one.topic])) for shard, one in older])
-        return {(one.topic, one.id) for (_, one), before in zip(older, found, strict=True) if before is not None}
+        known = self._split(older, here=self._local.known, there=self._peers.known)
+        return {identity for (_, identity), is_known in zip(older, known, strict=True) if is_known}
 
     def _cancel(self, ids: Sequence[tuple[str, str]], topics: Sequence[str] | None) -> list[CancelStatus]:
         return self._split(

@@ -170,6 +170,10 @@ class DelayProxy:
         found = self._schedule.find(message_id, scope_of(topics))
         return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
 
+    def knows(self, topic: str, message_id: str) -> bool:
+        """Returns whether a message is scheduled, was dispatched lately, or is canceled, also ahead of its arrival."""
+        return self._schedule.knows(topic, message_id) or self._schedule.find(message_id, (topic,)) is not None
+
     @property
     def lateness(self) -> Lateness:
         """The histogram of how late messages reached the target."""

@@ -16,7 +16,7 @@ from broker_adapter.http import HttpBroker
 from tests.fixtures.zookeeper_server import ZooKeeper
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.node_process import NodeProcess
-from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish, refusal
+from tests.outbox_broker.cluster.running_cluster import SHARDS, RunningCluster, messages, publish, refusal
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 HOUR_MS = 3_600_000
@@ -143,6 +143,29 @@ def test_a_node_that_is_drained_gives_its_shards_away_until_the_drain_is_undone(
     assert running.command("drain", "--node", "n1", "--undo").exit_code == 0
 
     running.wait_until_served(first, second)
+
+
+def test_what_was_canceled_before_a_generation_was_added_stays_so_though_it_is_published_again(
+    running: RunningCluster,
+) -> None:
+    nodes = running.node("n1"), running.node("n2")
+    running.wait_until_served(*nodes)
+    kept, withdrawn, early = (messages(20, due_in_ms=3_600_000, prefix=one) for one in ("kept", "withdrawn", "early"))
+    publish(nodes[0].url, [*kept, *withdrawn])
+    broker = HttpBroker(nodes[1].url)
+    assert set(broker.cancel([message.id for message in withdrawn])) == {"canceled"}
+    assert set(broker.cancel([message.id for message in early])) == {"unknown"}
+
+    assert running.command("init", "--add-generation", "--shards", str(SHARDS)).exit_code == 0
+    running.wait_until_shown(
+        lambda status: [one["state"] for one in status["shards"].values()] == ["serving"] * 2 * SHARDS,
+        what="the shards of both generations served",
+    )
+    publish(nodes[1].url, [*kept, *withdrawn, *early])
+    broker.close()
+
+    counts = requests.get(f"{nodes[1].url}/v1/scheduled?bucket=day&topic=t", timeout=60).json()["counts"]
+    assert sum(count["messages"] for count in counts) == len(kept)
 
 
 def test_nodes_with_different_tokens_refuse_each_other_and_say_so(running: RunningCluster) -> None:
