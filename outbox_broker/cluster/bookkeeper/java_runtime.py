@@ -2,7 +2,7 @@
 
 JPype's rules: one JVM a process, never restarted, and no fork afterwards; no wait without an end on the main thread,
 since a signal is delivered between waits only; no boxed number and no exception of Java may cross into Python on a path
-that repeats, since JPype 1.7 leaks both.
+that repeats, since JPype 1.7 leaks both; a thread that called Java is detached from it before it ends.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class JavaRuntime:
         self.jars = jars
         self._jpype = jpype
         self._process = os.getpid()
+        self._detach = jpype.JClass("java.lang.Thread").detach
+        self._thread = threading.local()
         self._future = jpype.JClass("java.util.concurrent.CompletableFuture")
         self._milliseconds = jpype.JClass("java.util.concurrent.TimeUnit").MILLISECONDS
         # Makes of a failed future one that has the exception for its value: it is returned, and never raised.
@@ -100,7 +102,11 @@ class JavaRuntime:
         return self._jpype.JProxy(interface, dict=dict(methods))
 
     def check_process(self) -> None:
-        """Raise ConfigurationError in a child process: its JVM's threads did not come with the fork."""
+        """Raise ConfigurationError in a child process: its JVM's threads did not come with the fork. Called by each
+        thread that uses Java, which is detached from it as it ends.
+        """
+        if not hasattr(self._thread, "end") and threading.current_thread() is not threading.main_thread():
+            self._thread.end = _ThreadEnd(self._detach)
         if os.getpid() != self._process:
             raise ConfigurationError(
                 "this process was forked after its JVM started, and cannot use it: start a new process instead"
@@ -124,6 +130,16 @@ class JavaRuntime:
         while found.getCause() is not None and not hasattr(found, "getCode"):
             found = found.getCause()
         return found
+
+
+class _ThreadEnd:
+    """Kept by a thread alone, so deleted as the thread ends. JPype attaches threads to Java, and detaches none."""
+
+    def __init__(self, detach: Callable[[], None]) -> None:
+        self._detach = detach
+
+    def __del__(self) -> None:
+        self._detach()
 
 
 def find_jars(environment: Mapping[str, str]) -> Path:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -251,6 +252,22 @@ def test_appends_reads_and_failures_leave_nothing_behind_in_the_interpreter(
     append_and_read(10_000)
 
     assert blocks() - before < 1_000
+
+
+def test_java_keeps_nothing_of_threads_that_ended(runtime: JavaRuntime) -> None:
+    threads, system = (runtime.java_class(f"java.lang.{name}") for name in ("Thread", "System"))
+
+    def use_java() -> None:
+        runtime.check_process()
+        system.nanoTime()
+
+    before = int(threads.activeCount())
+    for _ in range(100):  # each shard that a node opens, and closes, has threads of its own
+        thread = threading.Thread(target=use_java)
+        thread.start()
+        thread.join()
+
+    assert int(threads.activeCount()) - before < 50
 
 
 def test_a_zookeeper_path_of_another_cluster_is_refused(shard: Shard) -> None:
