@@ -12,12 +12,12 @@ from outbox_broker.http.incremental_batch_decoding import WHERE
 from outbox_broker.http.plain_batch_publish import publish_plain
 from outbox_broker.http.problems import Problem, of_decoding
 from outbox_broker.http.received_messages import (
-    ReceivedMessage,
     ReceivedMultiTopicMessage,
-    ReceivedMultiTopicPublishRequest,
-    ReceivedMultiTopicTextMessage,
-    ReceivedPublishRequest,
-    ReceivedTextMessage,
+    ReceivedNewMessage,
+    ReceivedPackedMessage,
+    ReceivedPackedMultiTopicMessage,
+    ReceivedPackedMultiTopicPublishRequest,
+    ReceivedPackedPublishRequest,
     decoded_body,
     decoded_headers,
 )
@@ -106,14 +106,16 @@ def scheduled_message(call: Call) -> ScheduledMessage:
 
 def _published(call: Call) -> Iterable[NewMessage]:
     if call.body_codec is Codec.JSON:
-        return _sent(call, ReceivedTextMessage, lambda: call.read(PublishRequest).messages)
-    return _sent(call, ReceivedMessage, lambda: call.read(ReceivedPublishRequest).messages)
+        return _sent(call, ReceivedNewMessage, lambda: call.read(PublishRequest).messages)
+    return _sent(call, ReceivedPackedMessage, lambda: call.read(ReceivedPackedPublishRequest).messages)
 
 
-def _addressed(call: Call) -> Iterable[MultiTopicMessage | ReceivedMultiTopicMessage]:
+def _addressed(call: Call) -> Iterable[MultiTopicMessage | ReceivedPackedMultiTopicMessage]:
     if call.body_codec is Codec.JSON:
-        return _sent(call, ReceivedMultiTopicTextMessage, lambda: call.read(MultiTopicPublishRequest).messages)
-    return _sent(call, ReceivedMultiTopicMessage, lambda: call.read(ReceivedMultiTopicPublishRequest).messages)
+        return _sent(call, ReceivedMultiTopicMessage, lambda: call.read(MultiTopicPublishRequest).messages)
+    return _sent(
+        call, ReceivedPackedMultiTopicMessage, lambda: call.read(ReceivedPackedMultiTopicPublishRequest).messages
+    )
 
 
 def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entry]]) -> Iterable[Entry]:
@@ -126,7 +128,7 @@ def _sent(call: Call, entry: type[Entry], read_whole: Callable[[], Sequence[Entr
 
 
 def _allowed(
-    call: Call, sent: Iterable[MultiTopicMessage | ReceivedMultiTopicMessage]
+    call: Call, sent: Iterable[MultiTopicMessage | ReceivedPackedMultiTopicMessage]
 ) -> Iterator[tuple[NewMessage, str]]:
     """Yields messages with their topics. Raises Problem at the first topic to which the sender may not publish."""
     allowed: set[str] = set()

@@ -30,42 +30,42 @@ _decode_json_headers: Final[_HeadersDecoder] = msgspec.json.Decoder(Headers | No
 _decode_packed_headers: Final[_HeadersDecoder] = msgspec.msgpack.Decoder(Headers | None).decode
 
 
-class ReceivedTextMessage(NewMessage, frozen=True, kw_only=True):
+class ReceivedNewMessage(NewMessage, frozen=True, kw_only=True):
     """A wire.NewMessage of a long request."""
 
     headers: msgspec.Raw = _NOTHING  # type: ignore[assignment]  # decoded_headers() has what they are
 
 
-class ReceivedMultiTopicTextMessage(MultiTopicMessage, frozen=True, kw_only=True):
+class ReceivedMultiTopicMessage(MultiTopicMessage, frozen=True, kw_only=True):
     """A wire_multi_topic_publish.MultiTopicMessage of a long request."""
 
     headers: msgspec.Raw = _NOTHING  # type: ignore[assignment]
 
 
-class ReceivedMessage(PackedMessage, frozen=True, kw_only=True):
+class ReceivedPackedMessage(PackedMessage, frozen=True, kw_only=True):
     """A wire.PackedMessage."""
 
     body: msgspec.Raw
     headers: msgspec.Raw = _NOTHING  # type: ignore[assignment]
 
 
-class ReceivedPublishRequest(Request, frozen=True, kw_only=True):
+class ReceivedPackedPublishRequest(Request, frozen=True, kw_only=True):
     """A wire.PackedPublishRequest."""
 
-    messages: Annotated[list[ReceivedMessage], Batch]
+    messages: Annotated[list[ReceivedPackedMessage], Batch]
 
 
-class ReceivedMultiTopicMessage(PackedMultiTopicMessage, frozen=True, kw_only=True):
+class ReceivedPackedMultiTopicMessage(PackedMultiTopicMessage, frozen=True, kw_only=True):
     """A wire_multi_topic_publish.PackedMultiTopicMessage."""
 
     body: msgspec.Raw
     headers: msgspec.Raw = _NOTHING  # type: ignore[assignment]
 
 
-class ReceivedMultiTopicPublishRequest(Request, frozen=True, kw_only=True):
+class ReceivedPackedMultiTopicPublishRequest(Request, frozen=True, kw_only=True):
     """A wire_multi_topic_publish.PackedMultiTopicPublishRequest."""
 
-    messages: Annotated[list[ReceivedMultiTopicMessage], Batch]
+    messages: Annotated[list[ReceivedPackedMultiTopicMessage], Batch]
 
 
 def decoded_body(body: object) -> object:
