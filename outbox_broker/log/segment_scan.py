@@ -7,11 +7,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import google_crc32c
 
-from outbox_core.journal.frame_search import next_frame_behind
+from outbox_core.journal.frame_search import FRAME, next_frame_behind
 from outbox_core.journal.journal import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -22,8 +21,6 @@ from outbox_core.journal.journal import (
     SegmentHeader,
     SegmentKind,
 )
-
-_FRAME_HEAD: Final = struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ def payloads_of(data: bytes) -> list[bytes] | None:
     """Returns the payloads of a byte range that begins and ends on frame boundaries; None if a frame is not whole."""
     payloads: list[bytes] = []
     position, size = 0, len(data)
-    unpack, crc_of = _FRAME_HEAD.unpack_from, google_crc32c.value
+    unpack, crc_of = FRAME.unpack_from, google_crc32c.value
     try:
         while position < size:
             length, crc = unpack(data, position)
