@@ -10,7 +10,8 @@ from spark_reconcile.core.chart_time_axis import BUCKETS_MAX, TimeAxis
 from spark_reconcile.report.charts import duration, flow_chart, heat_map, latency_bar, moment
 from spark_reconcile.results.summary import Latency
 from spark_reconcile.results.time_series import Flow
-from spark_reconcile.rules.verdict_rule import State
+from spark_reconcile.results.window_totals import Tally, trouble_of
+from spark_reconcile.rules.verdict_rule import Scope, State
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -83,6 +84,24 @@ def test_each_bucket_is_drawn_at_its_time() -> None:
     (late,) = _bars(heat, f"t-{State.LATE}")
     assert _title(late) == f"2027-01-15 12:30:00: 7 {State.LATE}"
     assert [text for text in _texts(heat) if text in set(State)] == [State.LATE, State.DEAD]
+
+
+def test_the_heat_map_counts_messages_and_deliveries_that_ask_for_a_look_in_the_buckets_of_their_hours() -> None:
+    first, second = Tally(), Tally()
+    for tally in (first, second):
+        tally.add((Scope.MESSAGE, "order.paid", "", "stored"), 9)
+        tally.add((Scope.MESSAGE, "order.paid", "", "in_grace"), 5)
+        tally.add((Scope.DELIVERY, "order.paid", "mail", "done"), 9)
+        tally.add((Scope.MESSAGE, "order.paid", "", "not_in_broker"), 2)
+        tally.add((Scope.MESSAGE, "newsletter", "", "not_in_broker"), 1)
+    second.add((Scope.DELIVERY, "order.paid", "mail", "dead"), 4)
+    second.add((Scope.BUSINESS, "order.paid", "rule", "message_lost"), 2)
+    second.add((Scope.BUSINESS, "order.paid", "rule", "no_key"), 1)
+    results = {NOON_MS: first.as_result(), NOON_MS + 2 * HOUR_MS: second.as_result()}
+
+    trouble = trouble_of(results, TimeAxis(NOON_MS - HOUR_MS, HOUR_MS, 4))
+
+    assert trouble == {State.LOST: {1: 3, 3: 3}, State.DEAD: {3: 4}}
 
 
 def test_nothing_is_drawn_of_nothing() -> None:
