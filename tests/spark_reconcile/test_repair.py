@@ -179,9 +179,11 @@ def test_a_cancel_that_the_broker_forgot_is_sent_again_as_long_as_its_message_is
 
 def test_too_many_repairs_are_a_missing_source_and_refused(sqlite: Database, tmp_path: Path) -> None:
     settings, _, lost = _lost(sqlite, tmp_path, body={})
+    suspects = [_suspect(lost, "not_in_broker"), _suspect("b", "not_sent")]
 
     with pytest.raises(ConfigurationError, match="2 messages would be repaired, more than 1: nothing is done"):
-        plan_repairs(settings, [_suspect(lost, "not_in_broker"), _suspect("b", "not_sent")], repairs_max=1)
+        plan_repairs(settings, suspects, repairs_max=1)
+    assert [one.message_id for one in plan_repairs(settings, suspects, repairs_max=2)] == [lost, "b"]
 
 
 def test_nothing_is_changed_by_a_dry_run_or_without_yes_and_the_plan_is_written(
