@@ -105,7 +105,7 @@ def run(
     span = None if since is None else (moment_ms(since, now_ms=now), moment_ms(until, now_ms=now) if until else now)
     with exit_statuses():
         summary = _run(settings, master=master, now_ms=now, span=span, full=full, quiet=quiet)
-    write_metrics(metrics_file or settings.output / METRICS_FILE, summary)
+    _write_metrics(settings, metrics_file, summary)
     if as_json:
         typer.echo(json.dumps(summary.as_dict()))
     else:
@@ -145,7 +145,7 @@ def watch(
         # There is always an hour that is over, so that no run ends the schedule: a short lookback may have none.
         span = (min(now_ms - lookback_ms, newest_closed(now_ms, grace_ms=grace_ms)), now_ms)
         summary = _run(settings, master=master, now_ms=now_ms, span=span, full=False, quiet=quiet)
-        write_metrics(metrics_file or settings.output / METRICS_FILE, summary)
+        _write_metrics(settings, metrics_file, summary)
         typer.echo(summary.headline)
 
     schedule = Schedule(every_ms=every_ms, after_ms=grace_ms % every_ms)
@@ -202,6 +202,13 @@ def _run(
             )
 
         return interruptible(once)
+
+
+def _write_metrics(settings: Settings, metrics_file: Path | None, summary: Summary) -> None:
+    """Replace the metrics in the output folder and, where another file is named, there as well."""
+    write_metrics(settings.output / METRICS_FILE, summary)
+    if metrics_file is not None:
+        write_metrics(metrics_file, summary)
 
 
 @contextmanager

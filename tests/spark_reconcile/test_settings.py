@@ -319,7 +319,9 @@ def test_the_command_judges_by_the_hour_and_repairs_what_is_unsent(sqlite: Datab
     common = ["reconcile", "run", "--config", str(config), "--now-ms", str(NOW_MS)]
 
     misused = _outbox(*common, "--full")
-    ended = _outbox(*common, "--since", "5h", "--repair", "--yes", "--json", timeout=600)
+    scraped = tmp_path / "textfile" / "recon.prom"
+    span = ("--since", "5h")
+    ended = _outbox(*common, *span, "--repair", "--yes", "--json", "--metrics-file", str(scraped), timeout=600)
 
     assert misused.returncode == 2
     assert "go with --since" in misused.stderr
@@ -328,6 +330,7 @@ def test_the_command_judges_by_the_hour_and_repairs_what_is_unsent(sqlite: Datab
     assert json.loads(ended.stdout)["sentence"] == "Not balanced: 1 unsent."
     metrics = (tmp_path / "reconciliation" / "recon.prom").read_text()
     assert 'recon_findings{state="unsent",severity="finding"} 1\n' in metrics
+    assert scraped.read_text() == metrics
     with sqlite3.connect(tmp_path / "business.db") as connection:
         ((due_us,),) = connection.execute("SELECT due_at_us FROM outbox_message")
     connection.close()

@@ -75,7 +75,9 @@ def test_it_goes_on_once_a_source_is_there_and_judges_the_newest_hour_that_is_ov
     segment.write_bytes(b"no segment of a broker, though of the length of its header" * 2)
 
     # A lookback of a minute has no hour that is over, but in the first minutes of one.
-    with _watching(sqlite, tmp_path, "--every", "5s", "--lookback", "1m") as watching:
+    scraped = tmp_path / "textfile" / "recon.prom"
+    options = ("--every", "5s", "--lookback", "1m", "--metrics-file", str(scraped))
+    with _watching(sqlite, tmp_path, *options) as watching:
         watching.wait_for(lambda: "reconciliation_failed" in watching.errors())
         segment.write_bytes(whole)
         watching.wait_for(lambda: "Balanced" in watching.output())
@@ -84,7 +86,8 @@ def test_it_goes_on_once_a_source_is_there_and_judges_the_newest_hour_that_is_ov
     assert status == 0
     assert watching.output().startswith("Balanced: all of 0 messages")
     folder = tmp_path / "reconciliation"
-    assert re.search(r"^recon_balanced 1$", (folder / "recon.prom").read_text(), re.MULTILINE)
+    assert re.search(r"^recon_balanced 1$", scraped.read_text(), re.MULTILINE)
+    assert (folder / "recon.prom").exists()
     shown = [int(start) for start in json.loads((folder / "windows.json").read_text())["windows"]]
     assert {start % HOUR_MS for start in shown} == {0}
     assert max(shown) - min(shown) == (len(shown) - 1) * HOUR_MS, "one hour, or the next one, too"
