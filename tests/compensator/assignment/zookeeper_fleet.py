@@ -14,6 +14,7 @@ from compensator.assignment.zookeeper_lease_registry import ZooKeeperLeaseRegist
 from outbox_core.assignment.resource import Resource
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from tests.fixtures.ended_session import end_session
 from tests.outbox_broker.cluster.conftest import eventually
 
 SESSION_MS: Final = 30_000
@@ -63,12 +64,7 @@ class ZooKeeperFleet:
 
     def end_session(self, instance: LeasedAssignment) -> None:
         """End an instance's session, as ZooKeeper does when it has heard nothing of it."""
-        session = self._sessions[instance.instance]
-        other = KazooClient(hosts=self.hosts, client_id=session.credentials)
-        other.start(timeout=60)
-        other.stop()
-        other.close()
-        eventually(lambda: session.is_ended, what="the end of the session")
+        end_session(self.hosts, self._sessions[instance.instance])
 
     def settle(self, instances: Sequence[LeasedAssignment], sources: Sequence[Resource]) -> list[frozenset[str]]:
         """Let each beat in turn until each source has one instance, each instance as many of them but for one, and

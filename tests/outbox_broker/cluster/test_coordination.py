@@ -22,8 +22,8 @@ from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
 from outbox_core import Message
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
-from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 from tests.fixtures.cutting_tcp_proxy import cutting_tcp_proxy
+from tests.fixtures.ended_session import end_session
 from tests.fixtures.zookeeper_server import zookeeper
 from tests.outbox_broker.cluster.conftest import SECONDS_MAX, SHORT_SESSION_MS, Cluster, InProcessNode, eventually
 
@@ -184,7 +184,7 @@ def test_a_session_that_ends_takes_every_shard_and_the_node_comes_back_as_anothe
     permits = [one.permit for one in only.host.serving().values()]
     earlier = only.registry.me
 
-    expire(cluster, only.sessions[-1])
+    end_session(cluster.server.hosts, only.sessions[-1])
 
     eventually(lambda: all(permit.why_ended() for permit in permits), what="every permit ended")
     eventually(lambda: only.registry.me not in {"", earlier}, what="a new session")
@@ -323,13 +323,3 @@ def test_init_is_idempotent_and_never_changes_the_number_of_shards(cluster: Clus
     assert init_cluster(cluster.session, cluster.layout, shards=8).generations == [8]
     with pytest.raises(ConfigurationError, match="add-generation"):
         init_cluster(cluster.session, cluster.layout, shards=16)
-
-
-def expire(cluster: Cluster, session: ZooKeeperSession) -> None:
-    """End a session as ZooKeeper does when it hears nothing: a second client with its id and password closes it."""
-    from kazoo.client import KazooClient
-
-    thief = KazooClient(hosts=cluster.server.hosts, client_id=session.credentials)
-    thief.start(timeout=60)
-    thief.stop()
-    thief.close()
