@@ -330,8 +330,13 @@ def test_a_stop_at_any_statement_leaves_no_row_leased_and_loses_none(
     ids = add_due(mysql_shop, 25)
     engines = InstanceEngines(mysql_shop.engine.url)
     service = serve(mysql_shop, broker, workers=1, engines=[engines])
-    reached = threading.Event()
-    stopping = threading.Thread(target=service.stop)
+    started, reached = threading.Event(), threading.Event()
+
+    def stop_once_started() -> None:
+        assert started.wait(WAIT_SECONDS)  # only one thread may start and stop a service, or one after the other
+        service.stop()
+
+    stopping = threading.Thread(target=stop_once_started)
 
     def stop(_connection: object) -> None:
         stopping.start()
@@ -342,6 +347,7 @@ def test_a_stop_at_any_statement_leaves_no_row_leased_and_loses_none(
     at.watch(engines)
 
     service.start()
+    started.set()
     assert reached.wait(WAIT_SECONDS)
     stopping.join(WAIT_SECONDS)
     stopped = service.stop()  # what the first call came to
