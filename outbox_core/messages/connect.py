@@ -37,13 +37,19 @@ def connect(url: str, **options: object) -> Broker:
 
     `?delay=URL`, percent-encoded if it has a query itself, puts a delay service in front of the broker.
     `options` go to the adapter unchanged (http: token, timeout_ms, ca_file...), those that begin with `delay_` to
-    the delay service's. Raises ConfigurationError for a URL whose scheme has no adapter installed.
+    the delay service's. Raises ConfigurationError for a URL whose scheme has no adapter installed, and for an option of
+    a delay service that the URL does not name.
     """
     url, delay_url = _without_delay(url)
-    if delay_url is None:
-        return _open(url, options)
     of_delay = {name.removeprefix("delay_"): value for name, value in options.items() if name.startswith("delay_")}
     of_target = {name: value for name, value in options.items() if not name.startswith("delay_")}
+    if delay_url is None:
+        for name in of_delay:
+            raise ConfigurationError(
+                f"delay_{name} is of a delay service, and the broker's URL names none: add ?delay=http://HOST:7799 to "
+                "it, or leave the option out"
+            )
+        return _open(url, of_target)
     return DelayedBroker(_open(url, of_target), _open(delay_url, of_delay))
 
 

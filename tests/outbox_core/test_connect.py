@@ -24,3 +24,9 @@ def test_a_url_without_an_adapter_is_refused_with_the_schemes_that_there_are(url
         connect(url)
 
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["delay_token", "delay_ca_file"])
+def test_an_option_of_a_delay_service_that_the_url_does_not_name_is_refused_with_the_cure(option: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{option} is of a delay service.*add \?delay="):
+        connect("http://127.0.0.1:1", **{option: "hunter2"})
