@@ -206,7 +206,7 @@ class MessageStore:
 
     def reschedule(self, connection: Connection, ids: Sequence[str], *, token: str, delay_us: int, error: str) -> int:
         """Release rows that could not be sent, due again after `delay_us`; returns how many this token still owned."""
-        values = {"token": token, "delay_us": delay_us, "error": error[:ERROR_CHARS_MAX]}
+        values = {"token": token, "delay_us": delay_us, "error": _error_text(error)}
         return self._by_ids.count(connection, self._reschedule_statement, ids, **values)
 
     def release(
@@ -215,12 +215,12 @@ class MessageStore:
         """Release rows that did not cause the failure, due again after `delay_us`, and subtract the attempt that the
         claim counted; returns how many this token still owned. Without `error` the last one is kept.
         """
-        values = {"token": token, "delay_us": delay_us, "error": None if error is None else error[:ERROR_CHARS_MAX]}
+        values = {"token": token, "delay_us": delay_us, "error": None if error is None else _error_text(error)}
         return self._by_ids.count(connection, self._release_statement, ids, **values)
 
     def park(self, connection: Connection, ids: Sequence[str], *, token: str, error: str) -> int:
         """Park rows with the reason: the broker will never accept them as they are, and an operator must decide."""
-        values = {"token": token, "error": error[:ERROR_CHARS_MAX]}
+        values = {"token": token, "error": _error_text(error)}
         return self._by_ids.count(connection, self._park_statement, ids, **values)
 
     # -- the statements, compiled ahead ------------------------------------------------------------------------------
@@ -355,6 +355,11 @@ def outbox_row(row: Sequence[Any], table: MessageTable, *, begun: int = 0) -> Ou
         headers_json=headers_json, deliver_at_ms=deliver_at_ms, created_at_us=created_at_us, attempts=attempts + begun,
         order_key=order_key, order_seq=order_seq, deliver_in_us=deliver_in_us, table=table,
     )  # fmt: skip
+
+
+def _error_text(error: str) -> str:
+    """Returns a broker's text as a column takes it. A lone surrogate has no UTF-8: the row could never be settled."""
+    return error.encode(errors="backslashreplace").decode()[:ERROR_CHARS_MAX]
 
 
 @lru_cache(maxsize=16 * 1024)

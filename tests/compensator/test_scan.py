@@ -84,6 +84,19 @@ def test_a_deferred_row_waits_by_its_own_backoff_and_holds_up_nobody(shop: Shop,
     assert shop.scan(broker).run().accepted == 1
 
 
+def test_a_reason_that_is_no_utf_8_is_written_escaped(shop: Shop, broker: RecordingBroker) -> None:
+    rejected, deferred = add_due(shop, 2)
+    broker.rejects[rejected] = "strange \ud800"
+    broker.defers[deferred] = "no queue named \udcff"
+
+    report = shop.scan(broker).run()
+
+    assert (report.retried, report.parked) == (1, 1)
+    errors = {row["id"]: row["last_error"] for row in shop.rows()}
+    assert errors[rejected].endswith(r"strange \ud800")
+    assert errors[deferred].endswith(r"no queue named \udcff")
+
+
 @pytest.mark.parametrize("place", [0, 77, 199])
 def test_a_row_that_has_its_whole_batch_refused_is_found_and_parked_alone(sqlite_shop: Shop, place: int) -> None:
     ids = add_due(sqlite_shop, 200)
