@@ -58,7 +58,8 @@ class TransactionalFunction(Generic[P, R]):
         self.__signature__ = _without_first(function, 1)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._call((), args, kwargs)
+        before, rest = self._without_class(args)
+        return self._call(before, rest, kwargs)
 
     def __reduce__(self) -> str:
         return self._function.__qualname__
@@ -81,6 +82,16 @@ class TransactionalFunction(Generic[P, R]):
         bound.__signature__ = _without_first(self._function, 2)  # type: ignore[attr-defined]
         return bound
 
+    def _without_class(self, args: tuple[object, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
+        """Returns what goes before the session, and what follows it. Since Python 3.13 a classmethod does not ask
+        `__get__`: it calls this function with its class first.
+        """
+        if args and isinstance(args[0], type):
+            attributes = (one for kind in args[0].__mro__ for one in vars(kind).values())
+            if any(isinstance(one, classmethod) and one.__func__ is self for one in attributes):
+                return args[:1], args[1:]
+        return (), args
+
     def _call(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> R:
         _refuse_surplus_session(self._function, before, args, kwargs)
         with session_for(self._box, self._propagation) as session:
@@ -93,7 +104,8 @@ class AsyncTransactional(TransactionalFunction[P, R]):
     """
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # type: ignore[override]
-        return await self._awaited((), args, kwargs)
+        before, rest = self._without_class(args)
+        return await self._awaited(before, rest, kwargs)
 
     def _bound(self, instance: object) -> Callable[..., Any]:
         @functools.wraps(self._function)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import re
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -441,6 +443,70 @@ def test_methods_get_the_session_behind_self(sqlite_shop: Shop, broker: Recordin
 
     assert Till().pay(5) == 5
     assert sqlite_shop.payments() == [5]
+
+
+def as_python_3_13_binds(owner: type, name: str) -> Any:
+    """A class method as that version makes it: a method of the decorated object, whose `__get__` is not asked."""
+    found = next(vars(one)[name] for one in owner.__mro__ if name in vars(one))
+    return MethodType(found.__func__, owner)
+
+
+@pytest.mark.parametrize("bound", [getattr, as_python_3_13_binds])
+def test_class_methods_get_the_session_behind_the_class(
+    sqlite_shop: Shop, broker: RecordingBroker, bound: Callable[[type, str], Any]
+) -> None:
+    box = sqlite_shop.box(broker, sender=NO_SENDER)
+
+    class Till:
+        @classmethod
+        @box.transactional
+        def pay(cls, session: Session, number: int) -> type:
+            session.add(Payment(id=number))
+            return cls
+
+    class Register(Till):
+        """Inherits it."""
+
+    assert bound(Till, "pay")(5) is Till
+    assert bound(Register, "pay")(number=6) is Register
+    assert list(inspect.signature(bound(Till, "pay")).parameters) == ["number"]
+    assert sqlite_shop.payments() == [5, 6]
+
+
+@pytest.mark.parametrize("bound", [getattr, as_python_3_13_binds])
+def test_async_class_methods_get_the_session_behind_the_class(
+    sqlite_shop: Shop, broker: RecordingBroker, bound: Callable[[type, str], Any]
+) -> None:
+    engine = create_async_engine(sqlite_shop.database.url.replace("sqlite:", "sqlite+aiosqlite:"))
+    box = sqlite_shop.box(broker, engine=engine, sender=NO_SENDER)
+
+    class Till:
+        @classmethod
+        @box.transactional
+        async def pay(cls, session: AsyncSession, number: int) -> type:
+            session.add(Payment(id=number))
+            return cls
+
+    async def paid() -> type:
+        try:
+            return await bound(Till, "pay")(5)  # type: ignore[no-any-return]
+        finally:
+            await engine.dispose()
+
+    assert asyncio.run(paid()) is Till
+    assert sqlite_shop.payments() == [5]
+
+
+def test_a_class_that_is_an_argument_stays_one(sqlite_shop: Shop, broker: RecordingBroker) -> None:
+    box = sqlite_shop.box(broker, sender=NO_SENDER)
+
+    @box.transactional
+    def pay(session: Session, model: type[Payment]) -> None:
+        session.add(model(id=7))
+
+    pay(Payment)
+
+    assert sqlite_shop.payments() == [7]
 
 
 def test_a_session_on_another_database_is_refused_at_its_commit(
