@@ -16,6 +16,7 @@ from alembic import command, context, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.mock import MockConnection
@@ -42,6 +43,9 @@ logger: EventLogger = EventLogger(__name__)
 LOCK_WAIT_SECONDS: Final = 1
 LOCK_REST_SECONDS: Final = 1.0
 LOCK_TRIES_MAX: Final = 60
+_ALTERED_BESIDE: Final = frozenset({1050, 1060, 1061, 1062, 1684})
+"""There is a table, column, index or row of this name, or a table cannot be described while it is altered."""
+_REVISION_MOVED: Final = "expected to match one row"
 
 
 def upgrade(
@@ -98,22 +102,31 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
     """Retry until no open transaction locks a table: each attempt waits LOCK_WAIT_SECONDS at most.
 
     An ALTER that waits for a table makes every later INSERT wait for it. A short wait, repeated, lets them through in
-    between; steps that an attempt has completed are skipped by the next one.
+    between; steps that an attempt has completed are skipped by the next one, and so are those of another process that
+    upgrades the same tables: of two that found a step undone, one fails in it.
     """
     resting = threading.Event()
     for _ in range(LOCK_TRIES_MAX):
         try:
             with writing_engine(engine).begin() as connection, _short_lock_waits(connection):
                 return upgrade_once(connection)
-        except DBAPIError as error:
-            if error_code(error) != LOCK_WAIT_TIMEOUT:
+        except (DBAPIError, CommandError) as error:
+            if _is_of_another_upgrade(error):
+                logger.info("upgrade_beside_another", extra={"error": str(error).partition("\n")[0]})
+            elif isinstance(error, DBAPIError) and error_code(error) == LOCK_WAIT_TIMEOUT:
+                logger.warning("upgrade_waits_for_table", extra={"error": str(error.orig)})
+            else:
                 raise
-            logger.warning("upgrade_waits_for_table", extra={"error": str(error.orig)})
         resting.wait(LOCK_REST_SECONDS)
     raise DatabaseUnavailable(
         f"an open transaction kept holding an outbox table for {LOCK_TRIES_MAX} tries; find it in "
         "information_schema.innodb_trx, end it, and run the upgrade again: it goes on where it stopped"
     )
+
+
+def _is_of_another_upgrade(error: DBAPIError | CommandError) -> bool:
+    """Returns whether another process has done this step since it was found undone, or is doing it."""
+    return _REVISION_MOVED in str(error) if isinstance(error, CommandError) else error_code(error) in _ALTERED_BESIDE
 
 
 @contextmanager
