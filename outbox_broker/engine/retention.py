@@ -3,7 +3,7 @@ Messages that the reconciliation has not evaluated yet may be kept longer.
 
 A segment is held back by messages that a group still has to deliver, including dead letters, unless
 `retention_drops_unread` is set: then the group is moved past it, which is logged. Scheduled messages are not in the
-log, and hold nothing back.
+log, and hold nothing back; those that were dispatched do until the schedule knows of it.
 """
 
 from __future__ import annotations
@@ -126,6 +126,9 @@ class LogRetention:
                 self._groups.skip_filtered(topic, group)
         drops_unread = self._options.retention_drops_unread
         end = held_from(self._state, old, drops_unread=drops_unread)
+        if self._context.firing_from is not None:
+            # A restart looks in the log for what the schedule has not settled, and would append it a second time.
+            end = min(end, self._context.firing_from)
         going = [one for one in old if one.end <= end]
         if not going:
             return 0

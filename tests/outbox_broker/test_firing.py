@@ -104,6 +104,33 @@ def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_betwe
     assert {"stored": len(IDS), "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
 
 
+def test_what_the_schedule_has_not_settled_is_not_dropped_with_old_segments_and_comes_once(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"fire_batch_max": len(IDS), "segment_bytes": 4096, "retention_ms": 1, "retention_check_ms": 10**15}
+    engine = open_engine(**options)
+    with monkeypatch.context() as patched:
+        refusing = Refusing(engine, patched, placed=1)
+        _schedule(engine, clock)
+        clock.advance(1_000)
+        assert refusing.refused.wait(120)
+        before = _pulled(engine)
+        for number in range(3):
+            engine.publish([Message(id=f"later{number}", topic=TOPIC, body=b"b" * 4096)])
+            clock.advance(1_000)
+        later = _pulled(engine)
+        engine.drop_outdated()
+        engine.close()
+
+    engine = open_engine(**options)
+    until(lambda: not engine.dispatcher.has_taken())
+    again = _pulled(engine)
+
+    assert (before, later) == (IDS, ["later0", "later1", "later2"])
+    assert again == []
+    assert engine.drop_outdated() > 0
+
+
 def test_an_interrupt_while_the_next_batch_is_claimed_loses_no_batch(
     open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
