@@ -1,7 +1,7 @@
 """Stores results by window: each is staged, renamed as a whole, then published by replacing one file atomically.
 
-Readers follow `windows.json` and never see half a window. A process killed between any two writes leaves only files
-that it does not name, and the next run removes them.
+Readers follow `windows.json` and never see half a window, also after a power failure: it names tables that are synced.
+A process killed between any two writes leaves only files that it does not name, and the next run removes them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ FORMAT: Final = 1
 
 Checkpoint = Callable[[str], None]
 """Called before each write with its name: tests kill the process there."""
+Sync = Callable[[int], None]
+"""Writes an open file, or the names of an open folder, to the disk."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +51,9 @@ class _Index(msgspec.Struct, kw_only=True):
 class WindowStore:
     """The windows of one output folder. One process at a time may write it; see lock()."""
 
-    def __init__(self, output: Path, *, checkpoint: Checkpoint = lambda _: None) -> None:
+    def __init__(self, output: Path, *, checkpoint: Checkpoint = lambda _: None, sync: Sync = os.fsync) -> None:
         self._output = output
+        self._sync = sync
         self._folder = output / _FOLDER
         self.checkpoint = checkpoint
         self._index = _read(output / INDEX)
@@ -94,7 +97,10 @@ class WindowStore:
             final.parent.mkdir(parents=True, exist_ok=True)
             staged = stage / str(start_ms)
             staged.mkdir(exist_ok=True)  # a window without rows classified one by one
+            self._sync_tree(staged)
             staged.rename(final)
+            self._sync_path(final.parent)
+        self._sync_path(self._folder)
         self._index.windows.update({str(start_ms): window for start_ms, window in windows.items()})
         self._write_index()
         self.checkpoint("sweep")
@@ -106,12 +112,20 @@ class WindowStore:
         with fresh.open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self._index, order="sorted")))
             file.flush()
-            os.fsync(file.fileno())
+            self._sync(file.fileno())
         self.checkpoint("show index")
         fresh.replace(self._output / INDEX)
-        descriptor = os.open(self._output, os.O_RDONLY)
+        self._sync_path(self._output)
+
+    def _sync_tree(self, folder: Path) -> None:
+        for path in sorted(folder.rglob("*")):
+            self._sync_path(path)
+        self._sync_path(folder)
+
+    def _sync_path(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            self._sync(descriptor)
         finally:
             os.close(descriptor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -557,6 +558,26 @@ def test_a_store_killed_at_any_write_shows_the_old_windows_or_the_new_ones_whole
         store.staging()
         kept = sorted(str(path.relative_to(output)) for path in output.rglob("*.txt"))
         assert kept == ["windows/1/v-new/rows.txt", "windows/2/v-new/rows.txt"], "nothing else is left"
+
+
+def test_all_that_the_index_names_is_synced_before_it_is(tmp_path: Path) -> None:
+    synced: list[int] = []
+    indexes: list[int] = []
+
+    def sync(descriptor: int) -> None:
+        is_shown = (tmp_path / "windows.json").exists()
+        (indexes if is_shown else synced).append(os.fstat(descriptor).st_ino)
+
+    store = WindowStore(tmp_path, sync=sync)
+    table = store.staging() / "1" / "verdicts"
+    table.mkdir(parents=True)
+    (table / "part.parquet").write_bytes(b"rows")
+    store.publish({1: Window(fingerprint="f", version="v", judged_at_ms=1, open=False, result={})})
+
+    named = ["windows", "windows/1", "windows/1/v", "windows/1/v/verdicts", "windows/1/v/verdicts/part.parquet"]
+    assert [one for one in named if (tmp_path / one).stat().st_ino not in synced] == []
+    assert synced[-1] == (tmp_path / "windows.json").stat().st_ino
+    assert indexes == [tmp_path.stat().st_ino]
 
 
 def test_topics_of_earlier_windows_are_known_unless_nobody_here_published_to_them() -> None:
