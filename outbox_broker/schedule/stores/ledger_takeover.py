@@ -23,7 +23,7 @@ from outbox_broker.schedule.stores.ledger_reads import read_entries
 from outbox_broker.schedule.stores.ledger_records import entries_of, records_of
 from outbox_broker.schedule.stores.ledgers import LedgerFailed, LedgerMissing, Ledgers, LedgerWriter, Manifests
 from outbox_core.common.clock import Clock
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -133,7 +133,11 @@ def take_over(shard: Shard, *, retention_ms: int) -> OwnedShard:
 def begin_manifest(shard: Shard, segments: SegmentMap, *, epoch: int) -> ManifestWriter:
     """Create a manifest ledger that begins with a durable snapshot. Raises LedgerFailed."""
     manifest = ManifestWriter(shard.ledgers.begin_create(shard.metadata(epoch=epoch, segment="manifest"))())
-    manifest.confirm(manifest.append(segments.snapshot(epoch=epoch)))
+    try:
+        manifest.confirm(manifest.append(segments.snapshot(epoch=epoch)))
+    except LedgerFailed:
+        manifest.release()
+        raise
     return manifest
 
 
@@ -143,7 +147,11 @@ def name_manifest(shard: Shard, node: ShardNode, manifest: ManifestWriter, *, ve
     Raises WriterFenced if the node was changed by another process, StorageFailed if the outcome is unknown: then the
     ledger stays, since the node may name it.
     """
-    written = shard.manifests.write(shard.name, ledger_manifest.encode_node(node), version=version)
+    try:
+        written = shard.manifests.write(shard.name, ledger_manifest.encode_node(node), version=version)
+    except StorageFailed:
+        manifest.release()
+        raise
     if written is None:
         manifest.release()
         with suppress(LedgerFailed):  # the sweeper deletes it later

@@ -246,7 +246,7 @@ class MemoryWriter:
         self._sent = 0
         self.confirmed = 0
         self._error: LedgerFailed | None = None
-        self._released = False
+        self.is_released = False
 
     def append(self, entry: bytes) -> None:
         with self._cluster.lock:
@@ -270,7 +270,7 @@ class MemoryWriter:
     def begin_close(self) -> Callable[[], None]:
         with self._cluster.lock:
             self._cluster.calls.note("close")
-            self._released = True
+            self.is_released = True
 
         def closed() -> None:
             with self._cluster.lock:
@@ -285,12 +285,12 @@ class MemoryWriter:
 
     def release(self) -> None:
         with self._cluster.lock:
-            self._released = True
+            self.is_released = True
 
     def _refuse(self) -> None:
         if self._error is not None:
             raise self._error
-        if self._released:
+        if self.is_released:
             raise LedgerFailed("-11: the ledger's handle is closed")
 
 

@@ -15,7 +15,7 @@ from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, drain, flush, put, settle, timed
 from tests.outbox_broker.delay.failing_disk import Killed
 from tests.outbox_broker.delay.ledger_stores import LedgerCluster
-from tests.outbox_broker.delay.memory_ledgers import Calls
+from tests.outbox_broker.delay.memory_ledgers import Calls, Faults
 
 OPTIONS = DelayOptions(batch_messages_max=3, hand_outs_max=2, dedup_messages=10)
 STEPS_MAX = 400
@@ -155,6 +155,18 @@ def dead_takeovers(seed: int) -> Iterator[tuple[int, LedgerCluster, DelayStore]]
             assert at > 15, "a takeover has more calls than this"
             return
     pytest.fail(f"a takeover did not end within {STEPS_MAX} calls")
+
+
+@pytest.mark.parametrize("faults", [Faults(unknown_outcome=1), Faults(lost=1)], ids=["no answer", "no bookies"])
+def test_a_takeover_that_fails_leaves_no_writer_open(faults: Faults) -> None:
+    cluster = LedgerCluster()
+    cluster.ledgers.faults = faults
+
+    with pytest.raises(StorageFailed):
+        take_over(cluster)
+
+    [manifest] = cluster.ledgers.writers
+    assert manifest.is_released
 
 
 @pytest.mark.parametrize("seed", range(3))
