@@ -189,9 +189,11 @@ class Outbox:
             yield connection
 
     def close(self, *, timeout_ms: int | None = None) -> bool:
-        """Send what is queued, within the deadline, and close connections; returns whether all was sent.
+        """Send what is queued, within the deadline, and close connections; returns whether nothing is queued any more.
 
-        Unsent rows stay in the table, and the compensator sends them. Idempotent.
+        True does not say that the broker has accepted everything: a message that it refused, or that an outage kept
+        back, is queued no more. Such rows stay in the table, as do unsent ones, and the compensator sends them.
+        Idempotent.
         """
         emptied = self._sender.close(timeout_ms=timeout_ms)
         self._background.dispose()
