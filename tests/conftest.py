@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from outbox_core.common.clock import ManualClock
+from tests.fixtures.late_threads import LateThreads
 from tests.fixtures.local_server import servers_folder
 from tests.fixtures.scheduling import FileScheduling, order_for_workers
 from tests.fixtures.spark_classes import archive_options
@@ -39,6 +40,8 @@ def pytest_configure() -> None:
     if "JAVA_HOME" not in os.environ and shutil.which("java") is None and fetched.exists():
         os.environ["JAVA_HOME"] = str(fetched)
     os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options())
+    if (seed := os.environ.get("OUTBOX_TEST_LATE_THREADS")) is not None:
+        LateThreads(int(seed)).install()
 
 
 @pytest.hookimpl(wrapper=True)
