@@ -43,8 +43,9 @@ def until_it_holds(child: Program, count: int) -> list[str]:
 def end_lease_of(shop: Shop, source: str) -> None:
     """Let the time of the instance that holds it be over by the database's clock."""
     lease, instance = shop.tables.lease, shop.tables.instance
+    holder = select(lease.c.instance).where(lease.c.source == source).scalar_subquery()
     with shop.engine.begin() as connection:
-        holder = connection.scalar(select(lease.c.instance).where(lease.c.source == source))
+        # One statement: SQLite refuses, at once, a write behind a read before which another process has written.
         connection.execute(update(instance).where(instance.c.id == holder).values(alive_until_us=1))
 
 
