@@ -12,8 +12,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.terminal_text import escaped
 from spark_reconcile.cli.options import BrokerData, Config, PasswordFile, Schema, Url, exit_statuses, given_settings
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.repair.apply import apply_repairs
@@ -116,7 +118,8 @@ def _show(talk: Console, repairs: Sequence[Repair]) -> None:
     for name in ("what", "message", "topic", "why"):
         table.add_column(name)
     for one in repairs[:SHOWN_MAX]:
-        table.add_row(one.action.value, one.message_id or f"key {one.key}", one.topic, one.reason)
+        about = one.message_id or f"key {one.key}"
+        table.add_row(*(Text(escaped(cell)) for cell in (one.action.value, about, one.topic, one.reason)))
     if repairs:
         talk.print(table)
     if len(repairs) > SHOWN_MAX:

@@ -254,6 +254,22 @@ def test_rows_without_a_message_are_named_and_suspects_that_nobody_confirmed_are
     assert "3 suspects are not confirmed, so nothing is planned for them: more than 100,000" in told
 
 
+def test_a_key_of_a_business_is_shown_as_it_is_and_is_no_markup_nor_a_control_code(
+    sqlite: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, _, _ = _lost(sqlite, tmp_path, body={})
+    row = {"topic": "[bold]t", "rule": "no_message", "at_ms": 1, "confirmed": True}
+    _shown_window(settings, business_verdicts=[{**row, "message_key": "[/x]"}, {**row, "message_key": "\x1b[8m"}])
+
+    tables = hour_folders(settings.output, since_ms=0, until_ms=NOW_MS)
+    repair(settings, tables, repairs_max=10, yes=False, dry_run=True, folder=tmp_path)
+
+    told = capsys.readouterr().err
+    assert "key [/x]" in told
+    assert r"key \x1b[8m" in told
+    assert "[bold]t" in told
+
+
 def test_the_hours_of_a_repair_are_those_that_overlap_its_span(tmp_path: Path) -> None:
     starts = [number * HOUR_MS for number in range(1, 6)]
     for start_ms in starts:
