@@ -21,7 +21,10 @@ CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 600
 BATCH_ROWS: Final = 10_000
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}", re.ASCII)
-_PASSED_ON: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key"})
+_TLS: Final = "ssl_"
+_CHECK_HOSTNAME: Final = "ssl_check_hostname"
+_TRUE: Final = frozenset({"true", "yes", "on", "y", "t", "1"})
+_PASSED_ON: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", _CHECK_HOSTNAME})
 _NOT_NEEDED: Final = frozenset({"charset"})
 _NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})
 _NOT_UNDERSTOOD: Final = 1064
@@ -267,7 +270,6 @@ def _open(place: Place, *, autocommit: bool = True, cursorclass: type[Cursor] = 
     if place.backend is Backend.SQLITE:
         uri = f"{Path(place.database).resolve().as_uri()}?mode=ro"
         return sqlite3.connect(uri, uri=True, timeout=CONNECT_SECONDS, isolation_level=None)
-    options: dict[str, Any] = dict(place.options)
     return pymysql.connect(
         host=place.host,
         port=place.port,
@@ -281,8 +283,24 @@ def _open(place: Place, *, autocommit: bool = True, cursorclass: type[Cursor] = 
         autocommit=autocommit,
         # TIMESTAMP columns are read in the session's time zone.
         init_command="SET SESSION time_zone = '+00:00'",
-        **options,
+        **_connect_options(place),
     )
+
+
+def _connect_options(place: Place) -> dict[str, Any]:
+    """Returns the url's options as SQLAlchemy passes them on: with `ssl_ca` and the like as keywords of their own,
+    PyMySQL encrypts, and verifies no certificate.
+    """
+    tls: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in place.options:
+        if name == _CHECK_HOSTNAME:
+            tls["check_hostname"] = value.lower() in _TRUE
+        elif name.startswith(_TLS):
+            tls[name.removeprefix(_TLS)] = value
+        else:
+            others[name] = value
+    return {**others, "ssl": tls} if tls else others
 
 
 def _options(query: str) -> tuple[tuple[str, str], ...]:

@@ -32,6 +32,7 @@ from spark_reconcile.sources.log_source import BrokerLogSource, PushingLogReader
 from spark_reconcile.sources.message_range_expansion import named_runs, single
 from spark_reconcile.sources.sql_source import Part, PushingSqlReader, SqlReader
 from spark_reconcile.sources.sql_statements import Leg, Statement, business_statement
+from tests.fixtures.certificate_authority import Authority
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World, write_log
 
@@ -388,6 +389,31 @@ def test_times_of_every_type_are_read_as_utc(mysql_like: Database, kind: str) ->
     rows = _business_rows(mysql_like, "paid")
 
     assert [(row["message_key"], row["created_ms"]) for row in rows] == [("7", 1_767_323_045_000)]
+
+
+def test_a_server_whose_certificate_another_authority_signed_is_refused(mysql: Database, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path / "authority")
+
+    with pytest.raises(DatabaseUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        read_clock(f"{mysql.url}?ssl_ca={stranger.file}")
+
+
+def test_the_name_in_the_certificate_of_a_server_is_checked_unless_the_url_says_otherwise(mysql: Database) -> None:
+    engine = create_engine(mysql.url)
+    with engine.connect() as connection:
+        [(_, ca)] = connection.exec_driver_sql("SHOW VARIABLES LIKE 'ssl_ca'")
+        [(_, folder)] = connection.exec_driver_sql("SHOW VARIABLES LIKE 'datadir'")
+    engine.dispose()
+    own = Path(folder) / ca
+
+    with pytest.raises(DatabaseUnavailable, match=r"Hostname mismatch|IP address mismatch"):
+        read_clock(f"{mysql.url}?ssl_ca={own}")
+    assert read_clock(f"{mysql.url}?ssl_ca={own}&ssl_check_hostname=false") > 0
+
+
+def read_clock(url: str) -> int:
+    with reading(Place.of(url)) as reader:
+        return reader.now_ms()
 
 
 def test_a_database_tells_its_own_clock(mysql_like: Database) -> None:
