@@ -22,6 +22,7 @@ import msgspec
 from spark_reconcile.compare.key_digests import DIGESTS, PARTED, SUMS_SCHEMA, digest
 from spark_reconcile.core.dataframes import listed, union
 from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.synced_files import sync_path
 from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS
 from spark_reconcile.sources.parquet_file_identity import Files
 
@@ -140,10 +141,10 @@ class FileDigestCache:
         frame.write.parquet(str(stage))
         sizes = {path.name: path.stat().st_size for path in stage.glob("*.parquet")}
         for name in sizes:
-            _sync(stage / name)
+            sync_path(stage / name)
         self._checkpoint("place digests")
         stage.rename(self._folder / generation)
-        _sync(self._folder)
+        sync_path(self._folder)
         return sizes
 
     def _show(self, pieces: Mapping[str, _Piece], generation: str, written: Mapping[str, int]) -> None:
@@ -161,7 +162,7 @@ class FileDigestCache:
             os.fsync(file.fileno())
         self._checkpoint("show digests")
         fresh.replace(self._folder / INDEX)
-        _sync(self._folder)
+        sync_path(self._folder)
         for path in self._folder.iterdir():
             if path.is_dir() and path.name not in followed:
                 shutil.rmtree(path, ignore_errors=True)
@@ -214,12 +215,3 @@ def _hours(generation: Path) -> dict[int, set[int]]:
 def _about() -> str:
     """Returns a hash of the definition of the digests: cached ones of another definition are not used."""
     return hashlib.sha256(repr((FORMAT, SUMS_SCHEMA, PARTED, DIGESTS)).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Sync a file's bytes, or a folder's names, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

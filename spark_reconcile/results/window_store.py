@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.synced_files import Sync, sync_path, sync_tree
 
 INDEX: Final = "windows.json"
 _FOLDER: Final = "windows"
@@ -24,8 +25,6 @@ FORMAT: Final = 1
 
 Checkpoint = Callable[[str], None]
 """Called before each write with its name: tests kill the process there."""
-Sync = Callable[[int], None]
-"""Writes an open file, or the names of an open folder, to the disk."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,10 +96,10 @@ class WindowStore:
             final.parent.mkdir(parents=True, exist_ok=True)
             staged = stage / str(start_ms)
             staged.mkdir(exist_ok=True)  # a window without rows classified one by one
-            self._sync_tree(staged)
+            sync_tree(staged, sync=self._sync)
             staged.rename(final)
-            self._sync_path(final.parent)
-        self._sync_path(self._folder)
+            sync_path(final.parent, sync=self._sync)
+        sync_path(self._folder, sync=self._sync)
         self._index.windows.update({str(start_ms): window for start_ms, window in windows.items()})
         self._write_index()
         self.checkpoint("sweep")
@@ -115,19 +114,7 @@ class WindowStore:
             self._sync(file.fileno())
         self.checkpoint("show index")
         fresh.replace(self._output / INDEX)
-        self._sync_path(self._output)
-
-    def _sync_tree(self, folder: Path) -> None:
-        for path in sorted(folder.rglob("*")):
-            self._sync_path(path)
-        self._sync_path(folder)
-
-    def _sync_path(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._sync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(self._output, sync=self._sync)
 
     def _sweep(self) -> None:
         """Remove unreferenced folders: an earlier process's staging, and versions that were replaced."""

@@ -7,7 +7,6 @@ file truncated by a power cut is not used. The last segment is always read in pl
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import uuid
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from spark_reconcile.core.synced_files import sync_path
 from spark_reconcile.sources.log_segments import LogSegment
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def keep(frame: DataFrame, folder: Path, fresh: Sequence[LogSegment]) -> None:
         frame.write.option("maxRecordsPerFile", 0).parquet(str(stage))
         for path in stage.iterdir():
             if (found := _PART.fullmatch(path.name)) is not None:
-                _sync(path)
+                sync_path(path)
                 path.rename(folder / f"{_stem(fresh[int(found[1])])}-{path.stat().st_size}.parquet")
-        _sync(folder)
+        sync_path(folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -90,12 +90,3 @@ def _whole(folder: Path) -> dict[str, Path]:
 
 def _stem(one: LogSegment) -> str:
     return f"{one.first_offset:020d}-{one.created_at_ms}-{one.size_bytes}-{one.changed_ns}-{FORMAT}"
-
-
-def _sync(path: Path) -> None:
-    """Sync a file's bytes, or a folder's names, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
