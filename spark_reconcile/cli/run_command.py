@@ -139,7 +139,7 @@ def watch(
     if not every_ms:
         raise ConfigurationError(f"--every {every} leaves no time between two runs: name a length like 15m or 1h")
 
-    grace_ms = int(settings.grace.seconds * 1000)
+    grace_ms = settings.grace.ms
 
     def once(now_ms: int) -> None:
         # There is always an hour that is over, so that no run ends the schedule: a short lookback may have none.

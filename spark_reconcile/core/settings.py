@@ -195,6 +195,16 @@ class Grace:
         if min(times) < 0:
             raise ConfigurationError("[grace]: its seconds must not be negative")
 
+    @property
+    def ms(self) -> int:
+        """`seconds` in milliseconds."""
+        return int(self.seconds * 1000)
+
+    @property
+    def clock_skew_ms(self) -> int:
+        """`clock_skew_seconds` in milliseconds."""
+        return int(self.clock_skew_seconds * 1000)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

@@ -93,7 +93,7 @@ def _offset_causes(measured: _TimedEvidence, settings: Settings, verdict_counts:
     wanted = [compared for compared in ComparedTimes if _may_explain(verdict_counts, _EXPLAINED[compared])]
     if not wanted:
         return []
-    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
+    skew_ms = settings.grace.clock_skew_ms
     offsets = [
         _offset(one, settings, verdict_counts, skew_ms=skew_ms) for one in measured.differences(wanted, verdict_counts)
     ]

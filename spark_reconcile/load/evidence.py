@@ -124,7 +124,7 @@ def read_all(
 ) -> Evidence:  # fmt: skip
     """Read every leg; from Parquet archives only rows in `span`. Raises NotComparable for a damaged broker log."""
     counts: list[LegCount] = []
-    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
+    skew_ms = settings.grace.clock_skew_ms
     times = PlausibleTimes.at(max(now_ms, time.time_ns() // 1_000_000), clocks=plan.clocks, skew_ms=skew_ms)
     say("reading the inboxes")
     effects = _read_sql(session, plan.inboxes, counts, times)

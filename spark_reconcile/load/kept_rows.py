@@ -51,7 +51,7 @@ def inbox_reaches(
         read = [one for one in counts if one.leg == Leg.INBOX and one.note == inbox.group] if is_whole else []
         reach = kept_since(inbox.complete_since_ms, settings.inbox_days, now_ms=now_ms)
         if reach is None and known_ms is not None:
-            reach = max(known_ms + skew_ms(settings), 0 if not read else oldest_row(read, settings, None))
+            reach = max(known_ms + settings.grace.clock_skew_ms, 0 if not read else oldest_row(read, settings, None))
         for topic in inbox.topics or ("",):
             found.setdefault((topic, inbox.group), []).extend([] if reach is None else [reach])
     return {place: max(reaches, default=NEVER_MS) for place, reaches in found.items()}
@@ -61,9 +61,4 @@ def oldest_row(counts: Sequence[LegCount], settings: Settings, known_ms: int | N
     """The oldest row's time plus the clock skew; NEVER_MS without rows. `known_ms`: the oldest of rows not read."""
     # Rows of a topic may all have impossible times: then these have no first one.
     found = [one.first_ms for one in counts if one.first_ms] + ([] if known_ms is None else [known_ms])
-    return min(found) + skew_ms(settings) if found else NEVER_MS
-
-
-def skew_ms(settings: Settings) -> int:
-    """The permitted difference of two clocks."""
-    return int(settings.grace.clock_skew_seconds * 1000)
+    return min(found) + settings.grace.clock_skew_ms if found else NEVER_MS

@@ -28,7 +28,7 @@ def check_rule_topics(settings: Settings, counts: Sequence[LegCount], *, now_ms:
     covered = {rule.topic for rule in settings.rules}
     published = {one.topic for one in counts if one.leg in _PUBLISHED and one.topic and one.topic != CANCELS}
     for number, rule in enumerate(settings.rules):
-        asking = [one for one in _unanswered(settings, counts, number) if one.first_ms < now_ms - _grace_ms(settings)]
+        asking = [one for one in _unanswered(settings, counts, number) if one.first_ms < now_ms - settings.grace.ms]
         near = difflib.get_close_matches(rule.topic, sorted(published - covered), n=1, cutoff=NEAR)
         if asking and near:
             raise ConfigurationError(
@@ -51,7 +51,3 @@ def _unanswered(settings: Settings, counts: Sequence[LegCount], number: int) -> 
     if any(one.topic == topic for one in counts if one.leg in _PUBLISHED or one.leg == "actions"):
         return []
     return [one for one in counts if one.leg == Leg.BUSINESS and one.note == str(number) and one.rows]
-
-
-def _grace_ms(settings: Settings) -> int:
-    return int(settings.grace.seconds * 1000)

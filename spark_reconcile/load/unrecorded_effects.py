@@ -52,7 +52,7 @@ def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) 
 
     Returns a sentence if effects lack their deliveries without proof of a loss; empty if none do.
     """
-    skew_ms = int(settings.grace.clock_skew_seconds * 1000)
+    skew_ms = settings.grace.clock_skew_ms
     last_ms = max(evidence.ends["actions"].last_ms, _last_ms(evidence.counts, "actions"))
     if _last_ms(evidence.counts, Leg.INBOX) <= last_ms + skew_ms:
         return ""

@@ -58,7 +58,7 @@ def run_windows(
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     until = judged_at_ms if until_ms is None else until_ms
-    grace_ms = int(settings.grace.seconds * 1000)
+    grace_ms = settings.grace.ms
     reach = reach_of(settings, now_ms=judged_at_ms)
     over = closed_windows(since_ms, until, now_ms=judged_at_ms, grace_ms=grace_ms)
     windows = [start for start in over if start + HOUR_MS + grace_ms <= reach.least_ms]

@@ -48,7 +48,7 @@ def _standing(job: RunContext, windows: Sequence[int]) -> DataFrame | None:
     if not any(one.leg == Leg.OUTBOX and one.rows for one in job.evidence.counts):
         return None
     outside = f"not (created_ms between {windows[0]}L and {windows[-1] + HOUR_MS - 1}L)"
-    old = f"created_ms <= {job.now_ms - int(job.settings.grace.seconds * 1000)}L"
+    old = f"created_ms <= {job.now_ms - job.settings.grace.ms}L"
     return job.evidence.rows.where(f"leg = '{Leg.OUTBOX}' and {outside} and {old}").localCheckpoint()
 
 
