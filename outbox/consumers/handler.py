@@ -20,6 +20,7 @@ from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import ending_statement, is_over, refuse_if_rolled_back
 from outbox.store.database import CONFLICTS, error_code, is_autocommit, translate
 from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError
+from outbox_core.common.utf8_text import utf8_text
 from outbox_core.messages.broadcast_port import Start
 from outbox_core.messages.limits import DELAY_MAX_MS, REASON_CHARS_MAX
 from outbox_core.messages.message import Delivery
@@ -277,7 +278,7 @@ def _text(error: object) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - the boundary to the user's code: an error whose text cannot be made
         text = "an error without a text"
-    return text.encode(errors="backslashreplace").decode()
+    return utf8_text(text)
 
 
 def refuse_awaitable(result: object) -> None:

@@ -49,6 +49,7 @@ from outbox.store.schema import (
     schema_for,
 )
 from outbox.store.table_placement import MessageTable
+from outbox_core.common.utf8_text import utf8_text
 
 ERROR_CHARS_MAX: Final = 1024
 BEHIND_SPREAD_US: Final = 1_000_000
@@ -358,8 +359,8 @@ def outbox_row(row: Sequence[Any], table: MessageTable, *, begun: int = 0) -> Ou
 
 
 def _error_text(error: str) -> str:
-    """Returns a broker's text as a column takes it. A lone surrogate has no UTF-8: the row could never be settled."""
-    return error.encode(errors="backslashreplace").decode()[:ERROR_CHARS_MAX]
+    """Returns a broker's text as a column takes it: else its row could never be settled."""
+    return utf8_text(error)[:ERROR_CHARS_MAX]
 
 
 @lru_cache(maxsize=16 * 1024)
