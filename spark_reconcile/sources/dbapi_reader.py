@@ -23,7 +23,11 @@ BATCH_ROWS: Final = 10_000
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}", re.ASCII)
 _TLS: Final = "ssl_"
 _CHECK_HOSTNAME: Final = "ssl_check_hostname"
-_TRUE: Final = frozenset({"true", "yes", "on", "y", "t", "1"})
+_FLAGS: Final = {
+    **dict.fromkeys(("true", "yes", "on", "y", "t", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "n", "f", "0"), False),
+}
+"""As SQLAlchemy reads them."""
 _PASSED_ON: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", _CHECK_HOSTNAME})
 _NOT_NEEDED: Final = frozenset({"charset"})
 _NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})
@@ -295,7 +299,7 @@ def _connect_options(place: Place) -> dict[str, Any]:
     others: dict[str, Any] = {}
     for name, value in place.options:
         if name == _CHECK_HOSTNAME:
-            tls["check_hostname"] = value.lower() in _TRUE
+            tls["check_hostname"] = _FLAGS[value.lower()]
         elif name.startswith(_TLS):
             tls[name.removeprefix(_TLS)] = value
         else:
@@ -305,11 +309,13 @@ def _connect_options(place: Place) -> dict[str, Any]:
 
 def _options(query: str) -> tuple[tuple[str, str], ...]:
     found = [(name, value) for name, value in parse_qsl(query) if name not in _NOT_NEEDED]
-    for name, _ in found:
+    for name, value in found:
         if name not in _PASSED_ON:
             raise ConfigurationError(
                 f"the url's option {name!r} is not understood here; known: {', '.join(sorted(_PASSED_ON))}"
             )
+        if name == _CHECK_HOSTNAME and value.lower() not in _FLAGS:
+            raise ConfigurationError(f"the url's option {name} is true or false, not {value!r}")
     return tuple(found)
 
 

@@ -411,6 +411,11 @@ def test_the_name_in_the_certificate_of_a_server_is_checked_unless_the_url_says_
     assert read_clock(f"{mysql.url}?ssl_ca={own}&ssl_check_hostname=false") > 0
 
 
+def test_a_misspelled_flag_does_not_leave_the_name_of_a_server_unchecked() -> None:
+    with pytest.raises(ConfigurationError, match="ssl_check_hostname is true or false, not 'ture'"):
+        Place.of("mysql+pymysql://u@h/d?ssl_check_hostname=ture")
+
+
 def read_clock(url: str) -> int:
     with reading(Place.of(url)) as reader:
         return reader.now_ms()
