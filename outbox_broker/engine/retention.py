@@ -3,7 +3,7 @@ Messages that the reconciliation has not evaluated yet may be kept longer.
 
 A segment is held back by messages that a group still has to deliver, including dead letters, unless
 `retention_drops_unread` is set: then the group is moved past it, which is logged. Scheduled messages are not in the
-log, and hold nothing back; those that were dispatched do until the schedule knows of it.
+log, and hold nothing back; dispatched ones do until their dispatch is settled with the schedule.
 """
 
 from __future__ import annotations
