@@ -10,16 +10,16 @@ Sync = Callable[[int], None]
 """Writes an open file, or the names of an open folder, to the disk."""
 
 
-def sync_path(path: Path, *, sync: Sync = os.fsync) -> None:
-    """Sync a file's bytes, or a folder's names."""
+def sync_path(path: Path, *, sync: Sync | None = None) -> None:
+    """Sync a file's bytes, or a folder's names; by os.fsync() unless told otherwise."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        sync(descriptor)
+        (sync or os.fsync)(descriptor)
     finally:
         os.close(descriptor)
 
 
-def sync_tree(folder: Path, *, sync: Sync = os.fsync) -> None:
+def sync_tree(folder: Path, *, sync: Sync | None = None) -> None:
     """Sync a folder with all that is in it."""
     for path in sorted(folder.rglob("*")):
         sync_path(path, sync=sync)
