@@ -6,7 +6,7 @@ import atexit
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -123,15 +123,13 @@ class JavaLedgers:
 
     def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         """Entries of a ledger; see the port."""
-        action = f"read entries {first} to {last} of ledger {ledger_id}"
-        reader = self._reader(ledger_id)
-        future = reader.readUnconfirmedAsync(first, last)
-        # Behind the end, a ledger that a bookie has in memory only is reported as missing: it is not, it was opened.
-        entries = self._value(future, action, missing=EntryMissing)
-        try:
+        with self._read(ledger_id, first, last) as entries:
             return [bytes(entry.getEntryBytes()) for entry in entries]
-        finally:
-            entries.close()
+
+    def length_bytes(self, ledger_id: int, last: int) -> int:
+        """The length of a ledger up to an entry, which has it in its head; see the port."""
+        with self._read(ledger_id, last, last) as entries:
+            return int(entries.getEntry(last).getLength())  # not the entry's own, as its documentation says
 
     def delete(self, ledger_ids: Sequence[int]) -> None:
         """Delete ledgers; see the port."""
@@ -288,6 +286,18 @@ class JavaLedgers:
         if old is not None:
             old.closeAsync()
         return found
+
+    @contextmanager
+    def _read(self, ledger_id: int, first: int, last: int) -> Iterator[Any]:
+        action = f"read entries {first} to {last} of ledger {ledger_id}"
+        reader = self._reader(ledger_id)
+        future = reader.readUnconfirmedAsync(first, last)
+        # Behind the end, a ledger that a bookie has in memory only is reported as missing: it is not, it was opened.
+        entries = self._value(future, action, missing=EntryMissing)
+        try:
+            yield entries
+        finally:
+            entries.close()
 
     def _value(self, future: Any, action: str, *, missing: type[LedgerFailed] = LedgerMissing) -> Any:
         """Wait for a future; returns its value, which must not be a number. Raises LedgerFailed."""

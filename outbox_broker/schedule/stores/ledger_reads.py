@@ -11,9 +11,10 @@ from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece
 from outbox_broker.schedule.stores.ledger_records import entry_count, joined
 from outbox_broker.schedule.stores.ledgers import EntryMissing, Ledgers
 
-_READ_ENTRIES_MIN: Final = 16
-_READ_ENTRIES_MAX: Final = 256
-_READ_BYTES_AIM: Final = 4 * 1024 * 1024
+REQUEST_ENTRIES_FIRST: Final = 16
+REQUEST_ENTRIES_MAX: Final = 256
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of a request for more than one entry. Several shards are taken over at a time, in one JVM with little memory."""
 
 
 class RecordPlace(NamedTuple):
@@ -25,15 +26,27 @@ class RecordPlace(NamedTuple):
 
 
 def read_entries(ledgers: Ledgers, ledger_id: int, *, count: int) -> Iterator[bytes]:
-    """Yields a ledger's first entries, with few requests and bounded memory. Raises LedgerFailed."""
-    first, size = 0, _READ_ENTRIES_MIN
+    """Yields a ledger's first entries, with few requests and bounded memory. Raises LedgerFailed.
+
+    Small entries may be followed by large ones, so what a request would return is asked for before it is made.
+    """
+    first, read_bytes, size = 0, 0, REQUEST_ENTRIES_FIRST
     while first < count:
-        last = min(first + size, count) - 1
-        entries = ledgers.read(ledger_id, first, last)
+        size = min(size, count - first)
+        if size > 1:
+            size_bytes = ledgers.length_bytes(ledger_id, first + size - 1) - read_bytes
+            if size_bytes > REQUEST_BYTES_MAX:
+                size = next_size(size, size_bytes)
+                continue
+        entries = ledgers.read(ledger_id, first, first + size - 1)
         yield from entries
-        first = last + 1
-        is_small = sum(map(len, entries)) < _READ_BYTES_AIM // 2
-        size = min(_READ_ENTRIES_MAX, 2 * size) if is_small else max(_READ_ENTRIES_MIN, size // 2)
+        size_bytes = sum(map(len, entries))
+        first, read_bytes, size = first + size, read_bytes + size_bytes, next_size(size, size_bytes)
+
+
+def next_size(size: int, size_bytes: int) -> int:
+    """Returns of how many entries to ask next, if `size` entries have `size_bytes`: fewer, if these are too many."""
+    return max(1, min(2 * size, REQUEST_ENTRIES_MAX, size * REQUEST_BYTES_MAX // max(1, size_bytes)))
 
 
 def read_record(ledgers: Ledgers, piece: LedgerPiece | None, place: RecordPlace, *, end: int | None) -> bytes:

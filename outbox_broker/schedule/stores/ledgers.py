@@ -94,6 +94,11 @@ class Ledgers(Protocol):
     def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         """Returns entries, from one number to another inclusive. Raises EntryMissing, LedgerMissing."""
 
+    def length_bytes(self, ledger_id: int, last: int) -> int:
+        """Returns how many bytes a ledger's entries have together, from the first one to this one inclusive, which is
+        the only one that is read. Raises EntryMissing, LedgerMissing.
+        """
+
     def delete(self, ledger_ids: Sequence[int]) -> None:
         """Delete ledgers; a missing one is ignored."""
 

@@ -18,6 +18,7 @@ from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.segment_store import WriterFenced
+from outbox_broker.schedule.stores.ledger_reads import read_entries
 from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX
 from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore, LedgerStoreOptions
 from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
@@ -112,6 +113,22 @@ def test_a_record_above_four_mebibytes_is_read_whole_after_a_takeover(open_store
     assert successor.read("a", first, len(large)) == large
     assert payloads_of(successor, "a") == [large, b"small"]
     assert end == 4
+
+
+def test_entries_with_more_bytes_than_the_jvm_has_are_read_though_small_ones_are_before_them(
+    ledgers: JavaLedgers,
+) -> None:
+    entries = [*(b"%d" % number for number in range(500)), *(bytes([n]) * CHUNK_BYTES_MAX for n in range(40))]
+    writer = ledgers.begin_create({})()
+    for entry in entries:
+        writer.append(entry)
+    writer.confirm(len(entries))
+
+    found = read_entries(ledgers, writer.ledger_id, count=len(entries))
+
+    assert all(one == entry for one, entry in zip(found, entries, strict=True))
+    assert ledgers.length_bytes(writer.ledger_id, len(entries) - 1) == sum(map(len, entries))
+    ledgers.delete([writer.ledger_id])
 
 
 def test_writes_go_on_while_one_bookie_is_dead_and_what_was_confirmed_outlives_all(

@@ -102,6 +102,7 @@ class MemoryLedgers:
         self.fenced_writers = 0
         self.calls = Calls()
         self.read_segments: Counter[str] = Counter()
+        self.read_sizes: list[tuple[int, int]] = []  # of each request: entries, bytes
         self._next = 1
 
     def begin_create(self, metadata: Mapping[str, bytes]) -> Callable[[], MemoryWriter]:
@@ -140,7 +141,18 @@ class MemoryLedgers:
             found = [self._entry(ledger_id, number) for number in range(first, last + 1)]
             if any(entry is None for entry in found):
                 raise EntryMissing(f"ledger {ledger_id} has no entries {first} to {last}")
-            return [entry for entry in found if entry is not None]
+            entries = [entry for entry in found if entry is not None]
+            self.read_sizes.append((len(entries), sum(map(len, entries))))
+            return entries
+
+    def length_bytes(self, ledger_id: int, last: int) -> int:
+        with self.lock:
+            self.calls.note("length")
+            self._known(ledger_id)
+            found = [self._entry(ledger_id, number) for number in range(last + 1)]
+            if found[-1] is None:
+                raise EntryMissing(f"ledger {ledger_id} has no entry {last}")
+            return sum(len(entry) for entry in found if entry is not None)
 
     def delete(self, ledger_ids: Sequence[int]) -> None:
         with self.lock:
