@@ -13,16 +13,25 @@ from typing import Any, Final
 
 from outbox_broker.cluster.bookie_room import BookieSpace
 from outbox_broker.cluster.bookie_tls import BookieTls
+from outbox_broker.cluster.bookkeeper.java_entry_copies import JavaEntryCopies
 from outbox_broker.cluster.bookkeeper.java_ledger_writer import JavaLedgerWriter
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.cluster.bookkeeper.zone_placement import ZoneOptions, ZonePlacement
 from outbox_broker.cluster.zone_file import ZONES_MIN
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing, Metadata
+from outbox_broker.schedule.stores.ledgers import (
+    EntryMissing,
+    LedgerDamaged,
+    LedgerFailed,
+    LedgerFenced,
+    LedgerMissing,
+    Metadata,
+)
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
+_DIGEST_MISMATCH: Final = -5
 _NOT_ENOUGH_BOOKIES: Final = -6
 _NO_SUCH_LEDGER: Final = -7
 _NO_SUCH_ENTRY: Final = -13
@@ -71,6 +80,10 @@ class BookKeeperOptions:
                 f"zones need a write quorum above {ZONES_MIN}, and an ensemble that is a multiple of it, "
                 f"not {self.write_quorum} and {self.ensemble}"
             )
+
+
+class _CopyDamaged(LedgerFailed):
+    """A copy of an entry is damaged; the others are damaged, missing, or cannot be asked for."""
 
 
 class JavaLedgers:
@@ -293,11 +306,20 @@ class JavaLedgers:
         reader = self._reader(ledger_id)
         future = reader.readUnconfirmedAsync(first, last)
         # Behind the end, a ledger that a bookie has in memory only is reported as missing: it is not, it was opened.
-        entries = self._value(future, action, missing=EntryMissing)
+        try:
+            entries = self._value(future, action, missing=EntryMissing)
+        except _CopyDamaged as error:
+            raise self._damage(ledger_id, range(first, last + 1)) or error from None
         try:
             yield entries
         finally:
             entries.close()
+
+    def _damage(self, ledger_id: int, entries: Iterable[int]) -> LedgerDamaged | None:
+        future = self._open_client().getLedgerMetadata(ledger_id)
+        metadata = self._value(future, f"read the metadata of ledger {ledger_id}")
+        copies = JavaEntryCopies(self._runtime, self._client, timeout_ms=self._options.operation_ms_max)
+        return copies.damage(metadata, ledger_id, entries)
 
     def _value(self, future: Any, action: str, *, missing: type[LedgerFailed] = LedgerMissing) -> Any:
         """Wait for a future; returns its value, which must not be a number. Raises LedgerFailed."""
@@ -317,6 +339,8 @@ class JavaLedgers:
         text = f"cannot {action}: {error.getClass().getSimpleName()} ({code})"
         if code == _FENCED:
             return LedgerFenced(text)
+        if code == _DIGEST_MISMATCH:
+            return _CopyDamaged(f"{text}: a copy does not match its checksum, and no whole one can be read now")
         if code == _NO_SUCH_ENTRY:
             return EntryMissing(text)
         if code in _MISSING:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from outbox_broker.schedule.segment_store import RecordDamaged
 from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece
 from outbox_broker.schedule.stores.ledger_records import entry_count, joined
-from outbox_broker.schedule.stores.ledgers import EntryMissing, Ledgers
+from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerDamaged, Ledgers
 
 REQUEST_ENTRIES_FIRST: Final = 16
 REQUEST_ENTRIES_MAX: Final = 256
@@ -58,11 +57,32 @@ def read_record(ledgers: Ledgers, piece: LedgerPiece | None, place: RecordPlace,
     last = position + entry_count(size_bytes) - 1
     entries: list[bytes] = []
     if piece is not None and (end is None or last < end):
-        with suppress(EntryMissing):
-            entries = ledgers.read(piece.ledger, position - piece.begin, last - piece.begin)
+        first, last = position - piece.begin, last - piece.begin
+        try:
+            entries = ledgers.read(piece.ledger, first, last)
+        except EntryMissing:
+            pass
+        except LedgerDamaged as damage:
+            found = b"".join(_parts(ledgers, piece.ledger, range(first, last + 1), damage))
+            raise RecordDamaged(f"{segment}: damaged record at {position}: {damage}", found=found) from damage
     record = joined(entries)
     if record is None or len(record) != size_bytes or not record:
         raise RecordDamaged(
             f"{segment}: damaged record at {position}", found=b"".join(entry[1:] for entry in entries)
         )  # fmt: skip
     return record
+
+
+def _parts(ledgers: Ledgers, ledger_id: int, entries: Sequence[int], damage: LedgerDamaged) -> Iterator[bytes]:
+    """Yields the parts of a record some of whose entries are lost, for which something stands that is not proven."""
+    if len(entries) == 1:
+        yield damage.found[1:]
+        return
+    for number in entries:
+        try:
+            [entry] = ledgers.read(ledger_id, number, number)
+        except EntryMissing:
+            return
+        except LedgerDamaged as error:
+            entry = error.found
+        yield entry[1:]

@@ -32,7 +32,7 @@ from outbox_broker.schedule.stores.ledger_manifest import (
 from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_entries, read_record
 from outbox_broker.schedule.stores.ledger_records import records_of
 from outbox_broker.schedule.stores.ledger_takeover import OwnedShard, Shard, take_over
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerWriter
+from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerDamaged, LedgerFailed, LedgerWriter
 from outbox_broker.schedule.stores.manifest_log import ManifestLog
 from outbox_broker.schedule.stores.open_piece import OpenPiece
 from outbox_core.common.errors import StorageFailed
@@ -160,6 +160,8 @@ class LedgerSegmentStore:
                 yield from records_of(entries, begin=piece.begin)
             except EntryMissing as error:
                 raise SegmentDamaged(f"{name}: ledger {piece.ledger} misses entries: {error}") from error
+            except LedgerDamaged as error:
+                raise SegmentDamaged(f"{name}: {error}") from error
             position = end
 
     def seal(self, name: str) -> None:

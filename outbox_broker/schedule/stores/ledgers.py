@@ -35,6 +35,18 @@ class EntryMissing(LedgerFailed):
     """The ledger has no such entry, or not all entries of the range."""
 
 
+class LedgerDamaged(LedgerFailed):
+    """An entry is lost: no copy of it matches its checksum, and every bookie that keeps one has answered. `found` is
+    what a damaged copy has.
+    """
+
+    retryable = False
+
+    def __init__(self, why: str, *, found: bytes) -> None:
+        super().__init__(why)
+        self.found = found
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestNode:
     """The value of a shard's manifest node, and its version for the next compare-and-set."""
@@ -92,11 +104,13 @@ class Ledgers(Protocol):
         """
 
     def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
-        """Returns entries, from one number to another inclusive. Raises EntryMissing, LedgerMissing."""
+        """Returns entries, from one number to another inclusive. Raises EntryMissing, LedgerMissing, LedgerDamaged if
+        one of them is lost; LedgerFailed if a copy is damaged while another one cannot be asked for.
+        """
 
     def length_bytes(self, ledger_id: int, last: int) -> int:
         """Returns how many bytes a ledger's entries have together, from the first one to this one inclusive, which is
-        the only one that is read. Raises EntryMissing, LedgerMissing.
+        the only one that is read. Raises as read() does.
         """
 
     def delete(self, ledger_ids: Sequence[int]) -> None:

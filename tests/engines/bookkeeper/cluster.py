@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from mmap import mmap
 from pathlib import Path
 
+from outbox_broker.cluster.bookkeeper.java_entry_copies import CONTENT_BEGIN
 from outbox_demo.ports import free_port
 from tests.engines.bookkeeper.zookeeper_ensemble import (
     ZooKeeperEnsemble,
@@ -129,6 +132,23 @@ class BookKeeperCluster:
     def kill9(self, bookie_id: str) -> None:
         """End a bookie as a crash would."""
         self._bookies[bookie_id].server.kill9()
+
+    def flip_bit(self, bookie_id: str, ledger_id: int, entry: int, *, at: int) -> None:
+        """Flip a bit in the content of an entry, wherever a bookie has it on its disk: its journal is read again as it
+        starts. Of a bookie that does not run.
+        """
+        settings = self._bookies[bookie_id].settings
+        folders = (Path(str(settings[f"{kind}Directories"])) for kind in ("journal", "ledger"))
+        paths = [path for folder in folders for path in folder.rglob("*") if path.suffix in {".txn", ".log"}]
+        head, count = struct.pack(">qq", ledger_id, entry), 0
+        for path in (path for path in paths if path.stat().st_size):
+            with path.open("r+b") as file, mmap(file.fileno(), 0) as data:
+                begin = data.find(head)
+                while begin >= 0:
+                    data[begin + CONTENT_BEGIN + at] ^= 1
+                    count += 1
+                    begin = data.find(head, begin + 1)
+        assert count, f"{bookie_id} has no entry {entry} of ledger {ledger_id}"
 
     @contextmanager
     def paused(self, bookie_id: str) -> Iterator[None]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from outbox_broker.schedule.stores.ledgers import (
     EntryMissing,
+    LedgerDamaged,
     LedgerFailed,
     LedgerFenced,
     LedgerMissing,
@@ -100,6 +101,7 @@ class MemoryLedgers:
         self.writers: list[MemoryWriter] = []
         self.recovered: list[list[int]] = []
         self.fenced_writers = 0
+        self.damaged: dict[tuple[int, int], bytes] = {}  # by ledger and number
         self.calls = Calls()
         self.read_segments: Counter[str] = Counter()
         self.read_sizes: list[tuple[int, int]] = []  # of each request: entries, bytes
@@ -138,6 +140,7 @@ class MemoryLedgers:
         with self.lock:
             self.calls.note("read")
             self.read_segments[self._known(ledger_id).metadata.get("outbox-segment", b"").decode()] += last + 1 - first
+            self._refuse_damaged(ledger_id, range(first, last + 1))
             found = [self._entry(ledger_id, number) for number in range(first, last + 1)]
             if any(entry is None for entry in found):
                 raise EntryMissing(f"ledger {ledger_id} has no entries {first} to {last}")
@@ -149,6 +152,7 @@ class MemoryLedgers:
         with self.lock:
             self.calls.note("length")
             self._known(ledger_id)
+            self._refuse_damaged(ledger_id, [last])
             found = [self._entry(ledger_id, number) for number in range(last + 1)]
             if found[-1] is None:
                 raise EntryMissing(f"ledger {ledger_id} has no entry {last}")
@@ -193,6 +197,15 @@ class MemoryLedgers:
             for bookie in self.bookies:
                 bookie.entries.get(ledger_id, {}).pop(number, None)
 
+    def damage(self, ledger_id: int, number: int, *, at: int = -1) -> None:
+        """Flip a bit of an entry on all bookies, so that none of its copies matches its checksum."""
+        with self.lock:
+            entry = self._entry(ledger_id, number)
+            assert entry is not None
+            changed = bytearray(entry)
+            changed[at] ^= 1
+            self.damaged[ledger_id, number] = bytes(changed)
+
     def send(self, writer: MemoryWriter, number: int, entry: bytes) -> None:
         """Put the messages of an append on the network."""
         confirmed = writer.confirmed
@@ -231,6 +244,11 @@ class MemoryLedgers:
                 number += 1
             ledger.length = number
         return ledger.length
+
+    def _refuse_damaged(self, ledger_id: int, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if (found := self.damaged.get((ledger_id, number))) is not None:
+                raise LedgerDamaged(f"entry {number} of ledger {ledger_id} is lost", found=found)
 
     def _known(self, ledger_id: int) -> LedgerMeta:
         if ledger_id not in self.ledgers:

@@ -1,0 +1,121 @@
+"""Entries of ledgers of which no copy matches its checksum: told, set aside, or refused, as damage of files is."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_broker.schedule.delay_store import DelayStore
+from outbox_broker.schedule.segment_store import RecordDamaged
+from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX
+from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
+from outbox_broker.schedule.stores.ledger_view import LedgerView
+from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.logs import event_name
+from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, drain, flush, put, settle, timed
+from tests.outbox_broker.delay.ledger_stores import LedgerCluster
+
+
+@pytest.fixture
+def cluster() -> LedgerCluster:
+    return LedgerCluster()
+
+
+def ledger_of(cluster: LedgerCluster, segment: str) -> int:
+    [ledger] = [
+        ledger_id
+        for ledger_id, one in cluster.ledgers.ledgers.items()
+        if one.metadata["outbox-segment"] == segment.encode()
+    ]
+    return ledger
+
+
+def with_segment(cluster: LedgerCluster, *records: bytes) -> tuple[LedgerSegmentStore, list[int]]:
+    store = cluster.open()
+    positions = store.append("a", records, position=0)
+    store.sync(["a"])
+    store.seal("a")
+    return store, positions
+
+
+def damage_bucket(cluster: LedgerCluster, needle: bytes) -> None:
+    """Flip a bit of the entry, in a bucket, that has these bytes."""
+    [(ledger_id, number, at)] = {
+        (ledger_id, number, at)
+        for ledger_id, one in cluster.ledgers.ledgers.items()
+        if one.metadata["outbox-segment"].startswith((b"l0", b"l1"))
+        for bookie in cluster.ledgers.bookies
+        for number, entry in bookie.entries.get(ledger_id, {}).items()
+        if (at := entry.find(needle)) >= 0
+    }
+    cluster.ledgers.damage(ledger_id, number, at=at)
+
+
+def with_days(cluster: LedgerCluster) -> None:
+    """Three messages on each of three days, in a bucket each."""
+    schedule = DelayStore.open(cluster.open())
+    for day in (1, 2, 3):
+        put(schedule, NOW_MS, *(timed(f"d{day}-{number}", NOW_MS + day * DAY_MS) for number in range(3)))
+        flush(schedule, NOW_MS)
+    settle(schedule, NOW_MS)
+
+
+def test_a_lost_entry_is_damage_of_its_record_alone_with_what_is_left_of_it(cluster: LedgerCluster) -> None:
+    store, [first, second, _] = with_segment(cluster, b"first", b"second")
+    cluster.ledgers.damage(ledger_of(cluster, "a"), first)
+
+    with pytest.raises(RecordDamaged, match="a: damaged record at 0: entry 0 of ledger") as raised:
+        store.read("a", first, 5)
+
+    assert raised.value.found == b"firsu"
+    assert store.read("a", second, 6) == b"second"
+
+
+def test_of_a_record_of_several_entries_all_but_the_lost_one_is_found(cluster: LedgerCluster) -> None:
+    record = bytes(range(256)) * (2 * CHUNK_BYTES_MAX // 256) + b"tail"
+    store, [first, *_] = with_segment(cluster, record)
+    cluster.ledgers.damage(ledger_of(cluster, "a"), 1)
+
+    with pytest.raises(RecordDamaged) as raised:
+        store.read("a", first, len(record))
+
+    changed = bytearray(record)
+    changed[2 * CHUNK_BYTES_MAX - 1] ^= 1
+    assert raised.value.found == bytes(changed)
+
+
+def test_a_scan_ends_at_a_lost_entry_with_an_error_that_names_it(cluster: LedgerCluster) -> None:
+    store, _ = with_segment(cluster, *(b"%d" % number for number in range(100)))
+    cluster.ledgers.damage(ledger_of(cluster, "a"), 50)
+    cluster.ledgers.say_confirmed()
+    view = LedgerView.open(cluster.shard())
+    assert view is not None
+
+    for reader in (store, view):
+        with pytest.raises(SegmentDamaged, match="a: entry 50 of ledger"):
+            list(reader.scan("a"))
+
+
+def test_a_shard_with_a_damaged_manifest_is_refused(cluster: LedgerCluster) -> None:
+    with_segment(cluster, b"record")
+    cluster.ledgers.damage(ledger_of(cluster, "manifest"), 0)
+
+    with pytest.raises(SegmentDamaged, match=r"shard 1-0007: its manifest is damaged: entry 0"):
+        cluster.open()
+
+
+def test_a_flipped_bit_of_all_copies_costs_its_message_alone_and_is_said_and_everything_else_fires(
+    cluster: LedgerCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_days(cluster)
+    damage_bucket(cluster, b"payload of d2-1")
+
+    schedule = DelayStore.open(cluster.open())
+
+    came = [f"d{day}-{number}" for day in (1, 2, 3) for number in range(3)]
+    came.remove("d2-1")
+    assert drain(schedule, NOW_MS + 4 * DAY_MS) == came
+    for one in (schedule, DelayStore.open(cluster.open())):
+        figures = one.figures()
+        assert (figures["quarantined_runs"], figures["quarantined_messages"], figures["scheduled"]) == (1, 1, 0)
+    [told] = [one for one in caplog.records if event_name(one) == "run_quarantined"]
+    assert vars(told)["messages"] == 1
