@@ -14,7 +14,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from outbox.producer.engine_hooks import refuse_if_doomed
 from outbox.producer.unit_of_work import UnitOfWork
-from outbox.store.database import is_autocommit, is_mendable, now_us, same_database, translate
+from outbox.store.database import is_autocommit, is_mendable, now_us, translate
+from outbox.store.database_identity import same_database
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind

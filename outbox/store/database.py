@@ -30,7 +30,7 @@ from sqlalchemy.engine import URL, Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from outbox.store.database_url import read_url
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
@@ -51,7 +51,6 @@ is locked". One that begins as a writer waits for the lock.
 """
 
 MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
-MYSQL_PORT: Final = 3306
 _SUPPORTED: Final = MYSQL_DIALECTS | {"sqlite"}
 CONFLICT_RETRIES_MAX: Final = 3
 BACKGROUND_LOCK_WAIT_SECONDS: Final = 5
@@ -373,21 +372,3 @@ def take_write_lock(connection: Connection) -> None:
     except BaseException:
         connection.exec_driver_sql("BEGIN")  # who goes on after this error must not write outside of a transaction
         raise
-
-
-def same_database(one: Engine, other: Engine) -> bool:
-    """Returns whether two engines connect to the same database server and schema, judging by their URLs."""
-    if _pool(one) is _pool(other):
-        return True
-    sockets = {engine.url.query.get("unix_socket") for engine in (one, other)} - {None}
-    return _place(one.url) == _place(other.url) and len(sockets) < 2
-
-
-def _pool(engine: Engine) -> Pool:
-    return engine.pool
-
-
-def _place(url: URL) -> tuple[object, ...]:
-    if url.get_backend_name() not in MYSQL_DIALECTS:
-        return (url.get_backend_name(), url.host, url.port, url.database)
-    return ("mysql", url.host, (url.port or MYSQL_PORT) if url.host else url.port)

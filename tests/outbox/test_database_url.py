@@ -8,7 +8,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
-from outbox.store.database import same_database, translate
+from outbox.store.database import translate
+from outbox.store.database_identity import same_database
 from outbox.store.database_url import database_url, read_url
 from outbox_core.common.errors import ConfigurationError, OutboxError, SchemaMissing
 
