@@ -13,6 +13,9 @@ from outbox.store.database_url import sync_url
 STATEMENT_SECONDS_MAX: Final = 60
 """A server that does not answer for so long is dead; our longest statement deletes 200 rows by primary key."""
 CONNECT_SECONDS_MAX: Final = 5
+READS_RECYCLE_SECONDS: Final = 60
+"""After so long a connection that only reads is replaced: no error shows it that its server is no longer the primary,
+and rows of the new primary that it cannot see would never be due."""
 
 
 class InstanceEngines:
@@ -21,11 +24,11 @@ class InstanceEngines:
     No I/O until they are used. Time-outs bound the wait for a server that does not answer.
     """
 
-    def __init__(self, database: URL | str) -> None:
+    def __init__(self, database: URL | str, *, reads_recycle_seconds: int = READS_RECYCLE_SECONDS) -> None:
         """Raises ConfigurationError for an invalid URL."""
         first = open_engine(_bounded(database))
         self.work = background_engine(first)
-        self.reads = autocommit_engine(self.work)
+        self.reads = autocommit_engine(self.work, recycle_seconds=reads_recycle_seconds)
         first.dispose()
 
     def close(self) -> None:
@@ -34,10 +37,11 @@ class InstanceEngines:
         self.work.dispose()
 
 
-def autocommit_engine(engine: Engine) -> Engine:
+def autocommit_engine(engine: Engine, *, recycle_seconds: int = READS_RECYCLE_SECONDS) -> Engine:
     """Returns an engine for single plain reads, each in one round trip: without BEGIN, COMMIT or ROLLBACK.
 
-    On SQLite such a read takes no lock for which a producer waits.
+    Connections older than `recycle_seconds` are replaced. On SQLite such a read takes no lock for which a producer
+    waits.
     """
     return create_engine(
         engine.url,
@@ -45,6 +49,7 @@ def autocommit_engine(engine: Engine) -> Engine:
         skip_autocommit_rollback=True,
         pool_reset_on_return=None,
         pool_pre_ping=engine.dialect.name in MYSQL_DIALECTS,
+        pool_recycle=recycle_seconds,
     )
 
 

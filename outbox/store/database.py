@@ -26,7 +26,7 @@ from sqlalchemy import (
     literal_column,
     text,
 )
-from sqlalchemy.engine import URL, Dialect
+from sqlalchemy.engine import URL, Dialect, ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -107,8 +107,9 @@ def by_primary_key(statement: Write, dialect: Dialect) -> Write:
 def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
     """Returns the synchronous Engine of an engine or URL, with the settings that the outbox needs.
 
-    A URL makes a new engine. An engine is used unchanged, except that SQLite is switched to real transactions (see
-    prepare_sqlite). Raises ConfigurationError for an unsupported database.
+    A URL makes a new engine, whose connections leave a server that became read-only. An engine is used unchanged,
+    except that SQLite is switched to real transactions (see prepare_sqlite). Raises ConfigurationError for an
+    unsupported database.
     """
     if isinstance(database, AsyncEngine):
         engine = database.sync_engine
@@ -128,13 +129,14 @@ def background_engine(engine: Engine) -> Engine:
 
     On MySQL its connections are READ COMMITTED, whatever the business's isolation level: our DELETE and UPDATE must
     never lock a gap that a producer's INSERT needs. They use utf8mb4, or keys would be read back as question marks,
-    and wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most. They are made by the same driver, connect_args and
-    creator as the given engine's; those of an async driver are for an AsyncBackground.
+    wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most, and leave a server that became read-only. They are made by the
+    same driver, connect_args and creator as the given engine's; those of an async driver are for an AsyncBackground.
     """
     pool = engine.pool.recreate()
     if engine.dialect.name in MYSQL_DIALECTS:
         event.listen(pool, "connect", partial(_prepare_background, engine.dialect))
     second = Engine(pool, engine.dialect, engine.url)
+    event.listen(second, "handle_error", _leave_read_only_server)
     if engine.dialect.name == "sqlite":
         event.listen(second, "begin", _begin)
         second.update_execution_options(**{WRITE_LOCK_FIRST: True})
@@ -302,12 +304,22 @@ def _create(database: URL | str) -> Engine:
         is_bounded = "connect_timeout" in url.query  # an argument would override the URL
         if url.get_backend_name() in MYSQL_DIALECTS and url.get_driver_name() == "pymysql" and not is_bounded:
             arguments["connect_args"] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
-        return create_engine(url, pool_pre_ping=url.get_backend_name() in MYSQL_DIALECTS, **arguments)
+        engine = create_engine(url, pool_pre_ping=url.get_backend_name() in MYSQL_DIALECTS, **arguments)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise ConfigurationError(
             f"not a database URL that can work ({error}); use one like mysql+pymysql://user@host/database "
             "or sqlite:///file.db"
         ) from error
+    event.listen(engine, "handle_error", _leave_read_only_server)
+    return engine
+
+
+def _leave_read_only_server(context: ExceptionContext) -> None:
+    # After a switch-over by DNS the demoted primary answers every ping of the pool: only a new connection finds the new
+    # primary. A disconnect makes the pool replace all connections that are older than this error.
+    error = context.sqlalchemy_exception
+    if isinstance(error, DBAPIError) and is_read_only(error):
+        context.is_disconnect = True
 
 
 def _unsupported(product: str) -> ConfigurationError:
