@@ -35,6 +35,7 @@ class CompensatorMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         self._topics: set[str] = set()
+        self._served: frozenset[str] = frozenset()
         self._scans = self._counter("compensator_scans", "Turns of sources, by result.", "result")
         self._rows = self._counter("compensator_rows", "Rows handled, by outcome.", "outcome")
         self._resent = self._counter(
@@ -49,7 +50,9 @@ class CompensatorMetrics:
             "outbox_compensator_scan_duration_seconds", "How long a turn took.", registry=self.registry
         )
         self._last_success = self._gauge(
-            "compensator_last_success_timestamp_seconds", "When a turn last ended without an error.", "source"
+            "compensator_last_success_timestamp_seconds",
+            "When a turn last ended without an error; 0: none since this instance serves the source.",
+            "source",
         )
         self._leader = self._gauge("compensator_leader", "1 where this instance serves the source.", "source")
         self._sources = self._gauge("compensator_sources", "Sources that this instance serves.")
@@ -68,6 +71,11 @@ class CompensatorMetrics:
             self._last_success, self._leader, self._pending, self._retrying, self._parked, self._oldest,
             self._oldest_at,
         )  # fmt: skip
+        self._make_timer_metrics()
+        self._slots = SlotGauges(self.registry)
+        self._begin_at_zero()
+
+    def _make_timer_metrics(self) -> None:
         self._timer_lateness = Histogram(
             "outbox_compensator_timer_lateness_seconds",
             "How long the first timer of a batch had been due when it was taken from the timing store.",
@@ -80,8 +88,6 @@ class CompensatorMetrics:
         )
         self._rebuilt = self._gauge("timing_store_rebuilt_rows", "Rows that the last rebuild has read.", "source")
         self._to_rebuild = self._gauge("timing_store_rows_to_rebuild", "Rows of the last rebuild, or NaN.", "source")
-        self._slots = SlotGauges(self.registry)
-        self._begin_at_zero()
 
     def record_turn(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
         """Record a turn that ended without an error, or by the broker's outage."""
@@ -159,12 +165,18 @@ class CompensatorMetrics:
             self.record_task_failure("beat")
 
     def set_served(self, sources: Mapping[str, bool]) -> None:
-        """Set which sources this instance serves; series of others are removed; their compensator_leader is 0."""
+        """Set which sources this instance serves; series of others are removed; their compensator_leader is 0.
+
+        The last success of a new one is 0: a source that never had one must raise the alarm as well.
+        """
         for source, ours in sources.items():
+            if ours and source not in self._served:
+                self._last_success.labels(source).set(0)
             if not ours:
                 for gauge in self._by_source:
                     gauge.remove_by_labels({"source": source})
             self._leader.labels(source).set(1 if ours else 0)
+        self._served = frozenset(source for source, ours in sources.items() if ours)
 
     def set_breaker(self, broker: str, state: BreakerState) -> None:
         """Record a change of a broker's breaker."""

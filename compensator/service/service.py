@@ -230,6 +230,8 @@ class CompensatorService:
                 return
             changed = mine != self._mine or not self._started
             self._mine = mine
+            if changed:  # before a worker can have a turn of a new source
+                self._metrics.set_served({name: name in mine for name in self._sources})
             if not failed:  # else the instance keeps its sources, but the beat did not succeed
                 self._last_beat_ms = now_ms
             if not failed and not mine:
@@ -239,8 +241,6 @@ class CompensatorService:
         for one in self._timers:
             one.assign(assigned)
         self._metrics.record_beat(failed=failed, sources=len(mine))
-        if changed:
-            self._metrics.set_served({name: name in mine for name in self._sources})
 
     def _report(self, worker: TimerWorker) -> None:
         """An outage is the worker's to report."""
