@@ -14,9 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
+from typing import Final
 
 from compensator.admission.rate_limiter import RateLimiter, RateOptions
 from outbox_core.common.backoff import Backoff
+
+OUT_WITHOUT_PROBE_MS: Final = 120_000
+"""A probe that could have been sent for so long, and was not, shows that nothing is due for the broker here."""
 
 
 class BreakerState(StrEnum):
@@ -74,6 +78,11 @@ class Breaker:
     def state(self) -> BreakerState:
         """The current state."""
         return self._state
+
+    def is_out(self, *, now_ms: int) -> bool:
+        """Whether the broker is known to be out: since its last outage there was not yet time enough for a probe."""
+        is_open = self._state in {BreakerState.OPEN, BreakerState.HALF_OPEN}
+        return is_open and now_ms < self._until_ms + OUT_WITHOUT_PROBE_MS
 
     def wait_ms(self, rows_max: int, *, now_ms: int) -> int:
         """Time in which permit() would return None; 0 if it may return a permit. Changes no state."""

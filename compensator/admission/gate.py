@@ -118,6 +118,11 @@ class Gates:
         with self._lock:
             return {broker: breaker.state for broker, breaker in self._breakers.items()}
 
+    def is_out(self, broker: str) -> bool:
+        """Whether a broker is out, by what is known, see Breaker.is_out()."""
+        with self._lock:
+            return self._breakers[broker].is_out(now_ms=self._clock.monotonic_ms())
+
     def _tell(self, broker: str, state: BreakerState) -> None:
         # A probe of a broker that is still out changes the state twice: only what lasts is worth a warning.
         level = logging.INFO if state is BreakerState.HALF_OPEN else logging.WARNING

@@ -7,12 +7,11 @@ instance serves now are removed, so that a stale figure raises no alarm.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from compensator.admission.circuit_breaker import BreakerState
 from compensator.core.batch_totals import OUTCOMES
 from compensator.retention.retention import PurgeResult
 from compensator.service.slot_gauges import SlotGauges
@@ -59,7 +58,9 @@ class CompensatorMetrics:
         self._failed_beats = self._gauge(
             "compensator_assignment_failed_beats", "How many beats in a row the registry of leases has not answered."
         )
-        self._breaker = self._gauge("compensator_breaker_open", "1 while nothing is claimed for the broker.", "broker")
+        self._breaker = self._gauge(
+            "compensator_breaker_open", "1 while rows are due for a broker that is out, and none is claimed.", "broker"
+        )
         self._pending = self._gauge("pending_messages", "Rows that wait, counted up to a bound.", "source")
         self._retrying = self._gauge("retrying_messages", f"Rows tried {RETRYING_ATTEMPTS} times or more.", "source")
         self._parked = self._gauge("parked_messages", "Rows set aside for people.", "source")
@@ -178,9 +179,9 @@ class CompensatorMetrics:
             self._leader.labels(source).set(1 if ours else 0)
         self._served = frozenset(source for source, ours in sources.items() if ours)
 
-    def set_breaker(self, broker: str, state: BreakerState) -> None:
-        """Record a change of a broker's breaker."""
-        self._breaker.labels(broker).set(1 if state in {BreakerState.OPEN, BreakerState.HALF_OPEN} else 0)
+    def watch_broker(self, broker: str, is_out: Callable[[], bool]) -> None:
+        """Have each scrape ask whether a broker is out: that may end without an event, where nothing is due for it."""
+        self._breaker.labels(broker).set_function(lambda: 1 if is_out() else 0)
 
     def _begin_at_zero(self) -> None:
         for result in _SCANS:

@@ -95,6 +95,8 @@ class CompensatorService:
         self._tasks = PeriodicTasks(clock=self._clock, failed=metrics.record_task_failure)
         self._upkeep = Upkeep(metrics, options=options.upkeep, clock=self._clock, stopping=self._stopping)
         gates.listen(self._breaker_changed)
+        for broker in gates.states:
+            metrics.watch_broker(broker, partial(gates.is_out, broker))
 
     # -- public methods ----------------------------------------------------------------------------------------------
 
@@ -210,7 +212,6 @@ class CompensatorService:
         """Give all sources of the broker a turn at once, ahead of schedule: that costs no query. Half open admits no
         source but the one whose probe it is.
         """
-        self._metrics.set_breaker(broker, state)
         if state is BreakerState.HALF_OPEN:
             return
         with self._changed:

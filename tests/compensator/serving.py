@@ -79,8 +79,8 @@ class WatchedMetrics(CompensatorMetrics):
         super().set_counts(source, counts)
         self._tell(lambda: self.counts.update({source: counts}))
 
-    def set_breaker(self, broker: str, state: BreakerState) -> None:
-        super().set_breaker(broker, state)
+    def note_breaker(self, _broker: str, state: BreakerState) -> None:
+        """Note a breaker's change of state."""
         self._tell(lambda: self.breakers.append(state))
 
     def record_beat(self, *, failed: int, sources: int) -> None:
@@ -188,6 +188,8 @@ def serving(
     """
     clock = clock or SystemClock()
     gates = Gates(clock=clock, random=Random(0), breaker=breaker, limit=limit)
+    if isinstance(metrics, WatchedMetrics):
+        gates.listen(metrics.note_breaker)
     made = [
         source_of(shop, broker, gates=gates, clock=clock, broker_name=f"broker {id(broker)}", engines=own_engines)
         for shop, broker, own_engines in zip(shops, brokers, engines or [None] * len(shops), strict=True)

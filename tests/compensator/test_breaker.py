@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from compensator.admission.circuit_breaker import BatchOutcome, Breaker, BreakerOptions, BreakerState, Permit
+from compensator.admission.circuit_breaker import (
+    OUT_WITHOUT_PROBE_MS,
+    BatchOutcome,
+    Breaker,
+    BreakerOptions,
+    BreakerState,
+    Permit,
+)
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import ManualClock
 
@@ -45,6 +52,9 @@ class Guarded:
 
     def wait_ms(self, rows: int = 200) -> int:
         return self.breaker.wait_ms(rows, now_ms=self.clock.monotonic_ms())
+
+    def is_out(self) -> bool:
+        return self.breaker.is_out(now_ms=self.clock.monotonic_ms())
 
     def open(self) -> None:
         self.settle(self.must(), BatchOutcome.OUTAGE)
@@ -111,6 +121,37 @@ def test_a_probe_that_found_no_row_leaves_the_place_to_another_source_at_once() 
 
     assert it.breaker.state is BreakerState.OPEN
     assert it.must().rows == 5
+
+
+def test_a_broker_is_out_while_probes_of_it_fail_however_long_that_lasts() -> None:
+    it = Guarded()
+    before = it.is_out()
+    it.open()
+    seen = []
+
+    for _ in range(100):
+        seen.append(it.is_out())
+        it.clock.advance(it.wait_ms())
+        seen.append(it.is_out())
+        probe = it.must()
+        it.clock.advance(EXACT.probe_ms_max)
+        seen.append(it.is_out())
+        it.settle(probe, BatchOutcome.OUTAGE)
+
+    assert not before
+    assert set(seen) == {True}
+
+
+def test_a_broker_for_which_nothing_is_due_any_more_is_not_known_to_be_out() -> None:
+    it = Guarded()
+    it.open()
+
+    it.clock.advance(1_000 + OUT_WITHOUT_PROBE_MS - 1)
+    before = it.is_out()
+    it.clock.advance(1)
+
+    assert (before, it.is_out()) == (True, False)
+    assert it.must().rows == EXACT.probe_rows, "the next row that is due is a probe as before"
 
 
 def test_a_probe_whose_owner_vanished_is_made_up_for_by_another() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from compensator.admission.circuit_breaker import OUT_WITHOUT_PROBE_MS, BreakerState
 from compensator.service.service import CompensatorService
-from tests.compensator.serving import WatchedMetrics, add_due, name_of
+from outbox_core.common.clock import ManualClock
+from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.message import Message
+from tests.compensator.serving import QUICK_BREAKER, WatchedMetrics, add_due, name_of
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
 Serve = Callable[..., CompensatorService]
+BREAKER_OPEN = "outbox_compensator_breaker_open"
 LAST_SUCCESS = "outbox_compensator_last_success_timestamp_seconds"
 
 
@@ -39,3 +44,24 @@ def test_a_beat_that_changes_the_assignment_keeps_the_last_success_of_a_source_t
 
     assert (metrics.value(LAST_SUCCESS, source=source) or 0) > 0
     assert metrics.value(LAST_SUCCESS, source="another") == 0
+
+
+def test_a_broker_that_was_out_is_not_reported_for_ever_where_nothing_is_due_for_it_any_more(
+    sqlite_shop: Shop, serve: Serve, metrics: WatchedMetrics
+) -> None:
+    def refuse(_batch: Sequence[Message]) -> None:
+        raise BrokerUnavailable("down")
+
+    clock, broker = ManualClock(), RecordingBroker(refuse)
+    labels = {"broker": f"broker {id(broker)}"}
+    add_due(sqlite_shop, 1)
+    service = serve(sqlite_shop, broker, clock=clock)
+    before = metrics.value(BREAKER_OPEN, **labels)
+    service.start()
+    metrics.wait_for(lambda it: it.breakers == [BreakerState.OPEN])
+    out = metrics.value(BREAKER_OPEN, **labels)
+
+    sqlite_shop.execute("DELETE FROM outbox_message")  # as another instance does that drains the backlog
+    clock.advance(OUT_WITHOUT_PROBE_MS + QUICK_BREAKER.backoff.max_ms)
+
+    assert (before, out, metrics.value(BREAKER_OPEN, **labels)) == (0, 1, 0)
