@@ -7,6 +7,7 @@ instance serves now are removed, so that a stale figure raises no alarm.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -34,7 +35,9 @@ class CompensatorMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         self._topics: set[str] = set()
+        self._lock = threading.Lock()
         self._served: frozenset[str] = frozenset()
+        self._given_away: frozenset[str] = frozenset()
         self._scans = self._counter("compensator_scans", "Turns of sources, by result.", "result")
         self._rows = self._counter("compensator_rows", "Rows handled, by outcome.", "outcome")
         self._resent = self._counter(
@@ -101,9 +104,15 @@ class CompensatorMetrics:
         for topic, rows in turn.topics.items():
             self._resent.labels(self._bounded(topic)).inc(rows)
         self._defects.inc(report.defects)
+        with self._lock:
+            if source not in self._given_away:
+                self._set_source(source, turn, now_seconds=now_seconds)
+
+    def _set_source(self, source: str, turn: TurnReport, *, now_seconds: float) -> None:
+        """Set the gauges of a source to what a turn found."""
         self._last_success.labels(source).set(now_seconds)
-        if report.parked:
-            self._parked.labels(source).inc(report.parked)
+        if turn.report.parked:
+            self._parked.labels(source).inc(turn.report.parked)
         if turn.oldest_due_us is not None:
             self._oldest.labels(source).set(turn.oldest_due_us / 1_000_000)
             since = now_seconds - turn.oldest_due_us / 1_000_000 if turn.oldest_due_us else 0
@@ -118,10 +127,13 @@ class CompensatorMetrics:
         self._scans.labels("error").inc()
 
     def set_counts(self, source: str, counts: SourceCounts) -> None:
-        """Set the gauges of a source's tables."""
-        self._pending.labels(source).set(counts.pending)
-        self._retrying.labels(source).set(counts.retrying)
-        self._parked.labels(source).set(counts.parked)
+        """Set the gauges of a source's tables, unless it was given away meanwhile."""
+        with self._lock:
+            if source in self._given_away:
+                return
+            self._pending.labels(source).set(counts.pending)
+            self._retrying.labels(source).set(counts.retrying)
+            self._parked.labels(source).set(counts.parked)
 
     def record_timers(self, source: str, *, late_ms: Sequence[int], complete: bool) -> None:
         """Record a turn of timers: of each batch, for how long its first timer was due."""
@@ -170,14 +182,19 @@ class CompensatorMetrics:
 
         The last success of a new one is 0: a source that never had one must raise the alarm as well.
         """
-        for source, ours in sources.items():
-            if ours and source not in self._served:
-                self._last_success.labels(source).set(0)
-            if not ours:
-                for gauge in self._by_source:
-                    gauge.remove_by_labels({"source": source})
-            self._leader.labels(source).set(1 if ours else 0)
-        self._served = frozenset(source for source, ours in sources.items() if ours)
+        with self._lock:  # a turn or a count that ends later must not bring back what is removed here
+            for source, ours in sources.items():
+                self._set_served(source, ours=ours)
+            self._served = frozenset(source for source, ours in sources.items() if ours)
+            self._given_away = frozenset(sources) - self._served
+
+    def _set_served(self, source: str, *, ours: bool) -> None:
+        if ours and source not in self._served:
+            self._last_success.labels(source).set(0)
+        if not ours:
+            for gauge in self._by_source:
+                gauge.remove_by_labels({"source": source})
+        self._leader.labels(source).set(1 if ours else 0)
 
     def watch_broker(self, broker: str, is_out: Callable[[], bool]) -> None:
         """Have each scrape ask whether a broker is out: that may end without an event, where nothing is due for it."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compensator.admission.circuit_breaker import OUT_WITHOUT_PROBE_MS, BreakerState
+from compensator.core.batch_totals import BatchTotals
 from compensator.service.service import CompensatorService
+from compensator.work.source import SourceCounts
+from compensator.work.source_schedule import NoRowsDue
+from compensator.work.source_turn import TurnReport
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.message import Message
-from tests.compensator.serving import QUICK_BREAKER, WatchedMetrics, add_due, name_of
+from tests.compensator.serving import HOUR_US, QUICK_BREAKER, WatchedMetrics, add_due, name_of
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
 Serve = Callable[..., CompensatorService]
 BREAKER_OPEN = "outbox_compensator_breaker_open"
+OLDEST_DUE = "outbox_oldest_due_age_seconds"
 LAST_SUCCESS = "outbox_compensator_last_success_timestamp_seconds"
 
 
@@ -65,3 +70,19 @@ def test_a_broker_that_was_out_is_not_reported_for_ever_where_nothing_is_due_for
     clock.advance(OUT_WITHOUT_PROBE_MS + QUICK_BREAKER.backoff.max_ms)
 
     assert (before, out, metrics.value(BREAKER_OPEN, **labels)) == (0, 1, 0)
+
+
+def test_what_ends_after_its_source_was_given_away_brings_back_no_gauge(metrics: WatchedMetrics) -> None:
+    late = TurnReport(outcome=NoRowsDue(found=True), report=BatchTotals(claimed=1, parked=1), oldest_due_us=HOUR_US)
+    metrics.set_served({"source": True})
+    metrics.record_turn("source", late, seconds=1, now_seconds=1)
+    ours = metrics.value(OLDEST_DUE, source="source")
+
+    metrics.set_served({"source": False})
+    metrics.record_turn("source", late, seconds=1, now_seconds=2)
+    metrics.set_counts("source", SourceCounts(pending=1, retrying=1, parked=1))
+
+    assert ours == HOUR_US / 1_000_000
+    for gauge in (OLDEST_DUE, LAST_SUCCESS, "outbox_parked_messages", "outbox_pending_messages"):
+        assert metrics.value(gauge, source="source") is None
+    assert metrics.value("outbox_compensator_rows_total", outcome="parked") == 2, "what was done counts all the same"
