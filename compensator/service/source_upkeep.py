@@ -67,6 +67,7 @@ class Upkeep:
         try:
             self._metrics.set_counts(source.name, source.counts())
         except OutboxError as error:
+            self._metrics.record_task_failure("gauges")
             logger.warning("count_failed", extra={"source": source.name, "error": str(error)})
 
     def _retain(self, source: Source) -> bool:
@@ -76,6 +77,7 @@ class Upkeep:
         try:
             purged = source.retention.run(stopping=self._stopping)
         except OutboxError as error:
+            self._metrics.record_task_failure("retention")
             logger.warning("retention_failed", extra={"source": source.name, "error": str(error)})
             return False
         self._metrics.record_purge(purged)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from compensator.admission.circuit_breaker import OUT_WITHOUT_PROBE_MS, BreakerState
 from compensator.core.batch_totals import BatchTotals
+from compensator.retention.retention import Retention, RetentionOptions
 from compensator.service.service import CompensatorService
-from compensator.work.source import SourceCounts
+from compensator.service.source_upkeep import Upkeep, UpkeepOptions
+from compensator.work.source import Source, SourceCounts
 from compensator.work.source_schedule import NoRowsDue
 from compensator.work.source_turn import TurnReport
-from outbox_core.common.clock import ManualClock
+from outbox.consumers.inbox_table import InboxStore
+from outbox.store.archive_purge import ArchiveStore
+from outbox.store.order_table import OrderStore
+from outbox_core.common.clock import ManualClock, SystemClock
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.message import Message
 from tests.compensator.serving import HOUR_US, QUICK_BREAKER, WatchedMetrics, add_due, name_of
@@ -86,3 +92,26 @@ def test_what_ends_after_its_source_was_given_away_brings_back_no_gauge(metrics:
     for gauge in (OLDEST_DUE, LAST_SUCCESS, "outbox_parked_messages", "outbox_pending_messages"):
         assert metrics.value(gauge, source="source") is None
     assert metrics.value("outbox_compensator_rows_total", outcome="parked") == 2, "what was done counts all the same"
+
+
+def test_a_count_and_a_round_of_retention_that_the_database_refuses_count_as_failures(
+    sqlite_shop: Shop, broker: RecordingBroker, sources: Callable[..., Source], metrics: WatchedMetrics
+) -> None:
+    dialect, engine = sqlite_shop.engine.dialect, sqlite_shop.background_engine()
+    retention = Retention(
+        engine=engine,
+        archive=ArchiveStore(dialect=dialect, schema=None),
+        inbox=InboxStore(dialect=dialect, schema=None),
+        order=OrderStore(dialect=dialect, schema=None),
+        options=RetentionOptions(inbox_days=1),
+    )
+    source = sources(sqlite_shop, broker, retention=retention)
+    upkeep = Upkeep(metrics, options=UpkeepOptions(), clock=SystemClock(), stopping=threading.Event())
+    for table in ("message", "inbox"):
+        sqlite_shop.execute(f"ALTER TABLE outbox_{table} RENAME TO hidden_{table}")
+
+    upkeep.count([source])
+    upkeep.retain([source])
+
+    for task in ("gauges", "retention"):
+        assert metrics.value("outbox_compensator_periodic_task_failures_total", task=task) == 1
