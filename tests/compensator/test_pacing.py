@@ -86,6 +86,11 @@ def test_who_is_held_comes_back_when_told() -> None:
     assert delays([HeldBack(250), HeldBack(0)]) == [250, 1]
 
 
+def test_who_is_held_for_an_hour_shows_meanwhile_that_it_is_served() -> None:
+    assert delays([HeldBack(3_600_000)]) == [EXACT.idle_ms]
+    assert delays([HeldBack(3_600_000)], PacingOptions(interval_ms=60_000)) == [60_000]
+
+
 @given(outcomes=st.lists(OUTCOMES, max_size=40), seed=st.integers(0, 1_000))
 def test_no_outcome_makes_a_source_wait_longer_than_its_bounds(outcomes: list[Outcome], seed: int) -> None:
     for outcome, delay_ms in zip(outcomes, delays(outcomes, PacingOptions(), seed=seed), strict=True):

@@ -17,7 +17,7 @@ from outbox.consumers.inbox_table import InboxStore
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.order_table import OrderStore
 from outbox_core.common.clock import ManualClock, SystemClock
-from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable
 from outbox_core.messages.message import Message
 from tests.compensator.serving import HOUR_US, QUICK_BREAKER, WatchedMetrics, add_due, name_of
 from tests.outbox.recording_broker import RecordingBroker
@@ -115,3 +115,23 @@ def test_a_count_and_a_round_of_retention_that_the_database_refuses_count_as_fai
 
     for task in ("gauges", "retention"):
         assert metrics.value("outbox_compensator_periodic_task_failures_total", task=task) == 1
+
+
+def test_a_broker_that_asks_for_a_pause_of_an_hour_leaves_the_compensator_ready(
+    sqlite_shop: Shop, serve: Serve, metrics: WatchedMetrics
+) -> None:
+    def throttle(_batch: Sequence[Message]) -> None:
+        raise BrokerThrottled("slow down", retry_after_ms=3_600_000)
+
+    clock, broker, source = ManualClock(), RecordingBroker(throttle), name_of(sqlite_shop)
+    add_due(sqlite_shop, 1)
+    service = serve(sqlite_shop, broker, clock=clock)
+    service.start()
+    metrics.wait_for(lambda it: it.breakers == [BreakerState.OPEN])
+
+    for _ in range(3):
+        clock.advance(20_000)
+        metrics.wait_for(lambda it: it.value(LAST_SUCCESS, source=source) == clock.now_ms() / 1_000)
+
+    assert {check.name: check.status for check in service.health().checks}["turns"] == "ok"
+    assert len(broker.batches) == 1
