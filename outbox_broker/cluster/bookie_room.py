@@ -104,6 +104,9 @@ class BookieRoom:
         """See require()."""
         self.require()
 
+    def disk_space(self) -> None:
+        """Returns None: the disks are the bookies', and `outbox delay status` shows them."""
+
     def measure(self) -> bool:
         """Measure once; returns whether that succeeded."""
         try:

@@ -22,6 +22,7 @@ from outbox_broker.cluster.shard_host import OpenedShard, OpenShard, ShardHost
 from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
 from outbox_broker.delay_service.cluster_shard import ClusterShard
+from outbox_broker.delay_service.delay_proxy import has_room
 from outbox_broker.http.access_control import Access, Principal, Role
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer, Tls, bind
@@ -167,7 +168,7 @@ class NodeMeasures:
         )
         for shard in self._shards():
             total.update(shard.service.log_figures())
-        return dict(total)
+        return {**total, "publishes_refused": 0 if has_room(self._room) else 1}
 
     def check_ready(self) -> None:
         """Raise CoordinatorUnavailable if this node may not act for any shard now; StorageFailed if it refuses

@@ -180,8 +180,9 @@ class Engine:
             return dict(self.context.state.counters)
 
     def log_figures(self) -> Mapping[str, int]:
-        """Returns the logs' bytes on the disk, their syncs since the start, and schedule sizes."""
+        """Returns the logs' bytes on the disk, their syncs since the start, schedule sizes, and the disk's space."""
         context, schedule = self.context, self.context.schedule.figures()
+        disk = context.reserve.disk_space()
         with context.lock:
             return {
                 "messages_bytes": context.messages.size_bytes,
@@ -189,6 +190,8 @@ class Engine:
                 "syncs": context.messages.syncs + context.actions.syncs,
                 "scheduled": schedule["scheduled"],
                 "publishes_refused": 0 if context.reserve.has_room_beside() else 1,
+                "disk_free_bytes": disk.free_bytes,
+                "disk_size_bytes": disk.total_bytes,
                 "schedule_buckets": schedule["buckets"],
                 "quarantined_runs": schedule["quarantined_runs"],
                 "quarantined_scheduled": schedule["quarantined_messages"],

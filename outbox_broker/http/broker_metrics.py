@@ -50,6 +50,12 @@ _FIGURES: Final = {
 }
 
 
+_DISK: Final = {
+    "disk_free_bytes": "What this process may still use of the data folder's file system.",
+    "disk_size_bytes": "The size of the data folder's file system.",
+}
+
+
 class BrokerMetrics:
     """The metrics served by `/metrics`."""
 
@@ -304,4 +310,11 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
         "broker_quarantined_scheduled_messages", "Scheduled messages that are damaged: they are never delivered.",
         value=figures["quarantined_scheduled"],
     )  # fmt: skip
+    yield GaugeMetricFamily(
+        "broker_publishes_refused", "1 while publishes are refused for lack of room on the disk, or of the bookies.",
+        value=figures["publishes_refused"],
+    )  # fmt: skip
+    for what, help_text in _DISK.items():
+        if what in figures:  # a cluster's node has no disk
+            yield GaugeMetricFamily(f"broker_{what}", help_text, value=figures[what])
     yield CounterMetricFamily("broker_fsyncs", "Syncs of the logs.", value=figures["syncs"])

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -29,6 +30,14 @@ TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _BOTH: Final = 2
 _ROOM_PART: Final = 16
 """The disk counts as full if its free space is below this fraction (1/16) of the reserve."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """The file system of a data folder: what this process may still use of it, and its size."""
+
+    free_bytes: int
+    total_bytes: int
 
 
 class Reserve:
@@ -69,8 +78,14 @@ class Reserve:
     def check_room(self) -> None:
         """Raise StorageFailed if publishes are refused, or if almost no space is left outside the reserve."""
         self.require()
-        if self.size_bytes and self._free_bytes() < self.size_bytes // _ROOM_PART:
+        if self.size_bytes and self.disk_space().free_bytes < self.size_bytes // _ROOM_PART:
             raise _refused(_no_space())
+
+    def disk_space(self) -> DiskSpace:
+        """Returns the space of the disk. Root may also use the blocks that are reserved for root."""
+        system = os.statvfs(self._path.parent)
+        free_blocks = system.f_bavail if os.geteuid() else system.f_bfree
+        return DiskSpace(system.f_frsize * free_blocks, system.f_frsize * system.f_blocks)
 
     def require(self, halves: int = _BOTH) -> None:
         """Acquire the given number of halves unless they are held. Raises StorageFailed with the system's error.
@@ -102,7 +117,7 @@ class Reserve:
 
     def _take(self, halves: int) -> None:
         wanted_bytes = self.size_bytes * halves // _BOTH
-        if self._free_bytes() < wanted_bytes - self.held_bytes:
+        if self.disk_space().free_bytes < wanted_bytes - self.held_bytes:
             raise _no_space()
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -114,11 +129,6 @@ class Reserve:
         finally:
             os.close(descriptor)
         self._halves = halves
-
-    def _free_bytes(self) -> int:
-        """Returns the space this process may use: root may also use the blocks reserved for root."""
-        system = os.statvfs(self._path.parent)
-        return system.f_frsize * (system.f_bavail if os.geteuid() else system.f_bfree)
 
     def _let_half_go(self, *, keep: int) -> bool:
         """Release one half unless only `keep` halves are left; returns whether it did."""

@@ -169,6 +169,7 @@ def test_a_delay_service_on_a_full_disk_delivers_and_cancels_all_it_has_and_take
         publish(delay.front.publish, messages("refused", 3_000, deliver_at_ms=deliver_at_ms))
     with pytest.raises(StorageFailed, match="No space left on device"):
         delay.front.check_ready()
+    refused = delay.front.log_figures()
     assert delay.front.cancel(["due-7"]) == [CancelStatus.CANCELED]
     clock.advance(HOUR_MS)
     delay.turn()
@@ -181,6 +182,9 @@ def test_a_delay_service_on_a_full_disk_delivers_and_cancels_all_it_has_and_take
     assert "due-7" not in got
     delay.turn()
     delay.front.check_ready()
+    roomy = delay.front.log_figures()
+    assert (refused["publishes_refused"], roomy["publishes_refused"]) == (1, 0)
+    assert refused["disk_free_bytes"] < roomy["disk_free_bytes"] < roomy["disk_size_bytes"] == 12 * MIB
     delay.front.publish(messages("after", 1))
     delay.turn()
     assert [one.id for one in target.pull(TOPIC, GROUP, max_messages=5, wait_ms=0)] == ["after-0"]

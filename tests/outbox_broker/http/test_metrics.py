@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import requests
 
+from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.broker_metrics import BrokerMetrics
 from outbox_broker.http.service_ports import ServicePorts
@@ -20,6 +22,8 @@ from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.limits import DELAY_MAX_MS
 from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.mounts import small_disk
+from tests.outbox_broker.test_full_disk import MIB, fill
 
 TOPIC, GROUP = "orders", "billing"
 HORIZONS = ("1m", "1h", "1d", "30d", "inf")
@@ -64,6 +68,19 @@ def test_dead_letters_are_counted_by_what_made_them(engine: Engine, clock: Manua
     }
 
     assert found == {"rejected": 1, "expired": 1, "delivery_limit": 1}
+
+
+def test_a_scrape_shows_the_disk_of_the_data_folder_and_whether_publishes_are_refused(tmp_path: Path) -> None:
+    with small_disk(tmp_path, size_mb=12) as disk:
+        with closing(Engine.open(disk / "data", options=EngineOptions(reserve_bytes=MIB))) as engine:
+            roomy = shown(engine)
+        fill(disk)
+        with closing(Engine.open(disk / "data", options=EngineOptions(reserve_bytes=MIB))) as engine:
+            full = shown(engine)
+
+    assert roomy["broker_disk_size_bytes"] == full["broker_disk_size_bytes"] == 12 * MIB
+    assert full["broker_disk_free_bytes"] <= MIB < roomy["broker_disk_free_bytes"] < 12 * MIB
+    assert (roomy["broker_publishes_refused"], full["broker_publishes_refused"]) == (0, 1)
 
 
 def test_refused_messages_are_counted_by_reason_and_those_for_no_topic_under_one_name(
