@@ -210,13 +210,16 @@ class DelayProxy:
         return dict(self._counters)
 
     def log_figures(self) -> Mapping[str, int]:
-        """Returns bytes in memory and in the log, syncs, the number of scheduled messages, and the disk's space."""
+        """Returns bytes in memory and in the log, syncs, the number of scheduled messages, the disk's space, and how
+        long the longest due message has waited for the target.
+        """
         figures = self._schedule.figures()
         disk = None if self._room is None else self._room.disk_space()
         space = {} if disk is None else {"disk_free_bytes": disk.free_bytes, "disk_size_bytes": disk.total_bytes}
         return {
             **space,
             "publishes_refused": 0 if has_room(self._room) else 1,
+            "overdue_ms": self.service.overdue_ms(),
             "messages_bytes": figures["in_memory_bytes"],
             "actions_bytes": figures["log_bytes"],
             "syncs": sum(count for _, count in self.syncs.counts()),

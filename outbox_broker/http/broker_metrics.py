@@ -317,4 +317,9 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
     for what, help_text in _DISK.items():
         if what in figures:  # a cluster's node has no disk
             yield GaugeMetricFamily(f"broker_{what}", help_text, value=figures[what])
+    if "overdue_ms" in figures:  # of a delay service
+        yield GaugeMetricFamily(
+            "broker_delay_overdue_seconds", "How long the longest due message waits for the target; 0: none waits.",
+            value=figures["overdue_ms"] / 1000,
+        )  # fmt: skip
     yield CounterMetricFamily("broker_fsyncs", "Syncs of the logs.", value=figures["syncs"])

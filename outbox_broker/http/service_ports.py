@@ -169,8 +169,8 @@ class MetricsSource(Protocol):
         """Returns how many scheduled messages are due within each ascending span from now; and last, the total."""
 
     def log_figures(self) -> Mapping[str, int]:
-        """Returns messages_bytes, actions_bytes, syncs, scheduled, publishes_refused (1 for lack of room, else 0), and
-        of a server with a disk of its own disk_free_bytes and disk_size_bytes.
+        """Returns messages_bytes, actions_bytes, syncs, scheduled, publishes_refused (1 for lack of room, else 0);
+        of a server with a disk of its own disk_free_bytes and disk_size_bytes, and of a delay service overdue_ms.
         """
 
     def check_ready(self) -> None:

@@ -60,6 +60,11 @@ class _InFlight:
     def is_delivered(self) -> bool:
         return self.delivered == len(self.batch)
 
+    def waits_since_ms(self) -> int | None:
+        """Returns the due time of the next message; None if all are delivered. For any thread."""
+        delivered = self.delivered  # once: the delivering thread goes on
+        return self.batch.dues[delivered] if delivered < len(self.batch) else None
+
     def next_due_ms(self) -> int:
         return self.batch.dues[self.delivered]
 
@@ -167,6 +172,11 @@ class ScheduleRunner:
     def keep(self) -> int:
         """Do one step of housekeeping; returns how long to wait then, in milliseconds."""
         return 0 if self._schedule.maintain(self._clock.now_ms()) else PAUSE_MS_MAX
+
+    def overdue_ms(self) -> int:
+        """Returns for how long the longest due message that was claimed has not been delivered; 0 if none waits."""
+        since_ms = [ms for one in list(self._in_flight) if (ms := one.waits_since_ms()) is not None]
+        return max(0, self._clock.now_ms() - min(since_ms)) if since_ms else 0
 
     def check_ready(self) -> None:
         """Raise StorageFailed, naming the cure, while batches can be taken from the schedule or settled with it no

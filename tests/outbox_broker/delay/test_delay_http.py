@@ -131,6 +131,19 @@ def test_a_scrape_tells_how_late_messages_were_what_is_scheduled_and_how_long_th
     assert found["broker_fsync_duration_seconds_count"] == found["broker_fsyncs_total"] > 0
 
 
+def test_a_scrape_shows_for_how_long_the_target_has_not_taken_what_is_due(delay: Delay, clock: ManualClock) -> None:
+    waiting = delay.shown()["broker_delay_overdue_seconds"]
+
+    delay.target.close()
+    clock.advance(1_500 + 300)
+    delay.front.service.turn()
+    tried = delay.shown()["broker_delay_overdue_seconds"]
+    clock.advance(60_000)
+
+    assert (waiting, tried) == (0, 0.3)
+    assert delay.shown()["broker_delay_overdue_seconds"] == 60.3
+
+
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 def test_what_is_for_now_is_taken_in_either_codec(delay: Delay, codec: str) -> None:
     producer = HttpBroker(delay.url, codec=codec)
