@@ -23,6 +23,7 @@ from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
 from outbox_broker.delay_service.cluster_shard import ClusterShard
 from outbox_broker.delay_service.delay_proxy import has_room
+from outbox_broker.delay_service.node_totals import NodeTotals
 from outbox_broker.http.access_control import Access, Principal, Role
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer, Tls, bind
@@ -72,6 +73,7 @@ class ClusterNode:
         self._target = target
         self._room = room
         self._syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
+        self._totals = NodeTotals()
         self._bound = bind(options.peer_host, options.peer_port)
         clock, wakeup = SystemClock(), Wakeup()
         record = self._record()
@@ -112,7 +114,9 @@ class ClusterNode:
 
     def served(self) -> ServicePorts:
         """Returns the ports for the server that clients use."""
-        measures = NodeMeasures(self._host, self.coordinator, self._syncs, self._room)
+        measures = NodeMeasures(
+            self._host, self.coordinator, syncs=self._syncs, totals=self._totals, room=self._room
+        )  # fmt: skip
         return ServicePorts(
             producers=self._router, catalog=self._router, measured=measures,
             refusal="a delay service only publishes: consume from its target broker, and operate on it",
@@ -129,7 +133,7 @@ class ClusterNode:
     def _run_shard(self, opened: OpenedShard, permit: ShardPermit) -> ClusterShard:
         return ClusterShard.start(
             opened, permit, target=self._target, clock=self._registry.clock, syncs=self._syncs, room=self._room,
-            budget=self._options.budget, shards=len(self.coordinator.shards().names()),
+            budget=self._options.budget, totals=self._totals, shards=len(self.coordinator.shards().names()),
         )  # fmt: skip
 
 
@@ -137,24 +141,28 @@ class NodeMeasures:
     """Probes and metrics of one node: its own shards, and whether it may act for them."""
 
     def __init__(
-        self, host: ShardHost[ClusterShard], coordinator: Coordinator, syncs: TimedStorage, room: BookieRoom | None
+        self,
+        host: ShardHost[ClusterShard],
+        coordinator: Coordinator,
+        *,
+        syncs: TimedStorage,
+        totals: NodeTotals,
+        room: BookieRoom | None,
     ) -> None:
         self._host = host
         self._coordinator = coordinator
+        self._totals = totals
         self._room = room
         self.syncs = syncs
 
     @property
     def lateness(self) -> Lateness:
-        """The histogram of how late messages reached the target, of the shards that this node has now."""
-        return Lateness.merged(shard.service.lateness for shard in self._shards())
+        """The histogram of how late messages reached the target, since the node's start."""
+        return self._totals.lateness()
 
     def counters(self) -> Mapping[tuple[str, str, str], int]:
-        """Returns totals of the shards that this node has now, since it opened them."""
-        total: Counter[tuple[str, str, str]] = Counter()
-        for shard in self._shards():
-            total.update(shard.service.counters())
-        return dict(total)
+        """Returns totals of the shards that this node has or had, since the node's start."""
+        return self._totals.counters()
 
     def due_within(self, spans_ms: Sequence[int]) -> list[int]:
         """Returns how many messages of this node's shards are due within each ascending span; and last, the total."""
@@ -170,7 +178,9 @@ class NodeMeasures:
         for figures in shards:
             total.update(figures)
         overdue_ms = max((figures["overdue_ms"] for figures in shards), default=0)
-        return {**total, "overdue_ms": overdue_ms, "publishes_refused": 0 if has_room(self._room) else 1}
+        syncs = sum(count for _, count in self.syncs.counts())  # the shards measure theirs together
+        refused = 0 if has_room(self._room) else 1
+        return {**total, "syncs": syncs, "overdue_ms": overdue_ms, "publishes_refused": refused}
 
     def check_ready(self) -> None:
         """Raise CoordinatorUnavailable if this node may not act for any shard now; StorageFailed if it refuses

@@ -8,6 +8,7 @@ from outbox_broker.cluster.memory_budget import FILL_MAX, MemoryBudget
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard
 from outbox_broker.delay_service.delay_proxy import CLAIM_AHEAD_MS, DelayProxy, PublishRoom
+from outbox_broker.delay_service.node_totals import NodeTotals
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_core.common.clock import Clock
@@ -42,12 +43,14 @@ class ClusterShard:
         proxy: DelayProxy,
         permit: ShardPermit,
         budget: MemoryBudget,
+        totals: NodeTotals,
         shards: int,
     ) -> None:
-        """`budget`: the node's. `shards`: how many the cluster has."""
+        """`budget`, `totals`: the node's. `shards`: how many the cluster has."""
         self._opened = opened
         self._schedule = schedule
         self._budget = budget
+        self._totals = totals
         self._shards = shards
         self.service = proxy
         self.permit = permit
@@ -62,6 +65,7 @@ class ClusterShard:
         clock: Clock,
         syncs: TimedStorage,
         budget: MemoryBudget,
+        totals: NodeTotals,
         shards: int,
         room: PublishRoom | None = None,
     ) -> ClusterShard:
@@ -78,7 +82,8 @@ class ClusterShard:
             claim_ahead_ms=CLAIM_AHEAD_MS,
         )  # fmt: skip
         proxy.start()
-        return cls(opened, schedule=schedule, proxy=proxy, permit=permit, budget=budget, shards=shards)
+        totals.add(proxy)
+        return cls(opened, schedule=schedule, proxy=proxy, permit=permit, budget=budget, totals=totals, shards=shards)
 
     def check(self) -> None:
         """See RunningShard.check."""
@@ -96,4 +101,5 @@ class ClusterShard:
         try:
             self.service.close()
         finally:
+            self._totals.retire(self.service)
             self._opened.close()

@@ -145,6 +145,25 @@ def test_a_node_that_is_drained_gives_its_shards_away_until_the_drain_is_undone(
     running.wait_until_served(first, second)
 
 
+def test_the_counters_of_a_node_do_not_go_back_when_its_shards_leave_it(running: RunningCluster) -> None:
+    first, second = running.node("n1"), running.node("n2")
+    running.wait_until_served(first, second)
+    publish(first.url, messages(100, due_in_ms=HOUR_MS))
+    before = [received(first), received(second)]
+
+    assert running.command("drain", "--node", "n1").exit_code == 0
+    running.wait_until_served(second)
+
+    assert sum(before) == 100
+    assert [received(first), received(second)] == before
+
+
+def received(node: NodeProcess) -> float:
+    """How many messages a node has stored since its start."""
+    lines = requests.get(f"{node.url}/metrics", timeout=60).text.splitlines()
+    return sum(float(one.rpartition(" ")[2]) for one in lines if one.startswith("broker_messages_received_total{"))
+
+
 def test_what_was_canceled_before_a_generation_was_added_stays_so_though_it_is_published_again(
     running: RunningCluster,
 ) -> None:
