@@ -74,6 +74,11 @@ class NodeProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def end(self, number: signal.Signals) -> int:
         """Send a signal and wait for the end; returns the exit code."""
         if self._process is None:

@@ -13,6 +13,7 @@ import pytest
 import requests
 
 from broker_adapter.http import HttpBroker
+from outbox_core.runtime.stop_signals import EXIT_BY_SIGNAL
 from tests.fixtures.zookeeper_server import ZooKeeper
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.node_process import NodeProcess
@@ -130,6 +131,27 @@ def test_a_rolling_restart_under_load_loses_nothing_and_waits_for_nobody_for_lon
     came = running.consume(published)
 
     assert len({one for one, _ in came}) == len(came) == len(published)
+
+
+def test_a_second_signal_ends_a_node_that_hands_its_shards_over_and_nothing_is_lost(running: RunningCluster) -> None:
+    held, url = running.recorded_target()
+    node = running.node("n1", target=url)
+    running.wait_until_served(node)
+    held.hold()
+    batch = messages(200, due_in_ms=0)
+    publish(node.url, batch)
+    eventually(lambda: held.held > 0, what="a message on its way, not answered")
+
+    node.send(signal.SIGTERM)
+    eventually(lambda: "shard_closing" in node.log, what="that it closes its shards, and waits for the answer")
+    code = node.end(signal.SIGTERM)
+    held.release()
+    successor = running.node("n2")
+    running.wait_until_served(successor)
+    came = running.consume({message.id for message in batch})
+
+    assert code == EXIT_BY_SIGNAL + signal.SIGTERM
+    assert {one for one, _ in came} == {message.id for message in batch}
 
 
 def test_a_node_that_is_drained_gives_its_shards_away_until_the_drain_is_undone(running: RunningCluster) -> None:
