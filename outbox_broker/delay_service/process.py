@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.server import HttpServer, bind
+from outbox_broker.http.storage_watch import StorageWatch
 from outbox_broker.log.disk_reserve import FULL, Reserve
 from outbox_broker.log.folder_lock import refuse_nested
 from outbox_broker.log.storage import DiskStorage
@@ -31,7 +32,8 @@ logger: EventLogger = EventLogger(__name__)
 
 
 def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed if it cannot start.
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start; StorageFailed, too, and if the
+    storage failed for good.
 
     The target is found by its URL's scheme: this package imports no adapter.
     """
@@ -44,7 +46,9 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
         with _RunningService(config, target) as proxy:
             server = HttpServer(proxy.served(), bound, settings=config.http_settings, access=access, tls=tls)
             freeze_what_stays()
-            server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
+            with StorageWatch(proxy.check_usable, stop=server.stop) as watch:
+                server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
+            watch.raise_failure()
     finally:
         bound.close()
         target.close()

@@ -211,6 +211,12 @@ class Engine:
         context.schedule.check_ready()
         self.dispatcher.check_ready()
 
+    def check_usable(self) -> None:
+        """Raise StorageFailed if nothing can be made durable until the folder is reopened, as after a failed sync."""
+        self.context.messages.refuse_if_failed()
+        self.context.actions.refuse_if_failed()
+        self.context.schedule.check_ready()
+
     def _let_go(self) -> None:
         context = self.context
         context.messages.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.server import HttpServer, bind
 from outbox_broker.http.service_ports import ServicePorts
+from outbox_broker.http.storage_watch import StorageWatch
 from outbox_broker.log.disk_reserve import FULL
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
@@ -25,7 +26,9 @@ _ENGINE_CLOSE_MS: Final = 10_000
 
 
 def run(config: BrokerConfig) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigurationError or StorageFailed if it cannot start."""
+    """Serve until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start; StorageFailed, too, and if the
+    storage failed for good.
+    """
     chosen = config.log_format or logs.fitting_format(sys.stderr)
     logs.configure(format=chosen, level=config.log_level)
     access, tls = config.access(), config.tls
@@ -36,7 +39,9 @@ def run(config: BrokerConfig) -> None:
             _forget(config.ready_file)  # left behind by a killed server
             server = HttpServer(ServicePorts.of(engine), bound, settings=config.http_settings, access=access, tls=tls)
             freeze_what_stays()
-            server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
+            with StorageWatch(engine.check_usable, stop=server.stop) as watch:
+                server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
+            watch.raise_failure()
         finally:
             _forget(config.ready_file)
             engine.close(timeout_ms=_ENGINE_CLOSE_MS)

@@ -131,6 +131,11 @@ class ServerProcess:
         if self._process is None:
             return 0
         self._process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait until it ends; the exit code."""
+        assert self._process is not None
         code = self._process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)
         assert self._process.stderr is not None
