@@ -29,6 +29,8 @@ class PeerOptions:
     token: str | None = None
     timeout_ms: int = 8_000
     connections_max: int = 16
+    tls: bool = False
+    """Whether the others are reached by HTTPS alone: their URLs are read from ZooKeeper, which anybody may write."""
     ca_file: Path | None = None
 
 
@@ -85,6 +87,11 @@ class PeerClient:
         self._pools.clear()
 
     def _send(self, url: str, path: str, request: msgspec.Struct, shape: type[Answer]) -> Answer:
+        # A URL of another scheme would take the token and the bodies out in clear.
+        if self._options.tls and not url.startswith("https://"):
+            raise BrokerUnavailable(
+                f"this node has TLS, and sends nothing to a node at {url}: give all nodes --tls-cert and --tls-key"
+            )
         headers = {"content-type": MSGPACK_TYPE, "accept": MSGPACK_TYPE}
         if self._options.token is not None:
             headers["authorization"] = f"Bearer {self._options.token}"

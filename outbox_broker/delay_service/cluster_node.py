@@ -90,7 +90,9 @@ class ClusterNode:
             options=options.coordinator, why_refusing=None if room is None else room.why_none,
         )  # fmt: skip
         local = OwnedShardOperations(self._host.get)
-        peers = PeerClient(PeerOptions(token=options.peer_token, ca_file=options.ca_file))
+        peers = PeerClient(
+            PeerOptions(token=options.peer_token, tls=options.tls is not None, ca_file=options.ca_file)
+        )  # fmt: skip
         self._router = RequestRouter(coordinator=self.coordinator, local=local, peers=peers)
         self._peer_server = HttpServer(
             self.served(), self._bound, settings=options.http, access=_peer_access(options), tls=options.tls,

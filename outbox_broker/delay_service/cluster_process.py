@@ -47,10 +47,7 @@ def run_node(
     config = load({**flags, "data": Path()}, file=file)  # a node has no folder of its own
     settings = load_cluster_settings(cluster_flags, file=file)
     logs.configure(format=config.log_format or logs.fitting_format(sys.stderr), level=config.log_level)
-    if not is_loopback(settings.peer_host) and settings.peer_token_file is None:
-        raise ConfigurationError(
-            f"{settings.peer_host} can be reached by others: give all nodes one peer_token_file in the table [cluster]"
-        )
+    _check_peers(settings)
     url, token = target
     broker = connect(url, **({} if token is None else {"token": token}))
     bound = bind(config.host, config.port)
@@ -68,6 +65,18 @@ def run_node(
         bound.close()
         broker.close()
     logger.info("server_stopped")
+
+
+def _check_peers(settings: ClusterSettings) -> None:
+    """Check what guards the traffic between nodes: their token, and the znodes in which they find each other."""
+    if is_loopback(settings.peer_host):
+        return
+    if settings.peer_token_file is None:
+        raise ConfigurationError(
+            f"{settings.peer_host} can be reached by others: give all nodes one peer_token_file in the table [cluster]"
+        )
+    if settings.zookeeper_user is None:
+        logger.warning("zookeeper_without_login", extra={"cure": "set zookeeper_user and zookeeper_password_file"})
 
 
 def _serve(config: BrokerConfig, node: ClusterNode, bound: socket.socket) -> None:
