@@ -7,7 +7,10 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
@@ -19,8 +22,19 @@ from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
-_REQUEST_TIMEOUT_SECONDS: Final = 5
+_STOP_SECONDS_MAX: Final = 5
+_ROOM_SECONDS_MAX: Final = 1
 _PAGES: Final = ("/metrics", "/livez", "/readyz", "/healthz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusLimits:
+    """What clients of the status page may occupy."""
+
+    connections_max: int = 32
+    """Connections, and threads. When all are in use, the oldest connection ends for a new one."""
+    connection_seconds_max: float = 10
+    """From accepting a connection, which serves one request, to the end of the answer."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -28,10 +42,55 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, host: str, port: int, handler: type[BaseHTTPRequestHandler], *, limits: StatusLimits
+    ) -> None:  # fmt: skip
         """Listen on an address of either version of IP. Raises OSError."""
+        self._limits = limits
+        self._released = threading.Condition()
+        self._accepted_s: dict[socket.socket, float] = {}  # in the order of acceptance
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         super().__init__((host, port), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the thread of a connection, if need be in the place of the oldest one. Called when it is accepted."""
+        if self._has_room():
+            with self._released:
+                self._accepted_s[request] = time.monotonic()
+            super().process_request(request, client_address)
+        else:  # the threads of the connections that were ended have not noticed it yet
+            self.shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End the connections whose time is over. Called twice a second."""
+        ends_s = time.monotonic() - self._limits.connection_seconds_max
+        with self._released:
+            for connection, accepted_s in self._accepted_s.items():
+                if accepted_s <= ends_s:
+                    _shut_down(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection and release its place. Called when it was served, too."""
+        with self._released:  # before it is closed: its descriptor may be another connection's afterwards
+            self._accepted_s.pop(request, None)
+            self._released.notify_all()
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Close the port and the connections."""
+        super().server_close()
+        with self._released:
+            for connection in self._accepted_s:
+                _shut_down(connection)
+
+    def _has_room(self) -> bool:
+        """Whether a connection may be added; where all places are taken, the oldest one is ended for it."""
+        with self._released:
+            if len(self._accepted_s) >= self._limits.connections_max:
+                _shut_down(next(iter(self._accepted_s)))
+            return self._released.wait_for(
+                lambda: len(self._accepted_s) < self._limits.connections_max, timeout=_ROOM_SECONDS_MAX
+            )
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's arguments
         """Called in the thread of a request."""
@@ -43,12 +102,18 @@ class _Server(ThreadingHTTPServer):
 class StatusServer:
     """Serves from a thread; start() and stop() are idempotent."""
 
-    def __init__(self, service: CompensatorService, *, registry: CollectorRegistry, host: str, port: int) -> None:
+    def __init__(
+        self,
+        service: CompensatorService,
+        *,
+        registry: CollectorRegistry,
+        host: str,
+        port: int,
+        limits: StatusLimits | None = None,
+    ) -> None:
         """Raises ConfigurationError if it cannot listen on the port."""
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = _REQUEST_TIMEOUT_SECONDS
-
             def do_GET(self) -> None:
                 match self.path.partition("?")[0]:
                     case "/metrics":
@@ -76,7 +141,7 @@ class StatusServer:
                 """Does nothing: probes are not logged."""
 
         try:
-            self._server = _Server(host, port, Handler)
+            self._server = _Server(host, port, Handler, limits=limits or StatusLimits())
         except OSError as error:
             is_of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
             cure = "choose an address of this machine as --host" if is_of_host else "choose another port"
@@ -97,5 +162,11 @@ class StatusServer:
         """Stop serving and close the port."""
         if self._thread.is_alive():
             self._server.shutdown()
-            self._thread.join(_REQUEST_TIMEOUT_SECONDS)
+            self._thread.join(_STOP_SECONDS_MAX)
         self._server.server_close()
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """Wake up the thread of a connection, which closes it."""
+    with suppress(OSError):  # its client has ended it
+        connection.shutdown(socket.SHUT_RDWR)
