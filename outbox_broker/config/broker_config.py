@@ -11,10 +11,11 @@ from typing import Any, Final
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from outbox_broker.common.engine_options import SEGMENT_BYTES_MIN, Durability, EngineOptions
-from outbox_broker.http.access_control import Access, is_loopback, load_tokens
+from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import Tls
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.url_parts import is_loopback
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
 from outbox_core.runtime.logs import LogFormat
 from outbox_core.runtime.settings import ServiceSettings, Table, load_settings

@@ -18,10 +18,10 @@ from outbox_broker.delay_service.cluster_node import ClusterNode, NodeOptions
 from outbox_broker.delay_service.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_broker.delay_service.process import announce
 from outbox_broker.delay_service.shard_openers import shard_storage
-from outbox_broker.http.access_control import is_loopback
 from outbox_broker.http.server import HttpServer, bind
 from outbox_core import connect
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.url_parts import is_loopback
 from outbox_core.runtime import logs
 from outbox_core.runtime.build_info import build
 from outbox_core.runtime.event_logger import EventLogger

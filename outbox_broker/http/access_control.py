@@ -13,14 +13,12 @@ A token file is TOML. It holds no secret: only the SHA-256 of each token.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -30,6 +28,7 @@ import msgspec
 from outbox_broker.http.problems import Problem
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.url_parts import is_loopback
 from outbox_core.protocol.problem import ProblemKind
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -162,17 +161,6 @@ def load_tokens(path: Path) -> dict[bytes, Principal]:
         )
         for entry in entries
     }
-
-
-@lru_cache(maxsize=64)
-def is_loopback(host: str) -> bool:
-    """Returns whether a name or an address is a loopback one."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_of(origin: str, host: str) -> bool:

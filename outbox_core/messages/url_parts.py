@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from functools import lru_cache
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -26,3 +28,14 @@ def shown_url(url: str) -> str:
     parts = split_url(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}" if host else f"{parts.scheme}:{parts.path}"
+
+
+@lru_cache(maxsize=64)
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or an address is a loopback one."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -11,9 +11,10 @@ import pytest
 import requests
 
 from outbox.cli.command import main
-from outbox_broker.http.access_control import Access, Role, is_loopback, load_tokens
+from outbox_broker.http.access_control import Access, Role, load_tokens
 from outbox_broker.http.server import HttpServer
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.url_parts import is_loopback
 
 Client = Callable[..., requests.Response]
 BODY = {"messages": [{"body": "b"}]}
