@@ -9,6 +9,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.url_parts import is_loopback
 
 TIMEOUT_S_MIN: Final = 0.001
 REDIRECTIONS_MAX: Final = 5
@@ -85,6 +86,18 @@ def admin_url(text: str, *, option: str, port: int) -> str:
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
         raise ConfigurationError(f"{option} in the broker's URL is like http://HOST:{port}, without a login")
     return text.rstrip("/")
+
+
+def check_login_encrypted(url: str, *, option: str) -> None:
+    """Raise ConfigurationError if a login that goes to the broker by TLS would go to the admin API in clear, beyond
+    this machine.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ConfigurationError(
+            f"{option} in the broker's URL would send in clear the login that the broker gets by TLS: give the "
+            f"https:// address of its TLS port, or leave {option} out"
+        )
 
 
 def _redirected(url: str, location: str) -> str:

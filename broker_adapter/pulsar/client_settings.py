@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from broker_adapter.publishing.admin_http import admin_url
+from broker_adapter.publishing.admin_http import admin_url, check_login_encrypted
 from broker_adapter.publishing.broker_url import BrokerUrl
 from outbox_core.common.errors import ConfigurationError
 
@@ -47,6 +47,10 @@ class ClientSettings:
         if (cert_file is None) != (key_file is None):
             raise ConfigurationError("cert_file and key_file in the broker's URL belong together: give both")
         admin = url.options.get("admin")
+        if admin is not None:
+            admin = admin_url(admin, option="admin", port=PORT_ADMIN)
+            if url.scheme == TLS_SCHEME and (token or url.password):
+                check_login_encrypted(admin, option="admin")
         has_tls = url.scheme == TLS_SCHEME or str(admin).startswith("https:")
         if (ca_file or cert_file) and not has_tls:
             raise ConfigurationError(f"ca_file, cert_file and key_file need TLS: write {TLS_SCHEME}://")
@@ -61,7 +65,7 @@ class ClientSettings:
             ca_file=ca_file,
             cert_file=cert_file,
             key_file=key_file,
-            admin_url=None if admin is None else admin_url(admin, option="admin", port=PORT_ADMIN),
+            admin_url=admin,
         )
 
     def topic_url(self, topic: str) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 import pika
 
-from broker_adapter.publishing.admin_http import admin_url
+from broker_adapter.publishing.admin_http import admin_url, check_login_encrypted
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.publishing.tls_context import tls_context
@@ -49,6 +49,8 @@ def open_broker(
     api = None
     if "management" in parsed.options:
         address = admin_url(parsed.options["management"], option="management", port=PORT_MANAGEMENT)
+        if tls is not None:
+            check_login_encrypted(address, option="management")
         api = ManagementApi(address, vhost=vhost, login=(user, password), ca_file=ca_file or parsed.file("ca_file"))
     publisher = RabbitMqPublisher(
         ProcessConnection(servers),

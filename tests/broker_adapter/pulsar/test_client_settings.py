@@ -64,6 +64,8 @@ def test_certificates_are_used_over_tls(tmp_path: Path) -> None:
         (f"pulsar+ssl://h?cert_file={__file__}", None, "give both"),
         ("pulsar://h?admin=h:8080", None, "like http://HOST:8080"),
         ("pulsar://h?admin=http://u:p@h:8080", None, "without a login"),
+        ("pulsar+ssl://app:pw@h?admin=http://h:8080", None, "give the https:// address"),
+        ("pulsar+ssl://h?admin=http://10.0.0.1:8080", "t", "give the https:// address"),
         ("pulsar://h?ca_file=/nowhere", None, "names no file"),
         ("pulsar://h?acks=1", None, "unknown option"),
     ],
@@ -71,6 +73,20 @@ def test_certificates_are_used_over_tls(tmp_path: Path) -> None:
 def test_what_cannot_work_is_refused_with_its_cure(url: str, token: str | None, cure: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(cure)):
         open_broker(url, token=token)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "pulsar+ssl://app:pw@h?admin=https://h:8443",
+        "pulsar+ssl://app:pw@h?admin=http://localhost:8080",
+        "pulsar+ssl://app:pw@h?admin=http://[::1]:8080",
+        "pulsar+ssl://h?admin=http://h:8080",
+        "pulsar://app:pw@h?admin=http://h:8080",
+    ],
+)
+def test_the_admin_api_is_read_by_tls_on_this_machine_without_a_login_or_with_one_that_is_in_clear(url: str) -> None:
+    assert settings(url).admin_url == url.partition("admin=")[2]
 
 
 def test_neither_a_refusal_nor_the_settings_show_a_secret() -> None:

@@ -13,11 +13,15 @@ from outbox_core.messages.capabilities import capabilities_of
 from outbox_core.messages.connect import connect
 
 
-@pytest.mark.parametrize("scheme", ["rabbitmq", "rabbitmqs"])
-def test_each_scheme_opens_a_broker_without_any_connection(scheme: str) -> None:
-    broker = connect(
-        f"{scheme}://app:secret@h1,h2:5673/shop?exchange=orders&management=http://h1:15672", timeout_ms=500
-    )
+@pytest.mark.parametrize(
+    ("scheme", "management"),
+    [
+        ("rabbitmq", "http://h1:15672"), ("rabbitmq", "https://h1:15671"), ("rabbitmqs", "https://h1:15671"),
+        ("rabbitmqs", "http://127.0.0.1:15672"),
+    ],
+)  # fmt: skip
+def test_each_scheme_opens_a_broker_without_any_connection(scheme: str, management: str) -> None:
+    broker = connect(f"{scheme}://app:secret@h1,h2:5673/shop?exchange=orders&management={management}", timeout_ms=500)
 
     assert capabilities_of(broker) == frozenset()
     broker.close()
@@ -29,6 +33,8 @@ def test_each_scheme_opens_a_broker_without_any_connection(scheme: str) -> None:
         ("rabbitmq://h?exchang=x", "did you mean exchange?"),
         ("rabbitmq://h?management=h:15672", "http://HOST:15672"),
         ("rabbitmq://h?management=http://user:geheim@h:15672", "without a login"),
+        ("rabbitmqs://app:geheim@h?management=http://h:15672", "give the https:// address"),
+        ("rabbitmqs://app:geheim@h?management=http://10.0.0.1:15672", "give the https:// address"),
         ("rabbitmq://h?ca_file={wrong}", "rabbitmqs://"),
         ("rabbitmqs://h?ca_file={wrong}", "cannot be read"),
         ("rabbitmqs://h?key_file={wrong}", "cert_file"),
