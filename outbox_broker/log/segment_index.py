@@ -194,6 +194,7 @@ def _write_whole(path: Path, data: bytes) -> None:
     """Write atomically, without a sync: a torn file is rebuilt, which costs no more than a missing one."""
     unfinished = path.with_suffix(".unfinished")
     try:
+        unfinished.touch(mode=0o600)
         unfinished.write_bytes(data)
         unfinished.replace(path)
     except OSError:

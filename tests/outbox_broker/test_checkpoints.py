@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,6 +169,17 @@ def test_a_block_of_an_index_that_is_damaged_while_the_broker_runs_is_made_anew_
     assert "index_rebuilt" in map(event_name, caplog.records)
     engine = open_engine(**SMALL)
     assert [one.id for one in engine.pull(TOPIC, "third", max_messages=3)] == ["a0", "b0", "c0"]
+
+
+def test_index_files_can_be_read_by_their_owner_alone_as_the_segments(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**SMALL)
+
+    busy_past(engine, clock)
+
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder / "messages").glob("*.index")}
+    assert modes == {0o600}
 
 
 def test_replay_begins_at_the_newest_checkpoint(
