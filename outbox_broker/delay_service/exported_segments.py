@@ -49,6 +49,7 @@ class ExportedSegments:
     def _begin_segment(self) -> None:
         self._first_offsets.append(self.end)
         header = SegmentHeader(kind=self._kind, first_offset=self.end, created_at_ms=self._created_at_ms)
+        self._path().touch(mode=0o600)
         self._path().write_bytes(header.encode())
 
     def _path(self) -> Path:

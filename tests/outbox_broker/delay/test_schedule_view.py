@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import stat
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,16 @@ def test_records_behind_an_earlier_end_are_removed_with_their_segments(tmp_path:
     paths = journal.segment_paths(tmp_path / "log")
     assert [frame.payload[:1] for path in paths for frame in journal.read_segment(path)[1]] == [b"\x90", b"\x92"]
     assert sum(path.stat().st_size - journal.HEADER_BYTES for path in paths) == files.end
+
+
+def test_exported_segments_can_be_read_by_their_owner_alone_as_the_brokers_segments(tmp_path: Path) -> None:
+    files = ExportedSegments(
+        tmp_path / "log", kind=journal.SegmentKind.MESSAGES, created_at_ms=NOW_MS, segment_bytes_max=100
+    )  # fmt: skip
+
+    for _ in range(5):
+        files.append([b"\x91" * 60])
+
+    paths = journal.segment_paths(tmp_path / "log")
+    assert len(paths) > 1
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
