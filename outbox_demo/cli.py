@@ -209,8 +209,8 @@ folder = {json.dumps(str(plan.folder / "reconciliation"))}
 
 def _reconcile(plan: DemoPlan, *, broker_data: Path) -> dict[str, Any]:
     config = plan.folder / "reconcile.toml"
+    config.touch(mode=0o600)  # the URL may hold a password
     config.write_text(reconcile_toml(plan, broker_data=broker_data))
-    config.chmod(0o600)  # the URL may hold a password
     command = [sys.executable, "-m", "outbox", "reconcile", "run", "--config", str(config), "--json"]
     with (plan.folder / "reconcile.log").open("wb") as log:
         ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=False)  # noqa: S603 - our own command

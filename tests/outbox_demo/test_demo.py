@@ -106,12 +106,13 @@ def test_a_payment_that_disappears_turns_its_messages_into_phantoms_and_the_exit
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.processes
-def test_the_settings_of_the_reconciliation_which_may_hold_a_password_are_readable_by_their_owner_alone(
+def test_the_plan_and_the_settings_of_the_reconciliation_which_may_hold_a_password_are_readable_by_their_owner_alone(
     finished_run: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     folder, _ = finished_run
 
-    assert stat.S_IMODE((folder / "reconcile.toml").stat().st_mode) == 0o600
+    modes = [stat.S_IMODE((folder / name).stat().st_mode) for name in ("plan.json", "reconcile.toml")]
+    assert modes == [0o600, 0o600]
 
 
 @pytest.mark.processes
