@@ -47,7 +47,7 @@ def run_node(
     config = load({**flags, "data": Path()}, file=file)  # a node has no folder of its own
     settings = load_cluster_settings(cluster_flags, file=file)
     logs.configure(format=config.log_format or logs.fitting_format(sys.stderr), level=config.log_level)
-    _check_peers(settings)
+    _check_peers(config, settings)
     url, token = target
     broker = connect(url, **({} if token is None else {"token": token}))
     bound = bind(config.host, config.port)
@@ -67,8 +67,13 @@ def run_node(
     logger.info("server_stopped")
 
 
-def _check_peers(settings: ClusterSettings) -> None:
+def _check_peers(config: BrokerConfig, settings: ClusterSettings) -> None:
     """Check what guards the traffic between nodes: their token, and the znodes in which they find each other."""
+    if config.tokens is not None and settings.peer_token_file is None:
+        raise ConfigurationError(
+            "with --tokens the port for other nodes needs a token, too, or whoever is on this machine publishes and "
+            "cancels there without one: give all nodes one peer_token_file in the table [cluster]"
+        )
     if is_loopback(settings.peer_host):
         return
     if settings.peer_token_file is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,3 +85,17 @@ def test_a_node_that_others_reach_warns_of_a_zookeeper_without_a_login(
         node.start()
 
     assert ("zookeeper_without_login" in node.log) == is_warned
+
+
+def test_a_node_whose_clients_need_tokens_does_not_start_with_a_port_for_nodes_without_one(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'[[tokens]]\nname = "a"\nsha256 = "{"0" * 64}"\nroles = ["publish"]\ntopics = ["t"]\n')
+    command = [sys.executable, "-m", "outbox", "delay", "serve", "--store", "bookkeeper://127.0.0.1:1/delay"]
+
+    ended = subprocess.run(
+        [*command, "--target", "http://127.0.0.1:1", "--port", "0", "--tokens", str(tokens)],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+    assert ended.returncode == 2
+    assert "peer_token_file" in ended.stderr
