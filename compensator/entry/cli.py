@@ -19,6 +19,7 @@ from compensator.entry.single_pass import run_single_pass
 from outbox.telemetry import trace_context
 from outbox_core.common.clock import SystemClock
 from outbox_core.runtime import logs
+from outbox_core.runtime.terminal_text import escaped
 
 app = typer.Typer(help="Find what was committed and not sent, and send it.", no_args_is_help=True)
 talk = Console(stderr=True)
@@ -112,7 +113,7 @@ def once(
     finally:
         parts.close()
     for error in errors:
-        talk.print(f"a source was left out: {error}", markup=False, highlight=False, soft_wrap=True)
+        talk.print(escaped(f"a source was left out: {error}"), markup=False, highlight=False, soft_wrap=True)
     _print(report, as_json=as_json)
     raise typer.Exit(1 if report.outage or errors or _nothing_went(report) else 0)
 
@@ -222,7 +223,7 @@ def _print(report: BatchTotals, *, as_json: bool) -> None:
         return
     typer.echo(", ".join(f"{name} {value:,}" for name, value in figures.items()))
     if report.outage is not None:
-        talk.print(f"the broker was out: {report.outage}", markup=False, highlight=False, soft_wrap=True)
+        talk.print(escaped(f"the broker was out: {report.outage}"), markup=False, highlight=False, soft_wrap=True)
     elif report.retried or report.parked:
         talk.print("why some were not taken: outbox messages list --url URL", markup=False, highlight=False)
 

@@ -28,6 +28,7 @@ from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerError, ConfigurationError
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import SlotState, SlotStatus
+from outbox_core.runtime.terminal_text import escaped
 
 SLOT_TIMERS_MAX: Final = 1_000_000
 """A sorted set of so many timers takes some 100 MB, which a cluster moves to another node in one step."""
@@ -82,7 +83,7 @@ def _print_slots(statuses: Sequence[SlotStatus]) -> None:
     for name in ("state", "served by"):
         shown.add_column(name, overflow="fold")
     for one in statuses:
-        shown.add_row(*_slot_cells(one))
+        shown.add_row(*map(escaped, _slot_cells(one)))
     Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES).print(shown, markup=False)
 
 

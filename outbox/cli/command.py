@@ -11,6 +11,7 @@ from rich.console import Console
 
 from outbox_core.common.errors import OutboxError, UsageError
 from outbox_core.runtime.entry_point import EXIT_INTERRUPTED
+from outbox_core.runtime.terminal_text import escaped
 
 COMMANDS_GROUP: Final = "outbox.commands"
 EXIT_ERROR: Final = 1
@@ -48,8 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _print_error(error: OutboxError) -> int:
-    """Print the error on one line; returns the exit status."""
-    Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+    """Print the error, which may have words of a server's; returns the exit status."""
+    text = escaped(f"error: {error}", but="\n")
+    Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
 
 

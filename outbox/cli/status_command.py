@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 
@@ -25,6 +26,7 @@ from outbox.store.schema import message_table_names, schema_for
 from outbox_core.common.errors import BrokerError, SchemaMissing
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable, Inspection, Weakness
+from outbox_core.runtime.terminal_text import escaped
 
 app: typer.Typer = typer.Typer()
 
@@ -81,7 +83,7 @@ def status(
     else:
         _print(state)
         for reason in reasons:
-            typer.echo(f"not ok: {reason}")
+            typer.echo(escaped(f"not ok: {reason}"))
     raise typer.Exit(1 if reasons else 0)
 
 
@@ -168,9 +170,9 @@ def _inspection(url: str, topics: Sequence[str]) -> Inspection | None:
 
 
 def _print_inspection(inspection: Inspection) -> None:
-    typer.echo(f"broker: {inspection.product} {inspection.version}".rstrip())
+    typer.echo(escaped(f"broker: {inspection.product} {inspection.version}".rstrip()))
     for weakness in inspection.weaknesses:
-        typer.echo(f"  weak: {weakness}")
+        typer.echo(escaped(f"  weak: {weakness}"))
 
 
 def _backlogs(connection: Connection, *, dialect: Dialect, schema: str | None) -> dict[str, Backlog]:
@@ -188,7 +190,7 @@ def _print(state: _State) -> None:
     _print_backlogs(state.tables, state.total)
     if state.sharing is not None:
         _print_sharing(state.sharing)
-    typer.echo(f"tables: {len(state.tables):,} at revision {state.revision or 'none'}")
+    typer.echo(escaped(f"tables: {len(state.tables):,} at revision {state.revision or 'none'}"))
     if state.inspection is not None:
         _print_inspection(state.inspection)
 
@@ -211,12 +213,13 @@ def _print_sharing(sharing: SourceOwners) -> None:
     """Prints the compensators that share sources by leases."""
     shown = Table("compensator", "zone", "lives for", "sources")
     for one in sharing.instances[:INSTANCES_SHOWN_MAX]:
-        shown.add_row(one.id, one.zone or "", f"{one.age_us / 1_000_000:,.0f} s", f"{one.sources:,}")
+        cells = (one.id, one.zone or "", f"{one.age_us / 1_000_000:,.0f} s", f"{one.sources:,}")
+        shown.add_row(*(Text(escaped(cell)) for cell in cells))
     Console().print(shown)
     if sharing.unserved:
         names = ", ".join(sharing.unserved[:UNSERVED_SHOWN_MAX])
         more = ", ..." if len(sharing.unserved) > UNSERVED_SHOWN_MAX else ""
-        typer.echo(f"sources without a live compensator: {len(sharing.unserved):,} ({names}{more})")
+        typer.echo(escaped(f"sources without a live compensator: {len(sharing.unserved):,} ({names}{more})"))
 
 
 def _cells(backlog: Backlog) -> Sequence[str]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from outbox_core.runtime.terminal_text import escaped
+
 if TYPE_CHECKING:
     from outbox_broker.cluster.bookie_zones import BookieZones
     from outbox_broker.cluster.cluster_admin import ClusterState
@@ -65,8 +67,8 @@ def show_cluster(store: str, config: Path | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_as_data(state) | {"bookies": bookies}))
     else:
-        _print(state)
-        print(text)
+        print(_as_text(state))
+        print(escaped(text, but="\n"))
     if state.waiting:
         raise typer.Exit(1)
 
@@ -212,13 +214,13 @@ def _as_data(state: ClusterState) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(state: ClusterState) -> None:
+def _as_text(state: ClusterState) -> str:
     data = _as_data(state)
-    print(f"cluster {data['cluster']}, leader {data['leader']}, shards by generation {data['generations']}")
+    lines = [f"cluster {data['cluster']}, leader {data['leader']}, shards by generation {data['generations']}"]
     for node in data["nodes"]:
         zone = f" in {node['zone']}" if node["zone"] else ""
         unable = f", takes no shards: {node['unable']}" if node["unable"] else ""
         refuses = f", refuses publishes: {node['refuses']}" if node["refuses"] else ""
-        print(f"node {node['name']}{zone} at {node['url']}: {node['shards']} shards{unable}{refuses}")
-    for shard, reason in data["waiting"].items():
-        print(f"shard {shard} waits: {reason}")
+        lines.append(f"node {node['name']}{zone} at {node['url']}: {node['shards']} shards{unable}{refuses}")
+    lines += [f"shard {shard} waits: {reason}" for shard, reason in data["waiting"].items()]
+    return "\n".join(map(escaped, lines))

@@ -20,7 +20,7 @@ from outbox_broker.server import delete_cli, group_cli
 from outbox_broker.server.admin_http_client import AdminHttpClient
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.runtime.logs import LogFormat
-from outbox_core.runtime.terminal_text import utc_text
+from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
 app.add_typer(group_cli.app, name="group")
@@ -90,7 +90,7 @@ def check(
     status, text = client.request("GET", path)
     if status != 200:
         raise BrokerUnavailable(f"{client.shown_url} is not ready: {text[:500]}")
-    print(text)
+    print(escaped(text, but="\n"))
 
 
 @app.command()
@@ -114,7 +114,7 @@ def scheduled(
     client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     if message_id is not None:
         found = client.request_json("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
-        print(f"{utc_text(found['deliver_at_ms'])}\t{found['topic']}\t{found['id']}")
+        print(f"{utc_text(found['deliver_at_ms'])}\t{escaped(found['topic'])}\t{escaped(found['id'])}")
         return
     asked, lines = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}, 0
     while True:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
+from outbox_core.runtime.terminal_text import escaped
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.settings_file import read_config, settings_of
@@ -92,5 +93,5 @@ def exit_statuses() -> Iterator[None]:
     try:
         yield
     except (NotComparable, DatabaseUnavailable) as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(escaped(f"error: {error}", but="\n"), err=True)
         raise typer.Exit(EXIT_NOT_COMPARABLE) from error

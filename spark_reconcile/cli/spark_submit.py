@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from outbox_core.common.errors import OutboxError
+from outbox_core.runtime.terminal_text import escaped
 
 EXIT_USAGE = 2
 
@@ -16,7 +17,7 @@ def main() -> None:
     try:
         app(prog_name="outbox reconcile")
     except OutboxError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(escaped(f"error: {error}\n", but="\n"))
         sys.exit(EXIT_USAGE)
 
 
