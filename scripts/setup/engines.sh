@@ -13,8 +13,13 @@
 # Beside the fetched servers, so that jars outlive the clone. tests/engines/jars.py looks in the same place.
 ENGINES=$(dirname "$SERVERS")/engines
 
-# run_engines [ENGINE or path below tests/engines]... [pytest options]: sets up and tests one engine after the other, each
-# by a pytest of its own; all engines where none is named.
+# What one engine's servers and tests take at most, so that two of them find room.
+ENGINE_MEMORY_KIB=$((6 * 1024 * 1024))
+ENGINES_LOGS=
+declare -A RUNNING_ENGINES=() # by the process that tests it
+
+# run_engines [ENGINE or path below tests/engines]... [pytest options]: sets up all that the named engines need, then tests
+# each by a pytest of its own; all engines where none is named.
 run_engines() {
     local -a targets=() failed=()
     local target
@@ -28,10 +33,66 @@ run_engines() {
         [[ -e tests/engines/$(engine_of "$target")/needs ]] ||
             die "there is no engine named $(engine_of "$target"); there are: $(engine_names | paste -sd ' ')"
     done
-    for target in "${targets[@]}"; do
-        run_engine "$target" "$@" || failed+=("$target")
-    done
+    if ((${#targets[@]} == 1)); then
+        set_up_needs "${targets[0]}" && "$PYTHON" -m pytest "${targets[0]}" "$@" || failed+=("${targets[0]}")
+    else
+        test_several_engines "$@"
+    fi
     ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
+}
+
+# Packages are installed one after the other. Then two engines are tested at a time where there is memory for two: one
+# waits for its servers half of the time. What its tests print is shown whole, when they end.
+test_several_engines() {
+    local target at_once=1
+    local -a ready=()
+    for target in "${targets[@]}"; do
+        if set_up_needs "$target"; then ready+=("$target"); else failed+=("$target"); fi
+    done
+    (($(available_memory_kib) < 2 * ENGINE_MEMORY_KIB)) || at_once=2
+    ENGINES_LOGS=$(mktemp -d "${TMPDIR:-/tmp}/outbox-mq-engines.XXXXXX")
+    trap end_engines EXIT
+    trap 'exit 130' INT TERM
+    for target in ${ready[@]+"${ready[@]}"}; do
+        ((${#RUNNING_ENGINES[@]} < at_once)) || end_engine
+        begin_engine "$target" "$@"
+    done
+    while ((${#RUNNING_ENGINES[@]} > 0)); do
+        end_engine
+    done
+}
+
+begin_engine() {
+    local target=$1
+    shift
+    say "tests of $(engine_of "$target") begin"
+    set -m # a process group of its own, which SIGINT reaches
+    "$PYTHON" -m pytest "$target" "$@" >"$ENGINES_LOGS/${target//\//-}" 2>&1 </dev/null &
+    RUNNING_ENGINES[$!]=$target
+    set +m
+}
+
+# Of those that run, the first to end.
+end_engine() {
+    local process= status=0 target
+    wait -n -p process "${!RUNNING_ENGINES[@]}" || status=$?
+    target=${RUNNING_ENGINES[$process]}
+    unset "RUNNING_ENGINES[$process]"
+    cat "$ENGINES_LOGS/${target//\//-}"
+    ((status == 0)) || failed+=("$target")
+}
+
+# pytest ends its servers at SIGINT. What was not shown is shown.
+end_engines() {
+    local process
+    trap '' INT TERM # a second one would leave servers behind
+    for process in "${!RUNNING_ENGINES[@]}"; do
+        kill -INT -- "-$process" 2>/dev/null || true
+    done
+    while ((${#RUNNING_ENGINES[@]} > 0)); do
+        end_engine
+    done
+    rm -rf "$STEP_LOG" "$ENGINES_LOGS"
 }
 
 engine_names() { find tests/engines -mindepth 2 -maxdepth 2 -name needs -printf '%h\n' | sed 's|.*/||' | sort; }
@@ -41,14 +102,12 @@ engine_of() {
     printf '%s\n' "${below%%[/:]*}"
 }
 
-run_engine() {
-    local target=$1 engine need
-    shift
-    engine=$(engine_of "$target")
+set_up_needs() {
+    local engine need
+    engine=$(engine_of "$1")
     for need in $(<"tests/engines/$engine/needs"); do
         set_up_need "$engine" "$need" || return 1
     done
-    "$PYTHON" -m pytest "$target" "$@"
 }
 
 set_up_need() {
