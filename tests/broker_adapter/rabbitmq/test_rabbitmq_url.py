@@ -17,7 +17,7 @@ from outbox_core.messages.connect import connect
     ("scheme", "management"),
     [
         ("rabbitmq", "http://h1:15672"), ("rabbitmq", "https://h1:15671"), ("rabbitmqs", "https://h1:15671"),
-        ("rabbitmqs", "http://127.0.0.1:15672"),
+        ("rabbitmqs", "http://127.0.0.1:25679"),
     ],
 )  # fmt: skip
 def test_each_scheme_opens_a_broker_without_any_connection(scheme: str, management: str) -> None:
