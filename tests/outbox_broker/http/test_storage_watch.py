@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.http.storage_watch import StorageWatch
 from outbox_core.common.errors import OutboxError, StorageFailed
 from outbox_core.messages.message import Message, PublishStatus
+from outbox_core.runtime.logs import event_name
 from tests.broker_adapter.servers import DEADLINE_S, ServerProcess, delay_process
 from tests.outbox_broker.failing_storage import FailingStorage
 from tests.outbox_broker.mounts import failing_disk
@@ -62,6 +64,20 @@ def test_a_failed_sync_stops_the_server_and_is_its_error(tmp_path: Path) -> None
         with pytest.raises(StorageFailed, match=r"the disk failed earlier .* until the broker is restarted"):
             watched.watch.raise_failure()
         watched.storage.mend()
+
+
+def test_a_check_that_fails_otherwise_is_repeated_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    stopped, errors = threading.Event(), [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EIO, "I/O error")]
+
+    def check() -> None:
+        raise errors.pop(0) if errors else StorageFailed("the disk failed")
+
+    with StorageWatch(check, stop=stopped.set, every_ms=1) as watch:
+        assert stopped.wait(DEADLINE_S)
+
+    assert [event_name(one) for one in caplog.records] == ["storage_check_failed", "server_stops_for_its_storage"]
+    with pytest.raises(StorageFailed, match="the disk failed"):
+        watch.raise_failure()
 
 
 def test_a_server_that_is_stopped_otherwise_has_no_error(tmp_path: Path) -> None:
