@@ -23,7 +23,6 @@ from outbox_core.runtime.event_logger import EventLogger
 logger: EventLogger = EventLogger(__name__)
 
 _STOP_SECONDS_MAX: Final = 5
-_ROOM_SECONDS_MAX: Final = 1
 _PAGES: Final = ("/metrics", "/livez", "/readyz", "/healthz")
 
 
@@ -33,6 +32,8 @@ class StatusLimits:
 
     connections_max: int = 32
     """Connections, and threads. When all are in use, the oldest connection ends for a new one."""
+    room_seconds_max: float = 1
+    """So long a new connection waits for the thread of the oldest one to end; then it is closed."""
     connection_seconds_max: float = 10
     """From accepting a connection, which serves one request, to the end of the answer."""
 
@@ -41,6 +42,7 @@ class _Server(ThreadingHTTPServer):
     """Logs what a request failed of, but not that its client is gone, as probes of a port are: nobody failed."""
 
     daemon_threads = True
+    request_queue_size = 32
 
     def __init__(
         self, host: str, port: int, handler: type[BaseHTTPRequestHandler], *, limits: StatusLimits
@@ -89,7 +91,7 @@ class _Server(ThreadingHTTPServer):
             if len(self._accepted_s) >= self._limits.connections_max:
                 _shut_down(next(iter(self._accepted_s)))
             return self._released.wait_for(
-                lambda: len(self._accepted_s) < self._limits.connections_max, timeout=_ROOM_SECONDS_MAX
+                lambda: len(self._accepted_s) < self._limits.connections_max, timeout=self._limits.room_seconds_max
             )
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's arguments

@@ -43,7 +43,9 @@ def connect(server: StatusServer) -> socket.socket:
 
 
 def test_silent_connections_keep_no_probe_out_and_the_oldest_make_room(start: Start) -> None:
-    server = start(StatusLimits(connections_max=3, connection_seconds_max=NEVER_SECONDS))
+    server = start(
+        StatusLimits(connections_max=3, room_seconds_max=NEVER_SECONDS, connection_seconds_max=NEVER_SECONDS)
+    )
     with ExitStack() as stack:
         silent: list[socket.socket] = []
         ended: list[bytes] = []
