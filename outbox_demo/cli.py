@@ -209,7 +209,8 @@ folder = {json.dumps(str(plan.folder / "reconciliation"))}
 
 def _reconcile(plan: DemoPlan, *, broker_data: Path) -> dict[str, Any]:
     config = plan.folder / "reconcile.toml"
-    config.touch(mode=0o600)  # the URL may hold a password
+    config.touch(mode=0o600)
+    config.chmod(0o600)  # of an earlier run, too: the URL may hold a password
     config.write_text(reconcile_toml(plan, broker_data=broker_data))
     command = [sys.executable, "-m", "outbox", "reconcile", "run", "--config", str(config), "--json"]
     with (plan.folder / "reconcile.log").open("wb") as log:

@@ -124,7 +124,8 @@ class DemoPlan:
 
     def write(self) -> None:
         """Write the plan for the other processes."""
-        self.path.touch(mode=0o600)  # the URL may hold a password
+        self.path.touch(mode=0o600)
+        self.path.chmod(0o600)  # of an earlier run, too: the URL may hold a password
         self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
 
     @staticmethod

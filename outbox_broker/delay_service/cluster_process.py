@@ -80,7 +80,7 @@ def _check_peers(config: BrokerConfig, settings: ClusterSettings) -> None:
         raise ConfigurationError(
             f"{settings.peer_host} can be reached by others: give all nodes one peer_token_file in the table [cluster]"
         )
-    if settings.zookeeper_user is None:
+    if settings.zookeeper_user is None and settings.zookeeper_certificate is None:
         logger.warning("zookeeper_without_login", extra={"cure": "set zookeeper_user and zookeeper_password_file"})
 
 

@@ -319,7 +319,8 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"broker_{what}", help_text, value=figures[what])
     if "overdue_ms" in figures:  # of a delay service
         yield GaugeMetricFamily(
-            "broker_delay_overdue_seconds", "How long the longest due message waits for the target; 0: none waits.",
+            "broker_delay_overdue_seconds",
+            "How long the longest due message that was claimed has waited for the target; 0: none waits.",
             value=figures["overdue_ms"] / 1000,
         )  # fmt: skip
     yield CounterMetricFamily("broker_fsyncs", "Syncs of the logs.", value=figures["syncs"])
