@@ -32,7 +32,7 @@ _CALLBACK: Final = "org.apache.bookkeeper.proto.BookkeeperInternalCallbacks$Read
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BookieAnswer:
     """A bookie's answer: a code of BookKeeper's, and the copy, if it has one."""
 
     code: int
@@ -62,11 +62,11 @@ class JavaEntryCopies:
                 return None
         return None
 
-    def _answers(self, metadata: Any, ledger_id: int, entry: int) -> list[Answer]:
+    def _answers(self, metadata: Any, ledger_id: int, entry: int) -> list[BookieAnswer]:
         """Returns what the bookies answer that keep the copies of an entry, by the ledger's metadata."""
         bookies = list(metadata.getEnsembleAt(entry))
         copies = [bookies[(entry + other) % len(bookies)] for other in range(int(metadata.getWriteQuorumSize()))]
-        received = _Answers(len(copies))
+        received = _BookieAnswers(len(copies))
         reader = self._client.getClientCtx().getBookieClient()
         for number, bookie in enumerate(copies):
             note = partial(received.note, number, self._bytes_of)
@@ -80,11 +80,11 @@ class JavaEntryCopies:
         return bytes(copied)
 
 
-class _Answers:
+class _BookieAnswers:
     """Collects answers from threads of Java's."""
 
     def __init__(self, count: int) -> None:
-        self._answers = [Answer(_NO_ANSWER)] * count
+        self._answers = [BookieAnswer(_NO_ANSWER)] * count
         self._missing = count
         self._guard = threading.Lock()
         self._all_there = threading.Event()
@@ -93,9 +93,9 @@ class _Answers:
         self, number: int, bytes_of: Callable[[Any], bytes], code: Any, _ledger: Any, _entry: Any, buffer: Any, _: Any
     ) -> None:
         """Called back once for each bookie. The buffer is Java's again afterwards."""
-        answer = Answer(_NO_ANSWER)
+        answer = BookieAnswer(_NO_ANSWER)
         try:
-            answer = Answer(int(code), b"" if buffer is None else bytes_of(buffer))
+            answer = BookieAnswer(int(code), b"" if buffer is None else bytes_of(buffer))
         except Exception:  # the boundary of Java's thread: without an answer, nothing is taken for damaged
             logger.exception("entry_copy_not_read")
         with self._guard:
@@ -104,14 +104,14 @@ class _Answers:
             if not self._missing:
                 self._all_there.set()
 
-    def wait(self, *, timeout_ms: int) -> list[Answer]:
+    def wait(self, *, timeout_ms: int) -> list[BookieAnswer]:
         """Returns the answers, once all are there, or after the time-out."""
         self._all_there.wait(timeout_ms / 1000)
         with self._guard:
             return list(self._answers)
 
 
-def damaged_content(answers: Sequence[Answer], ledger_id: int, entry: int) -> bytes | None:
+def damaged_content(answers: Sequence[BookieAnswer], ledger_id: int, entry: int) -> bytes | None:
     """Returns the content of a damaged copy, if the entry is lost: all bookies answered, and no copy is whole. Pure.
 
     None if it may not be: a bookie did not answer, or has a copy that a reader will find.
@@ -124,7 +124,7 @@ def damaged_content(answers: Sequence[Answer], ledger_id: int, entry: int) -> by
     return copies[0][CONTENT_BEGIN:] if copies else b""
 
 
-def are_all_answers(answers: Sequence[Answer]) -> bool:
+def are_all_answers(answers: Sequence[BookieAnswer]) -> bool:
     """Returns whether each bookie said that it has a copy, or that it has none."""
     return all(answer.code == _OK or answer.code in _NOT_THERE for answer in answers)
 

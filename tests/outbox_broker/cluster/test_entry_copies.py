@@ -7,7 +7,7 @@ import struct
 import google_crc32c
 import pytest
 
-from outbox_broker.cluster.bookkeeper.java_entry_copies import Answer, damaged_content, is_whole
+from outbox_broker.cluster.bookkeeper.java_entry_copies import BookieAnswer, damaged_content, is_whole
 
 LEDGER, ENTRY = 7, 3
 TIME_OUT, OUT, NO_LEDGER, NO_ENTRY, DISK_ERROR = -23, -8, -7, -13, -1
@@ -24,24 +24,24 @@ def flipped(copy: bytes, at: int) -> bytes:
     return bytes(changed)
 
 
-WHOLE = Answer(0, copy_of(b"content"))
-DAMAGED = Answer(0, flipped(copy_of(b"content"), -1))
+WHOLE = BookieAnswer(0, copy_of(b"content"))
+DAMAGED = BookieAnswer(0, flipped(copy_of(b"content"), -1))
 
 
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
         ([DAMAGED, DAMAGED, DAMAGED], b"contenu"),
-        ([DAMAGED, Answer(NO_ENTRY), Answer(NO_LEDGER)], b"contenu"),
+        ([DAMAGED, BookieAnswer(NO_ENTRY), BookieAnswer(NO_LEDGER)], b"contenu"),
         ([DAMAGED, DAMAGED, WHOLE], None),
-        ([DAMAGED, DAMAGED, Answer(OUT)], None),
-        ([DAMAGED, DAMAGED, Answer(TIME_OUT)], None),
-        ([DAMAGED, DAMAGED, Answer(DISK_ERROR)], None),
+        ([DAMAGED, DAMAGED, BookieAnswer(OUT)], None),
+        ([DAMAGED, DAMAGED, BookieAnswer(TIME_OUT)], None),
+        ([DAMAGED, DAMAGED, BookieAnswer(DISK_ERROR)], None),
     ],
     ids=["all_damaged", "others_missing", "one_whole", "one_out", "one_late", "one_unreadable"],
 )
 def test_an_entry_is_lost_only_if_all_bookies_answered_and_no_copy_is_whole(
-    answers: list[Answer], expected: bytes | None
+    answers: list[BookieAnswer], expected: bytes | None
 ) -> None:
     assert damaged_content(answers, LEDGER, ENTRY) == expected
 
