@@ -17,6 +17,7 @@ from typing import Any, Final
 import google_crc32c
 
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
+from outbox_broker.cluster.bookkeeper.result_codes import ResultCode
 from outbox_broker.schedule.stores.ledgers import LedgerDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -25,9 +26,7 @@ logger: EventLogger = EventLogger(__name__)
 _HEAD: Final = struct.Struct(">qqqq")
 _DIGEST: Final = struct.Struct(">I")
 CONTENT_BEGIN: Final = _HEAD.size + _DIGEST.size
-_OK: Final = 0
-_NOT_THERE: Final = frozenset({-7, -13})  # no such ledger, no such entry
-_NO_ANSWER: Final = -8
+_NOT_THERE: Final = frozenset({ResultCode.NO_SUCH_LEDGER, ResultCode.NO_SUCH_ENTRY})
 _CALLBACK: Final = "org.apache.bookkeeper.proto.BookkeeperInternalCallbacks$ReadEntryCallback"
 
 
@@ -84,7 +83,7 @@ class _BookieAnswers:
     """Collects answers from threads of Java's."""
 
     def __init__(self, count: int) -> None:
-        self._answers = [BookieAnswer(_NO_ANSWER)] * count
+        self._answers = [BookieAnswer(ResultCode.BOOKIE_NOT_AVAILABLE)] * count
         self._missing = count
         self._guard = threading.Lock()
         self._all_there = threading.Event()
@@ -93,7 +92,7 @@ class _BookieAnswers:
         self, number: int, bytes_of: Callable[[Any], bytes], code: Any, _ledger: Any, _entry: Any, buffer: Any, _: Any
     ) -> None:
         """Called back once for each bookie. The buffer is Java's again afterwards."""
-        answer = BookieAnswer(_NO_ANSWER)
+        answer = BookieAnswer(ResultCode.BOOKIE_NOT_AVAILABLE)
         try:
             answer = BookieAnswer(int(code), b"" if buffer is None else bytes_of(buffer))
         except Exception:  # the boundary of Java's thread: without an answer, nothing is taken for damaged
@@ -118,7 +117,7 @@ def damaged_content(answers: Sequence[BookieAnswer], ledger_id: int, entry: int)
     """
     if not are_all_answers(answers):
         return None
-    copies = [answer.copy for answer in answers if answer.code == _OK]
+    copies = [answer.copy for answer in answers if answer.code == ResultCode.OK]
     if any(is_whole(copy, ledger_id, entry) for copy in copies):
         return None
     return copies[0][CONTENT_BEGIN:] if copies else b""
@@ -126,7 +125,7 @@ def damaged_content(answers: Sequence[BookieAnswer], ledger_id: int, entry: int)
 
 def are_all_answers(answers: Sequence[BookieAnswer]) -> bool:
     """Returns whether each bookie said that it has a copy, or that it has none."""
-    return all(answer.code == _OK or answer.code in _NOT_THERE for answer in answers)
+    return all(answer.code == ResultCode.OK or answer.code in _NOT_THERE for answer in answers)
 
 
 def is_whole(copy: bytes, ledger_id: int, entry: int) -> bool:

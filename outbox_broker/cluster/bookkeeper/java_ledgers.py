@@ -16,30 +16,17 @@ from outbox_broker.cluster.bookie_tls import BookieTls
 from outbox_broker.cluster.bookkeeper.java_entry_copies import JavaEntryCopies
 from outbox_broker.cluster.bookkeeper.java_ledger_writer import JavaLedgerWriter
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
+from outbox_broker.cluster.bookkeeper.result_codes import ResultCode
 from outbox_broker.cluster.bookkeeper.zone_placement import ZoneOptions, ZonePlacement
 from outbox_broker.cluster.zone_file import ZONES_MIN
-from outbox_broker.schedule.stores.ledgers import (
-    EntryMissing,
-    LedgerDamaged,
-    LedgerFailed,
-    LedgerFenced,
-    LedgerMissing,
-    Metadata,
-)
+from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing, Metadata
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
-_DIGEST_MISMATCH: Final = -5
-_NOT_ENOUGH_BOOKIES: Final = -6
-_NO_SUCH_LEDGER: Final = -7
-_NO_SUCH_ENTRY: Final = -13
-_NO_QUORUM_IN_TIME: Final = -21
-_NO_SUCH_LEDGER_METADATA: Final = -25
-_FENCED: Final = -101
-_UNAUTHORIZED: Final = -102
-_MISSING: Final = frozenset({_NO_SUCH_LEDGER, _NO_SUCH_LEDGER_METADATA})
+_MISSING: Final = frozenset({ResultCode.NO_SUCH_LEDGER, ResultCode.NO_SUCH_LEDGER_METADATA})
+_TOO_FEW_BOOKIES: Final = frozenset({ResultCode.NOT_ENOUGH_BOOKIES, ResultCode.NO_QUORUM_IN_TIME})
 _AT_ONCE_MAX: Final = 128
 _READERS_MAX: Final = 64
 
@@ -305,21 +292,18 @@ class JavaLedgers:
         action = f"read entries {first} to {last} of ledger {ledger_id}"
         reader = self._reader(ledger_id)
         future = reader.readUnconfirmedAsync(first, last)
-        # Behind the end, a ledger that a bookie has in memory only is reported as missing: it is not, it was opened.
         try:
+            # Behind its end, a ledger that a bookie has in memory only is reported missing: it is not, it was opened.
             entries = self._value(future, action, missing=EntryMissing)
         except _CopyDamaged as error:
-            raise self._damage(ledger_id, range(first, last + 1)) or error from None
+            future = self._open_client().getLedgerMetadata(ledger_id)
+            metadata = self._value(future, f"read the metadata of ledger {ledger_id}")
+            copies = JavaEntryCopies(self._runtime, self._client, timeout_ms=self._options.operation_ms_max)
+            raise copies.damage(metadata, ledger_id, range(first, last + 1)) or error from None
         try:
             yield entries
         finally:
             entries.close()
-
-    def _damage(self, ledger_id: int, entries: Iterable[int]) -> LedgerDamaged | None:
-        future = self._open_client().getLedgerMetadata(ledger_id)
-        metadata = self._value(future, f"read the metadata of ledger {ledger_id}")
-        copies = JavaEntryCopies(self._runtime, self._client, timeout_ms=self._options.operation_ms_max)
-        return copies.damage(metadata, ledger_id, entries)
 
     def _value(self, future: Any, action: str, *, missing: type[LedgerFailed] = LedgerMissing) -> Any:
         """Wait for a future; returns its value, which must not be a number. Raises LedgerFailed."""
@@ -337,17 +321,17 @@ class JavaLedgers:
             return None
         code = int(error.getCode()) if hasattr(error, "getCode") else 0
         text = f"cannot {action}: {error.getClass().getSimpleName()} ({code})"
-        if code == _FENCED:
+        if code == ResultCode.FENCED:
             return LedgerFenced(text)
-        if code == _DIGEST_MISMATCH:
+        if code == ResultCode.DIGEST_MISMATCH:
             return _CopyDamaged(f"{text}: a copy does not match its checksum, and no whole one can be read now")
-        if code == _NO_SUCH_ENTRY:
+        if code == ResultCode.NO_SUCH_ENTRY:
             return EntryMissing(text)
         if code in _MISSING:
             return missing(text)
-        if code == _UNAUTHORIZED:
+        if code == ResultCode.UNAUTHORIZED:
             return LedgerFailed(f"{text}: the password is not the one that the ledger was created with")
-        return LedgerFailed(f"{text}{self._cure}" if code in {_NOT_ENOUGH_BOOKIES, _NO_QUORUM_IN_TIME} else text)
+        return LedgerFailed(f"{text}{self._cure}" if code in _TOO_FEW_BOOKIES else text)
 
     def _time_out(self, action: str) -> LedgerFailed:
         return LedgerFailed(f"cannot {action}: no answer within {self._options.operation_ms_max} ms{self._cure}")
