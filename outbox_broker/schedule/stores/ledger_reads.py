@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from outbox_broker.schedule.segment_store import RecordDamaged
+from outbox_broker.schedule.segment_store import Record, RecordDamaged
 from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece
-from outbox_broker.schedule.stores.ledger_records import entry_count, joined
+from outbox_broker.schedule.stores.ledger_records import entry_count, joined, records_of
 from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerDamaged, Ledgers
+from outbox_core.journal.journal import SegmentDamaged
 
 REQUEST_ENTRIES_FIRST: Final = 16
 REQUEST_ENTRIES_MAX: Final = 256
@@ -41,6 +42,17 @@ def read_entries(ledgers: Ledgers, ledger_id: int, *, count: int) -> Iterator[by
         yield from entries
         size_bytes = sum(map(len, entries))
         first, read_bytes, size = first + size, read_bytes + size_bytes, next_size(size, size_bytes)
+
+
+def read_records(ledgers: Ledgers, ledger_id: int, *, count: int, begin: int, where: str) -> Iterator[Record]:
+    """Yields the whole records of a ledger's first entries, the first of which is at the position `begin`.
+
+    Raises SegmentDamaged, naming `where`, if an entry is lost; LedgerFailed.
+    """
+    try:
+        yield from records_of(read_entries(ledgers, ledger_id, count=count), begin=begin)
+    except LedgerDamaged as error:
+        raise SegmentDamaged(f"{where}: {error}") from error
 
 
 def next_size(size: int, size_bytes: int) -> int:

@@ -29,10 +29,9 @@ from outbox_broker.schedule.stores.ledger_manifest import (
     SegmentsDropped,
     piece_at,
 )
-from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_entries, read_record
-from outbox_broker.schedule.stores.ledger_records import records_of
+from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_record, read_records
 from outbox_broker.schedule.stores.ledger_takeover import OwnedShard, Shard, take_over
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerDamaged, LedgerFailed, LedgerWriter
+from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerWriter
 from outbox_broker.schedule.stores.manifest_log import ManifestLog
 from outbox_broker.schedule.stores.open_piece import OpenPiece
 from outbox_core.common.errors import StorageFailed
@@ -155,13 +154,13 @@ class LedgerSegmentStore:
             piece, end = self._located(name, position)
             if piece is None or end <= position:
                 return
-            entries = read_entries(self._shard.ledgers, piece.ledger, count=end - piece.begin)
+            count = end - piece.begin
             try:
-                yield from records_of(entries, begin=piece.begin)
+                yield from read_records(
+                    self._shard.ledgers, piece.ledger, count=count, begin=piece.begin, where=name
+                )  # fmt: skip
             except EntryMissing as error:
                 raise SegmentDamaged(f"{name}: ledger {piece.ledger} misses entries: {error}") from error
-            except LedgerDamaged as error:
-                raise SegmentDamaged(f"{name}: {error}") from error
             position = end
 
     def seal(self, name: str) -> None:

@@ -19,16 +19,9 @@ from outbox_broker.schedule.stores.ledger_manifest import (
     ShardNode,
     change_count,
 )
-from outbox_broker.schedule.stores.ledger_reads import read_entries
-from outbox_broker.schedule.stores.ledger_records import entries_of, records_of
-from outbox_broker.schedule.stores.ledgers import (
-    LedgerDamaged,
-    LedgerFailed,
-    LedgerMissing,
-    Ledgers,
-    LedgerWriter,
-    Manifests,
-)
+from outbox_broker.schedule.stores.ledger_reads import read_records
+from outbox_broker.schedule.stores.ledger_records import entries_of
+from outbox_broker.schedule.stores.ledgers import LedgerFailed, LedgerMissing, Ledgers, LedgerWriter, Manifests
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
@@ -169,11 +162,9 @@ def name_manifest(shard: Shard, node: ShardNode, manifest: ManifestWriter, *, ve
 
 def read_segments(shard: Shard, manifest_ledger: int, *, entries: int) -> SegmentMap:
     """Returns what a manifest ledger's first entries say. Raises SegmentDamaged, LedgerFailed."""
-    data = read_entries(shard.ledgers, manifest_ledger, count=entries)
-    try:
-        return ledger_manifest.replay((one.payload for one in records_of(data, begin=0)), ledger=manifest_ledger)
-    except LedgerDamaged as error:
-        raise SegmentDamaged(f"shard {shard.name}: its manifest is damaged: {error}") from error
+    where = f"shard {shard.name}: its manifest is damaged"
+    records = read_records(shard.ledgers, manifest_ledger, count=entries, begin=0, where=where)
+    return ledger_manifest.replay((one.payload for one in records), ledger=manifest_ledger)
 
 
 def _fenced(shard: Shard, manifest_ledger: int) -> SegmentMap:

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from outbox_broker.schedule.segment_store import Record
 from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece, SegmentMap, piece_at
-from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_entries, read_record
-from outbox_broker.schedule.stores.ledger_records import ends_record, records_of
+from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_record, read_records
+from outbox_broker.schedule.stores.ledger_records import ends_record
 from outbox_broker.schedule.stores.ledger_takeover import Shard, read_node, read_segments
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerDamaged, Ledgers
+from outbox_broker.schedule.stores.ledgers import EntryMissing, Ledgers
 from outbox_core.common.errors import StorageFailed
-from outbox_core.journal.journal import SegmentDamaged
 
 
 class LedgerView:
@@ -58,10 +57,7 @@ class LedgerView:
             count = piece.entries if piece.entries is not None else self._ledgers.confirmed(piece.ledger)
             if later is not None:
                 count = min(count, later - piece.begin)
-            try:
-                yield from records_of(read_entries(self._ledgers, piece.ledger, count=count), begin=piece.begin)
-            except LedgerDamaged as error:
-                raise SegmentDamaged(f"{name}: {error}") from error
+            yield from read_records(self._ledgers, piece.ledger, count=count, begin=piece.begin, where=name)
             if later is not None and piece.begin + count < later:
                 return  # what follows is not reached without a gap
 
