@@ -172,17 +172,19 @@ class NodeMeasures:
         return [sum(part[at] for part in parts) for at in range(len(spans_ms) + 1)]
 
     def log_figures(self) -> Mapping[str, int]:
-        """Returns the sums over this node's shards; of what is overdue the longest."""
+        """Returns the sums over this node's shards, of what is overdue the longest; and the node's own figures."""
         total: Counter[str] = Counter(
-            messages_bytes=0, actions_bytes=0, syncs=0, scheduled=0, quarantined_runs=0, quarantined_scheduled=0
+            messages_bytes=0, actions_bytes=0, scheduled=0, quarantined_runs=0, quarantined_scheduled=0
         )
-        shards = [shard.service.log_figures() for shard in self._shards()]
+        shards = [shard.service.schedule_figures() for shard in self._shards()]
         for figures in shards:
             total.update(figures)
-        overdue_ms = max((figures["overdue_ms"] for figures in shards), default=0)
-        syncs = sum(count for _, count in self.syncs.counts())  # the shards measure theirs together
-        refused = 0 if has_room(self._room) else 1
-        return {**total, "syncs": syncs, "overdue_ms": overdue_ms, "publishes_refused": refused}
+        return {
+            **total,
+            "overdue_ms": max((figures["overdue_ms"] for figures in shards), default=0),
+            "syncs": sum(count for _, count in self.syncs.counts()),
+            "publishes_refused": 0 if has_room(self._room) else 1,
+        }
 
     def check_ready(self) -> None:
         """Raise CoordinatorUnavailable if this node may not act for any shard now; StorageFailed if it refuses

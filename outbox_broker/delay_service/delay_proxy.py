@@ -14,14 +14,14 @@ from outbox_broker.common.cancel_topic_patterns import scope_of
 from outbox_broker.delay_service.target_publisher import publish_to_target, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, OTHERS, Publishable
 from outbox_broker.http.service_ports import ServicePorts
-from outbox_broker.log.disk_reserve import DiskSpace
+from outbox_broker.log.disk_reserve import DiskSpace, is_refused
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.schedule.schedule_runner import ScheduleRunner
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.clock import Clock
-from outbox_core.common.errors import InvalidMessage, StorageFailed
+from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.limits import DELAY_MAX_MS
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 from outbox_core.messages.publish_guard import PublishTarget
@@ -49,12 +49,7 @@ class PublishRoom(Protocol):
 
 def has_room(room: PublishRoom | None) -> bool:
     """Returns whether publishes are accepted as far as room is concerned."""
-    try:
-        if room is not None:
-            room.check_room()
-    except StorageFailed:
-        return False
-    return True
+    return room is None or not is_refused(room.check_room)
 
 
 class DelayProxy:
@@ -214,19 +209,25 @@ class DelayProxy:
         return dict(self._counters)
 
     def log_figures(self) -> Mapping[str, int]:
-        """Returns bytes in memory and in the log, syncs, the number of scheduled messages, the disk's space, and how
-        long the longest due message has waited for the target.
-        """
-        figures = self._schedule.figures()
+        """Returns the schedule's figures; of the process its syncs, its disk's space, whether publishes are refused."""
         disk = None if self._room is None else self._room.disk_space()
         space = {} if disk is None else {"disk_free_bytes": disk.free_bytes, "disk_size_bytes": disk.total_bytes}
         return {
+            **self.schedule_figures(),
             **space,
+            "syncs": sum(count for _, count in self.syncs.counts()),
             "publishes_refused": 0 if has_room(self._room) else 1,
+        }
+
+    def schedule_figures(self) -> Mapping[str, int]:
+        """Returns bytes in memory and in the log, the number of scheduled messages and of damaged ones, and how long
+        the longest due message has waited for the target.
+        """
+        figures = self._schedule.figures()
+        return {
             "overdue_ms": self.service.overdue_ms(),
             "messages_bytes": figures["in_memory_bytes"],
             "actions_bytes": figures["log_bytes"],
-            "syncs": sum(count for _, count in self.syncs.counts()),
             "scheduled": figures["scheduled"],
             "quarantined_runs": figures["quarantined_runs"],
             "quarantined_scheduled": figures["quarantined_messages"],

@@ -69,11 +69,11 @@ class Reserve:
 
     def is_whole(self) -> bool:
         """Returns whether both halves are held, or can be acquired now."""
-        return not _is_refused(self.require)
+        return not is_refused(self.require)
 
     def has_room_beside(self) -> bool:
         """Returns whether there is space for publishes outside the reserve."""
-        return not _is_refused(self.check_room)
+        return not is_refused(self.check_room)
 
     def check_room(self) -> None:
         """Raise StorageFailed if publishes are refused, or if almost no space is left outside the reserve."""
@@ -155,7 +155,8 @@ def _refused(error: OSError) -> StorageFailed:
     )
 
 
-def _is_refused(check: Callable[[], None]) -> bool:
+def is_refused(check: Callable[[], None]) -> bool:
+    """Returns whether a check of room raises StorageFailed."""
     try:
         check()
     except StorageFailed:
