@@ -45,17 +45,17 @@ class StorageWatch:
             raise self._failure
 
     def _run(self) -> None:
-        is_checked = True
+        is_logged = False
         while not self._ended.wait(self._every_ms / 1000):
             try:
                 self._check()
-                is_checked = True
+                is_logged = False
             except StorageFailed as error:
                 self._failure = error
                 logger.critical("server_stops_for_its_storage", extra={"error": str(error)})
                 self._stop()
                 return
             except Exception:  # too many open files; or a disk that will fail the next sync, which ends the server
-                if is_checked:
+                if not is_logged:
                     logger.exception("storage_check_failed")
-                is_checked = False
+                is_logged = True
