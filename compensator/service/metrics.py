@@ -36,8 +36,8 @@ class CompensatorMetrics:
         self.registry = CollectorRegistry() if registry is None else registry
         self._topics: set[str] = set()
         self._lock = threading.Lock()
-        self._served: frozenset[str] = frozenset()
-        self._given_away: frozenset[str] = frozenset()
+        self._is_served: Mapping[str, bool] = {}
+        """By source; empty until the sources are assigned, when turns of any are recorded."""
         self._scans = self._counter("compensator_scans", "Turns of sources, by result.", "result")
         self._rows = self._counter("compensator_rows", "Rows handled, by outcome.", "outcome")
         self._resent = self._counter(
@@ -105,7 +105,7 @@ class CompensatorMetrics:
             self._resent.labels(self._bounded(topic)).inc(rows)
         self._defects.inc(report.defects)
         with self._lock:
-            if source not in self._given_away:
+            if self._is_served.get(source, True):
                 self._set_source(source, turn, now_seconds=now_seconds)
 
     def _set_source(self, source: str, turn: TurnReport, *, now_seconds: float) -> None:
@@ -129,7 +129,7 @@ class CompensatorMetrics:
     def set_counts(self, source: str, counts: SourceCounts) -> None:
         """Set the gauges of a source's tables, unless it was given away meanwhile."""
         with self._lock:
-            if source in self._given_away:
+            if not self._is_served.get(source, True):
                 return
             self._pending.labels(source).set(counts.pending)
             self._retrying.labels(source).set(counts.retrying)
@@ -185,11 +185,10 @@ class CompensatorMetrics:
         with self._lock:  # a turn or a count that ends later must not bring back what is removed here
             for source, ours in sources.items():
                 self._set_served(source, ours=ours)
-            self._served = frozenset(source for source, ours in sources.items() if ours)
-            self._given_away = frozenset(sources) - self._served
+            self._is_served = dict(sources)
 
     def _set_served(self, source: str, *, ours: bool) -> None:
-        if ours and source not in self._served:
+        if ours and not self._is_served.get(source, False):
             self._last_success.labels(source).set(0)
         if not ours:
             for gauge in self._by_source:
