@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from outbox_core.common.errors import OutboxError
+from outbox_core.common.private_files import write_private
 from outbox_demo.flights import FLIGHTS
 from outbox_demo.foreign_broker import ForeignBroker
 from outbox_demo.foreign_client import ENGINES
@@ -209,9 +210,7 @@ folder = {json.dumps(str(plan.folder / "reconciliation"))}
 
 def _reconcile(plan: DemoPlan, *, broker_data: Path) -> dict[str, Any]:
     config = plan.folder / "reconcile.toml"
-    config.touch(mode=0o600)
-    config.chmod(0o600)  # of an earlier run, too: the URL may hold a password
-    config.write_text(reconcile_toml(plan, broker_data=broker_data))
+    write_private(config, reconcile_toml(plan, broker_data=broker_data).encode())  # the URL may hold a password
     command = [sys.executable, "-m", "outbox", "reconcile", "run", "--config", str(config), "--json"]
     with (plan.folder / "reconcile.log").open("wb") as log:
         ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=False)  # noqa: S603 - our own command

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from outbox_core.common.private_files import write_private
 from outbox_demo.accelerated_clock import AcceleratedClock
 
 PAYMENT_COMPLETED: Final = "payment.completed"
@@ -124,9 +125,7 @@ class DemoPlan:
 
     def write(self) -> None:
         """Write the plan for the other processes."""
-        self.path.touch(mode=0o600)
-        self.path.chmod(0o600)  # of an earlier run, too: the URL may hold a password
-        self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+        write_private(self.path, msgspec.json.encode(self, enc_hook=str))  # the URL may hold a password
 
     @staticmethod
     def read(path: Path) -> DemoPlan:

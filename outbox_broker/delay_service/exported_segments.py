@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from outbox_core.common.private_files import write_private
 from outbox_core.journal import journal
 from outbox_core.journal.journal import SegmentHeader, SegmentKind
 
@@ -49,8 +50,7 @@ class ExportedSegments:
     def _begin_segment(self) -> None:
         self._first_offsets.append(self.end)
         header = SegmentHeader(kind=self._kind, first_offset=self.end, created_at_ms=self._created_at_ms)
-        self._path().touch(mode=0o600)
-        self._path().write_bytes(header.encode())
+        write_private(self._path(), header.encode())
 
     def _path(self) -> Path:
         return journal.segment_path(self._folder, self._first_offsets[-1])

@@ -22,6 +22,7 @@ import msgspec
 from outbox_broker.log.disk_reserve import TOO_MANY_FILES, cure_for
 from outbox_broker.log.topic_index import BlockPlace, Runs, TopicIndex, blocks_of
 from outbox_core.common.errors import StorageFailed
+from outbox_core.common.private_files import write_private
 
 BLOCK_RUNS_MAX: Final = 1_024
 CACHED_BLOCKS_MAX: Final = 256
@@ -194,8 +195,7 @@ def _write_whole(path: Path, data: bytes) -> None:
     """Write atomically, without a sync: a torn file is rebuilt, which costs no more than a missing one."""
     unfinished = path.with_suffix(".unfinished")
     try:
-        unfinished.touch(mode=0o600)
-        unfinished.write_bytes(data)
+        write_private(unfinished, data)
         unfinished.replace(path)
     except OSError:
         unfinished.unlink(missing_ok=True)

@@ -1,0 +1,14 @@
+"""Files that only their owner may read: URLs with passwords, or what stands in messages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file whose mode is 0600 before anything is in it, whatever the umask, and of one that was there, too."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(data)
