@@ -16,9 +16,10 @@ from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 from outbox_core.messages.message import Message
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
-from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
+from tests.outbox.shop import NO_SENDER, Payment, Shop
 from tests.traps.naive import assert_fails, run
 from tests.traps.passes import compensate, one_pass
+from tests.traps.switchable_shop import USER, switchable_shop
 
 OPTION_FORBIDS = 1290
 
@@ -26,15 +27,8 @@ OPTION_FORBIDS = 1290
 @pytest.fixture
 def switched(mysql_like_of_module: LocalServer) -> Iterator[tuple[LocalServer, Shop, Engine]]:
     """A server that may be switched, and an engine of a user whom read_only applies to."""
-    server = mysql_like_of_module
-    with server.fresh_database() as database, open_shop(database) as shop:
-        server.execute(
-            "CREATE USER IF NOT EXISTS app@'%'",
-            f"GRANT ALL ON {shop.engine.url.database}.* TO app@'%'",
-            f"GRANT ALL ON {database.schema}.* TO app@'%'",
-        )
-        yield server, shop, engine_of(shop, "app")
-        server.execute("SET GLOBAL read_only = 0")
+    with switchable_shop(mysql_like_of_module) as shop:
+        yield mysql_like_of_module, shop, engine_of(shop, USER)
 
 
 def engine_of(shop: Shop, user: str) -> Engine:

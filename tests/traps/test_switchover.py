@@ -15,21 +15,22 @@ from compensator.work.engines import InstanceEngines
 from outbox.store.async_background import transact
 from outbox.store.database import background_engine, is_read_only, open_engine
 from tests.fixtures.local_server import LocalServer
-from tests.outbox.shop import Payment, Shop, open_shop
+from tests.outbox.shop import Payment, Shop
+from tests.traps.switchable_shop import USER, switchable_shop
 
 
 @dataclass(slots=True)
 class Primary:
-    """One server in two roles: `app` meets it as the demoted primary, a user with all privileges as the new one."""
+    """One server in two roles: USER meets it as the demoted primary, a user with all privileges as the new one."""
 
     shop: Shop
     server: LocalServer
 
     def switch_over(self) -> None:
-        """From now on the connections of `app` are refused every write."""
+        """From now on the connections of USER are refused every write."""
         self.server.execute("SET GLOBAL read_only = 1")
 
-    def url(self, user: str = "app") -> str:
+    def url(self, user: str = USER) -> str:
         """The database's URL for a user."""
         return make_url(self.shop.database.url).set(username=user).render_as_string(hide_password=False)
 
@@ -37,17 +38,8 @@ class Primary:
 @pytest.fixture
 def primary(mysql_like_of_module: LocalServer) -> Iterator[Primary]:
     """A primary, and a user whom read_only applies to."""
-    server = mysql_like_of_module
-    with server.fresh_database() as database, open_shop(database) as shop:
-        server.execute(
-            "CREATE USER IF NOT EXISTS app@'%'",
-            f"GRANT ALL ON {shop.engine.url.database}.* TO app@'%'",
-            f"GRANT ALL ON {database.schema}.* TO app@'%'",
-        )
-        try:
-            yield Primary(shop, server)
-        finally:
-            server.execute("SET GLOBAL read_only = 0")
+    with switchable_shop(mysql_like_of_module) as shop:
+        yield Primary(shop, mysql_like_of_module)
 
 
 @dataclass(slots=True)
@@ -55,7 +47,7 @@ class Resolver:
     """Connects where the name leads now, as a new connection does after a change of DNS."""
 
     primary: Primary
-    user: str = "app"
+    user: str = USER
 
     def connect(self) -> object:
         """A connection of the driver."""
