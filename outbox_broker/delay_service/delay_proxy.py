@@ -200,10 +200,6 @@ class DelayProxy:
         if self._room is not None:
             self._room.check_room()
 
-    def check_usable(self) -> None:
-        """Raise StorageFailed if nothing can be made durable until the schedule is opened again."""
-        self._schedule.check_ready()
-
     def counters(self) -> Mapping[tuple[str, str, str], int]:
         """Returns totals since the start, by (what, topic, status)."""
         return dict(self._counters)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.server import HttpServer, bind
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.http.storage_watch import StorageWatch
 from outbox_broker.log.disk_reserve import FULL, Reserve
 from outbox_broker.log.folder_lock import refuse_nested
@@ -43,10 +44,10 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
     target = connect(target_url, **({} if target_token is None else {"token": target_token}))
     bound = bind(config.host, config.port)
     try:
-        with _RunningService(config, target) as proxy:
-            server = HttpServer(proxy.served(), bound, settings=config.http_settings, access=access, tls=tls)
+        with _RunningService(config, target) as service:
+            server = HttpServer(service.served(), bound, settings=config.http_settings, access=access, tls=tls)
             freeze_what_stays()
-            with StorageWatch(proxy.check_usable, stop=server.stop) as watch:
+            with StorageWatch(service.check_usable, stop=server.stop) as watch:
                 server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
             watch.raise_failure()
     finally:
@@ -62,21 +63,21 @@ class _RunningService:
         self._config = config
         self._target = target
 
-    def __enter__(self) -> DelayProxy:
+    def __enter__(self) -> Self:
         self._forget()
         syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
         refuse_nested(self._config.data)
         reserve = Reserve(self._config.data / "reserve", size_bytes=self._config.engine_options.reserve_bytes)
         self._store = LocalSegmentStore.open(self._config.data, storage=syncs, reserve=reserve)
         try:
-            schedule = DelayStore.open(self._store, reserve=reserve)
+            self._schedule = DelayStore.open(self._store, reserve=reserve)
             reserve.take()
-            self._proxy = DelayProxy(schedule, self._target, clock=SystemClock(), syncs=syncs, room=reserve)
+            self._proxy = DelayProxy(self._schedule, self._target, clock=SystemClock(), syncs=syncs, room=reserve)
             self._proxy.start()
         except BaseException:
             self._store.close()
             raise
-        return self._proxy
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._forget()
@@ -84,6 +85,14 @@ class _RunningService:
             self._proxy.close()
         finally:
             self._store.close()
+
+    def served(self) -> ServicePorts:
+        """Returns the ports for the server."""
+        return self._proxy.served()
+
+    def check_usable(self) -> None:
+        """Raise StorageFailed if nothing can be made durable until the schedule is opened again."""
+        self._schedule.check_ready()
 
     def _forget(self) -> None:
         if self._config.ready_file is not None:
