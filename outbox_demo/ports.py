@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections import deque
 from typing import Final
 
 from outbox_core.common.errors import ConfigurationError
@@ -13,19 +14,37 @@ PORTS: Final = range(10_000, 30_000)
 between its choice and its use, or that of a server that was killed.
 """
 ATTEMPTS_MAX: Final = 100
-_given: Final = set[tuple[str, int]]()
-"""What this process was given: a server's ports are chosen long before it listens on them."""
+RESERVED_MAX: Final = 200
+"""Each costs a file descriptor of this process."""
+_reservations: Final = deque[socket.socket]()
 
 
-def free_port(host: str) -> int:
-    """Returns a port of this address that nothing listens on, and that was not returned before."""
-    for port in random.SystemRandom().sample(PORTS, ATTEMPTS_MAX):
+def free_port(host: str, among: range = PORTS) -> int:
+    """Returns a port of this address that nothing listens on, and that no other call returned, in any process.
+
+    This process keeps the ports of its last RESERVED_MAX calls: a server listens on its port some time after that was
+    chosen, and does not listen while it is started again.
+    """
+    for port in random.SystemRandom().sample(among, min(ATTEMPTS_MAX, len(among))):
         with socket.socket() as probe:
             try:
                 probe.bind((host, port))
             except OSError:
                 continue
-        if (host, port) not in _given:
-            _given.add((host, port))
+        if _reserve(host, port):
             return port
     raise ConfigurationError(f"no free port was found on {host}")
+
+
+def _reserve(host: str, port: int) -> bool:
+    """Whether nobody has reserved this port. Who has, holds the UDP port of the same number, which no server uses."""
+    reservation = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        reservation.bind((host, port))
+    except OSError:
+        reservation.close()
+        return False
+    _reservations.append(reservation)
+    if len(_reservations) > RESERVED_MAX:
+        _reservations.popleft().close()
+    return True

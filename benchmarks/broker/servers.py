@@ -18,6 +18,7 @@ from typing import Final
 from benchmarks.broker import peer_programs
 from benchmarks.harness import servers
 from benchmarks.harness.servers import cpu_seconds_of
+from outbox_demo.ports import free_port
 
 READY_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 20.0
@@ -53,7 +54,7 @@ def outbox_http() -> Iterator[Peer]:
 @contextlib.contextmanager
 def redis_streams() -> Iterator[Peer]:
     """Redis that syncs its append-only file before it answers."""
-    program, port = peer_programs.redis_server(), _free_port()
+    program, port = peer_programs.redis_server(), free_port("127.0.0.1")
     with _folder("redis") as folder:
         command = [
             program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "",
@@ -68,7 +69,7 @@ def redis_streams() -> Iterator[Peer]:
 @contextlib.contextmanager
 def nats_jetstream() -> Iterator[Peer]:
     """NATS with JetStream in files, synced before each acknowledgement."""
-    program, port = peer_programs.nats_server(), _free_port()
+    program, port = peer_programs.nats_server(), free_port("127.0.0.1")
     with _folder("nats") as folder:
         config = folder / "nats.conf"
         config.write_text(_NATS_CONFIG.format(port=port, folder=folder))
@@ -81,7 +82,7 @@ def nats_jetstream() -> Iterator[Peer]:
 @contextlib.contextmanager
 def rabbitmq() -> Iterator[Peer]:
     """RabbitMQ, whose quorum queues sync before they confirm. Its port mapper is ours to start, and so to end."""
-    program, port, mapper_port = peer_programs.rabbitmq_server(), _free_port(), _free_port()
+    program, port, mapper_port = peer_programs.rabbitmq_server(), free_port("127.0.0.1"), free_port("127.0.0.1")
     with _folder("rabbitmq") as folder:
         environment = _rabbitmq_environment(folder, port=port, mapper_port=mapper_port)
         mapper = [_epmd(), "-port", str(mapper_port), "-address", "127.0.0.1", "-relaxed_command_check"]
@@ -111,7 +112,7 @@ def _rabbitmq_environment(folder: Path, *, port: int, mapper_port: int) -> dict[
         **os.environ,
         "HOME": str(folder), "LC_ALL": "C.UTF-8", "RABBITMQ_USE_LONGNAME": "true",
         "RABBITMQ_NODENAME": "bench@127.0.0.1", "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_DIST_PORT": str(_free_port()),
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_DIST_PORT": str(free_port("127.0.0.1")),
         "ERL_EPMD_PORT": str(mapper_port), "ERL_EPMD_ADDRESS": "127.0.0.1",
         "RABBITMQ_MNESIA_BASE": f"{folder}/mnesia", "RABBITMQ_LOG_BASE": f"{folder}/log",
         "RABBITMQ_PID_FILE": f"{folder}/pid", "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/plugins",
@@ -157,12 +158,6 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], folder: Path) -> None
 def _folder(name: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f"outbox-bench-{name}-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 def _epmd() -> str:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from outbox_demo.ports import free_port
 from tests.examples.guide_session import Terminal, section, steps, terminal
 from tests.fixtures.local_server import LocalServer
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "first-hour.md"
 WITHOUT_SPARK = (2, 3, 4, 5)
-PORTS = range(10_000, 30_000)
 SERVICES = ("%3", "%2", "%4")  # the shell's jobs: consumer, compensator, the broker that was started again
 
 
@@ -84,26 +81,11 @@ def _do(opened: Terminal, text: str) -> list[str]:
 
 def _for_this_machine(guide: str, url: str) -> str:
     """The guide with this machine's server and free ports in place of those that it names."""
-    ports = _free_ports(2)
     for named, here in {
         "mysql+pymysql://root@127.0.0.1": url.rstrip("/"),
-        "7788": str(ports[0]),
-        "9100": str(ports[1]),
+        "7788": str(free_port("127.0.0.1")),
+        "9100": str(free_port("127.0.0.1")),
     }.items():
         assert named in guide
         guide = guide.replace(named, here)
     return guide
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports below those that the kernel gives to whoever asks for any: still free when they are used."""
-    found: list[int] = []
-    with ExitStack() as stack:
-        for port in random.sample(PORTS, len(PORTS)):
-            taken = stack.enter_context(socket.socket())
-            with suppress(OSError):
-                taken.bind(("127.0.0.1", port))
-                found.append(port)
-            if len(found) == count:
-                return found
-    raise AssertionError("no port is free")
