@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
+
+from packaging.requirements import Requirement
 
 from tests.deploy.manifests import ROOT, containers
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCK = "requirements.lock"
 STAGES = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL))
 
 
@@ -33,7 +37,7 @@ def test_the_wheel_is_built_of_all_its_packages() -> None:
         source for line in re.findall(r"^COPY (.*)$", STAGES["build"], re.MULTILINE) for source in line.split()[:-1]
     }
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", PROJECT["project"]["readme"]}
+    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", PROJECT["project"]["readme"], LOCK}
     licenses = {one for one in PROJECT["project"]["license-files"] if one.split("/")[0] not in wheel["packages"]}
 
     assert needed | licenses == copied
@@ -47,3 +51,15 @@ def test_extras_that_are_installed_exist() -> None:
     extras = {extra for listed in named for extra in listed.split(",")}
 
     assert {"compensator", "broker", "spark"} <= extras <= PROJECT["project"]["optional-dependencies"].keys()
+
+
+def test_images_have_the_versions_of_the_lock_file() -> None:
+    [command] = re.findall(rf"^RUN (sed .*{LOCK}) > /wheels/constraints.txt$", STAGES["build"], re.MULTILINE)
+    printed = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    constraints = [Requirement(line) for line in printed.splitlines()]
+    locked = re.findall(r"^[a-z0-9][^ ]*==[^ ]+", (ROOT / LOCK).read_text(), re.MULTILINE)
+
+    assert [f"{one.name}{one.specifier}" for one in constraints] == locked
+    assert (
+        re.findall(r"pip install (.*) \"\$", DOCKERFILE) == ["--no-cache-dir --constraint /wheels/constraints.txt"] * 2
+    )
