@@ -24,6 +24,7 @@ INBOXES_MAX: Final = 100
 OUTBOXES_MAX: Final = 1_000
 ARCHIVES_MAX: Final = 1_000
 GROUPS_MAX: Final = 10_000
+KEEP_DAYS_MAX: Final = 36_500
 
 Value = str | int | float | bool
 
@@ -217,7 +218,7 @@ class Settings:
     retention. Without both: since the oldest row. `until`: until when databases are complete that have no `until` of
     their own. `delay`: a delay cluster whose due messages go to this broker. `groups`: consumer groups that the broker
     must know, each as `group` or `topic/group`. `accept_missing`: sources whose loss of evidence this one run accepts.
-    `limits` decide no verdict.
+    `keep_days`: how long the folders of runs are kept, by default for ever. `limits` decide no verdict.
     """
 
     database_url: str = field(repr=False)
@@ -237,12 +238,15 @@ class Settings:
     accept_missing: Sequence[str] = ()
     limits: RunLimits = field(default_factory=RunLimits)
     delay: DelaySource | None = None
+    keep_days: float | None = None
 
     def __post_init__(self) -> None:
         check_local_folder(self.broker_data, "[broker] data")
         check_local_folder(self.output, "[output] folder")
         if min(self.archive_days or 0, self.inbox_days or 0) < 0:
             raise ConfigurationError("[database]: archive_days and inbox_days must not be negative")
+        if self.keep_days is not None and not 0 < self.keep_days <= KEEP_DAYS_MAX:
+            raise ConfigurationError(f"[output]: keep_days is a number from above 0 to {KEEP_DAYS_MAX:,}")
         if len(self.groups) > GROUPS_MAX:
             raise ConfigurationError(f"at most {GROUPS_MAX:,} groups may be named")
         for name in self.groups:

@@ -42,7 +42,7 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "grace": frozenset(
         {"seconds", "late_after_seconds", "clock_skew_seconds", "slack_seconds", "confirm_after_seconds"}
     ),
-    "output": frozenset({"folder"}),
+    "output": frozenset({"folder", "keep_days"}),
     "delay": frozenset({"store", "config"}),
     "where": frozenset({"column", "op", "value"}),
 }  # fmt: skip
@@ -81,6 +81,7 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
             grace=_grace(_table(config, "grace")),
             output=_path(output.get("folder", OUTPUT_DEFAULT), folder),
             delay=_delay(_table(config, "delay"), folder),
+            keep_days=_number(output, "keep_days", "output"),
         )
     except InvalidMessage as error:
         raise ConfigurationError(str(error)) from error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import OutputFailed
 
 MANIFEST: Final = "manifest.json"
+RUN_ID: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 _STAGING: Final = ".staging-"
 
 
@@ -56,8 +58,7 @@ def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
 
     The caller must be the only writer of `output`. Raises ConfigurationError if the folder cannot be created.
     """
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
-    run_id = f"{stamp}-{secrets.token_hex(3)}"
+    run_id = f"{_stamp(now_ms)}-{secrets.token_hex(3)}"
     folder = output / f"{_STAGING}{run_id}"
     for left in output.glob(f"{_STAGING}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -73,3 +74,18 @@ def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_runs(output: Path, *, before_ms: int, newest: str) -> None:
+    """Remove the folders of runs that were begun before a time, but for the newest; what cannot be removed stays."""
+    first_kept = _stamp(before_ms)
+    for run in [one for one in output.iterdir() if RUN_ID.fullmatch(one.name)]:
+        if run.name < first_kept and run.name != newest:
+            removed = output / f"{_STAGING}{run.name}"
+            with suppress(OSError):
+                run.rename(removed)  # a run that a kill leaves half removed is nobody's result
+            shutil.rmtree(removed, ignore_errors=True)
+
+
+def _stamp(time_ms: int) -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time_ms / 1000))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +18,13 @@ from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.report.page import page_of
 from spark_reconcile.report.writer import NUMBERS, REPORT
 from spark_reconcile.results.latencies import kept_hour, latencies_of
-from spark_reconcile.results.output_folder import MANIFEST, write_whole
+from spark_reconcile.results.output_folder import MANIFEST, RUN_ID, write_whole
 from spark_reconcile.results.retention_gaps import judged_late
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.results.time_series import Flow
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import counts_of, summary_of, trouble_of
 
-_RUN: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 NUMBERS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -34,7 +32,7 @@ def stored_run(output: Path, run_id: str | None = None) -> Summary:
     """Reads a run of an output folder, by default the newest. Raises ConfigurationError if there is none."""
     chosen = _newest(output) if run_id is None else run_id
     path = output / chosen / NUMBERS
-    if not _RUN.fullmatch(chosen) or not path.is_file():
+    if not RUN_ID.fullmatch(chosen) or not path.is_file():
         raise ConfigurationError(_no_run(output, chosen))
     try:
         found = msgspec.json.decode(_bytes(path), type=Summary)
@@ -113,7 +111,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _no_run(output: Path, asked: str) -> str:
-    runs = sorted(path.parent.name for path in output.glob(f"*/{NUMBERS}") if _RUN.fullmatch(path.parent.name))
+    runs = sorted(path.parent.name for path in output.glob(f"*/{NUMBERS}") if RUN_ID.fullmatch(path.parent.name))
     near = difflib.get_close_matches(asked, runs, n=1, cutoff=0.3) or runs[-1:]
     hint = f"did you mean {near[0]}?" if near else "it holds none yet"
     return f"there is no run {asked!r} in {output}; {hint}"

@@ -71,6 +71,7 @@ clock_skew_seconds = 0
 
 [output]
 folder = "/results"
+keep_days = 90
 """
 SMALL = """
 [database]
@@ -85,7 +86,7 @@ def test_a_full_file_is_read_to_the_last_key(tmp_path: Path) -> None:
 
     first, second = settings.rules
     assert (settings.schema, settings.complete_since_ms) == ("post", 1_793_491_200_000)
-    assert (settings.archive_days, settings.inbox_days) == (30, 7.5)
+    assert (settings.archive_days, settings.inbox_days, settings.keep_days) == (30, 7.5, 90)
     assert (settings.broker_data, settings.output) == (tmp_path / "broker-data", Path("/results"))
     assert list(first.where) == [
         Condition(column="status", values=("PAID",)),
@@ -182,6 +183,12 @@ def test_rows_are_kept_for_no_negative_time(tmp_path: Path, days: str) -> None:
         _settings(tmp_path, SMALL.replace("[broker]", f"{days}\n[broker]"))
 
 
+@pytest.mark.parametrize("days", ["0", "-1", "36501"])
+def test_runs_are_kept_for_some_time(tmp_path: Path, days: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"keep_days is a number from above 0 to 36,500"):
+        _settings(tmp_path, f"{SMALL}\n[output]\nkeep_days = {days}\n")
+
+
 @pytest.mark.parametrize(
     ("where", "told"),
     [
@@ -265,6 +272,10 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
         world.settled(age_ms=HOUR_MS)
     world.order()
     world.write(sqlite, tmp_path)
+    half_a_day_ago = ("20270114T202959Z-00ff00", "20270114T203000Z-00ff00")
+    old, kept, foreign = (tmp_path / "reconciliation" / name for name in (*half_a_day_ago, "2001"))
+    for folder in (old, kept, foreign):
+        (folder / "verdicts").mkdir(parents=True)
     config = tmp_path / "reconcile.toml"
     config.write_text(
         f"""
@@ -274,6 +285,8 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
         data = "broker"
         [grace]
         confirm_after_seconds = 0
+        [output]
+        keep_days = 0.5
         [[rules]]
         name = "paid"
         table = "orders"
@@ -298,6 +311,7 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
     assert re.search(r"^ +[0-9.]+ s  giving verdicts on [1-9]\d* rows$", ended.stderr, re.MULTILINE)
     folder = tmp_path / "reconciliation" / summary["run_id"]
     assert (folder / "report.html").exists()
+    assert (old.exists(), kept.exists(), foreign.exists()) == (False, True, True)
     planned = json.loads((folder / "repairs.jsonl").read_text())
     assert (planned["action"], planned["key"]) == ("nothing", "4")
 
