@@ -166,8 +166,8 @@ def test_an_outage_that_is_an_unexpected_error_has_its_traceback(clock: ManualCl
 
 
 def test_a_runner_by_url_names_it(caplog: pytest.LogCaptureFixture) -> None:
-    runner = run_consumers([consumer("orders", group="g")(lambda _one: None)], broker="http://127.0.0.1:1")
     with tracked() as events:
+        runner = run_consumers([consumer("orders", group="g")(lambda _one: None)], broker="http://127.0.0.1:1")
         while not events:
             runner.wait(0.01)
         assert runner.stop(timeout_seconds=WAIT_SECONDS)
