@@ -57,6 +57,7 @@ def test_the_service_outlives_a_database_that_crashes(
         assert (len(broker.stored), broker.duplicates) == (10, [])
 
 
+@pytest.mark.slow
 @pytest.mark.mariadb
 def test_rows_whose_settling_the_crash_took_are_sent_again_and_dropped_as_duplicates(
     mariadb_server: LocalServer, broker: RecordingBroker, metrics: WatchedMetrics, serve: Serve
@@ -206,6 +207,7 @@ def test_a_broker_that_is_out_does_not_make_the_compensator_ill(
     assert metrics.value("outbox_compensator_scans_total", result="outage") == len(outages)
 
 
+@pytest.mark.slow
 def test_metrics_say_what_turns_did_and_how_the_tables_stand(
     sqlite_shop: Shop, broker: RecordingBroker, metrics: WatchedMetrics, serve: Serve
 ) -> None:

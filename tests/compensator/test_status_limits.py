@@ -65,6 +65,7 @@ def test_silent_connections_keep_no_probe_out_and_the_oldest_make_room(start: St
             silent[9].recv(1)
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_its_request_byte_by_byte_is_cut_off(start: Start) -> None:
     server = start(StatusLimits(connection_seconds_max=0.1))
     with connect(server) as slow:

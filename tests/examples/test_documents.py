@@ -128,6 +128,7 @@ def test_every_python_block_of_the_documents_compiles() -> None:
     assert len(found) > 20
 
 
+@pytest.mark.slow
 def test_every_metric_that_the_documents_name_is_in_the_code() -> None:
     code = "\n".join(path.read_text() for room in SOURCES for path in (ROOT / room).rglob("*.py"))
     named = {name for page in PAGES for name in _METRIC.findall(page.read_text())}

@@ -111,6 +111,7 @@ def test_the_ways_to_publish_publish_schedule_and_cancel(mariadb: Database, page
     assert scheduled == {"canceled": 0, "trip.reminder": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/consuming.md"])
 def test_the_consumer_of_the_documents_issues_a_ticket(shop: Shop, page: str) -> None:
     shop.names["run_consumers"] = lambda consumers, *, broker: ConsumerRunner(consumers, broker=broker)  # not started
@@ -143,6 +144,7 @@ def test_a_group_is_declared_with_the_filter_of_the_guide(tmp_path: Path) -> Non
         assert [one.id for one in broker.pull("orders", "billing")] == ["order.paid"]
 
 
+@pytest.mark.slow
 def test_the_guides_telemetry_counts_what_is_published(shop: Shop) -> None:
     served: list[prometheus_client.CollectorRegistry] = []
     shop.names["issue_ticket"] = shop.run(block("README.md", with_words="@consumer"))["issue_ticket"]

@@ -122,6 +122,7 @@ def test_no_file_names_a_package_registry_or_a_path_of_one_machine(pattern: re.P
     assert not found, lines(found)
 
 
+@pytest.mark.slow
 def test_every_module_says_what_it_is() -> None:
     silent = [where(path, tree(path)) for path in modules(*PACKAGES, "tests", "migrations") if not _says(path)]
 

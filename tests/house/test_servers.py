@@ -148,6 +148,7 @@ def test_a_database_of_a_test_that_made_a_user_is_dropped(ready: ReadyDatabases)
         assert second != first
 
 
+@pytest.mark.slow
 def test_a_database_that_a_connection_is_left_open_to_is_dropped_and_the_connection_ended(
     ready: ReadyDatabases,
 ) -> None:

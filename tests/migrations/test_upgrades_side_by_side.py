@@ -35,6 +35,7 @@ def upgraded_by_another(database: Database, *, before: str) -> Iterator[Engine]:
     assert any(one.startswith(before) for one in statements), "no other upgrade ran"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begun", "before"), [(None, "CREATE INDEX"), (None, "INSERT"), ("0001", "ALTER TABLE"), ("0001", "UPDATE")]
 )
@@ -53,6 +54,7 @@ def test_an_upgrade_goes_on_where_another_one_has_done_its_next_step(
     assert left == []
 
 
+@pytest.mark.slow
 def test_an_upgrade_goes_on_where_another_one_has_created_its_table(mariadb: Database) -> None:
     # On MySQL the look for the table keeps the other upgrade, which runs in this thread, from creating it.
     with upgraded_by_another(mariadb, before="CREATE TABLE") as engine:

@@ -105,6 +105,7 @@ def swallow_a_lock_wait(session: Session, engine: Engine) -> None:
     assert error_code(caught.value) == 1205
 
 
+@pytest.mark.slow
 def test_a_swallowed_lock_wait_dooms_nothing_where_the_server_ends_only_the_statement(
     busy_shop: Shop, broker: RecordingBroker
 ) -> None:
@@ -263,6 +264,7 @@ def test_a_server_that_restarts_in_a_transaction_that_swallows_it_fails_the_comm
         assert shop.row_topics() == ["whole"]
 
 
+@pytest.mark.slow
 def test_a_lock_wait_at_the_insert_fails_the_commit_and_a_second_commit_is_whole(
     mysql_shop: Shop, broker: RecordingBroker
 ) -> None:

@@ -250,6 +250,7 @@ def test_a_message_that_comes_back_after_its_mark_was_purged_is_handled_again(sq
     assert (purged, handled) == (1, ["m-1", "m-1"])
 
 
+@pytest.mark.slow
 def test_a_mark_that_waits_in_vain_uses_up_no_attempt_and_holds_up_no_other_message(
     mysql_shop: Shop, watched: WatchedBroker
 ) -> None:

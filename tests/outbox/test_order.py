@@ -234,6 +234,7 @@ def test_numbers_follow_the_order_of_commits_not_of_publishes(mysql_shop: Shop) 
     assert bodies(broker.stored) == ["committed first", "published first, committed second"]
 
 
+@pytest.mark.slow
 def test_many_writers_failing_sends_and_dying_leases_keep_every_keys_commit_order(shop: Shop, random_seed: int) -> None:
     broker = RecordingBroker(_out_now_and_then(Random(random_seed)))
     sender, compensated = shop.box(broker, ordered={"orders"}), shop.box(broker, ordered={"orders"}, sender=NO_SENDER)

@@ -120,6 +120,7 @@ def test_a_number_whose_row_is_gone_holds_up_nobody_among_many_tables(mysql_shop
     assert bodies(broker.stored) == ["2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [1, 2, 100])
 def test_after_an_outage_each_row_is_claimed_once_and_keys_keep_their_order(shop: Shop, keys: int) -> None:
     broker = RecordingBroker(_out)

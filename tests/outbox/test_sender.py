@@ -154,6 +154,7 @@ def test_the_sender_sends_nothing_once_its_lease_may_be_over(sqlite_shop: Shop) 
     assert len(sqlite_shop.rows()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_the_sender_begins_no_further_request_of_a_batch_once_its_lease_may_be_over(
     sqlite_shop: Shop, is_refused: bool
@@ -249,6 +250,7 @@ def child_status(shop: Shop, box: Outbox, broker: HangingBroker, report: Path) -
         return 1
 
 
+@pytest.mark.slow
 def test_a_fork_waits_for_an_open_transaction_of_the_sender_so_that_its_child_can_write(
     sqlite_shop: Shop, tmp_path: Path
 ) -> None:

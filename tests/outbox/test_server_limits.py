@@ -161,6 +161,7 @@ def test_a_message_table_that_keeps_no_transactions_is_refused_until_it_is_mende
     assert mysql_shop.row_topics() == ["mended"]
 
 
+@pytest.mark.slow
 def test_a_body_of_sixteen_mebibytes_goes_through_where_the_packet_allows_it(
     mysql_shop: Shop, broker: RecordingBroker
 ) -> None:

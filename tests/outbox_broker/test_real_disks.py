@@ -86,6 +86,7 @@ def asked_only(lines: bytes) -> bytes:
     return b"".join(line for line in lines.splitlines(keepends=True) if b'"asked"' in line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [20, 300])
 def test_what_was_answered_before_the_power_was_cut_holds(tmp_path: Path, random_seed: int, after: int) -> None:
     random = Random(random_seed)

@@ -191,6 +191,7 @@ def test_text_is_utf8_and_has_no_content_type_of_ours(body: str) -> None:
     assert encode_body(body) == (body.encode(), None)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), json_values) | st.lists(json_values))
 def test_anything_else_is_json_that_every_reader_understands(body: object) -> None:
     encoded, content_type = encode_body(body)

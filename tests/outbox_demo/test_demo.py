@@ -40,6 +40,7 @@ def test_the_demo_clock_never_runs_slower_than_the_worlds() -> None:
     assert clock.speed == 1.0
 
 
+@pytest.mark.slow
 def test_all_flights_of_the_package_are_trips_that_depart_in_2013() -> None:
     flights = list(read_flights())
 

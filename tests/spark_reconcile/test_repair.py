@@ -302,6 +302,7 @@ def test_the_hours_of_a_repair_are_those_that_overlap_its_span(tmp_path: Path) -
     }
 
 
+@pytest.mark.slow
 def test_of_very_many_rows_without_a_message_only_the_first_are_held_in_memory(tmp_path: Path) -> None:
     rows, most = 150_000, 3
     _publish_window(

@@ -254,6 +254,7 @@ def test_a_source_that_is_down_exits_with_3(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_explain_says_what_a_verdict_means() -> None:
     ended = _outbox("reconcile", "explain", "phantom")
 

@@ -91,6 +91,7 @@ def _facts(scope: str) -> st.SearchStrategy[dict[str, int]]:
     return strategy.filter(lambda facts: _possible(scope, facts))
 
 
+@pytest.mark.slow
 @every_scope
 @settings(max_examples=600)
 @given(data=st.data())

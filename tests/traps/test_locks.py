@@ -81,6 +81,7 @@ def test_two_claims_of_a_backlog_lock_their_own_rows_alone(mysql_shop: Shop) -> 
     assert locked <= 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "work",
     [
@@ -143,6 +144,7 @@ def test_two_settles_of_rows_that_are_gone_and_two_producers_meet_no_lock(
     background.dispose()
 
 
+@pytest.mark.slow
 def test_naive_a_delete_of_most_of_a_small_table_reads_it_whole_and_waits_for_a_strangers_row(
     mysql_shop: Shop,
 ) -> None:
@@ -260,6 +262,7 @@ def test_a_look_for_due_rows_reads_what_it_returns_among_any_number_that_are_not
     assert read <= 50 + DICTIONARY_READS_MAX
 
 
+@pytest.mark.slow
 def test_naive_ddl_that_waits_for_a_reader_makes_every_producer_wait_behind_it(mysql_shop: Shop) -> None:
     make_naive_outbox(mysql_shop, 1)
 

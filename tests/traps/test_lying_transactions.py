@@ -30,6 +30,7 @@ def naive_rows(shop: Shop) -> int:
     return int(str(count))
 
 
+@pytest.mark.slow
 def test_naive_a_lock_wait_of_the_message_that_is_swallowed_commits_the_business_without_it(mysql_shop: Shop) -> None:
     make_naive_outbox(mysql_shop)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from outbox_core import GroupConfig, Message
 from outbox_core.messages.ids import new_message_id
 from tests.broker_adapter.servers import Restartable
@@ -15,6 +17,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_messages_positions_acks_schedule_cancels_and_dead_letters(
     restartable: Restartable, topic: str
 ) -> None:

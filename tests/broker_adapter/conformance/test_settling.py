@@ -256,6 +256,7 @@ def wait_until(time_ms: int) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_redrive_makes_so_many_ready_a_second(broker: Broker, topic: str) -> None:
     broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=1))
     ids = [new_message_id() for _ in range(3)]

@@ -49,6 +49,7 @@ def answering(head: bytes, *, trickles: bool) -> Iterator[tuple[str, list[int]]]
         listener.close()
 
 
+@pytest.mark.slow
 def test_an_answer_that_trickles_is_given_up_though_every_byte_comes_in_time() -> None:
     with answering(HEAD % BODY_BYTES, trickles=True) as (url, sent):
         broker = HttpBroker(url, timeout_ms=3_000)

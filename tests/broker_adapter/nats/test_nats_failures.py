@@ -136,6 +136,7 @@ def test_a_message_larger_than_its_stream_takes_is_rejected(engine: NatsEngine, 
     assert "size" in str(results[0].error)
 
 
+@pytest.mark.slow
 def test_the_answer_of_a_plain_subscriber_is_not_taken_for_the_streams(
     engine: NatsEngine, opened: Open, topic: str
 ) -> None:
@@ -156,6 +157,7 @@ def test_the_answer_of_a_plain_subscriber_is_not_taken_for_the_streams(
     assert engine.run(respond) == [PublishStatus.STORED, PublishStatus.DEFERRED]
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_unavailable_in_time_and_used_again_once_it_goes_on(
     own_engine: NatsEngine, opened: Open
 ) -> None:

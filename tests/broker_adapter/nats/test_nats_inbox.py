@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from nats.aio.client import Client
 from nats.js.api import ConsumerConfig
 from sqlalchemy.orm import Session
@@ -19,6 +20,7 @@ from tests.outbox.shop import Payment, open_shop
 WAIT_SECONDS = 300
 
 
+@pytest.mark.slow
 def test_a_message_that_is_delivered_again_after_its_commit_has_its_effect_once(
     engine: NatsEngine, sqlite: Database
 ) -> None:

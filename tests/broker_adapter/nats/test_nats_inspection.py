@@ -64,6 +64,7 @@ def test_a_short_duplicate_window_is_weak_until_it_is_widened(engine: NatsEngine
     assert weaknesses(broker, topic) == []
 
 
+@pytest.mark.slow
 def test_a_stream_that_confirms_nothing_is_weak_and_its_messages_are_deferred(
     engine: NatsEngine, opened: Open, topic: str
 ) -> None:

@@ -233,6 +233,7 @@ def test_a_user_who_may_not_ask_the_api_publishes_and_the_inspection_says_that_i
     assert "$JS.API.STREAM" in weakness.problem
 
 
+@pytest.mark.slow
 def test_a_server_without_jetstream_is_an_outage_with_the_cure(tmp_path: Path, opened: Open) -> None:
     server = NatsServer(tmp_path / "plain", jetstream=False)
     server.start()

@@ -76,6 +76,7 @@ def test_what_was_canceled_does_not_come_when_it_is_published_after_its_due_time
     assert [one.id for one in engine.read(made_topic, count=1)] == [other.id]
 
 
+@pytest.mark.slow
 def test_the_scheduled_come_when_due_and_once_and_cancels_tell_the_truth_though_the_service_is_killed(
     engine: EngineUnderTest, delayed: Delayed, made_topic: str
 ) -> None:
@@ -114,6 +115,7 @@ def test_the_scheduled_come_when_due_and_once_and_cancels_tell_the_truth_though_
     assert delayed.broker.cancel([batch[0].id]) == [CancelStatus.UNKNOWN], "it never waited"
 
 
+@pytest.mark.slow
 def test_a_message_that_is_published_again_comes_once(
     engine: EngineUnderTest, delayed: Delayed, made_topic: str
 ) -> None:

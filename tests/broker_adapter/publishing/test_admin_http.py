@@ -108,6 +108,7 @@ def test_nothing_of_the_environment_comes_between(
     assert (server.seen, proxy.seen) == (["Bearer s3cret"], [])
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_not_waited_for_again_and_again() -> None:
     with socket.create_server((HOST, 0)) as silent:
         api = AdminHttp(f"http://{HOST}:{silent.getsockname()[1]}")
@@ -129,6 +130,7 @@ def test_servers_that_redirect_without_end_are_given_up(serve: Serve) -> None:
         AdminHttp(f"{server.url}/admin", token="s3cret").get("t", timeout_s=WAIT_SECONDS)
 
 
+@pytest.mark.slow
 def test_no_login_goes_from_a_server_with_tls_to_one_without(serve: Serve, tmp_path: Path) -> None:
     tls = certificate(tmp_path, address=HOST)
     plain = serve("Bearer s3cret")

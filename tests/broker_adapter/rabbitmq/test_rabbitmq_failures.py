@@ -71,6 +71,7 @@ def is_in_order(read: list[int]) -> bool:
     return first == sorted(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "place"),
     [
@@ -100,6 +101,7 @@ def test_a_batch_that_is_cut_in_its_middle_is_an_outage_and_its_repeat_is_comple
     assert is_in_order(read)
 
 
+@pytest.mark.slow
 def test_a_paused_server_is_unavailable_within_the_time_out_and_used_again_once_it_goes_on(
     engine: RabbitMqEngine, open_broker: Open, made_topic: str
 ) -> None:
@@ -239,6 +241,7 @@ def test_each_of_several_messages_that_are_too_large_is_rejected_once_and_no_nei
     assert [int(one.body) for one in engine.read(made_topic, count=8)] == [0, 1, 2, 4, 5, 6, 8, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alarm", "end"),
     [

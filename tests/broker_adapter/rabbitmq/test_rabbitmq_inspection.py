@@ -73,6 +73,7 @@ def test_a_limited_queue_that_refuses_what_it_has_no_room_for_is_not_weak(
     assert weaknesses(open_broker(engine.url), topic) == []
 
 
+@pytest.mark.slow
 def test_a_limit_by_policy_is_seen(engine: RabbitMqEngine, open_broker: Open, topic: str) -> None:
     engine.server.declare(topic)
     path = f"policies/%2F/{topic}"
@@ -138,6 +139,7 @@ def test_an_api_that_cannot_be_asked_is_named_and_stops_no_publish(
     assert result.status is PublishStatus.STORED
 
 
+@pytest.mark.slow
 def test_an_api_that_hangs_is_named_and_stops_no_publish(
     engine: RabbitMqEngine, open_broker: Open, made_topic: str
 ) -> None:

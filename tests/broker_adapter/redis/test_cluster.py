@@ -44,6 +44,7 @@ def read(cluster: RedisClusterServers, topic: str, *, count: int) -> list[str]:
         return [one.id for one in read_stream(client, f"outbox:{{{topic}}}", count=count)]
 
 
+@pytest.mark.slow
 def test_each_master_of_a_new_cluster_has_an_epoch_of_its_own_which_all_know() -> None:
     with redis_cluster(node_timeout_ms=STEADY_MS) as fresh:
         for server in fresh.servers:
@@ -69,6 +70,7 @@ def test_topics_lie_on_all_masters_and_a_batch_of_all_is_stored_in_order(
         assert read(cluster, f"order.{topic}", count=50) == expected
 
 
+@pytest.mark.slow
 def test_the_weakness_of_each_master_is_named(cluster: RedisClusterServers, open_broker: Open) -> None:
     broker = open_broker(cluster.url)
     assert isinstance(broker, Inspectable)
@@ -112,6 +114,7 @@ def lone_node() -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.mark.slow
 def test_nodes_without_slots_are_an_outage_until_they_have_them(lone_node: RedisServer, open_broker: Open) -> None:
     broker = open_broker(f"redis+cluster://{HOST}:{lone_node.port}/?wait=0&timeout_ms=500")
 

@@ -89,6 +89,7 @@ def test_a_connection_cut_in_an_answer_leaves_no_message_twice(
     assert bodies_of(server, "t", count=400) == list(range(400))
 
 
+@pytest.mark.slow
 def test_a_paused_server_is_unavailable_within_the_time_out(server: RedisServer, open_broker: Open) -> None:
     broker = open_broker(f"redis://{HOST}:{server.port}/?wait=0&timeout_ms=500")
     publish_at_last(broker, [message("t", 0)])
@@ -105,6 +106,7 @@ def test_a_paused_server_is_unavailable_within_the_time_out(server: RedisServer,
     assert bodies_of(server, "t", count=2) == [0, 1]
 
 
+@pytest.mark.slow
 def test_killed_and_restarted_under_load_nothing_acknowledged_is_lost_or_out_of_order(
     own_engine: RedisEngine, open_broker: Open
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_full_disk_ends_the_server_and_loses_nothing_that_was_acknowledged(
     publish_in_batches(broker, "after", thread=0, batches=1, acknowledged=acknowledged)
 
 
+@pytest.mark.slow
 def test_what_a_replica_has_not_confirmed_is_not_acknowledged_nor_is_its_repeat(
     server: RedisServer, open_broker: Open
 ) -> None:
@@ -206,6 +209,7 @@ def test_what_a_replica_has_not_confirmed_is_not_acknowledged_nor_is_its_repeat(
     assert bodies_of(server, "t", count=3) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_server_with_a_replica_is_waited_for_without_being_told_and_never_less_later(
     server: RedisServer, open_broker: Open
 ) -> None:
@@ -237,6 +241,7 @@ def test_a_name_that_leads_to_a_new_master_is_followed_though_the_former_one_kee
         assert bodies_of(replica, "t", count=2) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_former_master_does_not_teach_that_there_are_no_replicas_to_wait_for(
     server: RedisServer, open_broker: Open
 ) -> None:
@@ -255,6 +260,7 @@ def test_a_former_master_does_not_teach_that_there_are_no_replicas_to_wait_for(
         broker.close()
 
 
+@pytest.mark.slow
 def test_why_a_server_refuses_is_said_though_the_connection_ends_before_its_replicas_have_confirmed(
     server: RedisServer, open_broker: Open
 ) -> None:

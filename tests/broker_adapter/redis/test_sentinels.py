@@ -69,6 +69,7 @@ def test_the_url_of_sentinels_names_the_master_that_they_watch(tmp_path: Path) -
             opening(f"redis+sentinel://a/?master=m&sentinel_password_file={tmp_path / 'none'}")
 
 
+@pytest.mark.slow
 def test_a_master_that_no_sentinel_knows_is_an_outage_that_names_it(steady: SentinelSet) -> None:
     url = f"{steady.url.replace('master=shop', 'master=other')}&timeout_ms=5000"
     with (
@@ -78,6 +79,7 @@ def test_a_master_that_no_sentinel_knows_is_an_outage_that_names_it(steady: Sent
         broker.publish(messages(1))
 
 
+@pytest.mark.slow
 def test_a_sentinel_that_is_out_is_passed_over_and_the_masters_weakness_named(steady: SentinelSet) -> None:
     steady.sentinels[0].kill()
 

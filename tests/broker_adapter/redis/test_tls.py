@@ -51,6 +51,7 @@ def test_a_message_goes_over_tls_with_a_login(tls_server: RedisServer, tls: Tls,
     assert broker.publish([message("t", 0)])[0].status is PublishStatus.STORED
 
 
+@pytest.mark.slow
 def test_a_message_goes_to_a_cluster_over_tls(tls: Tls, open_broker: Open) -> None:
     ports = {"tls_port": "yes", "cluster_port": str(free_port(HOST))}
     files = {name: str(tls.certificate) for name in ("tls_cert_file", "tls_ca_cert_file")}

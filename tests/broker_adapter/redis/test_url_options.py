@@ -73,6 +73,7 @@ def test_one_id_on_two_topics_is_two_messages(engine: RedisEngine, foreign: Brok
     assert [one.status for one in foreign.publish(both)] == [PublishStatus.STORED] * 2
 
 
+@pytest.mark.slow
 def test_window_ms_bounds_the_ids_that_are_kept_and_the_time_for_which_repeats_are_known(
     engine: RedisEngine, open_broker: Open, made_topic: str
 ) -> None:

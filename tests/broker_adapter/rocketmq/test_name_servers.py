@@ -64,6 +64,7 @@ def hanging() -> Iterator[socket.socket]:
         yield silent
 
 
+@pytest.mark.slow
 def test_brokers_are_read_from_the_next_name_server_where_the_first_one_hangs_which_is_asked_last_then(
     name_server: tuple[str, int], hanging: socket.socket
 ) -> None:
@@ -77,6 +78,7 @@ def test_brokers_are_read_from_the_next_name_server_where_the_first_one_hangs_wh
         hanging.accept()
 
 
+@pytest.mark.slow
 def test_a_name_server_that_hangs_stops_no_publish(hanging: socket.socket) -> None:
     name_server = f"{HOST}:{hanging.getsockname()[1]}"
     with (

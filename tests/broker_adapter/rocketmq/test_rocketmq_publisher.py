@@ -214,6 +214,7 @@ def test_the_first_proxy_that_answers_is_used(normal: ScriptedProxy) -> None:
     assert [one.status for one in results] == [STORED]
 
 
+@pytest.mark.slow
 def test_no_proxy_is_unavailable_at_the_time_out_and_says_why() -> None:
     broker = connect("rocketmq://127.0.0.1:1?timeout_ms=3000")
 
@@ -232,6 +233,7 @@ def test_why_a_proxy_is_not_used_is_said_though_the_last_try_had_no_time_to_find
             connect_to_proxy(servers, clock=JumpingClock(), deadline_ms=TIMEOUT_MS)
 
 
+@pytest.mark.slow
 def test_a_client_shows_its_certificate_where_a_proxy_wants_one(tmp_path: Path) -> None:
     tls = certificate(tmp_path, address=HOST)
     with scripted_proxy(definition.NORMAL, tls=tls) as proxy:

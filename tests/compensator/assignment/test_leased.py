@@ -374,6 +374,7 @@ def test_a_fresh_process_is_an_instance_of_its_own_after_a_fork(fleet: Fleet) ->
     assert len(one.beat(names(4))) == 4
 
 
+@pytest.mark.slow
 def test_an_open_transaction_of_somebody_else_delays_a_beat_by_a_bound_and_drops_nothing(
     mysql_fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -174,6 +174,7 @@ def test_a_beat_without_a_change_asks_zookeeper_nothing(running_zookeeper: ZooKe
         fleet.close()
 
 
+@pytest.mark.slow
 def test_an_instance_that_is_cut_off_keeps_what_it_has_and_the_others_take_it_when_its_session_ends(
     running_zookeeper: ZooKeeper,
 ) -> None:
@@ -204,6 +205,7 @@ def test_an_instance_that_is_cut_off_keeps_what_it_has_and_the_others_take_it_wh
         fleet.close()
 
 
+@pytest.mark.slow
 def test_while_zookeeper_is_out_each_keeps_what_it_has_and_after_some_beats_serves_everything(tmp_path: Path) -> None:
     with zookeeper(tmp_path / "zookeeper") as server:
         fleet = ZooKeeperFleet(server.hosts)
@@ -228,6 +230,7 @@ def test_while_zookeeper_is_out_each_keeps_what_it_has_and_after_some_beats_serv
     assert [len(share) for share in shares] == [5, 5]
 
 
+@pytest.mark.slow
 def test_an_instance_that_finds_no_zookeeper_serves_nothing_then_everything_then_its_share(
     running_zookeeper: ZooKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_compensator_without_the_login_of_those_before_it_is_refused(secure: S
     assert "does not allow this user: set zookeeper_user and its password file" in error
 
 
+@pytest.mark.slow
 def test_mistakes_of_tls_are_told_apart(secure: SecureZooKeeper, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other")
 
@@ -169,6 +170,7 @@ def says(assignment: Assignment, hint: str) -> bool:
     return hint in (assignment.problem or "")
 
 
+@pytest.mark.slow
 def test_who_asks_the_wrong_one_of_two_ports_goes_on_trying_and_says_what_may_be_wrong(
     secure: SecureZooKeeper, tmp_path: Path
 ) -> None:

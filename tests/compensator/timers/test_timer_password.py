@@ -72,6 +72,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cure", ["file", "set back"])
 def test_rows_go_out_while_the_password_is_wrong_and_timers_fire_again_once_it_is_right(
     sqlite_shop: Shop,

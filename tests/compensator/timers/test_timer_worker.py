@@ -115,6 +115,7 @@ def test_a_timer_that_comes_too_soon_waits_for_its_row(
     assert prompt.batches == []
 
 
+@pytest.mark.slow
 def test_after_a_flush_all_timers_come_back_from_the_table(
     shop: Shop, prompt: PromptBroker, server: RedisServer, store: TimingStore
 ) -> None:
@@ -131,6 +132,7 @@ def test_after_a_flush_all_timers_come_back_from_the_table(
     assert prompt.duplicates == []
 
 
+@pytest.mark.slow
 def test_a_shard_that_lost_its_timers_gets_them_back_and_no_other_shard_is_touched(
     sqlite_shop: Shop, prompt: PromptBroker
 ) -> None:
@@ -156,6 +158,7 @@ def test_a_shard_that_lost_its_timers_gets_them_back_and_no_other_shard_is_touch
         assert prompt.duplicates == []
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_used_again_once_it_is_back(
     shop: Shop, prompt: PromptBroker, server: RedisServer, store: TimingStore
 ) -> None:
@@ -198,6 +201,7 @@ def test_without_redis_all_the_time_the_polls_send_every_row_once(
     assert prompt.duplicates == []
 
 
+@pytest.mark.slow
 def test_workers_and_polls_beside_each_other_send_each_row_once(
     shop: Shop,
     prompt: PromptBroker,

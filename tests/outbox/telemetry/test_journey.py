@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from opentelemetry import trace
 from sqlalchemy.orm import Session
 
@@ -80,6 +81,7 @@ def test_a_resend_by_the_compensator_carries_the_same_context(shop: Shop, watche
     assert f"{ids(spans.one('create'))[0]:032x}" in message.headers["traceparent"]
 
 
+@pytest.mark.slow
 def test_a_redelivery_is_a_span_of_its_own_with_its_attempt(shop: Shop, watched: WatchedBroker, spans: Spans) -> None:
     telemetry = Telemetry(tracing=OpenTelemetryTracing(provider=spans.provider))
     box = shop.box(watched, telemetry=telemetry)

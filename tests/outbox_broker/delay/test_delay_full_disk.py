@@ -34,6 +34,7 @@ def target(tmp_path: Path) -> Iterator[ServerProcess]:
     process.kill()
 
 
+@pytest.mark.slow
 def test_a_delay_service_starts_on_a_full_disk_says_so_and_delivers_what_it_has(
     disk: Path, target: ServerProcess
 ) -> None:

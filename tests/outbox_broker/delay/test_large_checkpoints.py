@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from outbox_broker.schedule.delay_store import TimedMessage
 from outbox_core.journal.journal import RECORD_BYTES_MAX
 from outbox_core.messages.limits import BODY_BYTES_MAX
 from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened
 
 
+@pytest.mark.slow
 def test_what_many_publishers_stored_at_once_is_there_after_each_restart(opened: Opened) -> None:
     schedule = opened.open()
     body = b"x" * BODY_BYTES_MAX

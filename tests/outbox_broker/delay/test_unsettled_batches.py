@@ -174,6 +174,7 @@ def test_after_a_failed_sync_nothing_is_dispatched_any_more_the_cure_is_told_and
     assert fixture.unsettled() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [1, 7])
 def test_whichever_call_of_the_disk_is_refused_all_is_delivered_once_and_settled_without_a_restart(
     tmp_path: Path, random_seed: int, calls: int

@@ -49,6 +49,7 @@ def test_what_is_left_of_a_filter_decides_as_the_whole_did(node: Node, headers: 
     assert (naive.value_of(as_condition(node), headers) is True) is expected
 
 
+@pytest.mark.slow
 @given(steps, batches)
 @example([("add", 0, negated(TYPE_IS_A))], [{}, {"type": "a"}, {"type": "b"}])
 @example([("add", number, negated(Comparison(ComparisonOperator.EQ, Header("type"), "ab"[number % 2])))

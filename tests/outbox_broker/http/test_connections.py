@@ -178,6 +178,7 @@ def test_an_address_has_a_bound_of_its_own(serve: Serve, settings: HttpSettings)
         ask_until(url, ONE_PUBLISH, 200, source=OTHER_ADDRESS)
 
 
+@pytest.mark.slow
 def test_silent_strangers_are_gone_after_the_time_for_a_head(serve: Serve) -> None:
     url = serve(HttpSettings(connections_max=SLOTS, connections_reserved=RESERVE, request_head_ms_max=PATIENCE_MS)).url
     with strangers(url, SLOTS) as silent:

@@ -211,6 +211,7 @@ def test_what_was_taken_for_a_client_that_went_away_goes_to_the_next_at_once(
     assert all(one["attempt"] == 1 for one in pulled)
 
 
+@pytest.mark.slow
 def test_a_group_that_waits_is_not_woken_by_other_topics_nor_kept_beyond_its_time(
     serve: Callable[..., HttpServer], topic: str
 ) -> None:

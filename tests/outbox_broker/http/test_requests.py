@@ -141,6 +141,7 @@ def test_a_client_that_goes_before_its_body_is_whole_leaves_its_place(
     assert client("GET", f"{url}/v1/topics/{topic}").json()["figures"]["stored"] == 1
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come_is_given_up_and_its_place_free(
     serve: Callable[..., HttpServer], client: Client, topic: str
 ) -> None:

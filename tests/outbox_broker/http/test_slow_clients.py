@@ -96,11 +96,13 @@ def impatient(serve: Serve) -> HttpServer:
     )
 
 
+@pytest.mark.slow
 def test_a_client_that_says_nothing_is_let_go_without_a_word(impatient: HttpServer) -> None:
     with RawConnection(impatient.url) as connection:
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [b"G", b"GET /livez HTTP/1.1\r\n", livez()[:-2], b"POST / HTTP/1.1\r\nHost: lo"])
 def test_a_head_that_stops_is_answered_408_and_its_connection_closed(impatient: HttpServer, begun: bytes) -> None:
     with RawConnection(impatient.url) as connection:
@@ -114,6 +116,7 @@ def test_a_head_that_stops_is_answered_408_and_its_connection_closed(impatient: 
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 def test_empty_lines_do_not_keep_a_connection(impatient: HttpServer) -> None:
     with RawConnection(impatient.url) as connection:
         drip(connection, repeat(b"\r\n"), impatient.url)
@@ -124,6 +127,7 @@ def test_empty_lines_do_not_keep_a_connection(impatient: HttpServer) -> None:
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 def test_a_head_in_drips_is_given_up_however_steadily_it_comes(impatient: HttpServer) -> None:
     head = chain([b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-A: "], repeat(b"a"))
     with RawConnection(impatient.url) as connection:
@@ -133,6 +137,7 @@ def test_a_head_in_drips_is_given_up_however_steadily_it_comes(impatient: HttpSe
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framing", "drops"),
     [
@@ -154,6 +159,7 @@ def test_a_body_in_drips_is_given_up_however_steadily_it_comes(
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 def test_trailers_in_drips_are_given_up_too(impatient: HttpServer) -> None:
     begun = publish(CHUNKED, body=b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY))
     with RawConnection(impatient.url) as connection:
@@ -166,6 +172,7 @@ def test_trailers_in_drips_are_given_up_too(impatient: HttpServer) -> None:
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 def test_a_client_that_waits_for_100_and_then_sends_nothing_is_given_up(impatient: HttpServer) -> None:
     with RawConnection(impatient.url) as connection:
         connection.send(publish(LENGTH, "Expect: 100-continue", body=b""))
@@ -178,6 +185,7 @@ def test_a_client_that_waits_for_100_and_then_sends_nothing_is_given_up(impatien
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 def test_a_request_behind_an_answered_one_is_bounded_in_time_as_well(impatient: HttpServer) -> None:
     with RawConnection(impatient.url) as connection:
         connection.send(GOOD + livez()[:20])
@@ -188,6 +196,7 @@ def test_a_request_behind_an_answered_one_is_bounded_in_time_as_well(impatient: 
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 def test_a_refused_body_that_does_not_come_is_not_waited_for(impatient: HttpServer) -> None:
     with RawConnection(impatient.url) as connection:
         connection.send(request("POST /nowhere HTTP/1.1", HOST, JSON, LENGTH))
@@ -199,6 +208,7 @@ def test_a_refused_body_that_does_not_come_is_not_waited_for(impatient: HttpServ
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 def test_a_slow_body_frees_its_place_and_its_bytes(serve: Serve) -> None:
     length = MIB
     url = serve(HttpSettings(publishes_max=1, request_read_ms_max=PATIENCE_MS, work_bytes_max=3 * length)).url
@@ -224,6 +234,7 @@ def test_an_idle_connection_ends_after_its_keep_alive_without_a_word(serve: Serv
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.slow
 def test_the_time_for_a_head_begins_with_its_first_byte_and_not_with_the_connection(serve: Serve) -> None:
     url = serve(HttpSettings(keep_alive_ms=LONG_MS, request_head_ms_max=PATIENCE_MS)).url
     with RawConnection(url) as idle, RawConnection(url) as silent:
@@ -293,6 +304,7 @@ def test_a_client_that_does_not_read_its_answer_is_reset(serve: Serve, stored_24
         deaf.wait_for_reset()
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads_counts_against_the_budget_until_its_time_is_up(
     serve: Serve, stored_24_mib: Callable[[str], None]
 ) -> None:
@@ -349,6 +361,7 @@ def test_a_client_that_asks_on_and_on_without_reading_is_not_read_from_and_reset
     assert ask(url, livez("Connection: close")) is not None
 
 
+@pytest.mark.slow
 def test_over_tls_a_large_answer_comes_whole_and_a_client_that_does_not_read_is_let_go(
     serve: Serve, certificate: tuple[Path, Path]
 ) -> None:

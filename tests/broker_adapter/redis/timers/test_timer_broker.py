@@ -107,6 +107,7 @@ def test_an_id_that_was_canceled_before_it_came_is_dropped_on_a_topic_that_there
     assert broker.cancel([canceled.id]) == [CancelStatus.CANCELED]
 
 
+@pytest.mark.slow
 def test_an_id_counts_as_new_when_the_window_of_its_cancel_is_over(
     shared: RedisServer, open_broker: Open, topic: str
 ) -> None:
@@ -123,6 +124,7 @@ def test_an_id_counts_as_new_when_the_window_of_its_cancel_is_over(
     assert broker.cancel([again.id, now.id]) == [CancelStatus.TOO_LATE] * 2
 
 
+@pytest.mark.slow
 def test_a_cancel_that_no_replica_has_is_not_acknowledged_nor_is_its_repeat(
     server: RedisServer, open_broker: Open, topic: str
 ) -> None:
@@ -325,6 +327,7 @@ def test_the_rights_that_the_guide_lists_are_enough(server: RedisServer, open_br
     assert broker.admin.topics() == [topic]
 
 
+@pytest.mark.slow
 def test_a_pull_that_waits_asks_little_and_is_woken_by_what_is_due_before_all_others(
     server: RedisServer, open_broker: Open, topic: str
 ) -> None:

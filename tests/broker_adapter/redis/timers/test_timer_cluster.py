@@ -51,6 +51,7 @@ def ids(batch: Sequence[Message]) -> list[str]:
     return [one.id for one in batch]
 
 
+@pytest.mark.slow
 def test_a_topic_lies_in_slots_on_all_masters_and_each_message_comes_once(cluster: RedisClusterServers) -> None:
     with broker_on(cluster, f"wait=1&slots={SLOTS}") as broker:
         now, later = messages(200), messages(40, deliver_at_ms=time.time_ns() // 1_000_000 + 3_600_000)
@@ -71,6 +72,7 @@ def test_a_topic_lies_in_slots_on_all_masters_and_each_message_comes_once(cluste
     assert masters == {server.port for server in cluster.masters}
 
 
+@pytest.mark.slow
 def test_nothing_is_acknowledged_on_a_topic_that_no_replica_knows_by_whoever_registers_it(
     cluster: RedisClusterServers,
 ) -> None:
@@ -116,6 +118,7 @@ def test_slots_that_move_under_load_lose_nothing_that_was_acknowledged(cluster: 
     assert redirections(source)["TRYAGAIN"] > 0
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_being_moved_does_not_hold_up_the_others(cluster: RedisClusterServers) -> None:
     source, target = cluster.masters[:2]
     [slot, *_] = [slot for slot in range(SLOTS) if cluster.master_of(f"outbox:timers:{{t:{slot}}}:log") is source]

@@ -95,10 +95,12 @@ def two_workers_of_one_group() -> World:
     return World(slot, {"one": "g", "two": "g"}, {"one": None, "two": None}, time_max=4, deliveries_max=5)
 
 
+@pytest.mark.slow
 def test_each_message_is_in_one_place_in_all_interleavings_of_two_workers_and_a_reaper() -> None:
     assert explore(two_workers_of_one_group()) > 1_000
 
 
+@pytest.mark.slow
 def test_each_message_is_in_one_place_for_each_of_two_groups_and_goes_when_both_acknowledged_it() -> None:
     slot = ModelSlot({"g": ModelGroup(), "h": ModelGroup()}, max_attempts=1)
 

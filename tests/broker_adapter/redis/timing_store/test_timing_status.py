@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from broker_adapter.redis.timing_store.timing_scripts import TimingKeys
@@ -97,6 +98,7 @@ def test_an_announcement_of_another_program_is_nobodys(server: RedisServer) -> N
     assert first.server is None
 
 
+@pytest.mark.slow
 def test_slots_of_a_shard_that_is_out_are_named_and_the_others_shown() -> None:
     keys = TimingKeys("outbox:", "shop")
     with redis_cluster(cluster_require_full_coverage="no") as cluster:

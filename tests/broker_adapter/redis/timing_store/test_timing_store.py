@@ -334,6 +334,7 @@ def test_timers_survive_a_kill_and_a_dead_server_is_an_outage(store: TimingStore
     assert held(store) == 30
 
 
+@pytest.mark.slow
 def test_a_cluster_has_the_slots_on_its_masters_and_wakes_from_any_node() -> None:
     with redis_cluster(node_timeout_ms=STEADY_MS) as cluster, opened(f"{cluster.url}?slots=16&name=shop") as store:
         store.prepare()
