@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_broker.cluster.shard_decision import ClusterView
+from outbox_broker.cluster.shard_decision import ClusterView, zone_of
+from outbox_core.assignment.resource import ZONE_CHARS_MAX
 
 LISTED_MAX: Final = 64
 """Shards that one event names; it counts the others."""
@@ -18,6 +20,7 @@ class ClusterChange:
 
     event: str
     fields: Mapping[str, object]
+    level: int = logging.INFO
 
 
 def changes_between(earlier: ClusterView | None, later: ClusterView) -> Iterator[ClusterChange]:
@@ -35,6 +38,10 @@ def changes_between(earlier: ClusterView | None, later: ClusterView) -> Iterator
             "cluster_nodes_changed",
             {"joined": sorted(names[node] for node in joined), "left": sorted(names[node] for node in left)},
         )
+    for record in (later.nodes[node] for node in sorted(joined)):
+        if record.zone is not None and zone_of(record) is None:
+            fields = {"node_name": record.name, "zone": record.zone[:ZONE_CHARS_MAX]}
+            yield ClusterChange("node_zone_ignored", fields, level=logging.WARNING)
     for node in sorted(later.nodes.keys() & before.nodes.keys()):
         if (reason := later.nodes[node].unable) != before.nodes[node].unable:
             event = "node_able_again" if reason is None else "node_unable"

@@ -166,7 +166,7 @@ class Coordinator:
         view = self._registry.renew()
         shards = ShardMap(self._registry.config().generations)
         for change in changes_between(self._view, view):
-            logger.info(change.event, extra={"node": view.me, **change.fields})
+            logger.log(change.level, change.event, extra={"node": view.me, **change.fields})
         self._shards, self._view = shards, view
         view = self._assigned(view, shards)
         self._take_steps(view, shards)

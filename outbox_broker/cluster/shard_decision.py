@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from outbox_broker.cluster.znode_records import NodeRecord, OwnerRecord
 from outbox_core.assignment.even_assignment import assign
 from outbox_core.assignment.member import Member
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.resource import Resource, check_zone
+from outbox_core.common.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,17 @@ def why_waiting(shard: str, view: ClusterView) -> str | None:
     return "no node has room: raise --capacity, or start more nodes"
 
 
+def zone_of(record: NodeRecord) -> str | None:
+    """Returns the zone of a node; None, too, where its record has one that cannot be: that node would stop the leader's
+    assignment of every shard.
+    """
+    try:
+        check_zone(record.zone)
+    except ConfigurationError:
+        return None
+    return record.zone
+
+
 def _why_owner_waits(owner: OwnerRecord, view: ClusterView) -> str | None:
     record = view.nodes.get(owner.node)
     name = owner.node if record is None else record.name
@@ -93,7 +105,7 @@ def _why_owner_waits(owner: OwnerRecord, view: ClusterView) -> str | None:
 
 
 def _member(record: NodeRecord) -> Member:
-    return Member(record.zone, 0 if record.unable is not None else record.capacity)
+    return Member(zone_of(record), 0 if record.unable is not None else record.capacity)
 
 
 def _sorted(shards: AbstractSet[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from outbox_broker.cluster.bookie_tls import BookieTls
 from outbox_broker.cluster.memory_budget import MemoryBudget
 from outbox_broker.cluster.zone_file import LastZone
+from outbox_core.assignment.resource import check_zone
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.config_files import read_optional_secret
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
@@ -85,6 +86,16 @@ class ClusterSettings(ZooKeeperTable):
         if name.endswith("_ms"):
             return parse_duration_ms(value)
         return parse_size_bytes(value) if name.endswith("_bytes") else value
+
+    @field_validator("zone")
+    @classmethod
+    def _of_a_registry(cls, value: str | None) -> str | None:
+        """Other nodes read it, and ignore one that their registry could not hold."""
+        try:
+            check_zone(value)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
+        return value
 
     @property
     def address(self) -> ZooKeeperAddress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from outbox_broker.cluster.cluster_view_diff import LISTED_MAX, changes_between, moves
@@ -9,8 +10,8 @@ from outbox_broker.cluster.shard_decision import ClusterView
 from outbox_broker.cluster.znode_records import NodeRecord, OwnerRecord
 
 
-def record(name: str, *, unable: str | None = None) -> NodeRecord:
-    return NodeRecord(name=name, url="u", peer_url="p", version="1", unable=unable)
+def record(name: str, *, unable: str | None = None, zone: str | None = None) -> NodeRecord:
+    return NodeRecord(name=name, url="u", peer_url="p", version="1", unable=unable, zone=zone)
 
 
 VIEW = ClusterView(
@@ -53,6 +54,16 @@ def test_a_node_that_takes_no_shards_shows_why_and_when_it_does_again() -> None:
 
     assert described(VIEW, later) == {"node_unable": {"node_name": "b", "reason": "it is draining"}}
     assert described(later, VIEW) == {"node_able_again": {"node_name": "b", "reason": None}}
+
+
+def test_a_node_whose_zone_cannot_be_is_warned_of_once() -> None:
+    later = replace(VIEW, nodes={**VIEW.nodes, "3": record("c", zone="Zürich")})
+
+    levels = {change.event: change.level for change in changes_between(VIEW, later)}
+
+    assert described(VIEW, later)["node_zone_ignored"] == {"node_name": "c", "zone": "Zürich"}
+    assert levels == {"cluster_nodes_changed": logging.INFO, "node_zone_ignored": logging.WARNING}
+    assert described(later, later) == {}
 
 
 def test_a_new_session_of_the_node_itself_is_an_event() -> None:

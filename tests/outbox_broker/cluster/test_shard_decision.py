@@ -71,6 +71,16 @@ def test_shards_are_spread_evenly_and_an_able_owner_keeps_its_own() -> None:
     assert sum(before[shard] != after[shard] for shard in shards) == 4
 
 
+@pytest.mark.parametrize("zone", ["Zürich", "a\nb", "", "z" * 65])
+def test_a_node_with_a_zone_that_cannot_be_gets_shards_as_one_without_a_zone(zone: str) -> None:
+    shards = ShardMap([4]).names()
+    nodes = {"a": node("a", zone="z1"), "b": node("b", zone=zone)}
+
+    after = decide_assignment(view(assigned={}, owners={}, nodes=nodes), shards=shards)
+
+    assert sorted(after.values()) == ["a", "a", "b", "b"]
+
+
 def test_a_node_that_is_draining_gets_nothing() -> None:
     nodes = {"a": node("a", unable="it is draining"), "b": node("b")}
 
