@@ -209,7 +209,7 @@ class CompensatorService:
         return turn.outcome
 
     def _breaker_changed(self, broker: str, state: BreakerState) -> None:
-        """Give all sources of the broker a turn at once, ahead of schedule: that costs no query. Half open admits no
+        """Give all sources of the broker a turn at once, ahead of schedule: that costs few queries. Half open admits no
         source but the one whose probe it is.
         """
         if state is BreakerState.HALF_OPEN:

@@ -87,8 +87,8 @@ def decide(pace: SourcePace, outcome: Outcome, *, options: PacingOptions, random
                 delay_ms = min(delay_ms, max(0, next_due_ms) + 1 + int(random.random() * SOON_JITTER_MS))
             return SourcePace(idle_turns=idle_turns), delay_ms
         case HeldBack(wait_ms=wait_ms):
-            # No longer than an idle source waits: a turn that is held costs no query, and shows that the source is
-            # served, however long its broker asks for a pause.
+            # No longer than an idle source waits: a turn that is held costs a query a minute, and shows that the source
+            # is served, however long its broker asks for a pause.
             return replace(pace, failures=0), max(1, min(wait_ms, max(options.interval_ms, options.idle_ms)))
         case DatabaseFailure():
             failures = pace.failures + 1

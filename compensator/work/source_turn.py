@@ -9,7 +9,7 @@ from typing import Final
 
 from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.claim_and_relay import ClaimedBatch, TableScan
-from compensator.work.due_tables import TableDue
+from compensator.work.due_tables import DuePoll, TableDue
 from compensator.work.permitted_batches import PermittedBatches
 from compensator.work.pipeline import run_pipeline
 from compensator.work.poison_row_isolation import SentBatch
@@ -23,11 +23,14 @@ _MS_US: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
-    """Limits of a turn, after which other sources have theirs: rows of a batch, batches, and time."""
+    """Limits of a turn, after which other sources have theirs: rows of a batch, batches, and time. `held_poll_ms`: so
+    long after the last poll a source that is held back is polled all the same.
+    """
 
     batch_rows: int = 200
     batches_max: int = 50
     turn_ms_max: int = 1_000
+    held_poll_ms: int = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +54,15 @@ class Turns:
         self._options = options
         self._clock = clock
         self._last_table = ""
+        self._polled_ms: int | None = None
+        """When the last poll succeeded; None: there was none since the database last failed."""
 
     def take(self, *, going_on: Callable[[], bool]) -> TurnReport:
         """Run one turn. `going_on` is called before each claim and send. Raises DatabaseUnavailable, SchemaMissing."""
         held_ms = self.source.gate.wait_ms(self._options.batch_rows)
-        if held_ms:
+        if held_ms and self._is_polled_lately():
             return TurnReport(outcome=HeldBack(held_ms))
-        polled = self.source.poll()
+        polled = self._poll()
         found = polled.due
         scans = _due(found, after=self._last_table)
         work = _TurnWork(self.source, scans, options=self._options, clock=self._clock, going_on=going_on)
@@ -72,6 +77,19 @@ class Turns:
             oldest_due_us=max(0, -found[0].due_in_us) if found else 0,
             pending=bool(found) or not polled.whole,
         )
+
+    def _is_polled_lately(self) -> bool:
+        """Whether the source needs no poll while its broker's pause or a rate holds it back: the age of its oldest row,
+        and whether its database answers, are known from polls alone.
+        """
+        age_ms = None if self._polled_ms is None else self._clock.monotonic_ms() - self._polled_ms
+        return age_ms is not None and age_ms < self._options.held_poll_ms
+
+    def _poll(self) -> DuePoll:
+        began_ms, self._polled_ms = self._clock.monotonic_ms(), None
+        polled = self.source.poll()
+        self._polled_ms = began_ms
+        return polled
 
 
 class _TurnWork:

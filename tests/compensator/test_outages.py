@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +20,7 @@ from compensator.work.source_schedule import HeldBack
 from compensator.work.source_turn import TurnOptions
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import ManualClock
-from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable
+from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, SchemaMissing
 from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.serving import Asked, Simulation, WatchedMetrics, add_due, source_of
@@ -95,10 +96,11 @@ def test_an_outage_costs_one_batch_and_no_attempt_however_long_it_lasts(town: To
     assert all(isinstance(turn.outcome, HeldBack) for _, _, turn in town.simulation.turns)
 
 
-def test_while_it_is_open_nothing_is_asked_of_any_database(town: Town) -> None:
+def test_while_it_is_open_no_database_is_asked_again(town: Town) -> None:
     for shop in town.shops:
         add_due(shop, 200)
-    town.simulation.step()
+    for _ in town.shops:
+        town.simulation.step()
     asked = Asked(*(engine for made in town.engines for engine in (made.work, made.reads)))
 
     town.simulation.run_until(PROBE_MS - 1)
@@ -146,6 +148,22 @@ def test_a_broker_that_asks_for_a_pause_gets_it(town: Town) -> None:
     town.simulation.run_until(44_999)
 
     assert town.batches == [10]
+
+
+def test_a_long_pause_hides_neither_how_old_the_oldest_rows_are_nor_that_a_database_fails(town: Town) -> None:
+    town.outage.error = BrokerThrottled("slow down", retry_after_ms=3_600_000)
+    for shop in town.shops:
+        add_due(shop, 200)
+    town.simulation.run_until(10 * 60_000)
+    polled = [(name, turn.oldest_due_us) for _, name, turn in town.simulation.turns if turn.oldest_due_us is not None]
+
+    assert set(Counter(name for name, _ in polled).values()) == {1 + 10}, "each source is polled once a minute"
+    assert all(age_us for _, age_us in polled)
+    assert town.batches == [50]
+
+    town.shops[0].execute("ALTER TABLE outbox_message RENAME TO hidden")
+    with pytest.raises(SchemaMissing):
+        town.simulation.run_until(11 * 60_000)
 
 
 def test_sources_of_another_broker_are_not_held_up(

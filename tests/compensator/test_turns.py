@@ -16,7 +16,7 @@ from compensator.work.source_schedule import DatabaseFailure, HeldBack, MoreRows
 from compensator.work.source_turn import TurnOptions, TurnReport, Turns
 from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox_core.common.clock import ManualClock
-from outbox_core.common.errors import SchemaMissing
+from outbox_core.common.errors import BrokerThrottled, SchemaMissing
 from outbox_core.messages.message import Message
 from tests.compensator.serving import (
     Asked,
@@ -281,3 +281,29 @@ def test_an_adapter_that_fails_for_everything_is_asked_a_bounded_number_of_times
 
 def test_pacing_by_default_is_a_second_and_five() -> None:
     assert (PacingOptions().interval_ms, PacingOptions().idle_ms) == (1_000, 5_000)
+
+
+def test_a_source_whose_database_failed_is_polled_at_each_turn_until_it_answers_though_its_broker_asks_for_a_pause(
+    sqlite_shop: Shop, sources: Sources, clock: ManualClock
+) -> None:
+    def throttle(_batch: Sequence[Message]) -> None:
+        raise BrokerThrottled("slow down", retry_after_ms=3_600_000)
+
+    add_due(sqlite_shop, 1)
+    turns = Turns(sources(sqlite_shop, RecordingBroker(throttle)), options=TurnOptions(), clock=clock)
+
+    def age_us() -> int | None:
+        return turns.take(going_on=lambda: True).oldest_due_us
+
+    assert age_us() is not None
+    assert age_us() is None, "it was polled just now"
+
+    sqlite_shop.execute("ALTER TABLE outbox_message RENAME TO hidden")
+    clock.advance(60_000)
+    for _ in range(2):
+        with pytest.raises(SchemaMissing):
+            age_us()
+
+    sqlite_shop.execute("ALTER TABLE hidden RENAME TO outbox_message")
+    assert age_us() is not None
+    assert age_us() is None
