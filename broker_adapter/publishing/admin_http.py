@@ -29,13 +29,17 @@ class AdminHttp:
         token: str | None = None,
         ca_file: str | None = None,
         certificate: tuple[str, str] | None = None,
+        needs_tls: bool = False,
     ) -> None:
-        """`url`: what all paths begin with; `token`: a bearer token; `certificate`: files of it and of its key."""
+        """`url`: what all paths begin with; `token`: a bearer token; `certificate`: files of it and of its key;
+        `needs_tls`: no redirection takes the login to another machine without TLS, since the broker gets it by TLS.
+        """
         self._url = url
         self._login = None if login is None else (_as_latin_1(login[0]), _as_latin_1(login[1]))
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._ca_file = ca_file
         self._certificate = certificate
+        self._needs_tls = needs_tls
         self._silent_until = 0.0
 
     def get(self, path: str, *, timeout_s: float) -> requests.Response:
@@ -60,7 +64,7 @@ class AdminHttp:
             if not answer.is_redirect:
                 answer.raise_for_status()
                 return answer
-            url = _redirected(url, answer.headers["location"])
+            url = _redirected(url, answer.headers["location"], needs_tls=self._needs_tls)
         raise requests.TooManyRedirects(f"{self._url}/{path} was redirected more than {REDIRECTIONS_MAX} times")
 
     def _ask(self, method: str, url: str, *, timeout_s: float) -> requests.Response:
@@ -100,10 +104,14 @@ def check_login_encrypted(url: str, *, option: str) -> None:
         )
 
 
-def _redirected(url: str, location: str) -> str:
-    """The address that a server redirects to; never one without TLS from one with it, which would show the login."""
+def _redirected(url: str, location: str, *, needs_tls: bool) -> str:
+    """The address that a server redirects to; never one without TLS from one with it, nor, if the login needs TLS, one
+    on another machine: that would show the login.
+    """
     target = urljoin(url, location)
-    if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
+    parts = urlsplit(target)
+    may_be_plain = urlsplit(url).scheme != "https" and not (needs_tls and not is_loopback(parts.hostname or ""))
+    if parts.scheme != "https" and not may_be_plain:
         raise requests.exceptions.InvalidURL(f"{url} redirects to {target}, which is without TLS")
     return target
 

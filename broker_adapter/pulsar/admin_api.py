@@ -29,6 +29,7 @@ class AdminApi:
             token=settings.token,
             ca_file=settings.ca_file,
             certificate=None if settings.cert_file is None else (settings.cert_file, str(settings.key_file)),
+            needs_tls=settings.has_tls,
         )
 
     def version(self, *, timeout_s: float) -> str:

@@ -33,6 +33,8 @@ class ClientSettings:
     cert_file: str | None = None
     key_file: str | None = None
     admin_url: str | None = None
+    has_tls: bool = False
+    """Whether the broker gets the login by TLS."""
 
     @classmethod
     def of(cls, url: BrokerUrl, *, timeout_ms: int, token: str | None = None, ca_file: str | None = None) -> Self:
@@ -66,6 +68,7 @@ class ClientSettings:
             cert_file=cert_file,
             key_file=key_file,
             admin_url=admin,
+            has_tls=url.scheme == TLS_SCHEME,
         )
 
     def topic_url(self, topic: str) -> str:

@@ -12,10 +12,12 @@ from broker_adapter.publishing.admin_http import AdminHttp
 class ManagementApi:
     """Client of the management API for one virtual host. Each call raises requests.RequestException."""
 
-    def __init__(self, url: str, *, vhost: str, login: tuple[str, str], ca_file: str | None) -> None:
-        """`login`: of a user who has the tag `monitoring`."""
+    def __init__(
+        self, url: str, *, vhost: str, login: tuple[str, str], ca_file: str | None, needs_tls: bool = False
+    ) -> None:
+        """`login`: of a user who has the tag `monitoring`. `needs_tls`: see AdminHttp."""
         self._vhost = quote(vhost, safe="")
-        self._http = AdminHttp(f"{url}/api", login=login, ca_file=ca_file)
+        self._http = AdminHttp(f"{url}/api", login=login, ca_file=ca_file, needs_tls=needs_tls)
 
     def exchange_type(self, name: str, *, timeout_s: float) -> str:
         """Such as `topic`."""

@@ -51,7 +51,10 @@ def open_broker(
         address = admin_url(parsed.options["management"], option="management", port=PORT_MANAGEMENT)
         if tls is not None:
             check_login_encrypted(address, option="management")
-        api = ManagementApi(address, vhost=vhost, login=(user, password), ca_file=ca_file or parsed.file("ca_file"))
+        api = ManagementApi(
+            address, vhost=vhost, login=(user, password), ca_file=ca_file or parsed.file("ca_file"),
+            needs_tls=tls is not None,
+        )  # fmt: skip
     publisher = RabbitMqPublisher(
         ProcessConnection(servers),
         Inspector(exchange=exchange, api=api),

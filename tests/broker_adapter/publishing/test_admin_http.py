@@ -16,6 +16,9 @@ import pytest
 import requests
 
 from broker_adapter.publishing.admin_http import AdminHttp
+from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.pulsar.admin_api import AdminApi
+from broker_adapter.pulsar.client_settings import URL_OPTIONS, ClientSettings
 from outbox_broker.http.server import Tls
 from tests.broker_adapter.http.test_tls import certificate
 
@@ -140,3 +143,21 @@ def test_no_login_goes_from_a_server_with_tls_to_one_without(serve: Serve, tmp_p
         AdminHttp(f"{first.url}/admin", token="s3cret", ca_file=str(tls.certificate)).get("t", timeout_s=WAIT_SECONDS)
 
     assert plain.seen == []
+
+
+def test_a_login_that_the_broker_gets_by_tls_goes_no_further_than_this_machine_without(serve: Serve) -> None:
+    first = serve("Bearer s3cret", redirects_to="http://admin.invalid/admin/v2/brokers/version")
+    url = BrokerUrl.parse(f"pulsar+ssl://h?admin={first.url}", port=6651, options=URL_OPTIONS)
+    api = AdminApi(ClientSettings.of(url, timeout_ms=WAIT_SECONDS * 1_000, token="s3cret"))
+
+    with pytest.raises(requests.RequestException, match="without TLS"):
+        api.version(timeout_s=WAIT_SECONDS)
+
+
+def test_a_login_that_needs_tls_goes_from_server_to_server_of_this_machine(serve: Serve) -> None:
+    owner = serve("Bearer s3cret")
+    first = serve("Bearer s3cret", redirects_to=f"{owner.url}/admin/t")
+
+    AdminHttp(f"{first.url}/admin", token="s3cret", needs_tls=True).get("t", timeout_s=WAIT_SECONDS)
+
+    assert owner.seen == ["Bearer s3cret"]
