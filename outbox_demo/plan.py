@@ -112,11 +112,14 @@ class DemoPlan:
     def compensator_arguments(self) -> list[str]:
         """The command of a compensator of this run; several share what they serve by leases."""
         schema = ["--schema", self.schema] if self.schema else []
-        timing = ["--timing", self.timing_url, "--leases"] if self.timing_url else []
-        return [
-            "outbox", "compensator", "run", "--url", self.url, "--broker", self.broker_url, "--interval-ms", "500",
-            *schema, *timing,
-        ]  # fmt: skip
+        leases = ["--leases"] if self.timing_url else []
+        return ["outbox", "compensator", "run", "--interval-ms", "500", *schema, *leases]
+
+    @property
+    def compensator_environment(self) -> dict[str, str]:
+        """The URLs for that command, which may hold passwords: other users of the machine see a command's arguments."""
+        timing = {"OUTBOX_TIMING__STORE": self.timing_url} if self.timing_url else {}
+        return {"OUTBOX_DATABASE__URL": self.url, "OUTBOX_BROKER__URL": self.broker_url, **timing}
 
     @property
     def path(self) -> Path:

@@ -111,4 +111,6 @@ class RedisTiming:
     def _start_worker(self, number: int) -> Process:
         if self._plan is None:
             raise BrokerUnavailable("the run has no plan yet")
-        return self._processes.start(f"timer-worker-{number}", self._plan.compensator_arguments)
+        return self._processes.start(
+            f"timer-worker-{number}", self._plan.compensator_arguments, environment=self._plan.compensator_environment
+        )

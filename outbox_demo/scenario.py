@@ -88,7 +88,7 @@ class Scenario:
             )
             plan.write()
             self._broker.start_consumers(plan)
-            self._processes.start("compensator", plan.compensator_arguments)
+            self._processes.start("compensator", plan.compensator_arguments, environment=plan.compensator_environment)
             self._book(plan)
             self._processes.wait_for(
                 "everything to settle",

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from compensator.core.config import load
 from outbox_demo.accelerated_clock import AcceleratedClock
 from outbox_demo.flights import FLIGHTS, read_flights
+from outbox_demo.plan import DemoPlan
 
 BOOKINGS = 300
 US = 1_000_000
@@ -114,6 +116,24 @@ def test_the_plan_and_the_settings_of_the_reconciliation_which_may_hold_a_passwo
 
     modes = [stat.S_IMODE((folder / name).stat().st_mode) for name in ("plan.json", "reconcile.toml")]
     assert modes == [0o600, 0o600]
+
+
+def test_the_compensator_gets_urls_which_may_hold_a_password_by_its_environment_and_not_by_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = DemoPlan(
+        url="mysql+pymysql://app:s3cret@db/shop", schema="outbox", broker_url="rabbitmq://app:s3cret@mq/shop",
+        timing_url="redis://:s3cret@redis/?name=shop", folder=tmp_path, first_us=0, last_us=1, bookings=1,
+        poison_order=1, clock=AcceleratedClock.fit(first_us=0, last_us=1, starts_at_us=0, seconds=60),
+    )  # fmt: skip
+    for name, value in plan.compensator_environment.items():
+        monkeypatch.setenv(name, value)
+    chosen = load({}, file=None)
+
+    assert not [one for one in plan.compensator_arguments if "s3cret" in one]
+    assert (chosen.database.url, chosen.broker.url, chosen.timing.store) == (
+        plan.url, plan.broker_url, plan.timing_url,
+    )  # fmt: skip
 
 
 @pytest.mark.processes
