@@ -250,8 +250,9 @@ class DelayProxy:
     def _deliver(self, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
         """Publish to the target; returns the rejected messages, and raises if the whole batch may be retried."""
         refused = publish_to_target(self._target, batch)
-        fired = Counter(one.topic for one in batch)
-        fired.subtract(one.topic for one in refused)
-        for topic, messages in (+fired).items():
-            self._count("fired", topic, messages)
+        refused_by_topic = Counter(one.topic for one in refused)
+        fired = Counter(one.topic for one in batch) - refused_by_topic
+        for what, by_topic in (("fired", fired), ("refused_by_target", refused_by_topic)):
+            for topic, messages in by_topic.items():
+                self._count(what, topic, messages)
         return refused

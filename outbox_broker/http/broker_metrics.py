@@ -30,6 +30,10 @@ _BY_TOPIC: Final = {
     "published_stored": ("broker_messages_received", "Messages stored."),
     "published_duplicate": ("broker_messages_duplicate", "Messages passed over because their id was stored before."),
     "fired": ("broker_messages_dispatched", "Scheduled messages that fell due."),
+    "refused_by_target": (
+        "broker_delay_refused_messages",
+        "Scheduled messages that a delay service's target refused; each is tried, and counts, again each hour.",
+    ),
     "quarantined": ("broker_messages_quarantined", "Damaged messages that became dead letters, once for each group."),
     "broadcast": ("broker_messages_broadcast", "Messages read by readers without a group."),
 }

@@ -33,7 +33,7 @@ def known(tmp_path: Path) -> Mapping[str, set[str]]:
 
 def metrics_of(expression: str) -> set[str]:
     """The metrics that an expression names."""
-    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\"[^\"]*\"|\bby\s*\([^)]*\)", " ", expression)
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\"[^\"]*\"|\bby\s*\([^)]*\)|\boffset\s+\w+", " ", expression)
     return set(re.findall(_IDENTIFIER, bare)) - WORDS
 
 

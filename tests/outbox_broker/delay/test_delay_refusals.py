@@ -14,6 +14,7 @@ from broker_adapter.http import HttpBroker
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access, load_tokens
+from outbox_broker.http.broker_metrics import BrokerMetrics
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.schedule_runner import REFUSED_AGAIN_MS
@@ -103,6 +104,11 @@ def test_a_topic_that_the_token_does_not_cover_holds_up_no_other(
     clock.advance(REFUSED_AGAIN_MS)
     turned(front)
     assert front.service.refused == 5
+    metrics = BrokerMetrics(front.served(), series_max=10).registry
+    refused = [
+        metrics.get_sample_value("broker_delay_refused_messages_total", {"topic": topic}) for topic in ("b.x", "a.x")
+    ]
+    assert refused == [5, None], "once for each try"
 
 
 def test_a_token_that_is_wrong_holds_everything_until_it_is_mended(
