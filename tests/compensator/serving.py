@@ -114,6 +114,17 @@ class Asked:
         self.statements.append(statement)
 
 
+def advance_until(clock: ManualClock, condition: Callable[[], bool]) -> None:
+    """Let time pass in small steps until something has come of it."""
+    pause = threading.Event()
+    for _ in range(60_000):
+        if condition():
+            return
+        clock.advance(20)
+        pause.wait(0.005)
+    raise TimeoutError("nothing came of it")
+
+
 def wait_until_stopping(service: CompensatorService) -> None:
     """Wait until somebody's stop() has been heard."""
     pause, deadline_s = threading.Event(), time.monotonic() + WAIT_SECONDS

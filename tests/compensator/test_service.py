@@ -24,7 +24,15 @@ from compensator.work.source_turn import TurnReport
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.message import Message
-from tests.compensator.serving import HOUR_US, WAIT_SECONDS, WatchedMetrics, add_due, name_of, wait_until_stopping
+from tests.compensator.serving import (
+    HOUR_US,
+    WAIT_SECONDS,
+    WatchedMetrics,
+    add_due,
+    advance_until,
+    name_of,
+    wait_until_stopping,
+)
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop, open_shop
@@ -174,17 +182,6 @@ def test_health_goes_when_no_turn_ends_well_and_comes_back(
     assert {check.name: check.status for check in ill.checks}["turns"] == "fail"
     assert name_of(sqlite_shop) in {check.name: check.observed for check in ill.checks}["sources"]
     assert again.is_healthy
-
-
-def advance_until(clock: ManualClock, condition: Callable[[], bool]) -> None:
-    """Let time pass in small steps until something has come of it."""
-    pause = threading.Event()
-    for _ in range(60_000):
-        if condition():
-            return
-        clock.advance(20)
-        pause.wait(0.005)
-    pytest.fail("nothing came of it")
 
 
 def test_a_broker_that_is_out_does_not_make_the_compensator_ill(
