@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -103,19 +102,14 @@ class BrokerConfig(Table):
 
     @property
     def tls(self) -> Tls | None:
-        """The certificate's files. Raises ConfigurationError where one is missing."""
+        """The certificate's files. Raises ConfigurationError if they are unusable."""
         if self.tls_cert is None and self.tls_key is None:
             return None
         if self.tls_cert is None or self.tls_key is None:
             raise ConfigurationError("TLS needs both --tls-cert and --tls-key")
-        for path in (self.tls_cert, self.tls_key):
-            if not path.is_file():
-                raise ConfigurationError(f"there is no file {path} for TLS")
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key)
-        except OSError as error:  # SSLError is one of them
-            raise ConfigurationError(f"{self.tls_cert} and {self.tls_key} are no certificate and its key") from error
-        return Tls(self.tls_cert, self.tls_key)
+        tls = Tls(self.tls_cert, self.tls_key)
+        tls.load()
+        return tls
 
     def _values_of(self, part: type[EngineOptions | HttpSettings]) -> dict[str, Any]:
         """Returns the options of one part, by its own names."""

@@ -7,7 +7,6 @@ import errno
 import resource
 import signal
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.listener import Listener, LoopErrors
 from outbox_broker.http.request_context import Services
 from outbox_broker.http.routes import ROUTES, Route
+from outbox_broker.http.server_certificate import ServerCertificate
 from outbox_broker.http.server_context import ServerContext
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_core.common.clock import SystemClock
@@ -44,6 +44,10 @@ class Tls:
 
     certificate: Path
     key: Path
+
+    def load(self) -> ServerCertificate:
+        """Read them. Raises ConfigurationError that names the file to mend."""
+        return ServerCertificate.load(self.certificate, self.key)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -76,11 +80,13 @@ class HttpServer:
         tls: Tls | None = None,
         routes: Sequence[Route] = ROUTES,
     ) -> None:
-        """`routes`: those of the protocol, unless the server is for other programs than clients."""
+        """`routes`: those of the protocol, unless the server is for other programs than clients. Raises
+        ConfigurationError if the files of `tls` are unusable.
+        """
         self._routes = routes
         self.services = Services.of(served, settings, access=access or Access(), clock=SystemClock())
         self._socket = bound
-        self._tls = tls
+        self._certificate = None if tls is None else tls.load()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stops = asyncio.Event()
         self._ends = asyncio.Event()
@@ -92,7 +98,7 @@ class HttpServer:
         """The URL for clients."""
         host, port = self._socket.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
-        return f"{'https' if self._tls else 'http'}://{name}:{port}"
+        return f"{'https' if self._certificate else 'http'}://{name}:{port}"
 
     def run(self, *, on_ready: Callable[[str], None] | None = None, handle_signals: bool = False) -> None:
         """Serve until stop(), or with `handle_signals` until SIGTERM or SIGINT; a second one ends it at once.
@@ -125,7 +131,8 @@ class HttpServer:
             table=_connection_table(settings), settings=settings,
         )  # fmt: skip
         self.services.metrics.watch(context.table, context.budget)
-        listener = Listener(context, self._socket, None if self._tls is None else _tls_context(self._tls))
+        tls = None if self._certificate is None else self._certificate.context
+        listener = Listener(context, self._socket, tls)
         accepting, sweeping = loop.create_task(listener.run()), loop.create_task(_sweep(context))
         try:
             await asyncio.sleep(0)  # so that it listens
@@ -191,14 +198,6 @@ def _connection_table(settings: HttpSettings) -> ConnectionTable:
         per_address_max=min(settings.connections_per_address_max, room),
         reserved_max=settings.connections_reserved,
     )
-
-
-def _tls_context(tls: Tls) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(tls.certificate, tls.key)
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
