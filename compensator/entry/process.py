@@ -18,6 +18,7 @@ from outbox_core.common.errors import BrokerError, StorageFailed
 from outbox_core.messages.durability_inspection import WeaknessReporter
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
+from outbox_core.runtime.reload_signal import ReloadSignal
 from outbox_core.runtime.stop_signals import StopSignals
 
 logger: EventLogger = EventLogger(__name__)
@@ -48,7 +49,8 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
     status = _status(service, metrics, config)
     freeze_what_stays()
     try:
-        with StopSignals() as signals:
+        with ReloadSignal() as reloads, StopSignals() as signals:
+            reloads.start(_refuse_reload)
             service.start()
             if status is not None:
                 status.start()
@@ -74,6 +76,10 @@ def _status(service: CompensatorService, metrics: CompensatorMetrics, config: Co
     if port is None:
         return None
     return StatusServer(service, registry=metrics.registry, host=config.compensator.host, port=port)
+
+
+def _refuse_reload() -> None:
+    logger.info("nothing_to_reload", extra={"hint": "restart it, and it reads its files again"})
 
 
 def _inspect(broker: WeaknessReporter) -> None:

@@ -153,6 +153,18 @@ def test_two_services_side_by_side_send_each_row_once_and_end_on_sigterm(
     assert mysql_shop.rows() == []
 
 
+def test_a_sighup_ends_no_service(mysql_shop: Shop, tmp_path: Path) -> None:
+    with running(*on(mysql_shop, f"embedded:{tmp_path / 'data'}"), "--port", "0") as service:
+        wait_until_it_runs(service)
+        service.send_signal(signal.SIGHUP)
+        assert service.stderr is not None
+        line = next(line for line in service.stderr if "reload" in line)
+        service.send_signal(signal.SIGTERM)
+
+        assert service.wait(WAIT_SECONDS) == 0
+    assert "nothing_to_reload" in line
+
+
 def running(*arguments: str) -> Program:
     """`outbox compensator run`, until its block ends."""
     command = ["compensator", "run", *arguments]
