@@ -83,7 +83,7 @@ def serve(
     """Publish messages to a target when they are due.
 
     They come over the broker's HTTP protocol. It listens as `outbox broker serve` does, with the same settings;
-    consumers pull from the target itself.
+    consumers pull from the target itself. SIGHUP has it read certificate, key and tokens again.
 
     Example: outbox delay serve --data ./delay --target http://broker:7788 --port 7799
 

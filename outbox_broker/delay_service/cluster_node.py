@@ -27,6 +27,7 @@ from outbox_broker.delay_service.node_totals import NodeTotals
 from outbox_broker.http.access_control import Access, Principal, Role
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer, Tls, bind
+from outbox_broker.http.server_certificate import ServerCertificate
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
@@ -113,6 +114,10 @@ class ClusterNode:
             self._peer_thread.join(self._options.http.shutdown_timeout_ms / 1000)
         self._bound.close()
         self._router.close()
+
+    def use_certificate(self, certificate: ServerCertificate | None) -> None:
+        """Show other nodes this certificate from now on; see HttpServer.use."""
+        self._peer_server.use(_peer_access(self._options), certificate)
 
     def served(self) -> ServicePorts:
         """Returns the ports for the server that clients use."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from outbox_broker.cluster.coordinator import CoordinatorOptions
 from outbox_broker.cluster.memory_budget import MemoryBudget
 from outbox_broker.config.broker_config import load
+from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.delay_service.cluster_node import ClusterNode, NodeOptions
 from outbox_broker.delay_service.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_broker.delay_service.process import announce
@@ -26,12 +27,15 @@ from outbox_core.runtime import logs
 from outbox_core.runtime.build_info import build
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
+from outbox_core.runtime.reload_signal import ReloadSignal
 from outbox_core.runtime.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     import socket
 
     from outbox_broker.config.broker_config import BrokerConfig
+    from outbox_broker.http.access_control import Access
+    from outbox_broker.http.server_certificate import ServerCertificate
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -39,8 +43,8 @@ logger: EventLogger = EventLogger(__name__)
 def run_node(
     flags: Mapping[str, Any], *, cluster_flags: Mapping[str, Any], file: Path | None, target: tuple[str, str | None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `target`: its URL and token. Raises ConfigurationError or
-    CoordinatorUnavailable if it cannot start.
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads certificate and tokens. `target`: its URL and token. Raises
+    ConfigurationError or CoordinatorUnavailable if it cannot start.
     """
     if flags.get("data") is not None:
         raise ConfigurationError("--data is for one process, --store for a node of a cluster: give one of the two")
@@ -48,6 +52,14 @@ def run_node(
     settings = load_cluster_settings(cluster_flags, file=file)
     logs.configure(format=config.log_format or logs.fitting_format(sys.stderr), level=config.log_level)
     _check_peers(config, settings)
+    with ReloadSignal() as reloads:
+        _run(config, settings, target, reloads=reloads)
+    logger.info("server_stopped")
+
+
+def _run(
+    config: BrokerConfig, settings: ClusterSettings, target: tuple[str, str | None], *, reloads: ReloadSignal
+) -> None:
     url, token = target
     broker = connect(url, **({} if token is None else {"token": token}))
     bound = bind(config.host, config.port)
@@ -58,13 +70,12 @@ def run_node(
             try:
                 node.start()
                 freeze_what_stays()
-                _serve(config, node, bound)
+                _serve(config, node, bound, reloads=reloads)
             finally:
                 node.close()
     finally:
         bound.close()
         broker.close()
-    logger.info("server_stopped")
 
 
 def _check_peers(config: BrokerConfig, settings: ClusterSettings) -> None:
@@ -84,7 +95,7 @@ def _check_peers(config: BrokerConfig, settings: ClusterSettings) -> None:
         logger.warning("zookeeper_without_login", extra={"cure": "set zookeeper_user and zookeeper_password_file"})
 
 
-def _serve(config: BrokerConfig, node: ClusterNode, bound: socket.socket) -> None:
+def _serve(config: BrokerConfig, node: ClusterNode, bound: socket.socket, *, reloads: ReloadSignal) -> None:
     """Serve clients until a signal, and on while the node hands its shards over; a second signal ends the process at
     once: as a kill, which loses nothing.
     """
@@ -92,12 +103,17 @@ def _serve(config: BrokerConfig, node: ClusterNode, bound: socket.socket) -> Non
         node.served(), bound, settings=config.http_settings, access=config.access(), tls=config.tls
     )  # fmt: skip
 
+    def use(access: Access, certificate: ServerCertificate | None) -> None:
+        server.use(access, certificate)
+        node.use_certificate(certificate)
+
     def serve() -> None:
         try:
             server.run(on_ready=lambda url: announce(url, config.ready_file))
         finally:
             signals.wake()
 
+    reloads.start(lambda: reload_credentials(config, use))
     with StopSignals() as signals:
         thread = threading.Thread(target=serve, name="server")
         thread.start()

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
+from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.server import HttpServer, bind
 from outbox_broker.http.service_ports import ServicePorts
@@ -23,6 +24,7 @@ from outbox_core.messages.broker_port import Broker
 from outbox_core.runtime import logs
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
+from outbox_core.runtime.reload_signal import ReloadSignal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,26 +35,28 @@ logger: EventLogger = EventLogger(__name__)
 
 
 def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start; StorageFailed, too, and if the
-    storage failed for good.
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads certificate and tokens. Raises ConfigurationError if it cannot
+    start; StorageFailed, too, and if the storage failed for good.
 
     The target is found by its URL's scheme: this package imports no adapter.
     """
     chosen = config.log_format or logs.fitting_format(sys.stderr)
     logs.configure(format=chosen, level=config.log_level, quiet=logs.QUIET_CLIENTS)
-    access, tls = config.access(), config.tls
-    target = connect(target_url, **({} if target_token is None else {"token": target_token}))
-    bound = bind(config.host, config.port)
-    try:
-        with _RunningService(config, target) as service:
-            server = HttpServer(service.served(), bound, settings=config.http_settings, access=access, tls=tls)
-            freeze_what_stays()
-            with StorageWatch(service.check_usable, stop=server.stop) as watch:
-                server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
-            watch.raise_failure()
-    finally:
-        bound.close()
-        target.close()
+    with ReloadSignal() as reloads:
+        access, tls = config.access(), config.tls
+        target = connect(target_url, **({} if target_token is None else {"token": target_token}))
+        bound = bind(config.host, config.port)
+        try:
+            with _RunningService(config, target) as service:
+                server = HttpServer(service.served(), bound, settings=config.http_settings, access=access, tls=tls)
+                reloads.start(lambda: reload_credentials(config, server.use))
+                freeze_what_stays()
+                with StorageWatch(service.check_usable, stop=server.stop) as watch:
+                    server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
+                watch.raise_failure()
+        finally:
+            bound.close()
+            target.close()
     logger.info("server_stopped")
 
 

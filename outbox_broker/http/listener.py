@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +48,8 @@ class Listener:
 
     context: ServerContext
     bound: socket.socket
-    tls: ssl.SSLContext | None
+    tls: Callable[[], ssl.SSLContext | None]
+    """Returns that of the next connection."""
     log_rate: LogRateLimit = field(default_factory=LogRateLimit)
     opening: dict[asyncio.Task[None], socket.socket] = field(default_factory=dict)
 
@@ -81,11 +82,12 @@ class Listener:
     async def _open(self, accepted: socket.socket, slot: ConnectionSlot) -> None:
         """Create a connection on a socket; a client that does not complete the handshake in time is dropped."""
         connection = HttpConnection(self.context, slot)
-        timeout_s = self.context.settings.request_head_ms_max / 1000 if self.tls else None
+        tls = self.tls()
+        timeout_s = self.context.settings.request_head_ms_max / 1000 if tls else None
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self.context.loop.connect_accepted_socket(
-                lambda: connection, accepted, ssl=self.tls, ssl_handshake_timeout=timeout_s
+                lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=timeout_s
             )
             slot.evict = connection.abort
         except OSError:  # gone, or no TLS: strangers can cause this at any rate

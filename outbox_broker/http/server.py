@@ -7,6 +7,7 @@ import errno
 import resource
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,17 @@ class HttpServer:
             elif not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stop)
 
+    def use(self, access: Access, certificate: ServerCertificate | None) -> None:
+        """Check the next request of each connection, and show new connections a certificate, by these; from any thread.
+
+        Open connections go on, and so do requests that were admitted.
+        """
+        self.services.access = access
+        self._certificate = certificate
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        return None if self._certificate is None else self._certificate.context
+
     async def _run(self, on_ready: Callable[[str], None], *, handle_signals: bool) -> None:
         loop, settings = asyncio.get_running_loop(), self.services.settings
         loop.set_exception_handler(LoopErrors().handle)
@@ -131,8 +143,7 @@ class HttpServer:
             table=_connection_table(settings), settings=settings,
         )  # fmt: skip
         self.services.metrics.watch(context.table, context.budget)
-        tls = None if self._certificate is None else self._certificate.context
-        listener = Listener(context, self._socket, tls)
+        listener = Listener(context, self._socket, tls=self._tls_context)
         accepting, sweeping = loop.create_task(listener.run()), loop.create_task(_sweep(context))
         try:
             await asyncio.sleep(0)  # so that it listens

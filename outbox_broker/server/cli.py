@@ -57,6 +57,8 @@ def serve(
 
     Each option is also OUTBOX_BROKER__NAME in the environment and a key of [broker] in the file; flags win.
 
+    SIGHUP has it read the files of certificate, key and tokens again.
+
     Examples:
 
       outbox broker serve --data ./broker-data

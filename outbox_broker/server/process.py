@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.server import HttpServer, bind
 from outbox_broker.http.service_ports import ServicePorts
@@ -16,6 +17,7 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
+from outbox_core.runtime.reload_signal import ReloadSignal
 
 if TYPE_CHECKING:
     from outbox_broker.config.broker_config import BrokerConfig
@@ -26,11 +28,17 @@ _ENGINE_CLOSE_MS: Final = 10_000
 
 
 def run(config: BrokerConfig) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start; StorageFailed, too, and if the
-    storage failed for good.
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads certificate and tokens. Raises ConfigurationError if it cannot
+    start; StorageFailed, too, and if the storage failed for good.
     """
     chosen = config.log_format or logs.fitting_format(sys.stderr)
     logs.configure(format=chosen, level=config.log_level)
+    with ReloadSignal() as reloads:
+        _serve(config, reloads)
+    logger.info("server_stopped")
+
+
+def _serve(config: BrokerConfig, reloads: ReloadSignal) -> None:
     access, tls = config.access(), config.tls
     bound = bind(config.host, config.port)
     try:
@@ -38,6 +46,7 @@ def run(config: BrokerConfig) -> None:
         try:
             _forget(config.ready_file)  # left behind by a killed server
             server = HttpServer(ServicePorts.of(engine), bound, settings=config.http_settings, access=access, tls=tls)
+            reloads.start(lambda: reload_credentials(config, server.use))
             freeze_what_stays()
             with StorageWatch(engine.check_usable, stop=server.stop) as watch:
                 server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
@@ -47,7 +56,6 @@ def run(config: BrokerConfig) -> None:
             engine.close(timeout_ms=_ENGINE_CLOSE_MS)
     finally:
         bound.close()
-    logger.info("server_stopped")
 
 
 def _announce(url: str, ready_file: Path | None) -> None:

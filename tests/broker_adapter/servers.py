@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
@@ -89,6 +90,8 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | Program | None = None
         self._port = 0
         self.url = ""
+        self.log: list[str] = []
+        """The lines that it has written since it was ready."""
 
     def start(self, *options: str) -> None:
         command = [
@@ -101,7 +104,7 @@ class ServerProcess:
         assert process.stderr is not None
         first_line = process.stderr.readline().decode()  # blocks until it is ready, or gone
         assert " ready at " in first_line, first_line + process.stderr.read().decode()
-        self._reader = threading.Thread(target=process.stderr.read, daemon=True)
+        self._reader = threading.Thread(target=self._read_log, args=(process.stderr,), daemon=True)
         self._reader.start()
         self.url = self._ready_file.read_text().strip()
         self._port = int(self.url.rpartition(":")[2])
@@ -121,6 +124,11 @@ class ServerProcess:
         """The process that runs now."""
         assert self._process is not None
         return self._process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """End it without warning, if it runs."""
@@ -144,6 +152,10 @@ class ServerProcess:
             self._process.close()
         self._process = None
         return code
+
+    def _read_log(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            self.log.append(line.decode())
 
     def _begin(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes] | Program:
         if self._is_fresh:

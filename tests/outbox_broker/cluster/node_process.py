@@ -45,12 +45,12 @@ class NodeProcess:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
-        """Start it; returns when it serves."""
+    def start(self, *options: str) -> None:
+        """Start it, with further options of the command; returns when it serves."""
         self._ready_file.unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         environment |= {f"OUTBOX_CLUSTER__{name.upper()}": value for name, value in self._environment.items()}
-        command = [sys.executable, "-m", "outbox", "delay", "serve", *self._arguments]
+        command = [sys.executable, "-m", "outbox", "delay", "serve", *self._arguments, *options]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 guarded([*command, "--port", self._port, "--ready-file", str(self._ready_file)]),

@@ -1,0 +1,190 @@
+"""SIGHUP has a running server read its certificate, key and tokens again."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import signal
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from cryptography import x509
+
+from tests.broker_adapter.servers import ServerProcess, delay_process
+from tests.fixtures.certificate_authority import Authority, Certificate
+from tests.outbox_broker.polling import until
+
+pytestmark = pytest.mark.processes
+
+HOST = "127.0.0.1"
+PATIENT = "[broker]\nkeep_alive_ms = 600000\nrequest_head_ms_max = 120000\n"
+"""What a connection may be idle, and a handshake take, on a busy machine."""
+
+
+class Secured:
+    """A server's files, to be changed, and what its clients see."""
+
+    def __init__(self, folder: Path, process: ServerProcess) -> None:
+        self.process = process
+        self.authority = Authority(folder / "authority")
+        self.files = self.renew()
+        self.tokens = folder / "tokens.toml"
+        self.allow("first")
+        self._config = folder / "outbox.toml"
+        self._config.write_text(PATIENT)
+
+    def start(self) -> None:
+        """Start the server with all of the files."""
+        self.process.start(
+            *("--tls-cert", str(self.files.certificate), "--tls-key", str(self.files.key)),
+            *("--tokens", str(self.tokens), "--config", str(self._config)),
+        )
+
+    def renew(self) -> Certificate:
+        """Write another certificate and key to the same files."""
+        return self.authority.certificate(HOST)
+
+    def allow(self, *tokens: str) -> None:
+        """Write these tokens and no others to the file."""
+        digests = [hashlib.sha256(one.encode()).hexdigest() for one in tokens]
+        entries = [f'[[tokens]]\nname = "a"\nsha256 = "{one}"\nroles = ["read"]\ntopics = ["*"]\n' for one in digests]
+        self.tokens.write_text("\n".join(entries))
+
+    def connect(self) -> http.client.HTTPSConnection:
+        """A connection whose handshake is done."""
+        address = urlsplit(self.process.url)
+        context = ssl.create_default_context(cafile=self.authority.file)
+        connection = http.client.HTTPSConnection(HOST, address.port, context=context, timeout=120)
+        connection.connect()
+        connection.auto_open = 0  # a connection that was closed is an error
+        return connection
+
+    def shown(self) -> bytes | None:
+        """The certificate that a new connection is shown."""
+        with closing(self.connect()) as connection:
+            return certificate_of(connection)
+
+    def hangup(self, event: str) -> dict[str, object]:
+        """Send SIGHUP; the line of this event that the server writes then."""
+        count = len(self._lines(event))
+        self.process.send(signal.SIGHUP)
+        until(lambda: len(self._lines(event)) > count)
+        [line] = self._lines(event)[count:]
+        return line
+
+    def _lines(self, event: str) -> list[dict[str, object]]:
+        return [line for line in map(json.loads, list(self.process.log)) if line["event"] == event]
+
+
+def certificate_of(connection: http.client.HTTPSConnection) -> bytes | None:
+    assert isinstance(connection.sock, ssl.SSLSocket)
+    return connection.sock.getpeercert(binary_form=True)
+
+
+def written(files: Certificate) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(files.certificate.read_text())
+
+
+def status(connection: http.client.HTTPSConnection, token: str) -> int:
+    """The status of a request with this token."""
+    connection.request("GET", "/v1/scheduled", headers={"authorization": f"Bearer {token}"})
+    response = connection.getresponse()
+    response.read()
+    return response.status
+
+
+@pytest.fixture(params=["broker", "delay service"])
+def secured(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Secured]:
+    """A server with TLS and tokens that runs."""
+    folder = tmp_path / "data"
+    kinds = {"broker": ServerProcess(folder), "delay service": delay_process(folder, target_url="http://127.0.0.1:1")}
+    server = Secured(tmp_path, kinds[request.param])
+    try:
+        server.start()
+        yield server
+    finally:
+        server.process.kill()
+
+
+def test_a_renewed_certificate_is_shown_to_new_connections_and_open_ones_go_on(secured: Secured) -> None:
+    first = written(secured.files)
+    with closing(secured.connect()) as connection:
+        assert certificate_of(connection) == first
+        secured.renew()
+        second = written(secured.files)
+
+        line = secured.hangup("credentials_reloaded")
+
+        assert secured.shown() == second != first
+        assert status(connection, "first") == 200
+    ends_at = x509.load_der_x509_certificate(second).not_valid_after_utc
+    assert (line["level"], line["certificate_ends"], line["tokens"]) == ("info", ends_at.isoformat(), 1)
+
+
+def test_a_removed_token_is_refused_on_a_connection_that_is_open_and_a_new_one_works(secured: Secured) -> None:
+    with closing(secured.connect()) as connection:
+        assert (status(connection, "first"), status(connection, "second")) == (200, 401)
+        secured.allow("second")
+
+        secured.hangup("credentials_reloaded")
+
+        assert (status(connection, "first"), status(connection, "second")) == (401, 200)
+
+
+def test_an_unusable_file_changes_nothing_and_the_log_names_it(secured: Secured, tmp_path: Path) -> None:
+    first, files = written(secured.files), secured.files
+    key, tokens = files.key.read_bytes(), secured.tokens.read_bytes()
+
+    def refused() -> str:
+        line = secured.hangup("reload_refused")
+        assert line["level"] == "error"
+        assert "send SIGHUP again" in str(line["cure"])
+        assert "Traceback" not in str(line)
+        return str(line["error"])
+
+    with closing(secured.connect()) as connection:
+        secured.renew()
+        secured.allow("second")
+        files.key.write_bytes(key)
+        of_another = refused()
+        files.certificate.write_text("torn")
+        torn = refused()
+        files.certificate.unlink()
+        missing = refused()
+        secured.renew()
+        secured.tokens.write_text("[[tokens]]\n")
+        without_fields = refused()
+
+        assert secured.shown() == first
+        assert (status(connection, "first"), status(connection, "second")) == (200, 401)
+        secured.tokens.write_bytes(tokens)
+        secured.hangup("credentials_reloaded")
+        assert secured.shown() == written(files) != first
+    assert f"{files.key} is not that of the certificate" in of_another
+    assert f"{files.certificate} is no certificate" in torn
+    assert f"no file {files.certificate}" in missing
+    assert str(secured.tokens) in without_fields
+
+
+def test_an_expired_certificate_is_a_warning(secured: Secured) -> None:
+    secured.authority.certificate(HOST, expired=True)
+
+    line = secured.hangup("certificate_expired")
+
+    assert (line["level"], line["file"]) == ("warning", str(secured.files.certificate))
+
+
+def test_a_server_without_certificate_and_tokens_goes_on(server_process: ServerProcess) -> None:
+    server_process.start()
+    server_process.send(signal.SIGHUP)
+    until(lambda: any("nothing_to_reload" in line for line in list(server_process.log)))
+
+    with closing(http.client.HTTPConnection(HOST, urlsplit(server_process.url).port, timeout=120)) as connection:
+        connection.request("GET", "/v1/topics")
+        assert connection.getresponse().status == 200
+    assert server_process.end(signal.SIGTERM) == 0
