@@ -150,12 +150,17 @@ class LongPolls:
             gone.remove_done_callback(waiter.leave)
             self._leave(topic, group, line, waiter)
 
+    def end_waits(self) -> None:
+        """End the waits of now without a result; the next request of each client is checked anew."""
+        for line in self._lines.values():
+            for waiter in line.waiters:
+                waiter.leave()
+
     def stop(self) -> None:
         """End all waits without a result, now and from now on."""
         self._stopping = True
+        self.end_waits()
         for (topic, group), line in list(self._lines.items()):
-            for waiter in line.waiters:
-                waiter.leave()
             if not line.waiters:
                 self._end(topic, group, line)
 

@@ -120,10 +120,14 @@ class HttpServer:
     def use(self, access: Access, certificate: ServerCertificate | None) -> None:
         """Check the next request of each connection, and show new connections a certificate, by these; from any thread.
 
-        Open connections go on, and so do requests that were admitted.
+        Open connections go on, and so do requests that were admitted; but where tokens differ, waits for messages end.
         """
+        has_other_tokens = access != self.services.access
         self.services.access = access
         self._certificate = certificate
+        with self._stop_lock:
+            if has_other_tokens and self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.services.polls.end_waits)
 
     def _tls_context(self) -> ssl.SSLContext | None:
         return None if self._certificate is None else self._certificate.context

@@ -22,6 +22,8 @@ from tests.outbox_broker.polling import until
 pytestmark = pytest.mark.processes
 
 HOST = "127.0.0.1"
+ROLES = '["publish", "consume", "read"]'
+WAIT_MS = 60_000
 PATIENT = "[broker]\nkeep_alive_ms = 600000\nrequest_head_ms_max = 120000\n"
 """What a connection may be idle, and a handshake take, on a busy machine."""
 
@@ -52,7 +54,7 @@ class Secured:
     def allow(self, *tokens: str) -> None:
         """Write these tokens and no others to the file."""
         digests = [hashlib.sha256(one.encode()).hexdigest() for one in tokens]
-        entries = [f'[[tokens]]\nname = "a"\nsha256 = "{one}"\nroles = ["read"]\ntopics = ["*"]\n' for one in digests]
+        entries = [f'[[tokens]]\nname = "a"\nsha256 = "{one}"\nroles = {ROLES}\ntopics = ["*"]\n' for one in digests]
         self.tokens.write_text("\n".join(entries))
 
     def connect(self) -> http.client.HTTPSConnection:
@@ -90,12 +92,22 @@ def written(files: Certificate) -> bytes:
     return ssl.PEM_cert_to_DER_cert(files.certificate.read_text())
 
 
+def send(connection: http.client.HTTPSConnection, token: str, path: str, **body: object) -> None:
+    """Send a request with this token, and a body if there is one."""
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
+
+
+def answer(connection: http.client.HTTPSConnection) -> tuple[int, str]:
+    """The status and the body that come back."""
+    response = connection.getresponse()
+    return response.status, response.read().decode()
+
+
 def status(connection: http.client.HTTPSConnection, token: str) -> int:
     """The status of a request with this token."""
-    connection.request("GET", "/v1/scheduled", headers={"authorization": f"Bearer {token}"})
-    response = connection.getresponse()
-    response.read()
-    return response.status
+    send(connection, token, "/v1/scheduled")
+    return answer(connection)[0]
 
 
 @pytest.fixture(params=["broker", "delay service"])
@@ -134,6 +146,25 @@ def test_a_removed_token_is_refused_on_a_connection_that_is_open_and_a_new_one_w
         secured.hangup("credentials_reloaded")
 
         assert (status(connection, "first"), status(connection, "second")) == (401, 200)
+
+
+@pytest.mark.parametrize("secured", ["broker"], indirect=True)
+def test_a_removed_token_that_waits_for_messages_gets_none(secured: Secured) -> None:
+    with closing(secured.connect()) as consumer, closing(secured.connect()) as other:
+
+        def is_waiting() -> bool:
+            send(other, "first", "/metrics")
+            return "broker_http_waiting_pulls 1.0" in answer(other)[1]
+
+        send(consumer, "first", "/v1/topics/t/groups/g/pull", wait_ms=WAIT_MS)
+        until(is_waiting)
+        secured.allow("second")
+
+        secured.hangup("credentials_reloaded")
+        send(other, "second", "/v1/topics/t/messages", messages=[{"id": "m", "body": ""}])
+
+        assert answer(other)[0] == 200
+        assert (answer(consumer), status(consumer, "first")) == ((200, '{"deliveries":[]}'), 401)
 
 
 def test_an_unusable_file_changes_nothing_and_the_log_names_it(secured: Secured, tmp_path: Path) -> None:
