@@ -18,8 +18,9 @@ KNOWN = {
     "Unit": {"Description", "Wants", "After", "StartLimitIntervalSec"},
     "Install": {"WantedBy"},
     "Service": {
-        "Type", "NotifyAccess", "ExecStart", "Environment", "LoadCredential", "WatchdogSec", "TimeoutStartSec",
-        "TimeoutStopSec", "KillSignal", "KillMode", "Restart", "RestartSec", "RestartPreventExitStatus", "DynamicUser",
+        "Type", "NotifyAccess", "ExecStart", "ExecReload", "Environment", "LoadCredential", "WatchdogSec",
+        "TimeoutStartSec", "TimeoutStopSec", "KillSignal", "KillMode", "Restart", "RestartSec",
+        "RestartPreventExitStatus", "RestartForceExitStatus", "DynamicUser",
         "UMask", "NoNewPrivileges", "CapabilityBoundingSet", "AmbientCapabilities", "ProtectSystem", "ProtectHome",
         "PrivateTmp", "PrivateDevices", "PrivateUsers", "ProtectClock", "ProtectControlGroups", "ProtectHostname",
         "ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables", "ProtectProc", "ProcSubset",
@@ -68,6 +69,11 @@ def test_it_can_do_little_to_its_host(path: Path) -> None:
     assert set_to["ProtectSystem"] == "strict"
     assert set_to["CapabilityBoundingSet"] == ""
     assert (set_to["Restart"], set_to["RestartPreventExitStatus"]) == ("on-failure", "2")
+
+
+def test_a_reload_of_the_broker_is_a_sighup_that_never_leaves_it_stopped() -> None:
+    assert value(BROKER, "ExecReload") == "/bin/kill -HUP $MAINPID"
+    assert value(BROKER, "RestartForceExitStatus") == "SIGHUP"
 
 
 def test_systemd_waits_for_the_compensator_longer_than_it_takes_to_stop() -> None:
