@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import ssl
-from binascii import a2b_base64
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Final, Self
 
 from outbox_core.common.errors import ConfigurationError
 
-_FIRST_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _KEY_MARK: Final = b"PRIVATE KEY-----"
 _OF_ANOTHER_KEY: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
-_VERSION_TAG: Final = 0xA0
-_UTC_TIME_TAG: Final = 0x17
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +24,7 @@ class ServerCertificate:
 
     context: ssl.SSLContext
     ends_at: datetime | None
-    """When the certificate expires, in UTC; None if its file is PEM of a rare kind."""
+    """When the certificate expires, in UTC; None if only OpenSSL can read its file."""
 
     @classmethod
     def load(cls, chain: Path, key: Path) -> Self:
@@ -68,36 +63,10 @@ def _problem(chain: Path, key: Path, error: OSError, *, has_key: bool) -> str:
 
 
 def _end(chain_data: bytes) -> datetime | None:
-    """Returns the end of the first certificate's validity; None if it is not found. See RFC 5280, section 4.1."""
-    found = _FIRST_CERTIFICATE.search(chain_data)
-    if found is None:
-        return None
+    # Imported where there is TLS: a server without it starts sooner.
+    from cryptography import x509
+
     try:
-        return _not_after(a2b_base64(found[1]))
-    except (ValueError, IndexError):
+        return x509.load_pem_x509_certificates(chain_data)[0].not_valid_after_utc
+    except ValueError:
         return None
-
-
-def _not_after(der: bytes) -> datetime:
-    _, at, _ = _element(der, 0)  # Certificate
-    _, at, _ = _element(der, at)  # tbsCertificate
-    tag, _, end = _element(der, at)
-    if tag == _VERSION_TAG:
-        at = end
-    for _ in ("serialNumber", "signature", "issuer"):
-        _, _, at = _element(der, at)
-    _, at, _ = _element(der, at)  # validity
-    _, _, at = _element(der, at)  # notBefore
-    tag, start, end = _element(der, at)
-    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME_TAG else "%Y%m%d%H%M%SZ"
-    return datetime.strptime(der[start:end].decode("ascii"), form).replace(tzinfo=UTC)
-
-
-def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Returns an element's tag, and where its content starts and ends."""
-    length, start = der[at + 1], at + 2
-    if length & 0x80:
-        of_length = length & 0x7F
-        length = int.from_bytes(der[start : start + of_length])
-        start += of_length
-    return der[at], start, start + length
