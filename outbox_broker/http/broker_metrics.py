@@ -87,6 +87,11 @@ class BrokerMetrics:
             registry=self.registry,
         )
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self.certificate_end = Gauge(
+            "broker_certificate_expiry_timestamp_seconds",
+            "When the certificate that new connections are shown expires; 0: there is none.",
+            registry=self.registry,
+        )
         self.waiting = Gauge("broker_http_waiting_pulls", "Long polls that wait now.", registry=self.registry)
         self._failures = Counter("broker_http_failures", "Requests that met a defect.", registry=self.registry)
         built = Gauge(

@@ -87,7 +87,8 @@ class HttpServer:
         self._routes = routes
         self.services = Services.of(served, settings, access=access or Access(), clock=SystemClock())
         self._socket = bound
-        self._certificate = None if tls is None else tls.load()
+        self._certificate: ServerCertificate | None = None
+        self._show(None if tls is None else tls.load())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stops = asyncio.Event()
         self._ends = asyncio.Event()
@@ -124,10 +125,16 @@ class HttpServer:
         """
         has_other_tokens = access != self.services.access
         self.services.access = access
-        self._certificate = certificate
+        self._show(certificate)
         with self._stop_lock:
             if has_other_tokens and self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self.services.polls.end_waits)
+
+    def _show(self, certificate: ServerCertificate | None) -> None:
+        """Show this certificate to new connections, and its end to whoever watches."""
+        self._certificate = certificate
+        ends_at = None if certificate is None else certificate.ends_at
+        self.services.metrics.certificate_end.set(0 if ends_at is None else ends_at.timestamp())
 
     def _tls_context(self) -> ssl.SSLContext | None:
         return None if self._certificate is None else self._certificate.context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import re
 import signal
 import ssl
 from collections.abc import Iterator
@@ -134,7 +135,12 @@ def test_a_renewed_certificate_is_shown_to_new_connections_and_open_ones_go_on(s
 
         assert secured.shown() == second != first
         assert status(connection, "first") == 200
+        send(connection, "first", "/metrics")
+        [expiry] = re.findall(
+            r"^broker_certificate_expiry_timestamp_seconds (.*)$", answer(connection)[1], re.MULTILINE
+        )
     ends_at = x509.load_der_x509_certificate(second).not_valid_after_utc
+    assert float(expiry) == ends_at.timestamp()
     assert (line["level"], line["certificate_ends"], line["tokens"]) == ("info", ends_at.isoformat(), 1)
 
 
