@@ -209,8 +209,8 @@ class CompensatorService:
         return turn.outcome
 
     def _breaker_changed(self, broker: str, state: BreakerState) -> None:
-        """Give all sources of the broker a turn at once, ahead of schedule: that costs few queries. Half open admits no
-        source but the one whose probe it is.
+        """Give all sources of the broker a turn at once, ahead of schedule, but for those whose database is out: that
+        costs few queries. Half open admits no source but the one whose probe it is.
         """
         if state is BreakerState.HALF_OPEN:
             return
@@ -230,6 +230,8 @@ class CompensatorService:
             if self._stopping.is_set():
                 return
             changed = mine != self._mine or not self._started
+            for name in mine - self._mine:
+                self._turns[name].forget_poll()
             self._mine = mine
             if changed:  # before a worker can have a turn of a new source
                 self._metrics.set_served({name: name in mine for name in self._sources})

@@ -87,7 +87,7 @@ def decide(pace: SourcePace, outcome: Outcome, *, options: PacingOptions, random
                 delay_ms = min(delay_ms, max(0, next_due_ms) + 1 + int(random.random() * SOON_JITTER_MS))
             return SourcePace(idle_turns=idle_turns), delay_ms
         case HeldBack(wait_ms=wait_ms):
-            # No longer than an idle source waits: a turn that is held costs a query a minute, and shows that the source
+            # No longer than an idle source waits: a turn that is held costs a poll a minute, and shows that the source
             # is served, however long its broker asks for a pause.
             return replace(pace, failures=0), max(1, min(wait_ms, max(options.interval_ms, options.idle_ms)))
         case DatabaseFailure():
@@ -192,10 +192,12 @@ class TurnQueue:
         self._enter(source, now_ms if hastened else now_ms + delay_ms)
 
     def hasten(self, sources: Iterable[str], *, now_ms: int) -> None:
-        """Schedule these sources now, whatever they wait for; those that have a turn get another one right after it."""
+        """Schedule these sources now, unless they wait for their database; those that have a turn get another one right
+        after it.
+        """
         for source in sources:
             place = self._places.get(source)
-            if place is None:
+            if place is None or place.pace.failures:
                 continue
             if place.entry is None:
                 place.hastened = True

@@ -9,7 +9,7 @@ from typing import Final
 
 from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.claim_and_relay import ClaimedBatch, TableScan
-from compensator.work.due_tables import DuePoll, TableDue
+from compensator.work.due_tables import TableDue
 from compensator.work.permitted_batches import PermittedBatches
 from compensator.work.pipeline import run_pipeline
 from compensator.work.poison_row_isolation import SentBatch
@@ -55,14 +55,17 @@ class Turns:
         self._clock = clock
         self._last_table = ""
         self._polled_ms: int | None = None
-        """When the last poll succeeded; None: there was none since the database last failed."""
+        """When the last turn polled that ended well; None: none did since the database last failed or another instance
+        served the source.
+        """
 
     def take(self, *, going_on: Callable[[], bool]) -> TurnReport:
         """Run one turn. `going_on` is called before each claim and send. Raises DatabaseUnavailable, SchemaMissing."""
         held_ms = self.source.gate.wait_ms(self._options.batch_rows)
         if held_ms and self._is_polled_lately():
             return TurnReport(outcome=HeldBack(held_ms))
-        polled = self._poll()
+        began_ms, self._polled_ms = self._clock.monotonic_ms(), None
+        polled = self.source.poll()
         found = polled.due
         scans = _due(found, after=self._last_table)
         work = _TurnWork(self.source, scans, options=self._options, clock=self._clock, going_on=going_on)
@@ -70,6 +73,7 @@ class Turns:
             run_pipeline(work)
         finally:
             self._last_table = work.last_table or self._last_table
+        self._polled_ms = began_ms
         return TurnReport(
             outcome=work.outcome(next_due_ms=_next_due_ms(found)),
             report=add(work.total, BatchTotals(held=work.held)),
@@ -78,18 +82,16 @@ class Turns:
             pending=bool(found) or not polled.whole,
         )
 
+    def forget_poll(self) -> None:
+        """Poll in the next turn, even if it is held back: what was known is another instance's by now."""
+        self._polled_ms = None
+
     def _is_polled_lately(self) -> bool:
         """Whether the source needs no poll while its broker's pause or a rate holds it back: the age of its oldest row,
         and whether its database answers, are known from polls alone.
         """
         age_ms = None if self._polled_ms is None else self._clock.monotonic_ms() - self._polled_ms
         return age_ms is not None and age_ms < self._options.held_poll_ms
-
-    def _poll(self) -> DuePoll:
-        began_ms, self._polled_ms = self._clock.monotonic_ms(), None
-        polled = self.source.poll()
-        self._polled_ms = began_ms
-        return polled
 
 
 class _TurnWork:

@@ -216,6 +216,17 @@ def test_who_waits_may_be_told_to_come_now() -> None:
     assert (it.take(), it.take()) == ("b", None)
 
 
+def test_who_waits_for_its_database_is_not_told_to_come() -> None:
+    it = Turns("a", "b")
+    for source, outcome in (("a", DatabaseFailure()), ("b", HeldBack(60_000))):
+        assert it.take() == source
+        it.done(source, outcome)
+
+    it.queue.hasten(["a", "b"], now_ms=it.now_ms)
+
+    assert (it.take(), it.take()) == ("b", None)
+
+
 def test_a_source_whose_turn_is_in_hand_when_it_is_hastened_has_another_one_right_behind_it() -> None:
     it = Turns(suspects_max=2)
     it.keep("a")

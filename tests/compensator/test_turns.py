@@ -307,3 +307,19 @@ def test_a_source_whose_database_failed_is_polled_at_each_turn_until_it_answers_
     sqlite_shop.execute("ALTER TABLE hidden RENAME TO outbox_message")
     assert age_us() is not None
     assert age_us() is None
+
+
+def test_a_source_that_another_instance_served_is_polled_anew_though_its_broker_asks_for_a_pause(
+    sqlite_shop: Shop, sources: Sources, clock: ManualClock
+) -> None:
+    def throttle(_batch: Sequence[Message]) -> None:
+        raise BrokerThrottled("slow down", retry_after_ms=3_600_000)
+
+    add_due(sqlite_shop, 1)
+    turns = Turns(sources(sqlite_shop, RecordingBroker(throttle)), options=TurnOptions(), clock=clock)
+    known = [turns.take(going_on=lambda: True).oldest_due_us is not None for _ in range(2)]
+
+    turns.forget_poll()
+
+    assert known == [True, False]
+    assert turns.take(going_on=lambda: True).oldest_due_us is not None
