@@ -17,9 +17,8 @@ import msgspec
 
 from outbox_core.runtime.build_info import build
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.report.page import page_of
-from spark_reconcile.results.output_folder import Staging, remove_runs
+from spark_reconcile.results.output_folder import Staging
 from spark_reconcile.results.run_figures import verdict_count
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.rules.verdict_rule import Scope
@@ -36,17 +35,11 @@ _PASSWORD: Final = re.compile(r"//[^@/]*@")
 
 
 def publish(summary: Summary, settings: Settings, *, stage: Staging) -> None:
-    """Write the report and the numbers of a run, and publish them with the tables that are staged already.
-
-    Removes runs that are older than the settings keep them.
-    """
+    """Write the report and the numbers of a run, and publish them with the tables that are staged already."""
     (stage.folder / REPORT).write_text(page_of(summary), encoding="utf-8")
     (stage.folder / NUMBERS).write_text(json.dumps(summary.as_dict(), indent=2), encoding="utf-8")
     _write(stage.folder / "run_log", [_logged(summary, settings)], _run_log_schema())
     stage.publish({"balanced": summary.balanced, "sentence": summary.sentence, "judged_at_ms": summary.judged_at_ms})
-    if settings.keep_days is not None:
-        kept_since_ms = summary.judged_at_ms - int(settings.keep_days * 24 * HOUR_MS)
-        remove_runs(settings.output, before_ms=kept_since_ms, newest=stage.run_id)
 
 
 def write_aggregates(folder: Path, results: Mapping[int, Mapping[str, Any]]) -> None:

@@ -20,6 +20,7 @@ from spark_reconcile.core.errors import OutputFailed
 MANIFEST: Final = "manifest.json"
 RUN_ID: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 _STAGING: Final = ".staging-"
+_DAY_SECONDS: Final = 24 * 60 * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
 
     The caller must be the only writer of `output`. Raises ConfigurationError if the folder cannot be created.
     """
-    run_id = f"{_stamp(now_ms)}-{secrets.token_hex(3)}"
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
+    run_id = f"{stamp}-{secrets.token_hex(3)}"
     folder = output / f"{_STAGING}{run_id}"
     for left in output.glob(f"{_STAGING}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -76,16 +78,18 @@ def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_runs(output: Path, *, before_ms: int, newest: str) -> None:
-    """Remove the folders of runs that were begun before a time, but for the newest; what cannot be removed stays."""
-    first_kept = _stamp(before_ms)
-    for run in [one for one in output.iterdir() if RUN_ID.fullmatch(one.name)]:
-        if run.name < first_kept and run.name != newest:
-            removed = output / f"{_STAGING}{run.name}"
-            with suppress(OSError):
+def remove_runs(output: Path, *, keep_days: float | None, newest: str) -> None:
+    """Remove the folders of runs that were written so many days ago, but for the newest; None: keep all.
+
+    Ages are those of the files, as a run may be given another time than now. What cannot be removed stays for the next
+    run.
+    """
+    if keep_days is None:
+        return
+    kept_since = time.time() - keep_days * _DAY_SECONDS
+    with suppress(OSError):
+        for run in [one for one in output.iterdir() if RUN_ID.fullmatch(one.name) and one.name != newest]:
+            if run.stat().st_mtime < kept_since:
+                removed = output / f"{_STAGING}{run.name}"
                 run.rename(removed)  # a run that a kill leaves half removed is nobody's result
-            shutil.rmtree(removed, ignore_errors=True)
-
-
-def _stamp(time_ms: int) -> str:
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time_ms / 1000))
+                shutil.rmtree(removed, ignore_errors=True)

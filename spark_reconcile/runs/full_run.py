@@ -31,7 +31,7 @@ from spark_reconcile.recheck.recheck import recheck
 from spark_reconcile.recheck.run_context import Pause, RunContext
 from spark_reconcile.report.writer import publish
 from spark_reconcile.results.latencies import latencies_of, sampled_hours
-from spark_reconcile.results.output_folder import Staging, staging
+from spark_reconcile.results.output_folder import Staging, remove_runs, staging
 from spark_reconcile.results.run_figures import axis_of, flow_events, hourly, inputs
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.results.time_series import Flow
@@ -118,6 +118,7 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
     summary = replace(summary, causes=causes, took_seconds=watch.laps, clocks=job.plan.clocks)
     publish(summary, job.settings, stage=stage)
     keep_totals(evidence, job.settings, job.plan, now_ms=job.now_ms)
+    remove_runs(job.settings.output, keep_days=job.settings.keep_days, newest=stage.run_id)
     return summary
 
 

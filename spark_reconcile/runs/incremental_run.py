@@ -26,7 +26,7 @@ from spark_reconcile.load.spark_session import one_partition
 from spark_reconcile.recheck.run_context import Pause, RunContext
 from spark_reconcile.report.writer import publish, write_aggregates
 from spark_reconcile.results.latencies import keep_hours, latencies_of, sampled_hours
-from spark_reconcile.results.output_folder import Staging, staging
+from spark_reconcile.results.output_folder import Staging, remove_runs, staging
 from spark_reconcile.results.retention_gaps import first_looked_at_late, reaches, unjudged, with_notes
 from spark_reconcile.results.retention_hold_writer import write_needed
 from spark_reconcile.results.run_figures import inputs
@@ -147,6 +147,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
     publish(summary, job.settings, stage=stage)
     keep_totals(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
     write_needed(job.settings.output, store.windows.keys(), sources, slack_ms=job.slack_ms, now_ms=job.now_ms)
+    remove_runs(job.settings.output, keep_days=job.settings.keep_days, newest=stage.run_id)
     return summary
 
 

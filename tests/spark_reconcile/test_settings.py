@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -273,10 +275,11 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
         world.settled(age_ms=HOUR_MS)
     world.order()
     world.write(sqlite, tmp_path)
-    half_a_day_ago = ("20270114T202959Z-00ff00", "20270114T203000Z-00ff00")
-    old, kept, foreign = (tmp_path / "reconciliation" / name for name in (*half_a_day_ago, "2001"))
-    for folder in (old, kept, foreign):
+    runs = ("20270114T202959Z-00ff00", "20270114T203000Z-00ff00")
+    old, kept, foreign = (tmp_path / "reconciliation" / name for name in (*runs, "2001"))
+    for folder, age_hours in ((old, 13), (kept, 1), (foreign, 13)):
         (folder / "verdicts").mkdir(parents=True)
+        os.utime(folder, times=(time.time() - age_hours * 3600,) * 2)
     config = tmp_path / "reconcile.toml"
     config.write_text(
         f"""
