@@ -1,4 +1,7 @@
-"""Free ports are given once: a server listens on its port some time after that was chosen."""
+"""Free ports are given once: a server listens on its port some time after that was chosen.
+
+The processes are others than this one, whose own reservations stay.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,11 @@ from outbox_demo.ports import PORTS, RESERVED_MAX, free_port
 from tests.engines.java_server import own_loopback_network
 
 FEW = range(10_000, 10_010)
+ASKS_OFTEN = """
+import sys
+from outbox_demo.ports import RESERVED_MAX, free_port
+print(*(free_port(sys.argv[1]) for _ in range(RESERVED_MAX)))
+"""
 ANOTHER_PROCESS = f"""
 import sys
 from outbox_demo.ports import free_port
@@ -23,11 +31,12 @@ sys.stdin.read()
 
 
 def test_no_port_is_given_twice_although_nothing_listens_on_it_yet() -> None:
-    host = f"{own_loopback_network()}.1"
+    command = [sys.executable, "-c", ASKS_OFTEN, f"{own_loopback_network()}.1"]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
-    ports = [free_port(host) for _ in range(RESERVED_MAX)]
+    ports = [int(port) for port in printed.split()]
 
-    assert len(set(ports)) == len(ports)
+    assert len(set(ports)) == len(ports) == RESERVED_MAX
     assert set(ports) <= set(PORTS)
 
 
