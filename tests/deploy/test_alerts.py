@@ -15,8 +15,9 @@ from tests.fixtures.exported_metrics import exported_metrics
 OTHERS = {"kube_cronjob_status_last_successful_time": {"cronjob"}, "kube_cronjob_created": {"cronjob"}}
 """Metrics that another program exports."""
 WORDS = {
-    "max", "min", "sum", "rate", "increase", "time", "absent", "histogram_quantile", "by", "and", "or", "unless", "on",
-}  # fmt: skip
+    *("max", "min", "sum", "rate", "increase", "time", "absent", "histogram_quantile", "max_over_time"),
+    *("by", "and", "or", "unless", "on"),
+}
 _IDENTIFIER = r"[a-zA-Z_][a-zA-Z0-9_]*"
 
 
