@@ -103,9 +103,9 @@ def _serve(config: BrokerConfig, node: ClusterNode, bound: socket.socket, *, rel
         node.served(), bound, settings=config.http_settings, access=config.access(), tls=config.tls
     )  # fmt: skip
 
-    def use(access: Access, certificate: ServerCertificate | None) -> None:
-        server.use(access, certificate)
+    def use(access: Access, certificate: ServerCertificate | None) -> bool:
         node.use_certificate(certificate)
+        return server.use(access, certificate)
 
     def serve() -> None:
         try:

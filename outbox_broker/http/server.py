@@ -10,7 +10,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -118,8 +120,9 @@ class HttpServer:
             elif not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stop)
 
-    def use(self, access: Access, certificate: ServerCertificate | None) -> None:
+    def use(self, access: Access, certificate: ServerCertificate | None) -> bool:
         """Check the next request of each connection, and show new connections a certificate, by these; from any thread.
+        Returns whether the tokens differ from those before.
 
         Open connections go on, and so do requests that were admitted; but where tokens differ, waits for messages end.
         """
@@ -127,14 +130,20 @@ class HttpServer:
         self.services.access = access
         self._show(certificate)
         with self._stop_lock:
-            if has_other_tokens and self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self.services.polls.end_waits)
+            if has_other_tokens and self._loop is not None:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    self._loop.call_soon_threadsafe(self.services.polls.end_waits)
+        return has_other_tokens
 
     def _show(self, certificate: ServerCertificate | None) -> None:
         """Show this certificate to new connections, and its end to whoever watches."""
         self._certificate = certificate
         ends_at = None if certificate is None else certificate.ends_at
         self.services.metrics.certificate_end.set(0 if ends_at is None else ends_at.timestamp())
+        if ends_at is not None and ends_at <= datetime.now(UTC):
+            logger.warning(
+                "certificate_expired", extra={"ended": ends_at.isoformat(), "cure": "renew it, and send SIGHUP"}
+            )
 
     def _tls_context(self) -> ssl.SSLContext | None:
         return None if self._certificate is None else self._certificate.context

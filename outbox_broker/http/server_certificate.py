@@ -14,6 +14,10 @@ _KEY_MARK: Final = b"PRIVATE KEY-----"
 _OF_ANOTHER_KEY: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
 
 
+class PassphraseNeeded(Exception):
+    """A key is encrypted. Without a callback that raises it, OpenSSL would wait for somebody at the terminal."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
     """A context for the handshakes of new connections.
@@ -34,7 +38,9 @@ class ServerCertificate:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         try:
-            context.load_cert_chain(chain, key)
+            context.load_cert_chain(chain, key, _refuse_passphrase)
+        except PassphraseNeeded as error:
+            raise ConfigurationError(f"the key {key} is encrypted: give one without a passphrase") from error
         except OSError as error:  # SSLError is one of them
             raise ConfigurationError(_problem(chain, key, error, has_key=_KEY_MARK in key_data)) from error
         return cls(context, _end(chain_data))
@@ -47,6 +53,10 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"cannot read {path} for TLS: {error.strerror}") from error
+
+
+def _refuse_passphrase() -> str:
+    raise PassphraseNeeded
 
 
 def _problem(chain: Path, key: Path, error: OSError, *, has_key: bool) -> str:

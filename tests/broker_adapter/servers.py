@@ -99,6 +99,7 @@ class ServerProcess:
             *("--port", str(self._port), "--ready-file", str(self._ready_file), *options),
         ]
         self._ready_file.unlink(missing_ok=True)
+        self.log.clear()
         process = self._begin(command, environment())
         self._process = process
         assert process.stderr is not None

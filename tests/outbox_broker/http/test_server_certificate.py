@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
 from outbox_broker.http.server_certificate import ServerCertificate
@@ -50,6 +50,12 @@ def test_an_error_names_the_file_to_mend(tmp_path: Path) -> None:
     chain, key = write(tmp_path / "own")
     _, other = write(tmp_path / "other")
     _, of_another_kind = write(tmp_path / "kind", key=rsa.generate_private_key(public_exponent=65537, key_size=2048))
+    encrypted = tmp_path / "encrypted.pem"
+    encrypted.write_bytes(
+        ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+        )
+    )
     torn, none = tmp_path / "torn.pem", tmp_path / "none.pem"
     torn.write_bytes(chain.read_bytes()[:-100])
 
@@ -59,6 +65,7 @@ def test_an_error_names_the_file_to_mend(tmp_path: Path) -> None:
         ((torn, key), f"{torn} is no certificate chain"),
         ((key, key), f"{key} is no certificate chain"),
         ((chain, chain), f"{chain} is no private key"),
+        ((chain, encrypted), f"the key {encrypted} is encrypted"),
         ((chain, other), f"the key {other} is not that of the certificate {chain}"),
         ((chain, of_another_kind), f"the key {of_another_kind} is not that of the certificate {chain}"),
     ]:
