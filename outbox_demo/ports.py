@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from collections import deque
@@ -15,8 +16,8 @@ between its choice and its use, or that of a server that was killed.
 """
 ATTEMPTS_MAX: Final = 100
 RESERVED_MAX: Final = 200
-"""Each costs a file descriptor of this process."""
-_reservations: Final = deque[socket.socket]()
+_reservations: Final = deque[int]()
+"""File descriptors, which end with this process."""
 
 
 def free_port(host: str, among: range = PORTS) -> int:
@@ -44,7 +45,7 @@ def _reserve(host: str, port: int) -> bool:
     except OSError:
         reservation.close()
         return False
-    _reservations.append(reservation)
+    _reservations.append(reservation.detach())
     if len(_reservations) > RESERVED_MAX:
-        _reservations.popleft().close()
+        os.close(_reservations.popleft())
     return True
