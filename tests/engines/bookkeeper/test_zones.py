@@ -202,11 +202,11 @@ def test_a_changed_zone_file_holds_for_the_next_ledgers(
         ledgers.delete([writer.ledger_id for writer in writers])
         return all(bookie in ensemble for ensemble in made)
 
-    assert alone_in_a_zone(first)
+    # On a busy machine a bookie may be passed over for a while, and with go-on no copy is in its zone then.
+    eventually(lambda: alone_in_a_zone(first), what="ledgers are placed by the file")
     file.write_text("this is no zone file\n")
     file.write_text(zone_lines(a=[second], b=[first, *others]))
-    eventually(lambda: alone_in_a_zone(second), what="ledgers follow the file")
-    assert alone_in_a_zone(second)
+    eventually(lambda: all(alone_in_a_zone(second) for _ in range(2)), what="ledgers follow the file")
 
 
 def test_status_shows_the_zones_and_compares_them_with_the_script_of_autorecovery(
