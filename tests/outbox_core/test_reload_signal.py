@@ -24,8 +24,8 @@ from outbox_core.runtime.stop_signals import StopSignals
 terminal, ignores = sys.argv[1:]
 if terminal:
     os.open(terminal, os.O_RDWR)  # becomes the terminal of this session, which has none
-if ignores:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# Not what the tests were started with, which may be nohup.
+signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores else signal.SIG_DFL)
 with ReloadSignal() as reloads, StopSignals() as signals:
     reloads.start(lambda: print("reloaded", flush=True))
     print("ready", flush=True)
