@@ -121,10 +121,9 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
     finally:
         job.evidence.release()
     watch.lap("count")
-    results = [*(window.result for window in shown.values()), overdue]
     gone = unjudged(windows, store.windows, begun, inputs=sources)
     summary = replace(
-        summary_of(results, run_id=stage.run_id, judged_at_ms=job.now_ms),
+        summary_of([*(one.result for one in shown.values()), overdue], run_id=stage.run_id, judged_at_ms=job.now_ms),
         latencies=latencies_of(hours.values()),
         causes=causes,
         inputs=with_notes(sources, gone),
