@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Engine, String, create_engine, func, select, text, update
+from sqlalchemy import Engine, String, create_engine, func, literal_column, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.schema import CreateSchema
 
@@ -112,7 +112,9 @@ class Shop:
         """The committed rows of the message table, oldest first."""
         message = self.tables.message
         with self.engine.connect() as connection:
-            found = connection.execute(select(message).order_by(message.c.created_at_us, message.c.id))
+            # SQLite's clock has milliseconds, in which several transactions commit.
+            tied = literal_column("rowid") if self.engine.dialect.name == "sqlite" else message.c.id
+            found = connection.execute(select(message).order_by(message.c.created_at_us, tied))
             return [dict(row) for row in found.mappings()]
 
     def row_topics(self) -> list[str]:
