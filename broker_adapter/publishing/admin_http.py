@@ -110,8 +110,8 @@ def _redirected(url: str, location: str, *, needs_tls: bool) -> str:
     """
     target = urljoin(url, location)
     parts = urlsplit(target)
-    may_be_plain = urlsplit(url).scheme != "https" and not (needs_tls and not is_loopback(parts.hostname or ""))
-    if parts.scheme != "https" and not may_be_plain:
+    must_be_encrypted = urlsplit(url).scheme == "https" or (needs_tls and not is_loopback(parts.hostname or ""))
+    if must_be_encrypted and parts.scheme != "https":
         raise requests.exceptions.InvalidURL(f"{url} redirects to {target}, which is without TLS")
     return target
 
