@@ -283,14 +283,15 @@ def test_pacing_by_default_is_a_second_and_five() -> None:
     assert (PacingOptions().interval_ms, PacingOptions().idle_ms) == (1_000, 5_000)
 
 
+def ask_for_an_hours_pause(_batch: Sequence[Message]) -> None:
+    raise BrokerThrottled("slow down", retry_after_ms=3_600_000)
+
+
 def test_a_source_whose_database_failed_is_polled_at_each_turn_until_it_answers_though_its_broker_asks_for_a_pause(
     sqlite_shop: Shop, sources: Sources, clock: ManualClock
 ) -> None:
-    def throttle(_batch: Sequence[Message]) -> None:
-        raise BrokerThrottled("slow down", retry_after_ms=3_600_000)
-
     add_due(sqlite_shop, 1)
-    turns = Turns(sources(sqlite_shop, RecordingBroker(throttle)), options=TurnOptions(), clock=clock)
+    turns = Turns(sources(sqlite_shop, RecordingBroker(ask_for_an_hours_pause)), options=TurnOptions(), clock=clock)
 
     def age_us() -> int | None:
         return turns.take(going_on=lambda: True).oldest_due_us
@@ -312,11 +313,8 @@ def test_a_source_whose_database_failed_is_polled_at_each_turn_until_it_answers_
 def test_a_source_that_another_instance_served_is_polled_anew_though_its_broker_asks_for_a_pause(
     sqlite_shop: Shop, sources: Sources, clock: ManualClock
 ) -> None:
-    def throttle(_batch: Sequence[Message]) -> None:
-        raise BrokerThrottled("slow down", retry_after_ms=3_600_000)
-
     add_due(sqlite_shop, 1)
-    turns = Turns(sources(sqlite_shop, RecordingBroker(throttle)), options=TurnOptions(), clock=clock)
+    turns = Turns(sources(sqlite_shop, RecordingBroker(ask_for_an_hours_pause)), options=TurnOptions(), clock=clock)
     known = [turns.take(going_on=lambda: True).oldest_due_us is not None for _ in range(2)]
 
     turns.forget_poll()
