@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from outbox_broker.schedule.merge_cursor import FAR, Cursor, MergeChoice, Piece
+from outbox_broker.schedule.merge_cursor import FAR, Cursor, Key, MergeChoice, Piece
 from outbox_broker.schedule.sorted_run import Columns, Entry, SortedRun
 
 CROWD_MESSAGES: Final = 256
@@ -55,10 +55,12 @@ class TakenMessages:
 
 
 class _Due(NamedTuple):
-    """Selects messages: before an end, and alive."""
+    """Selects messages: before an end, alive, and not behind one of their topic in another lane."""
 
-    end: tuple[int, int]
+    end: Key
     is_alive: Callable[[Entry], bool]
+    first_held_back: Callable[[MergeChoice], Key]
+    """Returns the first key of a choice that must wait for another lane; FAR if none must."""
 
 
 class _Lane:
@@ -77,9 +79,12 @@ class _Lane:
         while taken.count < until_count and taken.size_bytes < until_bytes and self.next_key() < due.end:
             count_max, bytes_max = until_count - taken.count, until_bytes - taken.size_bytes
             choice = self.cursor.choose(due.end, count_max=count_max, bytes_max=bytes_max)
+            choice.bound = min(choice.bound, due.first_held_back(choice))
             near = self._pop_near(choice, count_max=count_max, bytes_max=bytes_max)
             popped += near
             pieces, is_mixed = self.cursor.take(choice)
+            if not pieces and not near:
+                break  # the next message waits for another lane
             taken.add(*pieces, *filter(due.is_alive, near))
             taken.is_mixed |= is_mixed or bool(pieces and near)
         return popped
@@ -102,9 +107,14 @@ class DueQueue:
     """Everything that may be due soon, in lanes: one shared by all topics, and one for each topic with very many
     messages.
 
-    Due messages come in order of due time, then arrival. If more is due than a batch holds, the lanes share it, each in
-    that order, so that a million messages of one topic delay no other topic. While lanes share, every second batch is
-    short: a small topic waits for at most one long batch, and otherwise for little more than its own messages.
+    The due messages of a topic come in order of due time, then arrival; so do those of all topics while a batch holds
+    them all. If more is due, the lanes share the batch, so that a million messages of one topic delay no other topic.
+    While lanes share, every second batch is short: a small topic waits for at most one long batch, and otherwise for
+    little more than its own messages.
+
+    A topic with a lane of its own may have earlier messages in the shared lane (runs written before it grew), and later
+    ones there as well. So a lane of its own goes no further than the shared one has come, and the shared one stops at a
+    message whose topic has an earlier one in its own lane. The earliest message of all can always be taken.
     """
 
     def __init__(self, columns: Callable[[SortedRun], Columns]) -> None:
@@ -148,8 +158,10 @@ class DueQueue:
 
     def take(self, now_ms: int, *, count_max: int, bytes_max: int, is_alive: Callable[[Entry], bool]) -> TakenMessages:
         """Take due messages, up to either limit. The only place that compares due times with the clock."""
-        due = _Due((now_ms + 1, 0), is_alive)  # nothing due later than now
-        lanes = sorted((lane for lane in self._lanes() if lane.next_key() < due.end), key=_Lane.next_key)
+        end = (now_ms + 1, 0)  # nothing due later than now
+        own = sorted((lane for lane in self._own.values() if lane.next_key() < end), key=_Lane.next_key)
+        # The shared one first: the others go no further than it has come.
+        lanes = [self._shared, *own] if self._shared.next_key() < end else own
         self._is_short = len(lanes) > 1 and not self._is_short
         if self._is_short:
             count_max = min(count_max, len(lanes) * CROWD_MESSAGES)
@@ -158,6 +170,10 @@ class DueQueue:
             lanes, shares = lanes * 2, shares + [1] * len(lanes)  # and what all leave to those that have more
         taken = TakenMessages(is_mixed=len(lanes) > 1)
         for lane, share in zip(lanes, shares, strict=True):
+            if lane is self._shared:
+                due = _Due(end, is_alive, self._first_behind_its_topic)
+            else:
+                due = _Due(min(end, self._shared.next_key()), is_alive, _nothing_held_back)
             popped = lane.take(
                 taken, due,
                 until_count=taken.count + -(-(count_max - taken.count) // share),
@@ -168,6 +184,21 @@ class DueQueue:
         for topic in [topic for topic, lane in self._own.items() if lane.next_key() == FAR]:
             del self._own[topic]
         return taken
+
+    def _first_behind_its_topic(self, choice: MergeChoice) -> Key:
+        """Returns the first key of shared runs whose topic has an earlier message in its own lane."""
+        first = FAR
+        for opened in choice.runs if self._own else ():
+            reached = {
+                number: self._own[topic].next_key()
+                for number, topic in enumerate(opened.columns.topics)
+                if topic in self._own
+            }
+            for index in range(opened.start, opened.stop(min(choice.bound, first))) if reached else ():
+                if reached.get(opened.columns.topic[index], FAR) < opened.key(index):
+                    first = opened.key(index)
+                    break
+        return first
 
     def _lanes(self) -> list[_Lane]:
         return [self._shared, *self._own.values()]
@@ -180,4 +211,18 @@ class DueQueue:
             if len(self._own) >= LANES_MAX:
                 return self._shared
             found = self._own[topic] = _Lane(self._columns)
+            self._move_near(topic, found)
         return found
+
+    def _move_near(self, topic: str, lane: _Lane) -> None:
+        """Move a topic's messages in memory from the shared lane to its own."""
+        if not self._shared_near.pop(topic, 0):
+            return
+        lane.near = [entry for entry in self._shared.near if entry.topic == topic]
+        heapq.heapify(lane.near)
+        self._shared.near = [entry for entry in self._shared.near if entry.topic != topic]
+        heapq.heapify(self._shared.near)
+
+
+def _nothing_held_back(_choice: MergeChoice) -> Key:
+    return FAR

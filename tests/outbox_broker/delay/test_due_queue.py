@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox_broker.schedule.due_queue import DueQueue, TakenMessages
@@ -264,3 +264,43 @@ def test_runs_that_lie_side_by_side_give_a_batch_by_the_piece_not_message_by_mes
         assert len(written.opened) - before <= 64
 
     assert came == expected[: len(came)]
+
+
+@given(
+    batches=st.lists(
+        st.tuples(st.sampled_from(["memory", "mixed run", "own run"]), st.sampled_from([1, 3, 300]), st.integers(0, 9)),
+        min_size=1,
+        max_size=6,
+    ),
+    steps=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    size=st.sampled_from([1, 40, 200, 2_000]),
+)
+@settings(max_examples=60, deadline=None)
+def test_each_topic_comes_in_order_of_due_time_then_arrival_in_whichever_lanes_it_is(
+    batches: list[tuple[str, int, int]], steps: list[int], size: int
+) -> None:
+    written, seqs = Written(), count(1)
+    queue = DueQueue(written.read)
+    waiting: list[Entry] = []
+    for where, messages, first_due_ms in batches:
+        crowd = [Entry(first_due_ms + at % 3, next(seqs), "", "crowd", b"") for at in range(messages)]
+        other = [] if where == "own run" else [Entry(first_due_ms, next(seqs), "", "other", b"") for _ in range(3)]
+        batch = [Entry(entry.due_ms, entry.seq, f"m{entry.seq}", entry.topic, b"") for entry in [*crowd, *other]]
+        waiting += batch
+        if where == "memory":
+            for entry in batch:
+                queue.push(entry)
+        else:
+            run = written.write(batch)
+            run.topic = "crowd" if where == "own run" else None
+            queue.add([run])
+
+    came: list[str] = []
+    for now_ms in [*sorted(steps), 100]:
+        while part := written.ids(queue.take(now_ms, count_max=size, bytes_max=1 << 20, is_alive=lambda _: True)):
+            came += part
+        assert len(came) == sum(entry.due_ms <= now_ms for entry in waiting)
+
+    for topic in ("crowd", "other"):
+        expected = [entry.id for entry in sorted(waiting) if entry.topic == topic]
+        assert [one for one in came if one in set(expected)] == expected
