@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, cast
 
@@ -18,6 +18,7 @@ from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.key_order_decision import decide_filing, may_deliver
+from outbox_broker.group.pull_share import PullShare
 from outbox_broker.group.receipt import receipts_of
 from outbox_broker.log.message_reader import Found, read_runs
 from outbox_broker.log.topic_index import PlaceRun
@@ -36,13 +37,19 @@ DAMAGED: Final = "its record in the message log is damaged"
 
 @dataclass(frozen=True, slots=True)
 class PullChoice:
-    """What a pull intends to deliver, before it is read: ranges of sequences, and the runs that contain them."""
+    """What a pull intends to deliver, before it is read: ranges of sequences, and the runs that contain them.
+
+    The first `retry_ranges` of `wanted` are of messages to be delivered again. Where a filter or the order of keys
+    decides what is deliverable, more is read than is delivered: `share` is applied to what is left.
+    """
 
     now_ms: int
     wanted: list[tuple[int, int]]
+    retry_ranges: int
     runs: list[list[PlaceRun]]
     fresh: tuple[int, int]
     count_max: int
+    share: PullShare
     seek_generation: int
 
 
@@ -156,32 +163,54 @@ class Puller:
                 break
             self._dead_letters.bury(topic.index.name, group, deaths, at_ms=now_ms)
         index = topic.index
-        found = sum(end - first for first, end in again)
-        left = self._room_in_hand(topic.index.name, group, wanted=count_max - found, again=again)
-        count_max = found + left
+        share = PullShare(count_max, retries=_count(again), fresh_first=group.fresh_first)
+        reserved = _first_of(again, share.retries_min)
+        left = fresh_max = self._room_in_hand(
+            topic.index.name, group, wanted=count_max - _count(reserved), again=reserved
+        )
+        filed: list[tuple[int, int]] = []
         if group.order is not None:
             filed, left = group.order.to_read(left, scan_max=self._options.filter_scan_max)
-            again += filed
         elif group.accepts is not None and left:
             left = max(left, self._options.filter_scan_max)
         end = index.visible_end(group.position, count_max=left, durable_end=self._messages.durable_end)
         fresh = (group.position, max(end, group.position))
-        wanted = [*again, fresh] if end > group.position else again
+        if group.order is None and group.accepts is None:  # else what is deliverable is known when it is read
+            again = _first_of(again, count_max - (fresh[1] - fresh[0]))
+        wanted = [*again, *filed, fresh] if end > group.position else [*again, *filed]
         if not wanted:
             return None
-        runs = [list(index.runs(first, end)) for first, end in wanted]
-        return PullChoice(now_ms, wanted, runs, fresh=fresh, count_max=count_max, seek_generation=group.seek_generation)
+        return PullChoice(
+            now_ms, wanted, len(again), [list(index.runs(first, end)) for first, end in wanted], fresh=fresh,
+            count_max=_count(again) + fresh_max, share=replace(share, fresh_max=fresh_max),
+            seek_generation=group.seek_generation,
+        )  # fmt: skip
 
     def read(self, choice: PullChoice) -> list[Found]:
-        """Read what was chosen, up to `pull_bytes_max` of bodies; None stands for a damaged record."""
-        records: list[Found] = []
+        """Read what was chosen, up to `pull_bytes_max` of bodies; None stands for a damaged record.
+
+        Where messages to be delivered again and fresh ones wait, each gets half of the bytes, and what the first to be
+        read leaves goes to the other. They take turns at being the first: one large body may use up both shares.
+        """
         bytes_max = self._options.pull_bytes_max
-        for (first, end), runs in zip(choice.wanted, choice.runs, strict=True):
-            if bytes_max < 0:
+        retries, fresh = slice(0, choice.retry_ranges), slice(choice.retry_ranges, None)
+        if not choice.wanted[retries] or not choice.wanted[fresh]:
+            return self._read_part(choice, slice(None), bytes_max=bytes_max)
+        first, second = (fresh, retries) if choice.share.fresh_first else (retries, fresh)
+        of_first = self._read_part(choice, first, bytes_max=bytes_max // 2)
+        left = bytes_max - body_bytes(of_first)
+        of_second = self._read_part(choice, second, bytes_max=left) if left > 0 else []
+        return of_second + of_first if choice.share.fresh_first else of_first + of_second
+
+    def _read_part(self, choice: PullChoice, part: slice, *, bytes_max: int) -> list[Found]:
+        records: list[Found] = []
+        left = bytes_max
+        for (first, end), runs in zip(choice.wanted[part], choice.runs[part], strict=True):
+            if left < 0:
                 break
-            records += read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max)
-            bytes_max -= sum(run.size_bytes for run in runs)
-        return first_within(records, bytes_max=self._options.pull_bytes_max)
+            records += read_runs(self._messages, runs, first=first, end=end, bytes_max=left)
+            left -= sum(run.size_bytes for run in runs)
+        return first_within(records, bytes_max=bytes_max)
 
     def deliver(
         self, topic: Topic, group: Group, choice: PullChoice, records: Sequence[Found], *, invisible_ms: int,
@@ -195,9 +224,11 @@ class Puller:
         there = _still_there(group, choice, records)
         if group.order is not None:
             there = self._in_order(topic, group, group.order, choice, there)
-        fit = self._fit(topic, group, there, now_ms=choice.now_ms, count_max=choice.count_max)
+        fit = self._shared_fit(topic, group, choice, there)
         if not fit:
             return []
+        if choice.share.retries:
+            group.fresh_first = not group.fresh_first
         runs = _runs_of(fit)
         handed = group.decide_delivery([(first, first + len(found)) for first, found in runs], epoch=self._state.epoch)
         self._writer.act(
@@ -214,6 +245,25 @@ class Puller:
         return [
             PulledMessages(one, [by_sequence[sequence] for sequence in range(one.first, one.end)]) for one in handed
         ]
+
+    def _shared_fit(
+        self, topic: Topic, group: Group, choice: PullChoice, records: Sequence[Found]
+    ) -> list[tuple[int, journal.MessageRecord]]:
+        """Returns the records that are deliverable, of retries and fresh messages each its share."""
+        if not choice.retry_ranges:
+            fresh_max = min(choice.share.fresh_max, choice.share.count_max)
+            return self._fit(topic, group, records, now_ms=choice.now_ms, count_max=fresh_max)
+        if group.order is None:
+            again = [found for found in records if found[0] < choice.fresh[0]]
+            fresh = records[len(again) :]
+        else:
+            again = [found for found in records if group.unsettled.find(found[0]) is not None]
+            fresh = [found for found in records if group.unsettled.find(found[0]) is None]
+        share = choice.share
+        fit_again = self._fit(topic, group, again, now_ms=choice.now_ms, count_max=len(again))
+        share = replace(share, retries=len(fit_again))
+        fit_fresh = self._fit(topic, group, fresh, now_ms=choice.now_ms, count_max=share.fresh_most)
+        return fit_again[: share.count_max - len(fit_fresh)] + fit_fresh
 
     def _in_order(
         self, topic: Topic, group: Group, order: KeyOrder, choice: PullChoice, records: Sequence[Found]
@@ -326,15 +376,34 @@ class Puller:
             self._writer.act(journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason))
 
 
+def _count(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum(end - first for first, end in ranges)
+
+
+def _first_of(ranges: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """Returns the ranges cut to their first `count` sequences."""
+    kept: list[tuple[int, int]] = []
+    for first, end in ranges:
+        if count <= 0:
+            break
+        kept.append((first, min(end, first + count)))
+        count -= end - first
+    return kept
+
+
 def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:
     """Returns whether a message passes the group's filter; a message below the position passed an earlier one."""
     return group.accepts is None or sequence < group.position or group.accepts(record.headers)
 
 
+def body_bytes(records: Iterable[Found]) -> int:
+    """Returns the bytes of bodies."""
+    return sum([0 if record is None else len(record.body) for _, record in records])
+
+
 def first_within(records: list[Found], *, bytes_max: int) -> list[Found]:
     """Returns the first records up to `bytes_max` of bodies; the one that exceeds it is the last."""
-    total = sum([0 if record is None else len(record.body) for _, record in records])
-    if total <= bytes_max:
+    if body_bytes(records) <= bytes_max:
         return records
     total = 0
     for number, (_, record) in enumerate(records):

@@ -99,6 +99,8 @@ class Group:
         self.redrive_pace = RateLimit()
         self.order: KeyOrder | None = None
         """Set if the group is ordered, or was and still has filed messages."""
+        self.fresh_first = False
+        """Whether fresh messages get the odd place of the next pull that they share with retries; not replayed."""
         self.pulling = threading.Lock()
         """Held while a pull selects and reads messages; acquired before the engine's lock, never under it."""
 

@@ -622,6 +622,23 @@ def test_a_death_does_not_let_fresh_messages_pass_one_that_is_visible_again(engi
     assert [pull_one(engine).id for _ in range(2)] == ["again", "fresh"]
 
 
+@pytest.mark.parametrize("retry_size", [10, 900])
+@pytest.mark.parametrize("fresh_size", [10, 900])
+def test_large_bodies_of_retries_or_fresh_messages_do_not_keep_the_others_out_of_every_pull(
+    open_engine: type_of_open, clock: ManualClock, retry_size: int, fresh_size: int
+) -> None:
+    engine = open_engine(pull_bytes_max=1_000)
+    engine.publish([Message(id=f"retry-{at}", topic=TOPIC, body=bytes(retry_size)) for at in range(6)])
+    for _ in range(6):
+        engine.nack([pull_one(engine).receipt], delay_ms=60_000)
+    engine.publish([Message(id=f"fresh-{at}", topic=TOPIC, body=bytes(fresh_size)) for at in range(6)])
+    clock.advance(60_000)
+
+    first_two = [delivery.id for _ in range(2) for delivery in engine.pull(TOPIC, GROUP, max_messages=4)]
+
+    assert {one.partition("-")[0] for one in first_two} == {"retry", "fresh"}
+
+
 def test_a_dead_letter_is_redriven_once_into_a_new_life(open_engine: type_of_open) -> None:
     engine = open_engine()
     [dead_a, dead_b] = make_dead(engine, "a", "b")

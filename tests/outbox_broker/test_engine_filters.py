@@ -61,6 +61,29 @@ def test_a_pull_takes_no_more_than_it_asked_for_and_skips_nothing_that_is_wanted
     assert len({one for ids in found for one in ids}) == 40
 
 
+def test_half_of_a_pull_is_fresh_messages_that_the_filter_takes_while_retries_wait(engine: Engine) -> None:
+    declare(engine)
+    failed = publish(engine, *["paid"] * 10)
+    engine.nack([delivery.receipt for delivery in engine.pull(TOPIC, GROUP)], delay_ms=0)
+    published = publish(engine, *["made", "paid"] * 10, first=10)
+    fresh = [message_id for message_id in published if message_id.startswith("paid")]
+
+    pulled = [pull_ids(engine, max_messages=8) for _ in range(3)]
+
+    assert [len(set(ids) & set(fresh)) for ids in pulled] == [4, 4, 2]
+    assert sorted(one for ids in pulled for one in ids) == sorted([*failed, *fresh])
+
+
+def test_retries_get_the_whole_pull_where_the_filter_takes_nothing_fresh(engine: Engine) -> None:
+    declare(engine)
+    failed = publish(engine, *["paid"] * 8)
+    engine.nack([delivery.receipt for delivery in engine.pull(TOPIC, GROUP)], delay_ms=0)
+    publish(engine, *["made"] * 20, first=8)
+
+    assert pull_ids(engine, max_messages=8) == failed
+    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+
+
 def test_a_filter_and_what_it_passed_over_survive_a_restart(open_engine: type_of_open) -> None:
     engine = open_engine()
     declare(engine)

@@ -141,3 +141,25 @@ def test_the_order_survives_a_restart(restartable: Restartable, topic: str) -> N
     assert broker.pull(topic, "g") == []
     broker.ack([held[0].receipt])
     assert ids_of(broker.pull(topic, "g")) == [a1]
+
+
+def test_half_of_a_pull_is_of_keys_that_did_not_fail_while_others_are_tried_again(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(ordered=True, max_attempts=100))
+    failed = set(publish(broker, topic, *(f"failing-{number}" for number in range(10))))
+    held = broker.pull(topic, "g", max_messages=10)
+    broker.nack([delivery.receipt for delivery in held], delay_ms=0)
+    publish(broker, topic, *(f"failing-{number}" for number in range(10)))  # behind those, so not deliverable
+    fresh = set(publish(broker, topic, *(f"fresh-{number}" for number in range(10))))
+
+    pulled = [set(ids_of(broker.pull(topic, "g", max_messages=10))) for _ in range(2)]
+
+    assert [(len(ids & failed), len(ids & fresh)) for ids in pulled] == [(5, 5), (5, 5)]
+
+
+def test_a_pull_of_one_is_never_empty_because_only_retries_are_deliverable(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(ordered=True, max_attempts=100))
+    [head, *_] = publish(broker, topic, "a", "a", "a")
+    for _ in range(4):
+        [delivery] = broker.pull(topic, "g", max_messages=1)
+        broker.nack([delivery.receipt], delay_ms=0)
+        assert delivery.id == head

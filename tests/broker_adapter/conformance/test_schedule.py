@@ -109,3 +109,44 @@ def test_a_message_that_was_canceled_before_it_came_is_not_delivered(broker: Bro
 
     assert [one.id for one in broker.pull(place, "g", wait_ms=WAIT_MS)] == [kept]
     assert broker.pull(place, "g", wait_ms=100) == []
+
+
+def test_messages_with_one_due_time_come_in_the_order_in_which_they_were_published(broker: Broker, topic: str) -> None:
+    for place, due_ms in places(topic):
+        names = iter(range(1_000))
+        sent: list[str] = []
+        for count in (5, 1, 3, 1, 2, 300):
+            batch = [
+                Message(id=f"{999 - next(names):03}", topic=place, body=b"x", key="k", deliver_at_ms=due_ms)
+                for _ in range(count)
+            ]
+            broker.publish(batch)
+            sent += [message.id for message in batch]
+        if now_ms() < due_ms:
+            break
+
+    pulled: list[str] = []
+    while len(pulled) < len(sent):
+        deliveries = broker.pull(place, "g", max_messages=70, wait_ms=WAIT_MS)
+        broker.ack([delivery.receipt for delivery in deliveries])
+        pulled += [delivery.id for delivery in deliveries]
+    assert pulled == sent
+
+
+def test_mixed_due_times_come_by_due_time_then_in_the_order_in_which_they_were_published(
+    broker: Broker, topic: str
+) -> None:
+    for place, base_ms in places(topic):
+        sent: list[tuple[int, int, str]] = []
+        for number in range(400):
+            due_ms = base_ms + number * 7 % 5
+            sent.append((due_ms, number, publish(broker, place, deliver_at_ms=due_ms)))
+        if now_ms() < base_ms:
+            break
+
+    pulled: list[str] = []
+    while len(pulled) < len(sent):
+        deliveries = broker.pull(place, "g", max_messages=70, wait_ms=WAIT_MS)
+        broker.ack([delivery.receipt for delivery in deliveries])
+        pulled += [delivery.id for delivery in deliveries]
+    assert pulled == [message_id for *_, message_id in sorted(sent)]

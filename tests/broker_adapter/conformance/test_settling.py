@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -306,3 +307,69 @@ def test_a_redriven_message_begins_a_new_history(broker: Broker, topic: str) -> 
     assert (letter.reason, letter.history) == (
         "invisible time ran out, 1 attempts", (("invisible time ran out", 1),),
     )  # fmt: skip
+
+
+def retries_and_fresh(broker: Broker, topic: str, *, retries: int, fresh: int) -> tuple[set[str], set[str]]:
+    """Messages that failed once and are visible again, and others that nobody has pulled; returns their ids."""
+    failed = set(publish(broker, topic, retries))
+    pulled: list[Delivery] = []
+    while len(pulled) < retries:
+        pulled += broker.pull(topic, "g", max_messages=retries - len(pulled), wait_ms=WAIT_MS)
+    assert broker.nack([delivery.receipt for delivery in pulled], delay_ms=0) == ["requeued"] * retries
+    return failed, set(publish(broker, topic, fresh))
+
+
+def test_at_least_half_of_a_pull_is_fresh_while_retries_wait_and_retries_get_the_rest(
+    broker: Broker, topic: str
+) -> None:
+    failed, fresh = retries_and_fresh(broker, topic, retries=20, fresh=20)
+
+    first = {delivery.id for delivery in broker.pull(topic, "g", max_messages=20)}
+    second = {delivery.id for delivery in broker.pull(topic, "g", max_messages=20)}
+
+    assert (len(first & fresh), len(first & failed)) == (10, 10)
+    assert (len(second & fresh), len(second & failed)) == (10, 10)
+
+
+def test_an_odd_pull_gives_the_odd_place_to_a_fresh_message(broker: Broker, topic: str) -> None:
+    failed, fresh = retries_and_fresh(broker, topic, retries=6, fresh=6)
+
+    for _ in range(2):
+        pulled = {delivery.id for delivery in broker.pull(topic, "g", max_messages=3)}
+        assert (len(pulled & fresh), len(pulled & failed)) == (2, 1)
+
+
+def test_pulls_of_one_alternate_between_retries_and_fresh_messages(broker: Broker, topic: str) -> None:
+    failed, fresh = retries_and_fresh(broker, topic, retries=4, fresh=4)
+
+    pulled = [pull_one(broker, topic).id for _ in range(8)]
+
+    assert set(pulled) == failed | fresh
+    assert all((one in fresh) != (other in fresh) for one, other in pairwise(pulled))
+
+
+def test_a_share_that_retries_or_fresh_messages_leave_goes_to_the_others(broker: Broker, topic: str) -> None:
+    few_failed, many_fresh = retries_and_fresh(broker, f"{topic}.0", retries=1, fresh=9)
+    many_failed, few_fresh = retries_and_fresh(broker, f"{topic}.1", retries=9, fresh=1)
+
+    assert {one.id for one in broker.pull(f"{topic}.0", "g", max_messages=10)} == few_failed | many_fresh
+    assert {one.id for one in broker.pull(f"{topic}.1", "g", max_messages=10)} == many_failed | few_fresh
+
+
+def test_messages_that_fail_at_every_attempt_let_the_fresh_ones_through(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=100, backoff_initial_ms=1, backoff_max_ms=1))
+    failing = set(publish(broker, topic, 30))
+    first = broker.pull(topic, "g", max_messages=10)
+    broker.nack([delivery.receipt for delivery in first])
+    fresh = set(publish(broker, topic, 40))
+
+    handled: set[str] = set()
+    pulls = 0
+    while handled != fresh:
+        deliveries = broker.pull(topic, "g", max_messages=10, wait_ms=WAIT_MS)
+        broker.nack([delivery.receipt for delivery in deliveries if delivery.id in failing])
+        broker.ack([delivery.receipt for delivery in deliveries if delivery.id in fresh])
+        handled |= {delivery.id for delivery in deliveries} & fresh
+        pulls += 1
+
+    assert pulls <= (20 + 40) // 5 + 1  # five fresh ones a pull, of those that have failed nobody yet the first

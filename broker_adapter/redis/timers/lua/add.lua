@@ -9,9 +9,23 @@
 -- Returns:   for each message in order 1 (added, or canceled before it came) or 0 (repeat)
 -- Invariant: an id is added if it has no body here and was neither added nor canceled within the window. It writes
 --            always, so that a WAIT behind it waits for a repeat's message, too. Messages with equal due times keep the
---            order of the call.
+--            order in which they were added.
 
 bound_now(ARGV[2])
+
+-- Where in the store a message due at a millisecond stands: behind all that were added for it before. Sets order equal
+-- scores by member, so each gets a quarter of a microsecond of its own, which numbers of this size still tell apart. The
+-- 4,001st of a millisecond goes behind those of the next: late by that, never early, and still behind the ones before.
+local function place_of(due_us)
+    while true do
+        local last = redis.call(
+            'ZRANGE', store, string.format('(%.0f', due_us + 1000), due_us, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
+        if not last then return due_us end
+        if last + 0.25 < due_us + 1000 then return last + 0.25 end
+        due_us = due_us + 1000
+    end
+end
+
 local window_us = ARGV[1] * 1000
 local results, due_ids = {}, {}
 local first = redis.call('ZRANGE', store, 0, 0, 'WITHSCORES')[2]
@@ -30,7 +44,7 @@ for at = 4, #ARGV, 3 do
             redis.call('ZREM', canceled, id)
             redis.call('HSET', body, id, ARGV[at + 2])
             if due_us > now_us then
-                redis.call('ZADD', store, due_us + #results, id)
+                redis.call('ZADD', store, place_of(due_us), id)
                 is_sooner = is_sooner or due_us < first_us
             else
                 due_ids[#due_ids + 1] = id

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Delivers to a group: what is to be tried again first, then the log behind the group's position.
+-- Delivers to a group: what is to be tried again, and the log behind the group's position. Where both wait, at least half
+-- is from the log, and a pull of one alternates; what one leaves goes to the other.
 --
 -- Keys:      those of the slot and the group
 -- Arguments: 1  how many at most  2  invisible time in ms  3  bytes of bodies behind which no further one is taken
@@ -29,21 +30,31 @@ local function deliver(id)
     answer[#answer + 1] = message
 end
 
-local taken = 0
-for _, id in ipairs(due(retry, limit)) do
-    if bytes >= tonumber(ARGV[3]) then break end
-    redis.call('ZREM', retry, id)
-    deliver(id)
-    taken = taken + 1
+local again = due(retry, limit)
+local new = redis.call('ZRANGE', log, '(' .. position, '+inf', 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+local both_wait = #again > 0 and #new > 0
+local fresh_next = redis.call('HGET', config, 'fresh_next') == '1'
+local again_share = limit > 1 and math.floor(limit / 2) or 1
+local next_again, next_new = 1, 1
+for _ = 1, limit do
+    local is_fresh = new[next_new] and (fresh_next or not again[next_again] or next_again > again_share)
+    if bytes >= tonumber(ARGV[3]) or not (is_fresh or again[next_again]) then break end
+    if is_fresh then
+        deliver(new[next_new])
+        position = new[next_new + 1]
+        next_new = next_new + 2
+    else
+        redis.call('ZREM', retry, again[next_again])
+        deliver(again[next_again])
+        next_again = next_again + 1
+    end
+    fresh_next = not is_fresh
 end
-local new = redis.call('ZRANGE', log, '(' .. position, '+inf', 'BYSCORE', 'LIMIT', 0, limit - taken, 'WITHSCORES')
-for at = 1, #new, 2 do
-    if bytes >= tonumber(ARGV[3]) then break end
-    deliver(new[at])
-    position = new[at + 1]
-end
-if #new > 0 then
+if next_new > 1 then
     redis.call('HSET', config, 'position', position)
+end
+if both_wait then -- a pull of one, or of one large body, is followed by one of the other kind
+    redis.call('HSET', config, 'fresh_next', fresh_next and '1' or '0')
 end
 answer[1] = ms_until_first(retry)
 return answer

@@ -402,3 +402,25 @@ def calls_of(server: RedisServer) -> int:
     """How many scripts the server was sent."""
     found = re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", server.ask("INFO", "commandstats").decode())
     return sum(map(int, found))
+
+
+def test_more_messages_than_a_millisecond_has_places_keep_the_order_of_their_publishes(shared: RedisServer) -> None:
+    # Ids that sort the other way: sets order equal scores by id.
+    sent = [f"{9_999 - number:04}" for number in range(4_500)]
+    with contextlib.closing(connect(url_of(shared))) as broker:
+        for lead_ms in (6_000, 60_000):  # a busy machine may not publish all before the first due time
+            topic, due_ms = f"t.{new_message_id()}", time.time_ns() // 1_000_000 + lead_ms
+            for first in range(0, len(sent), 500):
+                broker.publish(
+                    [Message(id=one, topic=topic, body=b"x", deliver_at_ms=due_ms) for one in sent[first : first + 500]]
+                )
+            if time.time_ns() // 1_000_000 < due_ms:
+                break
+
+        pulled: list[str] = []
+        while len(pulled) < len(sent):
+            deliveries = broker.pull(topic, "g", max_messages=1_000, wait_ms=WAIT_MS)
+            broker.ack([delivery.receipt for delivery in deliveries])
+            pulled += [delivery.id for delivery in deliveries]
+
+        assert pulled == sent

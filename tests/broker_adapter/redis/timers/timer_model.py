@@ -25,6 +25,7 @@ class ModelGroup:
     state: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Id to epoch and attempts."""
     acked: set[str] = field(default_factory=set)
+    fresh_next: bool = False
 
 
 @dataclass(slots=True)
@@ -69,17 +70,25 @@ class ModelSlot:
         """See take.lua: id, epoch and attempt of each."""
         of = self.groups[group]
         again = _due(of.retry, self.now)[:limit]
-        new = [one for one, offset in self.log.items() if offset > of.position][: limit - len(again)]
-        self.epoch += bool(again or new)
+        new = [one for one, offset in self.log.items() if offset > of.position][:limit]
+        both_wait, again_share, taken = bool(again and new), max(1, limit // 2), list[str]()
+        retried = 0
+        while len(taken) < limit and (new or retried < len(again)):
+            is_fresh = bool(new) and (of.fresh_next or retried == len(again) or retried >= again_share)
+            taken.append(new.pop(0) if is_fresh else again[retried])
+            retried += not is_fresh
+            of.fresh_next = not is_fresh if both_wait else of.fresh_next
+        again, new = again[:retried], [one for one in taken if one not in again[:retried]]
+        self.epoch += bool(taken)
         for one in again:
             del of.retry[one]
         for one in new:
             of.position = self.log[one]
-        for one in (*again, *new):
+        for one in taken:
             attempts = of.state.get(one, (NO_EPOCH, 0))[1] + 1
             of.state[one] = (self.epoch, attempts)
             of.prepare[one] = (self.now + invisible, 0)
-        return [(one, *of.state[one]) for one in (*again, *new)]
+        return [(one, *of.state[one]) for one in taken]
 
     def ack(self, group: str, one: str, epoch: int) -> int:
         """See ack.lua."""
