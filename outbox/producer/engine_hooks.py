@@ -7,22 +7,26 @@ session_hooks and consumers query this state and decide what follows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
-from typing import Any, Final, Protocol, assert_never
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, assert_never
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import Dialect, ExceptionContext, ExecutionContext
 from sqlalchemy.engine.base import RootTransaction
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.pool import Pool, PoolProxiedConnection
 
 from outbox.producer.statement_effect import READS, WRITES, Effect, StatementEffect, first_words, statement_effect
-from outbox.producer.unit_of_work import next_moment
+from outbox.producer.unit_of_work import UnitOfWork, next_moment
 from outbox.store.database import DEADLOCK, LOCK_WAIT_TIMEOUT, MYSQL_DIALECTS, RECORD_CHANGED, error_code
-from outbox_core.common.errors import NoTransaction, TransactionDoomed
+from outbox_core.common.errors import NoTransaction, OutboxError, TransactionDoomed, UsageError
+
+if TYPE_CHECKING:
+    from outbox.producer.commit_port import CommitPort
 
 _ENDS_TRANSACTION: Final = frozenset(
     {
@@ -34,14 +38,12 @@ _ENDS_TRANSACTION: Final = frozenset(
         3169,  # the session was killed
     }
 )
-_doomed: WeakKeyDictionary[RootTransaction, DBAPIError] = WeakKeyDictionary()
+_doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
 """By transaction, why the server ended it. No value may refer to its key, which would then be kept for ever."""
 _watched: WeakSet[Dialect] = WeakSet()
 _listening = threading.Lock()
 _BEFORE_ALL: Final = -1
 """The start of a savepoint that is older than our tracking: before anything was published in the transaction."""
-_TRANSACTION_KEY: Final = "outbox.driver_transaction"
-"""The key of the DriverTransaction in a driver connection's info, from its first use until COMMIT or ROLLBACK."""
 
 
 def listen_to_engines() -> None:
@@ -52,6 +54,8 @@ def listen_to_engines() -> None:
     with _listening:
         if not event.contains(Engine, "handle_error", _handle_error):
             event.listen(Engine, "handle_error", _handle_error)
+            for name in ("checkin", "close", "close_detached"):
+                event.listen(Pool, name, _checked_in)
 
 
 def watch_dialect(dialect: Dialect) -> None:
@@ -74,14 +78,51 @@ def watch_dialect(dialect: Dialect) -> None:
             _watched.add(dialect)
 
 
-class Participant(Protocol):
-    """A publisher in a transaction that is to be committed through it, as a Session is."""
+class Participant:
+    """The part that one Session has in a driver's transaction: what it published there, by Outbox.
 
-    def refuse_commit(self) -> None:
-        """Called before a COMMIT: raise UsageError if messages would not be written by then."""
+    Refers to no Session or Connection: the driver's transaction keeps it when these are gone, and must not keep them.
+    """
 
-    def refuse_end(self, words: str) -> None:
-        """Called before a statement that ends the transaction: raise UsageError if it contains messages."""
+    __slots__ = ("is_owner", "is_sealed", "units")
+
+    def __init__(self, *, is_owner: bool = False) -> None:
+        self.is_owner = is_owner
+        """Whether the Session alone may commit, as one that the outbox has opened."""
+        self.is_sealed: bool = False
+        """Whether the Session commits, and has written its messages, or has rolled back: it takes no more."""
+        self.units: dict[CommitPort, UnitOfWork] = {}
+
+    def refuse_commit(self, undone: Sequence[tuple[int, int]]) -> None:
+        """Raise NoTransaction if this commit is not the Session's own, and either the Session owns the transaction or
+        messages would be left behind. `undone`: the spans that were rolled back to savepoints.
+        """
+        if self.is_owner and not self.is_sealed:
+            raise NoTransaction("the outbox began this transaction and commits it: leave the block or the function")
+        if self.has_unwritten(undone):
+            raise NoTransaction(
+                "this commit would leave messages behind: they are written when the Session that they were published "
+                "in commits (session.commit(), or leaving its block); if it ended without a commit, roll back"
+            )
+
+    def refuse_end(self, words: str, undone: Sequence[tuple[int, int]]) -> None:
+        """Raise NoTransaction if the Session has messages in the transaction that a statement would end."""
+        if self.has_unwritten(undone) or any(unit.written for unit in self.units.values()):
+            raise unsent_error(words)
+
+    def has_unwritten(self, undone: Sequence[tuple[int, int]]) -> bool:
+        """Returns whether a commit now would lose messages."""
+        return any(unit.is_unwritten(undone) for unit in self.units.values())
+
+
+@dataclass(slots=True, eq=False)
+class DriverSavepoint:
+    """A savepoint that was sent to the database. `began`: its logical time (see next_moment)."""
+
+    name: str
+    began: int
+    is_undone: bool = False
+    """Whether a rollback to it, or to one around it, was sent and has succeeded."""
 
 
 class DriverTransaction:
@@ -90,74 +131,105 @@ class DriverTransaction:
     Not thread-safe: for the one thread or task that uses the connection.
     """
 
-    __slots__ = ("_held", "_participants", "_savepoints", "_undo", "ended_by", "undone", "writes")
+    __slots__ = (
+        "_before_rollback", "_held", "_participants", "_savepoints", "driver_connection", "ended_by", "is_over",
+        "is_undone", "undone", "writes",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
-        self._participants: WeakSet[Participant] = WeakSet()
+    def __init__(self, driver_connection: object) -> None:
+        self.driver_connection = driver_connection
+        self._participants: list[Participant] = []
         self.writes: bool = False
         """Whether a statement in it wrote, judging by the first word of each statement."""
         self.ended_by: str | None = None
-        """The first words of the statement that ended it; later statements belong to another transaction."""
+        """The first words of the statement that ended it; later statements belong to another transaction, or none."""
+        self.is_over: bool = False
+        """Whether it was committed or rolled back below SQLAlchemy's events of Sessions, or its connection was lost."""
+        self.is_undone: bool = False
+        """Whether it is over and was not committed."""
         self.undone: list[tuple[int, int]] = []
         """The spans of logical time that were rolled back to savepoints (see next_moment)."""
-        self._savepoints: list[tuple[str, int]] = []
+        self._savepoints: list[DriverSavepoint] = []
         self._held: list[tuple[int, Callable[[], None]]] = []
-        self._undo = (self.undone, self._held, self._savepoints)
+        self._before_rollback = (self.undone, self._held, self._savepoints, self._savepoints)
 
     def join(self, participant: Participant) -> None:
-        """Register a participant to be asked before the transaction ends. Keeps a weak reference: a Session that is
-        garbage-collected returns its connection.
-        """
-        self._participants.add(participant)
+        """Register a Session's part, to be asked before the transaction ends. Idempotent."""
+        if participant not in self._participants:
+            self._participants.append(participant)
 
     def leave(self, participant: Participant) -> None:
-        """Remove a participant."""
-        self._participants.discard(participant)
+        """Remove the part of a Session that has ended. If it has messages that nobody will write, it stays: a commit
+        would leave them behind, until they are rolled back.
+        """
+        if not participant.has_unwritten(self.undone) and participant in self._participants:
+            self._participants.remove(participant)
 
     def when_committed(self, act: Callable[[], None]) -> None:
-        """Call `act`, which must not raise, after the COMMIT; not if the transaction, or its part since a savepoint,
-        is rolled back.
+        """Call `act`, which must not raise nor refer to a Connection, after the COMMIT; not if the transaction, or its
+        part since a savepoint, is rolled back.
         """
         self._held.append((next_moment(), act))
 
     def refuse_commit(self) -> None:
         """Raise UsageError if a participant has not written its messages yet."""
-        for participant in list(self._participants):
-            participant.refuse_commit()
+        for participant in self._participants:
+            participant.refuse_commit(self.undone)
 
     def committed(self) -> None:
         """Called after the COMMIT: run the registered functions."""
-        for _, act in self._held:
+        held, self._held = self._held, []
+        for _, act in held:
             act()
 
-    def end_by_statement(self, words: str) -> None:
+    def end(self, *, is_undone: bool) -> None:
+        """Called when it is committed, or rolled back as a whole."""
+        self.is_over, self.is_undone = True, is_undone
+        for savepoint in self._savepoints:
+            savepoint.is_undone = is_undone
+
+    def end_by_statement(self, words: str, *, begins_another: bool) -> None:
         """Called before a statement that ends the transaction. Raises UsageError if the transaction contains messages,
-        so that the statement is not run. No effect if nothing was written before.
+        so that the statement is not run. No effect if nothing was done before, and another transaction begins with it.
         """
-        for participant in list(self._participants):
-            participant.refuse_end(words)
+        for participant in self._participants:
+            participant.refuse_end(words, self.undone)
         if self._held:
             raise unsent_error(words)
-        if self.writes:
+        if self.writes or self._savepoints:
             self.ended_by = words
+        else:
+            self.ended_by = None if begins_another else words
 
     def begin_savepoint(self, name: str) -> None:
         """Called when a statement begins a savepoint."""
-        self._savepoints.append((name, next_moment()))
+        self._savepoints.append(DriverSavepoint(name, next_moment()))
+
+    def innermost_savepoint(self) -> DriverSavepoint:
+        """Returns the newest open savepoint, where there is one: a nameless one if it is older than our tracking."""
+        if not self._savepoints:
+            self._savepoints.append(DriverSavepoint("", _BEFORE_ALL))
+        return self._savepoints[-1]
 
     def roll_back_to_savepoint(self, name: str) -> None:
         """Called when a statement rolls back to a savepoint, which stays."""
-        self._undo = (self.undone, self._held, self._savepoints)
         place = self._place(name)
-        began = _BEFORE_ALL if place is None else self._savepoints[place][1]
-        self._savepoints = [] if place is None else self._savepoints[: place + 1]
+        began = _BEFORE_ALL if place is None else self._savepoints[place].began
+        kept, undone = self._savepoints[: 0 if place is None else place + 1], self._savepoints[place or 0 :]
+        undone = [savepoint for savepoint in undone if not savepoint.is_undone]
+        self._before_rollback = (self.undone, self._held, self._savepoints, undone)
+        for savepoint in undone:
+            savepoint.is_undone = True
+        self._savepoints = kept
         # A longer span replaces those inside it, which bounds the list by the number of consecutive savepoints.
         self.undone = [span for span in self.undone if span[0] < began] + [(began, next_moment())]
         self._held = [held for held in self._held if held[0] < began]
 
     def restore(self) -> None:
         """Called when the rollback to a savepoint failed: nothing was rolled back."""
-        self.undone, self._held, self._savepoints = self._undo
+        self.undone, self._held, self._savepoints, undone = self._before_rollback
+        for savepoint in undone:
+            savepoint.is_undone = False
 
     def release_savepoint(self, name: str) -> None:
         """Called when a statement releases a savepoint, and those inside it."""
@@ -167,12 +239,32 @@ class DriverTransaction:
 
     def _place(self, name: str) -> int | None:
         places = range(len(self._savepoints) - 1, -1, -1)
-        return next((place for place in places if self._savepoints[place][0] == name), None)
+        return next((place for place in places if self._savepoints[place].name == name), None)
+
+
+_transactions: Final[dict[int, DriverTransaction]] = {}
+"""By the id() of the driver's connection, which the value keeps alive so that no other can have its id. From its first
+use until the COMMIT or ROLLBACK, or until the pool takes the connection back. Not in the `info` of a connection, which
+is the application's to clear; drivers' connections cannot have weak references.
+"""
 
 
 def driver_transaction(connection: Connection) -> DriverTransaction:
     """Returns the state of this connection's current transaction, or of its next one."""
-    return _transaction_in(connection.info)
+    driver_connection = connection.connection.dbapi_connection
+    known = _transactions.get(id(driver_connection))
+    if known is None:
+        known = DriverTransaction(driver_connection)
+        if driver_connection is not None:  # else the pool has closed it: there is nothing to commit
+            _transactions[id(driver_connection)] = known
+    return known
+
+
+def _end(driver_connection: object, *, is_undone: bool) -> None:
+    """Forget the transaction of a driver's connection, and mark it for who has joined it."""
+    known = _transactions.pop(id(driver_connection), None)
+    if known is not None:
+        known.end(is_undone=is_undone)
 
 
 def unsent_error(words: str) -> NoTransaction:
@@ -226,34 +318,32 @@ def undone_spans(connection: Connection) -> list[tuple[int, int]]:
 
 
 def _known(connection: Connection) -> DriverTransaction | None:
-    return None if connection.invalidated else connection.info.get(_TRANSACTION_KEY)
-
-
-def _transaction_in(info: dict[Any, Any]) -> DriverTransaction:
-    known: DriverTransaction | None = info.get(_TRANSACTION_KEY)
-    if known is None:
-        known = info[_TRANSACTION_KEY] = DriverTransaction()
-    return known
+    if connection.invalidated or connection.closed:
+        return None
+    return _transactions.get(id(connection.connection.dbapi_connection))
 
 
 def _execute(_cursor: object, statement: str, _parameters: object, context: ExecutionContext) -> None:
     """Called before each statement of a tracked dialect."""
-    found = statement_effect(statement, mysql=context.dialect.name in MYSQL_DIALECTS)
+    mysql = context.dialect.name in MYSQL_DIALECTS
+    found = statement_effect(statement, mysql=mysql)
     if found is READS:
         return
     transaction = driver_transaction(context.root_connection)
     if found is WRITES:
         transaction.writes = True
     elif context.root_connection.in_transaction():  # else it is the BEGIN itself
-        _note(transaction, found, statement)
+        _note(transaction, found, statement, mysql=mysql)
 
 
-def _note(transaction: DriverTransaction, found: StatementEffect, statement: str) -> None:
+def _note(transaction: DriverTransaction, found: StatementEffect, statement: str, *, mysql: bool) -> None:
     match found.effect:
         case Effect.READS | Effect.WRITES:
             return
         case Effect.ENDS:
-            transaction.end_by_statement(first_words(statement))
+            words = first_words(statement)
+            # SQLite is without a transaction after a COMMIT; elsewhere the next statement begins one.
+            transaction.end_by_statement(words, begins_another=mysql or words.upper().startswith("BEGIN"))
         case Effect.BEGINS_SAVEPOINT:
             transaction.begin_savepoint(found.savepoint)
         case Effect.ROLLS_BACK_TO_SAVEPOINT:
@@ -272,18 +362,23 @@ def _wrap_commit(dialect: Dialect) -> None:
     commit, roll_back = dialect.do_commit, dialect.do_rollback
 
     def do_commit(dbapi_connection: PoolProxiedConnection) -> None:
-        known: DriverTransaction | None = dbapi_connection.info.get(_TRANSACTION_KEY)
+        known = _transactions.get(id(dbapi_connection.dbapi_connection))
         if known is None:
             commit(dbapi_connection)
             return
-        known.refuse_commit()
-        commit(dbapi_connection)
-        dbapi_connection.info.pop(_TRANSACTION_KEY, None)
+        try:
+            known.refuse_commit()
+            commit(dbapi_connection)
+        except (UsageError, dialect.loaded_dbapi.Error):
+            # SQLAlchemy takes the transaction for ended now, and its pool hands the connection on as it is.
+            with _invalidated_on_error(dialect, dbapi_connection):
+                do_rollback(dbapi_connection)
+            raise
+        _end(dbapi_connection.dbapi_connection, is_undone=False)
         known.committed()
 
     def do_rollback(dbapi_connection: PoolProxiedConnection) -> None:
-        with suppress(NotImplementedError):  # an engine's very first connection, while the dialect inspects it
-            dbapi_connection.info.pop(_TRANSACTION_KEY, None)
+        _end(dbapi_connection.dbapi_connection, is_undone=True)
         roll_back(dbapi_connection)
 
     dialect.do_commit = do_commit  # type: ignore[method-assign]
@@ -293,19 +388,42 @@ def _wrap_commit(dialect: Dialect) -> None:
 def _wrap_two_phase_commit(dialect: Dialect) -> None:
     commit, roll_back = dialect.do_commit_twophase, dialect.do_rollback_twophase
 
-    def do_commit_twophase(connection: Connection, *given: Any, **named: Any) -> None:
+    def do_commit_twophase(connection: Connection, xid: object, *prepared: bool, **named: Any) -> None:
         known = driver_transaction(connection)
-        known.refuse_commit()
-        commit(connection, *given, **named)
-        connection.info.pop(_TRANSACTION_KEY, None)
+        try:
+            known.refuse_commit()
+        except UsageError:
+            with _invalidated_on_error(dialect, connection):
+                do_rollback_twophase(connection, xid, *prepared, **named)
+            raise
+        commit(connection, xid, *prepared, **named)
+        _end(known.driver_connection, is_undone=False)
         known.committed()
 
-    def do_rollback_twophase(connection: Connection, *given: Any, **named: Any) -> None:
-        connection.info.pop(_TRANSACTION_KEY, None)
-        roll_back(connection, *given, **named)
+    def do_rollback_twophase(connection: Connection, xid: object, *prepared: bool, **named: Any) -> None:
+        driver_connection = connection.connection.dbapi_connection
+        _end(driver_connection, is_undone=True)
+        try:
+            roll_back(connection, xid, *prepared, **named)
+        finally:
+            _end(driver_connection, is_undone=True)  # its own statements, XA END and XA ROLLBACK, were noted as any are
 
     dialect.do_commit_twophase = do_commit_twophase  # type: ignore[method-assign]
     dialect.do_rollback_twophase = do_rollback_twophase  # type: ignore[method-assign]
+
+
+@contextmanager
+def _invalidated_on_error(dialect: Dialect, connection: Connection | PoolProxiedConnection) -> Iterator[None]:
+    """Have the pool close a connection whose rollback fails inside the block; the caller raises why it rolls back."""
+    try:
+        yield
+    except (dialect.loaded_dbapi.Error, DBAPIError) as error:
+        connection.invalidate(error)
+
+
+def _checked_in(driver_connection: object, _record: object = None) -> None:
+    """The pool has a connection back, or closes it: whatever was open on it is nobody's any more."""
+    _end(driver_connection, is_undone=True)
 
 
 def _handle_error(context: ExceptionContext) -> None:
@@ -316,14 +434,22 @@ def _handle_error(context: ExceptionContext) -> None:
         _restore_savepoints(connection, context.statement)
     transaction = connection.get_transaction()
     if isinstance(transaction, RootTransaction) and (context.is_disconnect or _rolled_back(connection, error)):
-        _doomed[transaction] = _without_frames(error)
+        _doomed[transaction] = without_frames(error)
 
 
-def _without_frames(error: DBAPIError) -> DBAPIError:
+def without_frames(error: BaseException) -> BaseException:
     """Returns a copy without a traceback: frames of the business refer to its objects and to the transaction."""
-    copied = copy(error)
-    copied.orig = Exception(*getattr(error.orig, "args", ()))
-    return copied
+    match error:
+        case DBAPIError():
+            copied = copy(error)
+            copied.orig = Exception(*getattr(error.orig, "args", ()))
+            return copied
+        case OutboxError():
+            return copy(error)
+        case _:  # of a listener, or of the process: it may have any class
+            return TransactionDoomed(
+                f"this transaction failed earlier ({type(error).__name__}); run the whole transaction again"
+            )
 
 
 def _restore_savepoints(connection: Connection, statement: str) -> None:

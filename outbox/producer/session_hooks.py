@@ -8,24 +8,28 @@ reaches the caller of a commit() that has succeeded. Each hook below names the c
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.engine.base import RootTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.producer.engine_hooks import (
+    DriverSavepoint,
     DriverTransaction,
+    Participant,
     driver_transaction,
+    refuse_if_doomed,
+    refuse_if_rolled_back,
     undone_spans,
-    unsent_error,
     watch_dialect,
+    without_frames,
 )
-from outbox.producer.unit_of_work import TOO_LATE, UnitOfWork
+from outbox.producer.unit_of_work import TOO_LATE, Savepoint, UnitOfWork
 from outbox.store.database import take_write_lock
 from outbox.store.row import OutboxRow
 from outbox_core.common.errors import ConfigurationError, NoTransaction
@@ -33,14 +37,6 @@ from outbox_core.common.errors import ConfigurationError, NoTransaction
 if TYPE_CHECKING:
     from outbox.producer.commit_port import CommitPort
 
-_UNITS_KEY: Final = "outbox.units_of_work"
-"""The key in Session.info of its units of work, by Outbox."""
-_SEALED_KEY: Final = "outbox.sealed"
-_UNDONE_KEY: Final = "outbox.undone_savepoint"
-"""The key of the savepoint that is rolled back but not closed yet."""
-_JOINED_KEY: Final = "outbox.joined"
-_OWNED_KEY: Final = "outbox.owned"
-_WRITE_FIRST_KEY: Final = "outbox.write_first"
 _FLUSHES_MAX: Final = 100
 _listening = threading.Lock()
 _commit_observers: Final[list[Callable[[Sequence[OutboxRow]], None]]] = []
@@ -50,9 +46,9 @@ def listen_to_sessions() -> None:
     """Listen to every Session of this process, once; a Session that publishes nothing pays one dictionary look-up."""
     with _listening:
         if not event.contains(Session, "before_commit", _before_commit):
-            event.listen(Session, "after_begin", _after_begin)
-            event.listen(Session, "before_commit", _before_commit)
             # Inserted first: an application's listener that raises would prevent the call of later ones.
+            event.listen(Session, "after_begin", _after_begin, insert=True)
+            event.listen(Session, "before_commit", _before_commit)
             event.listen(Session, "after_commit", _after_commit, insert=True)
             event.listen(Session, "after_rollback", _after_rollback)
             event.listen(Session, "after_transaction_end", _after_transaction_end)
@@ -71,19 +67,97 @@ def observed_commits(observer: Callable[[Sequence[OutboxRow]], None]) -> Iterato
         _commit_observers.remove(observer)
 
 
+@dataclass(slots=True, eq=False)
+class _JoinedConnection:
+    """A Connection that a Session uses, and the driver's transaction that it has joined by it."""
+
+    connection_ref: weakref.ref[Connection]
+    transaction: DriverTransaction
+    is_used: bool
+    """Whether the Session has sent something by it, or is only bound to it."""
+
+    @property
+    def connection(self) -> Connection | None:
+        """Returns None once it is garbage."""
+        return self.connection_ref()
+
+
+@dataclass(slots=True, eq=False)
+class _Scope:
+    """What can be rolled back at once: a Session's root transaction, or one of its savepoints.
+
+    A savepoint of a Session is sent to a database only when its first statement is, so it may be none or several there.
+    """
+
+    transaction_ref: weakref.ref[SessionTransaction]
+    marks: list[DriverSavepoint | DriverTransaction] = field(default_factory=list)
+    """What the databases know of it."""
+    is_undone: bool = False
+    """Whether the Session has rolled it back; its block has not ended yet."""
+    is_released: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _SessionState:
+    """What we know of one Session and its transaction. Refers to neither, nor to its Connections: they could never be
+    collected. The application cannot reach it, as it could `Session.info`.
+    """
+
+    is_owner: bool = False
+    writes_first: bool = False
+    """Whether its transaction acquires SQLite's write lock when it begins."""
+    joined: list[_JoinedConnection] = field(default_factory=list)
+    scopes: list[_Scope] = field(default_factory=list)
+    participant: Participant = field(default_factory=Participant)
+    gone_savepoint: bool = False
+    """Whether a savepoint ended otherwise than the Session believes: its rows stand, or went, without its messages."""
+
+    def joined_by(self, connection: Connection) -> _JoinedConnection | None:
+        """Returns how this Connection is joined, if it is."""
+        return next((joined for joined in self.joined if joined.connection is connection), None)
+
+    def begin_anew(self) -> None:
+        """The transaction has ended: forget it."""
+        self.writes_first = self.gone_savepoint = False
+        self.joined, self.scopes = [], []
+        self.participant = Participant(is_owner=self.is_owner)
+
+    def scope(self, transaction: SessionTransaction) -> _Scope:
+        """Returns the scope of this transaction or savepoint."""
+        for scope in reversed(self.scopes):
+            if scope.transaction_ref() is transaction:
+                return scope
+        scope = _Scope(weakref.ref(transaction))
+        self.scopes.append(scope)
+        return scope
+
+
+_states: Final[weakref.WeakKeyDictionary[Session, _SessionState]] = weakref.WeakKeyDictionary()
+
+
+def _state_of(session: Session) -> _SessionState:
+    state = _states.get(session)
+    if state is None:
+        state = _states[session] = _SessionState()
+    return state
+
+
 def unit_of(session: Session, box: CommitPort) -> UnitOfWork:
     """Returns this Session's unit of work for this Outbox; created on first use, removed with the root transaction.
 
     Raises NoTransaction once the rows are written or the transaction or savepoint is rolled back, for instance in an
     event of the commit itself: a message would neither be sent nor rejected there.
     """
-    if session.info.get(_SEALED_KEY):
+    state = _state_of(session)
+    if state.participant.is_sealed:
         raise NoTransaction(TOO_LATE)
-    undone = session.info.get(_UNDONE_KEY)
-    if undone is not None and undone is session.get_nested_transaction():
+    savepoint = session.get_nested_transaction()
+    if savepoint is not None and state.scope(savepoint).is_undone:
         raise NoTransaction("this savepoint is rolled back, as after a failed flush: end its block before you publish")
-    _refuse_if_over(session)
-    units: dict[CommitPort, UnitOfWork] = session.info.setdefault(_UNITS_KEY, {})
+    _join_all(session, state)
+    _join_given_connections(session, state)
+    _refuse_if_over(state)
+    units = state.participant.units
     if box not in units:
         units[box] = UnitOfWork()
     return units[box]
@@ -91,74 +165,62 @@ def unit_of(session: Session, box: CommitPort) -> UnitOfWork:
 
 def own(session: Session) -> None:
     """Record that this Session owns its transactions: its Connection must not commit them."""
-    session.info[_OWNED_KEY] = True
+    state = _state_of(session)
+    state.is_owner = state.participant.is_owner = True
 
 
 def write_first(session: Session) -> None:
     """Make this Session's transaction acquire SQLite's write lock when it begins, if it has used no connection yet."""
-    if session.info.get(_JOINED_KEY):
+    state = _state_of(session)
+    if state.joined:
         return
     if any(isinstance(bind, Connection) for bind in (session.bind, *_binds(session))):
         return  # its transaction is somebody else's, and may have begun
-    session.info[_WRITE_FIRST_KEY] = True
+    state.writes_first = True
 
 
-def open_savepoints(session: Session) -> tuple[SessionTransaction, ...]:
+def open_savepoints(session: Session) -> tuple[Savepoint, ...]:
     """Returns the Session's open savepoints, outermost first; mostly an empty tuple, without a cost."""
-    innermost = session.get_nested_transaction()
-    if innermost is None:
+    transaction: SessionTransaction | None = session.get_nested_transaction()
+    if transaction is None:
         return ()
-    found: list[SessionTransaction] = []
-    transaction: SessionTransaction | None = innermost
+    state = _state_of(session)
+    savepoints: list[Savepoint] = []
     while transaction is not None:
         if transaction.nested:
-            found.append(transaction)
+            savepoints.append(state.scope(transaction))
         transaction = transaction.parent
-    return tuple(reversed(found))
+    return tuple(reversed(savepoints))
 
 
-def _refuse_if_over(session: Session) -> None:
-    """Raise NoTransaction if the Session's transaction was ended below it, by its Connection."""
-    joined: Sequence[_JoinedConnection] = session.info.get(_JOINED_KEY, ())
-    for one in joined:
-        if one.root is not None and not one.root.is_active:
+def _refuse_if_over(state: _SessionState) -> None:
+    """Raise an error if the Session's transaction was ended below it: by its Connection, or by the server."""
+    for joined in state.joined:
+        connection = joined.connection
+        if connection is None or joined.transaction.is_over or not connection.in_transaction():
+            if connection is not None:
+                refuse_if_rolled_back(connection)
             raise NoTransaction(
                 "this transaction was committed or rolled back by its Connection, which the Session does not know: "
                 "end it by the Session or its block"
             )
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class _JoinedConnection:
-    """A Connection that a Session uses, as a participant of the driver's transaction."""
-
-    session: Session
-    connection: Connection
-    root: RootTransaction | None
-    transaction: DriverTransaction
-
-    def refuse_commit(self) -> None:
-        """Raise NoTransaction if this commit is not the Session's own, and either the Session owns the transaction or
-        messages are not written yet.
-        """
-        info = self.session.info
-        if info.get(_OWNED_KEY) and not info.get(_SEALED_KEY):
-            raise NoTransaction("the outbox began this transaction and commits it: leave the block or the function")
-        if self._has_messages(written=False):
-            raise NoTransaction(
-                "this commit would leave messages behind: they are written when the Session commits "
-                "(session.commit(), or leaving its block)"
-            )
-
-    def refuse_end(self, words: str) -> None:
-        """Raise NoTransaction if the Session has published."""
-        if self._has_messages(written=True):
-            raise unsent_error(words)
-
-    def _has_messages(self, *, written: bool) -> bool:
-        units: dict[CommitPort, UnitOfWork] = self.session.info.get(_UNITS_KEY, {})
-        undone = self.transaction.undone
-        return any(unit.is_unwritten(undone) or (written and unit.written) for unit in units.values())
+def _refuse_if_doomed(state: _SessionState, box: CommitPort) -> None:
+    """Raise an error if nothing of the Session's transaction may commit, whether or not it has a message left."""
+    _refuse_if_over(state)
+    for joined in state.joined:
+        connection = joined.connection
+        if connection is not None and box.shares_database(connection):
+            refuse_if_doomed(connection)
+    if state.gone_savepoint:
+        raise NoTransaction(
+            "a savepoint of this session was ended below it (by its Connection, or by a statement that commits), and "
+            "its rows may stand although the session has given up its messages: roll back, and run it again"
+        )
+    for unit in state.participant.units.values():
+        if unit.failed is not None:
+            raise without_frames(unit.failed)  # a copy each time: what is raised gets frames
 
 
 def _before_commit(session: Session) -> None:
@@ -167,14 +229,17 @@ def _before_commit(session: Session) -> None:
     # Flush first: objects may publish in their flush events, which must precede the INSERT, and may be the only
     # publishers.
     _flush_all(session)
-    for box, unit in session.info.get(_UNITS_KEY, {}).items():
+    state = _state_of(session)
+    _join_all(session, state)
+    for box, unit in state.participant.units.items():
+        _refuse_if_doomed(state, box)
         if unit.rows and not unit.written:
-            _refuse_if_over(session)
-            connection = _connection_for(session, box)
+            connection = _connection_for(session, state, box)
             unit.forget(undone_spans(connection))
             if unit.rows:
                 box.write(connection, unit)
-    session.info[_SEALED_KEY] = True
+                unit.transaction = driver_transaction(connection)
+    state.participant.is_sealed = True
 
 
 def _root_commits(session: Session) -> bool:
@@ -185,24 +250,28 @@ def _root_commits(session: Session) -> bool:
     return root is not None and vars(root).get("_current_fn") is not None
 
 
-def _connection_for(session: Session, box: CommitPort) -> Connection:
+def _connection_for(session: Session, state: _SessionState, box: CommitPort) -> Connection:
     """Returns the connection that the business wrote on: a Session may be bound to several, and may route to others.
 
     Raises ConfigurationError if it wrote on several: each has its own transaction, and may fail alone (unless they are
     committed in two phases).
     """
-    joined: list[_JoinedConnection] = session.info.get(_JOINED_KEY, [])
-    if not joined:
+    used = [
+        (connection, joined.transaction)
+        for joined in state.joined
+        if joined.is_used and (connection := joined.connection) is not None
+    ]
+    if not used:
         return session.connection(bind_arguments=_message_bind(session, box))
-    sharing = [one for one in joined if box.shares_database(one.connection)]
-    writing = [one for one in joined if one.transaction.writes]
+    sharing = [connection for connection, _ in used if box.shares_database(connection)]
+    writing = [connection for connection, transaction in used if transaction.writes]
     if not session.twophase:
         _refuse_several(writing, sharing)
     # A replica behind the primary's address is the same database by its URL, but has not the transaction that wrote.
-    own = [one for one in sharing if box.is_own(one.connection)]
-    for chosen in ([one for one in writing if one in sharing], own, sharing):
+    own = [connection for connection in sharing if box.is_own(connection)]
+    for chosen in ([connection for connection in writing if connection in sharing], own, sharing):
         if len(chosen) == 1:
-            return chosen[0].connection
+            return chosen[0]
     if sharing:
         raise ConfigurationError(
             f"this session has {len(sharing)} transactions open on the outbox's server, and a message can be in one: "
@@ -211,9 +280,9 @@ def _connection_for(session: Session, box: CommitPort) -> Connection:
     return session.connection(bind_arguments=_message_bind(session, box))
 
 
-def _refuse_several(writing: Sequence[_JoinedConnection], sharing: Sequence[_JoinedConnection]) -> None:
+def _refuse_several(writing: Sequence[Connection], sharing: Sequence[Connection]) -> None:
     """Raise ConfigurationError unless all writes of the Session are in one transaction on the outbox's server."""
-    if any(one not in sharing for one in writing):
+    if any(connection not in sharing for connection in writing):
         raise ConfigurationError(
             f"this session has written to another database than the outbox's ({_shown(writing)}): business tables and "
             "message table must share one server, or no transaction can hold both"
@@ -245,21 +314,61 @@ def _binds(session: Session) -> Collection[Engine | Connection]:
     return binds.values()
 
 
-def _shown(joined: Sequence[_JoinedConnection]) -> str:
-    urls = [one.connection.engine.url.set(query={}) for one in joined]
+def _shown(connections: Sequence[Connection]) -> str:
+    urls = [connection.engine.url.set(query={}) for connection in connections]
     return ", ".join(url.render_as_string(hide_password=True) for url in urls)
 
 
-def _after_begin(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
-    """Record the connections of this root transaction, each once."""
+def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    """Record each connection of this transaction or savepoint, before anything can fail: this event comes once."""
     watch_dialect(connection.dialect)
-    joined: list[_JoinedConnection] = session.info.setdefault(_JOINED_KEY, [])
-    if not any(one.connection is connection for one in joined):
-        if _WRITE_FIRST_KEY in session.info:
+    state = _state_of(session)
+    try:
+        if state.writes_first and state.joined_by(connection) is None:
             take_write_lock(connection)
-        one = _JoinedConnection(session, connection, connection.get_transaction(), driver_transaction(connection))
-        joined.append(one)
-        one.transaction.join(one)
+    finally:
+        # Behind the write lock, whose own ROLLBACK would be refused in a transaction that has messages.
+        if not connection.invalidated:
+            _join(state, connection, is_used=True)
+            _mark(state.scope(transaction), connection)
+
+
+def _join(state: _SessionState, connection: Connection, *, is_used: bool) -> None:
+    """Take part in the driver's transaction of this connection. Idempotent."""
+    joined = state.joined_by(connection)
+    if joined is None:
+        watch_dialect(connection.dialect)
+        transaction = driver_transaction(connection)
+        transaction.join(state.participant)
+        state.joined.append(_JoinedConnection(weakref.ref(connection), transaction, is_used))
+    elif is_used:
+        joined.is_used = True
+
+
+def _mark(scope: _Scope, connection: Connection) -> None:
+    """Record what the connection's database knows of a scope: its savepoint, or the whole transaction."""
+    transaction = driver_transaction(connection)
+    scope.marks.append(transaction.innermost_savepoint() if connection.in_nested_transaction() else transaction)
+
+
+def _join_all(session: Session, state: _SessionState) -> None:
+    """Join what the Session uses without our having heard of it: a listener that was called before ours has raised.
+
+    SQLAlchemy 2.0 has the connections of a transaction in a private attribute alone.
+    """
+    root = session.get_transaction()
+    for connection, *_ in () if root is None else vars(root)["_connections"].values():
+        if not connection.invalidated:
+            _join(state, connection, is_used=True)
+
+
+def _join_given_connections(session: Session, state: _SessionState) -> None:
+    """Join the open transactions of Connections that this Session is bound to and has not used yet: their owner may
+    commit first.
+    """
+    for bind in (session.bind, *_binds(session)):
+        if isinstance(bind, Connection) and bind.in_transaction() and not bind.invalidated:
+            _join(state, bind, is_used=False)
 
 
 def _flush_all(session: Session) -> None:
@@ -271,27 +380,29 @@ def _flush_all(session: Session) -> None:
 
 
 def _after_commit(session: Session) -> None:
-    units = session.info.get(_UNITS_KEY)
-    if not units or session.in_nested_transaction():
+    state = _states.get(session)
+    if state is None:
         return
-    for box, unit in session.info.pop(_UNITS_KEY).items():
+    savepoint = session.get_nested_transaction()
+    if savepoint is not None:
+        state.scope(savepoint).is_released = True
+        return
+    units, state.participant.units = state.participant.units, {}
+    for box, unit in units.items():
         for observer in tuple(_commit_observers):
             observer((*unit.written_rows, *unit.withdrawals))
         if unit.written:
-            _send_when_committed(session, box, unit)
+            _send_when_committed(box, unit)
         unit.closed = True
 
 
-def _send_when_committed(session: Session, box: CommitPort, unit: UnitOfWork) -> None:
+def _send_when_committed(box: CommitPort, unit: UnitOfWork) -> None:
     """Send now; if the Session has joined a Connection's transaction, which is still open, send after its COMMIT."""
-    act = partial(box.committed, unit)
-    if unit.transaction is None or not unit.transaction.is_active:
+    transaction, act = unit.transaction, partial(box.committed, unit)
+    if transaction is None or transaction.is_over:
         act()
-        return
-    joined: list[_JoinedConnection] = session.info.get(_JOINED_KEY, [])
-    for one in joined:
-        if one.root is unit.transaction:
-            one.transaction.when_committed(act)
+    else:
+        transaction.when_committed(act)
 
 
 def _after_rollback(session: Session) -> None:
@@ -300,23 +411,51 @@ def _after_rollback(session: Session) -> None:
     For a savepoint that a failed flush has rolled back, SQLAlchemy has no other event: `after_soft_rollback` names the
     flush's own transaction, and the end of the block then only closes the savepoint.
     """
+    state = _state_of(session)
     savepoint = session.get_nested_transaction()
-    if savepoint is None:
-        session.info[_SEALED_KEY] = True
+    if savepoint is not None:
+        _give_up(state, state.scope(savepoint))
         return
-    session.info[_UNDONE_KEY] = savepoint
-    for unit in session.info.get(_UNITS_KEY, {}).values():
-        unit.savepoint_rolled_back(savepoint)
+    state.participant.is_sealed = True
+    root = session.get_transaction()
+    if root is not None and all(mark.is_undone for mark in state.scope(root).marks):
+        _discard_all(state)
+
+
+def _give_up(state: _SessionState, savepoint: _Scope) -> None:
+    """Discard what was published in a savepoint, if its rows went as well: by a rollback that was sent, for each
+    database that knows of it. Otherwise they may stand, and the transaction must not commit.
+    """
+    savepoint.is_undone = True
+    if all(mark.is_undone for mark in savepoint.marks):
+        for unit in state.participant.units.values():
+            unit.savepoint_rolled_back(savepoint)
+    else:
+        state.gone_savepoint = True
+
+
+def _discard_all(state: _SessionState) -> None:
+    for unit in state.participant.units.values():
+        unit.discard()
 
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
-    """Rolled back, or closed without a commit: discard its messages."""
-    if session.info.get(_UNDONE_KEY) is transaction:
-        del session.info[_UNDONE_KEY]
-    if transaction.parent is None:
-        session.info.pop(_SEALED_KEY, None)
-        session.info.pop(_WRITE_FIRST_KEY, None)
-        for joined in session.info.pop(_JOINED_KEY, ()):
-            joined.transaction.leave(joined)
-        for unit in session.info.pop(_UNITS_KEY, {}).values():
+    """Rolled back, or closed without a commit: discard its messages, if its rows went as well."""
+    state = _states.get(session)
+    if state is None or not (transaction.nested or transaction.parent is None):
+        return
+    scope = state.scope(transaction)
+    state.scopes.remove(scope)
+    if transaction.nested:
+        if not (scope.is_released or scope.is_undone):
+            _give_up(state, scope)
+    else:
+        # Without marks the Session has sent nothing: then rows that its message is about may be its Connection's own.
+        is_separate = bool(scope.marks) or session.join_transaction_mode == "create_savepoint"
+        if is_separate and all(mark.is_undone for mark in scope.marks):
+            _discard_all(state)
+        for joined in state.joined:
+            joined.transaction.leave(state.participant)
+        for unit in state.participant.units.values():
             unit.closed = True
+        state.begin_anew()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from outbox.store.row import OutboxRow
@@ -27,21 +27,27 @@ class Savepoint(Protocol):
     """An open savepoint: any object, compared by identity."""
 
 
-class RootTransaction(Protocol):
-    """The transaction that rows were written in."""
+class OpenTransaction(Protocol):
+    """The driver's transaction that rows were written in."""
 
     @property
-    def is_active(self) -> bool:
-        """Returns whether it is neither committed nor rolled back."""
+    def is_over(self) -> bool:
+        """Returns whether it is committed or rolled back."""
+
+    def when_committed(self, act: Callable[[], None]) -> None:
+        """Call `act` after its COMMIT."""
 
 
 class UnitOfWork:
     """The rows of one root transaction of one Outbox. Not thread-safe: for the transaction's own thread or task.
 
     States: open -> written (the INSERT is done, no more rows can be added) -> closed (committed or rolled back).
+    Refers to no Session or Connection, which the driver's transaction would keep alive with it.
     """
 
-    __slots__ = ("_entries", "closed", "transaction", "withdrawals", "written", "written_at_ms", "written_rows")
+    __slots__ = (
+        "_entries", "closed", "failed", "transaction", "withdrawals", "written", "written_at_ms", "written_rows",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._entries: list[tuple[OutboxRow, tuple[Savepoint, ...], int]] = []
@@ -49,7 +55,11 @@ class UnitOfWork:
         self.written_rows: Sequence[OutboxRow] = ()
         self.withdrawals: Sequence[OutboxRow] = ()
         """The cancels that took a scheduled message out of its table, and are no rows of it themselves."""
-        self.transaction: RootTransaction | None = None
+        self.failed: BaseException | None = None
+        """The first error of a statement that wrote the rows: some of them may be in the tables, so none is written
+        again, and the transaction must roll back.
+        """
+        self.transaction: OpenTransaction | None = None
         self.closed: bool = False
         self.written_at_ms: int = 0
 
@@ -61,6 +71,10 @@ class UnitOfWork:
         if self.closed or self.written:
             raise NoTransaction(TOO_LATE)
         self._entries.append((row, savepoints, next_moment()))
+
+    def discard(self) -> None:
+        """Discard all rows: everything that their Session did is rolled back."""
+        self._entries = []
 
     def savepoint_rolled_back(self, savepoint: Savepoint) -> None:
         """Discard the rows that were published inside this savepoint, or in a released one inside it."""
@@ -80,18 +94,11 @@ class UnitOfWork:
         """Returns the rows that a commit now would publish, in order."""
         return [row for row, _, _ in self._entries]
 
-    def mark_written(
-        self,
-        rows: Sequence[OutboxRow],
-        *,
-        transaction: RootTransaction | None,
-        withdrawals: Sequence[OutboxRow] = (),
-    ) -> None:
-        """Record that these rows are in the tables, uncommitted, in this transaction, and that their lease runs."""
+    def mark_written(self, rows: Sequence[OutboxRow], *, withdrawals: Sequence[OutboxRow] = ()) -> None:
+        """Record that these rows are in the tables, uncommitted, and that their lease runs."""
         self.written = True
         self.written_rows = rows
         self.withdrawals = withdrawals
-        self.transaction = transaction
 
     def start_lease(self) -> None:
         """Called just before the INSERT: the lease, which the database counts, ends no sooner than counted from now."""

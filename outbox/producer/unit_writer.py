@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from outbox.producer.engine_hooks import refuse_if_doomed
+from outbox.producer.engine_hooks import without_frames
 from outbox.producer.unit_of_work import UnitOfWork
 from outbox.store.database import is_autocommit, is_mendable, now_us, translate
 from outbox.store.database_identity import same_database
@@ -62,12 +62,20 @@ class UnitWriter:
         return connection.engine.pool is self._engine.pool or same_database(connection.engine, self._engine)
 
     def write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
-        """Write a unit's rows on the connection whose transaction is about to commit."""
-        refuse_if_doomed(connection)
+        """Write a unit's rows on the connection whose transaction is about to commit. An error dooms it: a part of the
+        rows may be in the tables.
+        """
         self._refuse_foreign(connection)
-        packet_bytes = self._bounds.check(connection, unit.rows)
         unit.start_lease()
         try:
+            self._write(connection, unit, token=token)
+        except BaseException as error:
+            unit.failed = without_frames(error)
+            raise
+
+    def _write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
+        try:
+            packet_bytes = self._bounds.check(connection, unit.rows)
             wanted = unit.rows
             withdrawals = [row for row in wanted if row.is_timed and row.kind is RowKind.CANCEL]
             if withdrawals:
@@ -83,7 +91,7 @@ class UnitWriter:
             if is_mendable(error):
                 raise translate(error, self._engine.url) from error
             raise
-        unit.mark_written(written, transaction=connection.get_transaction(), withdrawals=withdrawn)
+        unit.mark_written(written, withdrawals=withdrawn)
 
     @cached_property
     def _withdrawals(self) -> Withdrawals:

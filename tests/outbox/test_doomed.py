@@ -265,7 +265,7 @@ def test_a_server_that_restarts_in_a_transaction_that_swallows_it_fails_the_comm
 
 
 @pytest.mark.slow
-def test_a_lock_wait_at_the_insert_fails_the_commit_and_a_second_commit_is_whole(
+def test_a_lock_wait_at_the_insert_fails_every_commit_until_the_rollback(
     mysql_shop: Shop, broker: RecordingBroker
 ) -> None:
     box = mysql_shop.box(broker, sender=NO_SENDER)
@@ -279,10 +279,15 @@ def test_a_lock_wait_at_the_insert_fails_the_commit_and_a_second_commit_is_whole
         with pytest.raises(OperationalError) as caught:
             session.commit()
         rival.rollback()
+        with pytest.raises(OperationalError) as caught_again:
+            session.commit()
+        session.rollback()
+        session.add(Payment(id=51))
+        box.publish("topic", "", message_id="order-1", session=session)
         session.commit()
 
-    assert error_code(caught.value) == 1205
-    assert mysql_shop.payments() == [50]
+    assert [error_code(error.value) for error in (caught, caught_again)] == [1205, 1205]
+    assert mysql_shop.payments() == [51]
     assert mysql_shop.row_topics() == ["topic"]
 
 
