@@ -1,0 +1,130 @@
+"""What must hold after a program, whatever it did.
+
+Rows that are committed have exactly their messages; the rest is what plain SQLAlchemy leaves, with a witness for each
+message: a commit that raised left neither, strangers have what is theirs, and nothing is checked out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tests.outbox.transaction_model.interpreter import Failure, Trace
+from tests.outbox.transaction_model.steps import Execute, Program, Statement, walk
+
+_SPLITTING = frozenset({Statement.SAVEPOINT, Statement.ROLLBACK_TO, Statement.RELEASE})
+_OUT_OF_SIGHT = frozenset({Statement.CALL_COMMIT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a program left on both sides, by the numbers of its rows."""
+
+    trace: Trace
+    plain: Trace
+    rows: frozenset[int]
+    plain_rows: frozenset[int]
+    witnesses: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """How often each message was pulled from the broker, and which rows the message table has still."""
+
+    pulled: Counter[str]
+    left: Collection[str]
+
+
+def judge(program: Program, observed: Observed, sent: Sent) -> list[str]:
+    """Returns what is wrong, in words; mostly nothing."""
+    return [
+        *_checked_out(observed),
+        *_pairs(program, observed, sent),
+        *_beside_plain(observed, sent),
+        *_deliveries(observed, sent),
+    ]
+
+
+def judge_before_delivery(observed: Observed) -> list[str]:
+    """Returns what is wrong with connections and rows."""
+    return [*_checked_out(observed), *_rows_beside_plain(observed)]
+
+
+def _checked_out(observed: Observed) -> list[str]:
+    found = []
+    if observed.trace.checked_out:
+        found.append(f"{observed.trace.checked_out} connection(s) are checked out at the end")
+    if observed.plain.checked_out:
+        found.append(f"{observed.plain.checked_out} connection(s) of the plain run are checked out at the end")
+    return found
+
+
+def _pairs(program: Program, observed: Observed, sent: Sent) -> list[str]:
+    """Needs no plain run: a row and its message were written in one step, so in one transaction and savepoint."""
+    splits = any(isinstance(step, Execute) and step.statement in _SPLITTING for step in walk(program.steps))
+    found = []
+    for number in sorted(observed.trace.pairs):
+        if number in observed.trace.uncertain or (splits and number in observed.trace.lazy):
+            continue
+        has_row, ids = number in observed.rows, observed.trace.messages[number]
+        missing = [message_id for message_id in ids if not sent.pulled[message_id] and message_id not in sent.left]
+        if has_row and missing and number not in torn(observed.trace):
+            found.append(f"row {number} is committed without its message")
+        if not has_row and len(missing) < len(ids):
+            found.append(f"the message of row {number} was sent, and the row is not there")
+    return found
+
+
+def _rows_beside_plain(observed: Observed) -> list[str]:
+    judged = observed.trace.uncertain | observed.plain.uncertain
+    more = sorted(observed.rows - observed.plain_rows - judged)
+    fewer = sorted(observed.plain_rows - observed.rows - judged)
+    return [
+        *([f"rows {more} are committed, and plain SQLAlchemy would not have committed them"] if more else []),
+        *([f"rows {fewer} are not there, and plain SQLAlchemy would have committed them"] if fewer else []),
+        *_raised_by_plain(observed),
+    ]
+
+
+def _raised_by_plain(observed: Observed) -> list[str]:
+    """Steps that went well with messages and fail without; what a lock or a full pool does to one side is no fault."""
+    found = []
+    for path, outcome in observed.plain.outcomes.items():
+        seen = observed.trace.outcomes.get(path)
+        if seen is None or seen.failure is not None or outcome.failure in {None, Failure.LOCKED}:
+            continue
+        if outcome.failure is not Failure.NO_CONNECTION:
+            found.append(f"step {path} went well, and fails in plain SQLAlchemy: {outcome.error}")
+    return found
+
+
+def _beside_plain(observed: Observed, sent: Sent) -> list[str]:
+    found = _rows_beside_plain(observed)
+    judged = observed.trace.uncertain | observed.plain.uncertain | torn(observed.trace)
+    published = {number for number in observed.trace.messages if number not in judged}
+    for number in sorted(published):
+        ids = observed.trace.messages[number]
+        arrived = [message_id for message_id in ids if sent.pulled[message_id] or message_id in sent.left]
+        if number in observed.witnesses and len(arrived) < len(ids):
+            found.append(f"message {number} was committed and is nowhere")
+        if number not in observed.witnesses and arrived:
+            found.append(f"message {number} was sent, and its transaction was not committed")
+    return found
+
+
+def _deliveries(observed: Observed, sent: Sent) -> list[str]:
+    ids = [message_id for each in observed.trace.messages.values() for message_id in each]
+    return [
+        *(f"message {message_id} was delivered {sent.pulled[message_id]} times" for message_id in ids
+          if sent.pulled[message_id] > 1),
+        *(f"message {message_id} is in the table for ever" for message_id in ids if message_id in sent.left),
+    ]  # fmt: skip
+
+
+def torn(trace: Trace) -> set[int]:
+    """The numbers whose transaction a procedure committed before its messages were written, and where the program was
+    told so by an error afterwards.
+    """
+    told = any(outcome.failure is Failure.REFUSED for outcome in trace.outcomes.values())
+    return trace.torn if told else set()
