@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.sources.parquet_archives import check_archive
+from spark_reconcile.sources.parquet_file_identity import local_folder
 
 
 class NamedSources:
@@ -27,25 +28,18 @@ class NamedSources:
 
 
 def check_archives(folders: Sequence[Path | str]) -> None:
-    """Raises ConfigurationError for a folder that does not exist, has no Parquet file, or is named twice.
+    """Raises ConfigurationError for a folder that does not exist, or is named twice, and what check_archive() raises.
 
     For a URL only the text is compared: Spark opens it, with its own credentials.
     """
     once = NamedSources()
     for folder in folders:
         if isinstance(folder, str):
-            once.note(f"[archive] {folder}", (_local(folder) or folder.rstrip("/"),))
+            local = local_folder(folder)
+            once.note(f"[archive] {folder}", (local.resolve() if local else folder.rstrip("/"),))
             continue
         if not folder.is_dir():
             raise ConfigurationError(f"[archive]: there is no folder {folder}; name the one that holds Parquet files")
-        if next(folder.rglob("*.parquet"), None) is None:
-            raise ConfigurationError(
-                f"[archive]: the folder {folder} holds no Parquet file; leave it out until it does"
-            )
         once.note(f"[archive] {folder}", (folder.resolve(),))
-
-
-def _local(url: str) -> Path | None:
-    """Returns the folder of a `file:` URL, links resolved."""
-    parts = urlsplit(url)
-    return Path(unquote(parts.path)).resolve() if parts.scheme == "file" else None
+    for folder in folders:
+        check_archive(folder)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,6 @@ from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.source_counts import LegCount
-from spark_reconcile.core.time_buckets import within
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.evidence.cancel_answers import with_answers
 from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
@@ -35,10 +34,10 @@ from spark_reconcile.sources.delay_export_process import DelayExport
 from spark_reconcile.sources.log_records import SCHEMAS
 from spark_reconcile.sources.log_segments import LogSegment, begins_whole, reach_ms, survey
 from spark_reconcile.sources.message_range_expansion import named_runs, single
-from spark_reconcile.sources.parquet_archives import archive_files, archive_frame
+from spark_reconcile.sources.parquet_archives import MISREAD, read_archive, refuse_misread
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.segment_cache import keep, split, sweep
-from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
+from spark_reconcile.sources.sql_statements import LEG_SCHEMA, UNKNOWN_KIND, Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -213,6 +212,12 @@ def _read_sql(
             times=times.of_table(),
         )  # fmt: skip
         frames += kept
+    unknown = [count for count in counts if count.topic == UNKNOWN_KIND]
+    if unknown:
+        raise NotComparable(
+            f"{unknown[0].rows:,} rows of the {unknown[0].leg} have a kind that is neither publish nor cancel, so "
+            "nothing is judged: another version wrote them; run that version's outbox reconcile, or remove them"
+        )
     return frames
 
 
@@ -233,18 +238,18 @@ def _read_archives(
     """Returns archive rows that were moved to Parquet, in the columns of all legs; files are not cached by Spark."""
     found = []
     for folder in settings.archives:
-        whole = session.read.parquet(str(folder))
-        files = archive_files(session, folder, whole)
-        # A condition on the file's own column, too: computed columns cannot prune row groups.
-        near = whole if span is None else whole.where(_microseconds_within(span))
-        frame = archive_frame(near, place=str(folder)).where(within(span))
-        counts += _counted(frame, leg="leg", topic="topic", note="coalesce(note, '')", times=times.of_table())
-        found.append((frame, replace(files, shown=within(span))))
+        archive = read_archive(session, folder, span=span)
+        counted = _counted(
+            archive.frame, leg="leg", topic="topic", note="coalesce(note, '')", times=times.of_table()
+        )  # fmt: skip
+        misread: dict[str, int] = {}
+        for count in counted:
+            if count.leg == MISREAD:
+                misread[count.topic] = misread.get(count.topic, 0) + count.rows
+        refuse_misread(archive, misread, rows=sum(count.rows for count in counted), is_whole=span is None)
+        counts += counted
+        found.append((archive.frame, archive.files))
     return found
-
-
-def _microseconds_within(span: Span) -> str:
-    return f"created_at_us >= {span.since_ms * 1000}L and created_at_us < {span.until_ms * 1000}L"
 
 
 def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:

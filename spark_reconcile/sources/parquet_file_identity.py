@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ def some_files(session: SparkSession, folder: Path | str, found: DataFrame) -> C
 
     def read(names: Sequence[str]) -> DataFrame:
         some = session.read.schema(found.schema).option("basePath", str(folder))
-        return some.parquet(*(_path(name) for name in names))
+        return some.parquet(*(path_of(name) for name in names))
 
     return read
 
@@ -47,7 +48,7 @@ def _looks(name: str, *, rest_ms: int) -> str | None:
     """Returns size, times and inode of a local file that did not change for a while."""
     now_ns = time.time_ns()
     try:
-        stat = Path(_path(name)).stat()
+        stat = Path(path_of(name)).stat()
     except OSError:
         return None
     # The modification time can be set back, but not the change time, which records that.
@@ -56,7 +57,17 @@ def _looks(name: str, *, rest_ms: int) -> str | None:
     return f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}-{stat.st_ino}"
 
 
-def _path(name: str) -> str:
-    """Returns the path of a local file from its URL; other URLs are not changed."""
+def path_of(name: str) -> str:
+    """Returns the name by which Spark opens a file, from the URL by which it lists it: a path, if the file is local."""
     parts = urlsplit(name)
-    return unquote(parts.path) if parts.scheme in {"", "file"} else name
+    path = unquote(parts.path)
+    return path if parts.scheme in {"", "file"} else f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def local_folder(folder: Path | str) -> Path | None:
+    """Returns the folder of a path or a `file:` URL; None for another URL, which only Spark can open."""
+    if isinstance(folder, Path):
+        # As Hadoop does: without looking at links.
+        return Path(os.path.normpath(folder.absolute()))
+    parts = urlsplit(folder)
+    return Path(os.path.normpath(unquote(parts.path))) if parts.scheme == "file" else None

@@ -19,7 +19,7 @@ from spark_reconcile.compare.file_digest_cache import FOLDER, INDEX, FileDigestC
 from spark_reconcile.compare.key_digests import digest
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.results.window_store import WindowStore
-from spark_reconcile.sources.parquet_archives import archive_files
+from spark_reconcile.sources.parquet_archives import read_archive
 from spark_reconcile.sources.parquet_file_identity import Files
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import plant_all
@@ -307,7 +307,7 @@ def _known(
 ) -> tuple[set[tuple[Any, ...]], list[str]]:  # fmt: skip
     """The kept sums of the folder's files, and which of these were scanned."""
     scanned: list[str] = []
-    found = archive_files(spark, folder, spark.read.parquet(str(folder)))
+    found = read_archive(spark, folder).files
 
     def reading(names: Sequence[str]) -> DataFrame:
         scanned.extend(Path(name).name.replace("%20", " ") for name in names)
@@ -320,7 +320,7 @@ def _known(
 
 
 def _scan_of_all(spark: SparkSession, folder: Path) -> set[tuple[Any, ...]]:
-    files = archive_files(spark, folder, spark.read.parquet(str(folder)))
+    files = read_archive(spark, folder).files
     return _summed(digest(files.read(files.names), files.leg))
 
 
