@@ -17,12 +17,13 @@ from sqlalchemy import Engine
 
 from compensator.core.batch_totals import OUTCOMES, BatchTotals, add
 from outbox.delivery.relay import ORDERED_OUTAGE_DELAY_MS, Relay, RelayPolicy
-from outbox.delivery.send_decision import Acceptance, Decision, Hold, Park, Retry, RowSettlement
+from outbox.delivery.send_decision import Decision, Hold, RowSettlement
 from outbox.store.database import database_errors
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
 from outbox.store.table_placement import MessageTable
 from outbox_core.common.errors import BrokerError, OutboxError
+from outbox_core.messages.delivery_decision import Acceptance, Park, Retry
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)

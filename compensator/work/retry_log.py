@@ -7,10 +7,10 @@ from collections import defaultdict
 from typing import Final
 
 from compensator.work.poison_row_isolation import SentBatch
-from outbox.delivery.send_decision import Retry
 from outbox.store.message_table import ERROR_CHARS_MAX
 from outbox.store.row import OutboxRow
 from outbox_core.common.clock import Clock
+from outbox_core.messages.delivery_decision import Retry
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)

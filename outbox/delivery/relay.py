@@ -14,7 +14,7 @@ from typing import Final, assert_never
 from sqlalchemy import Connection, Engine
 
 from outbox.delivery.key_waves import runs, waves
-from outbox.delivery.send_decision import Acceptance, Decision, Hold, Park, Retry, RowSettlement, SendBatch
+from outbox.delivery.send_decision import Decision, Hold, RowSettlement, SendBatch
 from outbox.store.async_background import AsyncBackground, transact
 from outbox.store.database import CONFLICT_RETRIES_MAX, database_errors, retry_conflicts
 from outbox.store.message_table import MessageStore
@@ -34,14 +34,15 @@ from outbox_core.common.errors import (
 )
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, decide, moving_topics, retry
 from outbox_core.messages.message import (
     CancelStatus,
     Message,
     PublishResult,
-    PublishStatus,
     check_message_id,
     due_message,
 )
+from outbox_core.messages.refused_batch_isolation import publish_isolated
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -218,59 +219,31 @@ class Relay:
         return outage
 
     def _publish(self, row_messages: Sequence[_RowMessage], batch: SendBatch) -> BrokerError | None:
-        if not batch.in_time():
-            batch.hold(row.id for row, _ in row_messages)
-            return None
         messages = [message for _, message in row_messages]
-        try:
-            with self._telemetry.sending(messages, path=self._path) as sending:
-                sending.results = results = self._broker.publish(messages)
-        except (BrokerError, InvalidMessage) as error:
-            return self._refused(row_messages, error, batch)
-        for (row, _), result in zip(row_messages, results, strict=True):
-            batch.decide(row.id, self._after_publish(row, result, batch))
-        return None
+        published = publish_isolated(self._publish_once, messages, in_time=batch.in_time)
+        answered = [(messages[place], result) for place, result in published.results.items()]
+        moving = moving_topics(answered)
+        for place, result in published.results.items():
+            row, message = row_messages[place]
+            decision = decide(
+                result,
+                attempts=row.attempts,
+                is_moving=message.topic in moving,
+                backoff=self._policy.backoff,
+                jitter=batch.jitter,
+            )
+            batch.decide(row.id, decision)
+        left = batch.undecided(row.id for row, _ in row_messages)
+        if published.outage is not None:
+            self._postpone(left, published.outage, batch)
+        else:
+            batch.hold(left)
+        return published.outage
 
-    def _after_publish(self, row: OutboxRow, result: PublishResult, batch: SendBatch) -> Decision:
-        match result.status:
-            case PublishStatus.STORED | PublishStatus.DUPLICATE:
-                return Acceptance(result.status)
-            case PublishStatus.REJECTED:
-                return Park(f"rejected by the broker: {result.error or 'no reason given'}")
-            case PublishStatus.DEFERRED:
-                return self._retry(row, f"deferred by the broker: {result.error or 'no reason given'}", batch)
-            case _:
-                assert_never(result.status)
-
-    def _refused(
-        self, row_messages: Sequence[_RowMessage], error: BrokerError | InvalidMessage, batch: SendBatch
-    ) -> BrokerError | None:
-        """Handle the error of a batch. An outage postpones the whole batch.
-
-        One row or topic may have caused a rejection: split the batch until it is alone.
-        """
-        if not isinstance(error, BrokerRefused | InvalidMessage):
-            self._postpone([row.id for row, _ in row_messages], error, batch)
-            return error
-        parts = _by_topic(row_messages) if isinstance(error, NotAuthorized) else _halves(row_messages)
-        if len(parts) == 1:
-            if isinstance(error, NotAuthorized):
-                topic = row_messages[0][1].topic
-                logger.warning(
-                    "send_not_authorized", extra={"topic": topic, "rows": len(row_messages), "error": str(error)}
-                )
-            for row, _ in row_messages:
-                if isinstance(error, NotAuthorized):  # an operator can correct that
-                    self._back_off(row, str(error), batch)
-                else:
-                    batch.decide(row.id, Park(f"refused by the broker: {error}"))
-            return None
-        for part in parts:
-            outage = self._publish(part, batch)
-            if outage is not None:
-                self._postpone(batch.undecided(row.id for row, _ in row_messages), outage, batch)
-                return outage
-        return None
+    def _publish_once(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        with self._telemetry.sending(messages, path=self._path) as sending:
+            sending.results = results = self._broker.publish(messages)
+        return results
 
     def _cancel(self, rows: Sequence[OutboxRow], batch: SendBatch) -> BrokerError | None:
         if not batch.in_time():
@@ -308,12 +281,7 @@ class Relay:
 
     def _back_off(self, row: OutboxRow, error: str, batch: SendBatch) -> None:
         """Postpone a row that cannot be sent until an operator acts, by its own backoff."""
-        batch.decide(row.id, self._retry(row, error, batch))
-
-    def _retry(self, row: OutboxRow, error: str, batch: SendBatch) -> Retry:
-        backoff = self._policy.backoff
-        delay_ms = int(backoff.delay_ms(row.attempts) * (1 - backoff.jitter * batch.jitter))
-        return Retry(max(1, delay_ms), error, tried=True)
+        batch.decide(row.id, retry(error, attempts=row.attempts, backoff=self._policy.backoff, jitter=batch.jitter))
 
     # -- the second half: into the table -----------------------------------------------------------------------------
 
@@ -383,15 +351,3 @@ def _retry_takeovers(settle: Callable[[], int]) -> int:
         raise DatabaseUnavailable(
             "rows change hands faster than they can be settled; their leases are too short"
         ) from error
-
-
-def _halves(row_messages: Sequence[_RowMessage]) -> list[Sequence[_RowMessage]]:
-    middle = len(row_messages) // 2
-    return [row_messages[:middle], row_messages[middle:]] if middle else [row_messages]
-
-
-def _by_topic(row_messages: Sequence[_RowMessage]) -> list[Sequence[_RowMessage]]:
-    topics: defaultdict[str, list[_RowMessage]] = defaultdict(list)
-    for row_message in row_messages:
-        topics[row_message[1].topic].append(row_message)
-    return list(topics.values())

@@ -9,26 +9,7 @@ from outbox.delivery.key_waves import IN_FLIGHT_DELAY_MS, hold_delay_ms
 from outbox.store.order_table import Barrier
 from outbox.store.row import OutboxRow
 from outbox.store.table_placement import MessageTable
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """The broker has the message (or had it already): the row can be removed. `outcome` is the broker's status."""
-
-    outcome: str
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """The row is due again after the delay. An unsent row is never given up, after any number of retries.
-
-    `tried` is False if the row did not cause the failure (an outage of the broker): no attempt is counted. `error` is
-    empty if nothing failed: the row was not given to the broker.
-    """
-
-    delay_ms: int
-    error: str
-    tried: bool
+from outbox_core.messages.delivery_decision import Acceptance, Park, Retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +19,6 @@ class Hold:
     """
 
     delay_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Park:
-    """The row can never be sent as it is: it is parked with the reason, for an operator."""
-
-    error: str
 
 
 Decision = Acceptance | Retry | Hold | Park

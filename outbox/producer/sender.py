@@ -20,13 +20,14 @@ from typing import Any, Final
 from weakref import WeakSet, ref
 
 from outbox.delivery.relay import Relay
-from outbox.delivery.send_decision import Acceptance, Hold, RowSettlement
+from outbox.delivery.send_decision import Hold, RowSettlement
 from outbox.producer.timer_adder import TimerAdder
 from outbox.store.fork_gate import fork_gate
 from outbox.store.row import OutboxRow
 from outbox.telemetry import NO_TELEMETRY, Telemetry
 from outbox_core.common.errors import ConfigurationError, OutboxError
 from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.delivery_decision import Acceptance
 from outbox_core.messages.ids import new_token
 from outbox_core.runtime.event_logger import EventLogger
 

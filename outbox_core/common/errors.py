@@ -25,6 +25,10 @@ OutboxError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self
+
 
 class OutboxError(Exception):
     """Root of all errors that this project raises on purpose."""
@@ -80,7 +84,18 @@ class DatabaseUnavailable(OutboxError):
 
 
 class BrokerError(OutboxError):
-    """Any failure of a request to a broker."""
+    """Any failure of a request to a broker.
+
+    `answered` of a publish has, by the message's place in the batch, the PublishResults that were known before the
+    failure: they hold, whatever became of the others.
+    """
+
+    answered: Mapping[int, Any] = MappingProxyType({})
+
+    def with_answered(self, answered: Mapping[int, Any]) -> Self:
+        """Returns this error, with the results that were known before it."""
+        self.answered = dict(answered)
+        return self
 
 
 class BrokerUnavailable(BrokerError):
@@ -98,7 +113,14 @@ class BrokerThrottled(BrokerUnavailable):
 
 
 class BrokerRefused(BrokerError):
-    """The broker will never accept this request as it is; nothing of it was stored."""
+    """The broker will never accept this request as it is; nothing of it was stored but what is `answered`.
+
+    A batch may be refused for any one of its messages (outbox_core.messages.refused_batch_isolation finds it).
+    `in_doubt`: the broker stores a batch in order up to the message that it refuses, and did not say which that is:
+    those before it may be stored.
+    """
+
+    in_doubt: bool = False
 
 
 class InUse(BrokerRefused):

@@ -59,6 +59,8 @@ class Broker(DeliverySource, Protocol):
 
         Idempotent by topic and message id within the broker's window: a repeat gets `duplicate`. Order within a
         topic is the batch's order. After BrokerUnavailable any part of the batch may be stored: publish it again.
+        A batch may be refused for one of its messages: refused_batch_isolation publishes the others. Any error has the
+        results that were known before it, as `answered`.
         """
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import BrokerError, BrokerRefused, ConfigurationError
 from outbox_core.messages.broker_port import Broker, BrokerAdmin
 from outbox_core.messages.capabilities import Capability, capabilities_of
 from outbox_core.messages.durability_inspection import Inspectable, Inspection, WeaknessReporter
@@ -45,13 +45,23 @@ class DelayedBroker:
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.
 
-        If one of the two raises, the other may have stored its part: publish the whole batch again.
+        If one of the two raises, the other is asked all the same: the error has its results.
         """
-        immediate = [message for message in batch if message.deliver_at_ms is None]
-        scheduled = [message for message in batch if message.deliver_at_ms is not None]
-        of_target = iter(self._target.publish(immediate) if immediate else [])
-        of_delay = iter(self._delay.publish(scheduled) if scheduled else [])
-        return [next(of_target if message.deliver_at_ms is None else of_delay) for message in batch]
+        immediate = [place for place, message in enumerate(batch) if message.deliver_at_ms is None]
+        scheduled = [place for place, message in enumerate(batch) if message.deliver_at_ms is not None]
+        results: dict[int, PublishResult] = {}
+        failures: list[BrokerError] = []
+        for broker, places in ((self._target, immediate), (self._delay, scheduled)):
+            try:
+                answers = broker.publish([batch[place] for place in places]) if places else []
+                results.update(zip(places, answers, strict=True))
+            except BrokerError as error:
+                results.update((places[at], result) for at, result in error.answered.items())
+                failures.append(error)
+        if failures:
+            # An outage of one ends a batch, whatever the other refuses: that is refused again, with what is left.
+            raise min(failures, key=lambda error: isinstance(error, BrokerRefused)).with_answered(results)
+        return [results[place] for place in range(len(batch))]
 
     def pull(
         self,

@@ -196,7 +196,7 @@ def test_a_topic_without_permission_waits_and_holds_up_no_other(shop: Shop) -> N
     rows = shop.rows()
     assert sorted(broker.ids) == allowed
     assert [row["id"] for row in rows] == forbidden
-    assert {(row["state"], row["last_error"]) for row in rows} == {("pending", "no role")}
+    assert {(row["state"], row["last_error"]) for row in rows} == {("pending", "deferred by the broker: no role")}
     assert (report.accepted, report.retried, report.parked, report.outage) == (3, 3, 0, None)
 
 
