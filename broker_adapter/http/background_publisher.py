@@ -14,10 +14,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from broker_adapter.http.error_mapping import own
-from broker_adapter.http.publish_coalescing import REQUEST_BYTES_MAX, Outcome
-from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, OutboxError
+from broker_adapter.http.publish_coalescing import REQUEST_BYTES_MAX
+from outbox_core.common.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    NotAuthorized,
+    NotSupported,
+    OutboxError,
+)
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import Message, PublishResult
+from outbox_core.messages.refused_batch_isolation import IsolatedPublish, publish_isolated
 from outbox_core.runtime.event_logger import EventLogger
 
 logger = EventLogger(__name__)
@@ -63,7 +70,7 @@ class BackgroundPublisher:
 
     def __init__(
         self,
-        publish: Callable[[Sequence[Message]], Sequence[Outcome]],
+        publish: Callable[[Sequence[Message]], Sequence[PublishResult]],
         *,
         place: str,
         wait_s_max: float,
@@ -125,16 +132,16 @@ class BackgroundPublisher:
 
     def _send(self, batch: Sequence[_Entry]) -> None:
         wanted = [one for one in batch if one.told.set_running_or_notify_cancel()]
-        outcomes: Sequence[PublishResult | Exception]
         try:
-            outcomes = self._publish([one.message for one in wanted]) if wanted else []
-        except OutboxError as error:
-            outcomes = [error] * len(wanted)
+            published = publish_isolated(self._publish, [one.message for one in wanted])
         except Exception as error:  # the thread boundary: who waits for a future must hear of it
-            logger.exception("submit_failed", extra={"messages": len(wanted)})
-            outcomes = [error] * len(wanted)
-        for one, outcome in zip(wanted, outcomes, strict=True):
-            _tell(one, outcome)
+            if not isinstance(error, OutboxError):
+                logger.exception("submit_failed", extra={"messages": len(wanted)})
+            for one in wanted:
+                _tell(one, error)
+            return
+        for place, one in enumerate(wanted):
+            _tell(one, _outcome(published, place))
 
     def _has_room(self, line: _Line) -> bool:
         return len(line.waiting) + line.on_their_way < self._limits.submitted_max
@@ -143,6 +150,17 @@ class BackgroundPublisher:
         if self._line.process != os.getpid():
             self._line = _Line()
         return self._line
+
+
+def _outcome(published: IsolatedPublish, place: int) -> PublishResult | Exception:
+    """What a future gets: what an operator can help is raised, as publish() raises it."""
+    refusal = published.refusals.get(place)
+    if isinstance(refusal, NotAuthorized | NotSupported):
+        return refusal
+    result = published.results.get(place)
+    if result is not None:
+        return result
+    return published.outage or BrokerUnavailable("it was not sent")
 
 
 def _next(line: _Line, limits: SubmitLimits) -> list[_Entry]:

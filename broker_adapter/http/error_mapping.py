@@ -136,7 +136,9 @@ def of_answer(response: ResponseHead, *, what: str) -> BrokerError:
 
 
 def own(error: OutboxError) -> OutboxError:
-    """An exception of one's own that says the same: those who shared a request raise it in several threads."""
+    """An exception of one's own that says the same: those who shared a request raise it in several threads. It has no
+    results: theirs have other places.
+    """
     if isinstance(error, BrokerThrottled):
         return BrokerThrottled(str(error), retry_after_ms=error.retry_after_ms)
     return type(error)(str(error))

@@ -11,14 +11,13 @@ from typing import Final, TypeVar
 import msgspec
 
 from broker_adapter.http.background_publisher import BackgroundPublisher
-from broker_adapter.http.error_mapping import own
 from broker_adapter.http.http_admin import HttpAdmin
-from broker_adapter.http.publish_coalescing import Outcome, PublishCoalescer
+from broker_adapter.http.publish_coalescing import PublishCoalescer
 from broker_adapter.http.publish_requests import PublishRequests, requests_of
 from broker_adapter.http.request_sender import Options, RequestSender, WireCodec
 from broker_adapter.http.topic_reader import read_topic
 from outbox_core.common.errors import (
-    BrokerRefused,
+    BrokerError,
     BrokerUnavailable,
     ConfigurationError,
     InvalidMessage,
@@ -65,9 +64,8 @@ class HttpBroker:
     Sends nothing before it is used; all methods are thread-safe.
 
     Small publishes of many threads share requests, see gathering. A publish of many topics is one request, to a broker
-    that knows of these, and else one a topic. One that is refused for what is in it is halved until the message at
-    fault is alone, so that only that one is `rejected`. Requests are repeated where that is safe, see
-    Connection.send(): publish, ack, extend, cancel and whatever only reads, but neither pull nor nack.
+    that knows of these, and else one a topic. Requests are repeated where that is safe, see Connection.send(): publish,
+    ack, extend, cancel and whatever only reads, but neither pull nor nack.
     """
 
     def __init__(
@@ -106,20 +104,21 @@ class HttpBroker:
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.
 
-        Where the token does not allow some of its topics, the others are published all the same, and NotAuthorized is
-        raised in the end: publish the batch again once an operator has seen to it.
+        A request is refused as a whole: BrokerRefused for one of its messages, NotAuthorized for one of its topics.
+        What requests before it stored is `answered`; publish_isolated() finds the message at fault.
         """
         return self.publish_guarded(batch, guard=allow)
 
     def publish_guarded(self, batch: Sequence[Message], *, guard: Guard) -> list[PublishResult]:
         """As publish(), see GuardedPublisher. Where the guard raises, requests before may have been sent."""
-        outcomes: list[Outcome] = []
+        results: list[PublishResult] = []
         for chunk in requests_of(batch):
-            outcomes += self._gathering.publish(chunk, guard)
-        results = [one for one in outcomes if type(one) is PublishResult]
-        if len(results) < len(batch):
-            refusal = next(one for one in outcomes if isinstance(one, BrokerRefused))
-            raise own(refusal) from refusal
+            try:
+                results += self._gathering.publish(chunk, guard)
+            except BrokerError as error:
+                of_chunk = {len(results) + place: result for place, result in error.answered.items()}
+                error.with_answered({**dict(enumerate(results)), **of_chunk})
+                raise
         return results
 
     def submit(self, message: Message) -> Future[PublishResult]:

@@ -5,6 +5,9 @@ request ends, the first of them sends one request for all, whatever their topics
 is delayed for the sake of a batch, and no thread works for others for longer than one request. A thread's own order
 stays: it waits. Two, since the broker writes one while it syncs the other.
 
+A request that is refused is refused for one of its messages, mostly of one call: then each thread sends its own call by
+itself, so that nobody's messages are refused for another's.
+
 The guard of each call is called right before the request that carries it, however long the call has waited; what a
 guard holds back is left out of the request, and the others go.
 """
@@ -30,10 +33,8 @@ CALL_BYTES_MAX: Final = 256 * 1024
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 ON_THEIR_WAY_MAX: Final = 2
 
-Outcome = PublishResult | BrokerRefused
-"""What became of one message; an error where its topic is refused, whatever the message."""
-Send = Callable[[Sequence[Message], Guard], Sequence[Outcome]]
-"""Publishes by one request, or several where it is refused. Calls the guard right before each, and raises its error."""
+Send = Callable[[Sequence[Message], Guard], Sequence[PublishResult]]
+"""Publishes by one request, which is refused as a whole. Calls the guard right before it, and raises its error."""
 
 
 class _HeldBack(Exception):
@@ -67,13 +68,16 @@ class _Signal:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """One publish that waits. `leads` is what it is to send, itself first; else `results` or `error` is what it got."""
+    """One publish that waits. `leads` is what it is to send, itself first; else `results` or `error` is what it got, or
+    it `goes_alone`: the request that it was part of was refused, and its thread sends it again by itself.
+    """
 
     messages: Sequence[Message]
     guard: Guard = allow
     woken: _Signal = field(default_factory=_Signal)
     leads: list[_Call] | None = None
-    results: Sequence[Outcome] | None = None
+    goes_alone: bool = False
+    results: Sequence[PublishResult] | None = None
     error: BaseException | None = None
 
 
@@ -100,7 +104,7 @@ class PublishCoalescer:
         self._wait_s_max = wait_s_max
         self._lane = _Lane()
 
-    def publish(self, messages: Sequence[Message], guard: Guard = allow) -> Sequence[Outcome]:
+    def publish(self, messages: Sequence[Message], guard: Guard = allow) -> Sequence[PublishResult]:
         """As `send`, perhaps together with others'. Raises what `send` raises, and BrokerUnavailable out of turn."""
         if len(messages) > CALL_MESSAGES_MAX or _size_bytes(messages) > CALL_BYTES_MAX:
             return self._send(messages, guard)
@@ -137,6 +141,8 @@ class PublishCoalescer:
         call.woken.wait()  # was taken along by a request at the last moment, which ends by its own time-out
         if call.leads is not None:
             self._lead(lane, call.leads)
+        if call.goes_alone:
+            call.results = self._send(call.messages, call.guard)
 
     def _lead(self, lane: _Lane, calls: list[_Call]) -> None:
         """One request for all; each call gets its part of the results, or the error."""
@@ -145,6 +151,10 @@ class PublishCoalescer:
                 with suppress(_HeldBack):
                     self._send_together(going)
                     break
+        except BrokerRefused as error:
+            for call in going:
+                call.goes_alone = len(going) > 1
+                call.error = None if call.goes_alone else error
         except BaseException as error:
             for call in calls:
                 call.error = call.error or error
@@ -214,7 +224,7 @@ def _count_that_fits(calls: Sequence[_Call]) -> int:
     return len(calls)
 
 
-def _outcome(call: _Call) -> Sequence[Outcome]:
+def _outcome(call: _Call) -> Sequence[PublishResult]:
     match call.error:
         case None if call.results is not None:
             return call.results

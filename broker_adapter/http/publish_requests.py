@@ -1,4 +1,4 @@
-"""Makes requests of publishes: one for messages of many topics, or several if the broker refuses that one."""
+"""Makes requests of publishes: one for messages of many topics, or several to a broker that knows no such request."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Final
 import msgspec
 
 from broker_adapter.http.error_mapping import NoSuchRoute
-from broker_adapter.http.publish_coalescing import Outcome
 from broker_adapter.http.request_sender import RequestSender
-from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, NotAuthorized, NotSupported
+from outbox_core.common.errors import BrokerError, BrokerUnavailable
 from outbox_core.messages import limits
-from outbox_core.messages.message import Message, PublishResult, PublishStatus
+from outbox_core.messages.message import Message, PublishResult
 from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.protocol import wire, wire_conversion, wire_multi_topic_publish
 
@@ -36,36 +35,34 @@ class PublishRequests:
         self._takes_many_topics = True
         """Until the broker has said that it knows no requests of many topics: it is older than this client."""
 
-    def publish(self, messages: Sequence[Message], guard: Guard = allow) -> list[Outcome]:
-        """Publish one request's worth; where its topics are refused, each by itself, and where it is, each half.
-        `guard` is called right before each request.
+    def publish(self, messages: Sequence[Message], guard: Guard = allow) -> list[PublishResult]:
+        """Publish one request's worth, by one request, or one a topic to a broker that knows no others. `guard` is
+        called right before each request. What is refused is refused as a whole.
         """
         is_of_many = len({one.topic for one in messages}) > 1
         if is_of_many and not self._takes_many_topics:
             return self._publish_by_topic(messages, guard)
         try:
-            return [*self._post(messages, guard, is_of_many=is_of_many)]
+            return self._post(messages, guard, is_of_many=is_of_many)
         except NoSuchRoute:
             if not is_of_many:
                 raise
             self._takes_many_topics = False
             return self._publish_by_topic(messages, guard)
-        except (NotAuthorized, NotSupported) as error:
-            return self._publish_by_topic(messages, guard) if is_of_many else [error] * len(messages)
-        except BrokerRefused as error:
-            if len(messages) == 1:
-                return [PublishResult(messages[0].id, PublishStatus.REJECTED, str(error))]
-        half = len(messages) // 2
-        return self.publish(messages[:half], guard) + self.publish(messages[half:], guard)
 
-    def _publish_by_topic(self, messages: Sequence[Message], guard: Guard) -> list[Outcome]:
+    def _publish_by_topic(self, messages: Sequence[Message], guard: Guard) -> list[PublishResult]:
         places: defaultdict[str, list[int]] = defaultdict(list)
         for place, one in enumerate(messages):
             places[one.topic].append(place)
-        outcomes: dict[int, Outcome] = {}
+        results: dict[int, PublishResult] = {}
         for mine in places.values():
-            outcomes.update(zip(mine, self.publish([messages[place] for place in mine], guard), strict=True))
-        return [outcomes[place] for place in range(len(messages))]
+            try:
+                stored = self._post([messages[place] for place in mine], guard, is_of_many=False)
+            except BrokerError as error:
+                error.with_answered(results)
+                raise
+            results.update(zip(mine, stored, strict=True))
+        return [results[place] for place in range(len(messages))]
 
     def _post(self, messages: Sequence[Message], guard: Guard, *, is_of_many: bool) -> list[PublishResult]:
         path = "/v1/publish" if is_of_many else f"/v1/topics/{messages[0].topic}/messages"

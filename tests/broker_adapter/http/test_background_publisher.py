@@ -14,7 +14,6 @@ import pytest
 
 from broker_adapter.http import HttpBroker
 from broker_adapter.http.background_publisher import BackgroundPublisher, SubmitLimits
-from broker_adapter.http.publish_coalescing import Outcome
 from outbox_core import Message
 from outbox_core.common.errors import (
     BrokerRefused,
@@ -38,17 +37,14 @@ class Wire:
         self.go_on = threading.Semaphore(0)
         self.errors: dict[str, BaseException] = {}
 
-    def publish(self, messages: Sequence[Message]) -> list[Outcome]:
+    def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
         self.requests.append([one.id for one in messages])
         self.arrived.release()
         assert self.go_on.acquire(timeout=DEADLINE_S)
-        outcomes: list[Outcome] = []
         for one in messages:
-            error = self.errors.get(one.topic)
-            if error is not None and not isinstance(error, BrokerRefused):
-                raise error
-            outcomes.append(error or PublishResult(one.id, PublishStatus.STORED))
-        return outcomes
+            if one.topic in self.errors:
+                raise self.errors[one.topic]
+        return [PublishResult(one.id, PublishStatus.STORED) for one in messages]
 
 
 @pytest.fixture
@@ -126,13 +122,24 @@ def test_messages_of_many_topics_share_a_request_and_a_refusal_is_that_of_its_to
         line, wire, message("a"), message("b", topic="bad"), message("c", topic="u"), message("d", topic="bad")
     )
 
-    wire.go_on.release(2)
+    wire.go_on.release(4)
 
     assert ids([futures[0], futures[2]]) == ["a", "c"]
     errors = [futures[place].exception(DEADLINE_S) for place in (1, 3)]
     assert [str(one) for one in errors if isinstance(one, NotAuthorized)] == ["not yours"] * 2
     assert errors[0] is not errors[1]
-    assert wire.requests == [["a"], ["b", "c", "d"]]
+    assert wire.requests == [["a"], ["b", "c", "d"], ["b", "d"], ["c"]]
+
+
+def test_a_message_that_is_refused_is_rejected_alone(line: BackgroundPublisher, wire: Wire) -> None:
+    wire.errors["bad"] = BrokerRefused("too large")
+    futures = submit_behind_a_request(line, wire, message("a"), message("b", topic="bad"), message("c"))
+
+    wire.go_on.release(9)
+
+    assert ids(futures) == ["a", "b", "c"]
+    statuses = [one.result(DEADLINE_S).status for one in futures]
+    assert statuses == [PublishStatus.STORED, PublishStatus.REJECTED, PublishStatus.STORED]
 
 
 def test_an_error_of_a_request_meets_all_who_share_it_and_each_gets_one_of_its_own(
@@ -255,7 +262,7 @@ def test_what_is_taken_back_before_it_is_sent_is_not_sent(line: BackgroundPublis
 
     assert futures[1].cancel()
     assert not futures[0].cancel(), "it is on its way"
-    wire.go_on.release(2)
+    wire.go_on.release(4)
 
     assert ids([futures[0], futures[2]]) == ["a", "c"]
     assert wire.requests == [["a"], ["c"]]

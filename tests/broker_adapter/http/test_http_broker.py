@@ -25,8 +25,10 @@ from outbox_broker.http.server import HttpServer
 from outbox_core import Broker, Message, connect
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, NotAuthorized, StorageFailed
 from outbox_core.messages.ids import new_message_id
+from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import PublishResult
 from outbox_core.messages.publish_guard import publish_guarded
+from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.broker_adapter.servers import served
 
 
@@ -121,8 +123,8 @@ class Lease:
         self.requests -= 1
 
 
-PROBLEM = b'{"type": "urn:outbox-mq:problem:batch-too-large", "title": "", "status": 413, "detail": ""}'
-REFUSED = b"HTTP/1.1 413 Content Too Large\r\ncontent-length: %d\r\n\r\n%s" % (len(PROBLEM), PROBLEM)
+PROBLEM = b'{"type": "urn:outbox-mq:problem:unknown-route", "title": "", "status": 404, "detail": ""}'
+UNKNOWN = b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n%s" % (len(PROBLEM), PROBLEM)
 BROKEN = None
 
 
@@ -131,8 +133,8 @@ BROKEN = None
     [
         pytest.param([STORED], 0, 0, id="the first"),
         pytest.param([BROKEN, STORED], 1, 1, id="a repetition after the connection broke"),
-        pytest.param([REFUSED, STORED, STORED], 1, 1, id="the halves of a refused one"),
-        pytest.param([REFUSED, STORED, STORED], 2, 2, id="the second half of a refused one"),
+        pytest.param([UNKNOWN, STORED, STORED], 1, 1, id="the topics of a broker that knows no requests of many"),
+        pytest.param([UNKNOWN, STORED, STORED], 2, 2, id="the second topic"),
     ],
 )
 def test_each_request_of_a_publish_is_sent_only_while_its_guard_allows_it(
@@ -140,12 +142,13 @@ def test_each_request_of_a_publish_is_sent_only_while_its_guard_allows_it(
 ) -> None:
     with scripted(*answers) as (url, asked):
         broker = connected(url)
-        batch = [message("t", id=one) for one in ("m", "n")]
+        batch = [message("t", id="m"), message("u", id="n")] if UNKNOWN in answers else [message("t", id="m")]
 
-        with pytest.raises(BrokerUnavailable, match="the lease has ended"):
+        with pytest.raises(BrokerUnavailable, match="the lease has ended") as caught:
             publish_guarded(broker, batch, guard=Lease(allowed))
 
     assert len(asked) == sent
+    assert [result.id for result in caught.value.answered.values()] == (["m"] if sent == 2 else [])
 
 
 def test_a_target_that_knows_no_guard_gets_nothing_after_it_raised() -> None:
@@ -204,15 +207,48 @@ def test_an_option_that_cannot_work_is_refused_at_once(options: dict[str, Any]) 
         HttpBroker("http://127.0.0.1:1", **options)
 
 
+def test_what_requests_before_a_refused_one_stored_is_said_with_the_refusal(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
+) -> None:
+    broker = connected(start(HttpSettings(body_bytes_max=100)).url)
+    batch = [message("t", b"x" * (101 if number == BATCH_MESSAGES_MAX else 1)) for number in range(1_100)]
+
+    with pytest.raises(BrokerRefused, match="101 bytes") as caught:
+        broker.publish(batch)
+
+    answered = caught.value.answered
+    assert {place: result.id for place, result in answered.items()} == {
+        place: one.id for place, one in enumerate(batch[:BATCH_MESSAGES_MAX])
+    }
+    assert {result.status for result in answered.values()} == {"stored"}
+
+
+def test_threads_that_share_a_request_do_not_share_its_refusal(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
+) -> None:
+    broker = connected(start(HttpSettings(body_bytes_max=100)).url)
+
+    def publish(number: int) -> str:
+        try:
+            return broker.publish([message("t", b"x" * (1 if number % 8 else 101))])[0].status
+        except BrokerRefused:
+            return "refused"
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(publish, range(160)))
+
+    assert found == ["stored" if number % 8 else "refused" for number in range(160)]
+
+
 def test_a_message_that_the_broker_refuses_is_rejected_alone(
     start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
 ) -> None:
     broker = connected(start(HttpSettings(body_bytes_max=100)).url)
     batch = [message("t", b"x" * (101 if number in {3, 17} else 100)) for number in range(20)]
 
-    results = broker.publish(batch)
+    results = publish_isolated(broker.publish, batch).results
 
-    assert [place for place, one in enumerate(results) if one.status == "rejected"] == [3, 17]
+    assert [place for place, one in results.items() if one.status == "rejected"] == [3, 17]
     assert all("101 bytes" in (results[place].error or "") for place in (3, 17))
     assert [one.id for one in broker.pull("t", "g")] == [
         one.id for number, one in enumerate(batch) if number not in {3, 17}
@@ -230,9 +266,10 @@ def test_topics_that_the_token_does_not_cover_hold_up_no_others(
     url = start(access=Access(tokens=load_tokens(tokens))).url
     broker = connected(url, token="secret")
 
-    with pytest.raises(NotAuthorized, match=r"yours\.a"):
-        broker.publish([message("yours.a"), message("mine.a"), message("mine.b")])
+    published = publish_isolated(broker.publish, [message("yours.a"), message("mine.a"), message("mine.b")])
 
+    assert [published.results[place].status for place in range(3)] == ["deferred", "stored", "stored"]
+    assert "yours.a" in str(published.results[0].error)
     assert len(broker.pull("mine.a", "g")) == len(broker.pull("mine.b", "g")) == 1
     with pytest.raises(NotAuthorized) as caught:
         connected(url, token="wrong").pull("mine.a", "g")
@@ -273,9 +310,11 @@ def test_a_message_that_is_refused_among_many_topics_is_rejected_alone(
 ) -> None:
     broker = connected(start(HttpSettings(body_bytes_max=100)).url)
 
-    results = broker.publish([message(f"t{number}", b"x" * (101 if number == 3 else 100)) for number in range(8)])
+    batch = [message(f"t{number}", b"x" * (101 if number == 3 else 100)) for number in range(8)]
 
-    assert [place for place, one in enumerate(results) if one.status == "rejected"] == [3]
+    results = publish_isolated(broker.publish, batch).results
+
+    assert [place for place, one in results.items() if one.status == "rejected"] == [3]
 
 
 def test_a_broker_that_knows_no_requests_of_many_topics_is_asked_topic_by_topic_and_not_again(

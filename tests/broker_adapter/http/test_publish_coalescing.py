@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.http.publish_coalescing import CALL_MESSAGES_MAX, Outcome, PublishCoalescer, _Call, _Lane, _leave
+from broker_adapter.http.publish_coalescing import CALL_MESSAGES_MAX, PublishCoalescer, _Call, _Lane, _leave
 from outbox_core import Message
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, OutboxError
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
@@ -67,7 +67,7 @@ def publish(wire: Wire) -> Any:
     pool.shutdown()
 
 
-def _ids(outcomes: Sequence[Outcome]) -> list[str]:
+def _ids(outcomes: Sequence[PublishResult]) -> list[str]:
     return [one.id for one in outcomes if isinstance(one, PublishResult)]
 
 
