@@ -13,7 +13,7 @@ from outbox_core.common.errors import BrokerError
 _REJECTED = "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_RECORD INVALID_MSG_SIZE TOPIC_EXCEPTION"
 _DEFERRED = """
 UNKNOWN_TOPIC_OR_PART UNKNOWN_TOPIC_ID _UNKNOWN_TOPIC _UNKNOWN_PARTITION TOPIC_AUTHORIZATION_FAILED POLICY_VIOLATION
-INVALID_TIMESTAMP UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_FOR_MESSAGE_FORMAT
+INVALID_TIMESTAMP UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_FOR_MESSAGE_FORMAT _INVALID_DIFFERENT_RECORD
 """
 _STORAGE = "NOT_ENOUGH_REPLICAS NOT_ENOUGH_REPLICAS_AFTER_APPEND _ISR_INSUFF KAFKA_STORAGE_ERROR LOG_DIR_NOT_FOUND"
 _NOT_AUTHENTICATED = """
@@ -52,7 +52,7 @@ STREAMS_INVALID_TOPOLOGY_EPOCH STREAMS_TOPOLOGY_FENCED TELEMETRY_TOO_LARGE TOPIC
 TOPIC_DELETION_DISABLED TRANSACTION_ABORTABLE TRANSACTION_COORDINATOR_FENCED UNKNOWN_CONTROLLER_ID UNKNOWN_MEMBER_ID
 UNKNOWN_SUBSCRIPTION_ID UNRELEASED_INSTANCE_ID UNSTABLE_OFFSET_COMMIT UNSUPPORTED_ASSIGNOR UNSUPPORTED_ENDPOINT_TYPE
 VOTER_NOT_FOUND _ASSIGNMENT_LOST _ASSIGN_PARTITIONS _AUTO_OFFSET_RESET _EXISTING_SUBSCRIPTION
-_INVALID_DIFFERENT_RECORD _KEY_DESERIALIZATION _KEY_SERIALIZATION _LOG_TRUNCATION _MAX_POLL_EXCEEDED _NOOP _NO_OFFSET
+_KEY_DESERIALIZATION _KEY_SERIALIZATION _LOG_TRUNCATION _MAX_POLL_EXCEEDED _NOOP _NO_OFFSET
 _PARTITION_EOF _REVOKE_PARTITIONS _UNKNOWN_GROUP _VALUE_DESERIALIZATION _VALUE_SERIALIZATION
 """
 NOT_A_PRODUCERS: Final = frozenset(_NOT_A_PRODUCERS.split())
@@ -69,6 +69,18 @@ TREATMENTS: Final[Mapping[str, Treatment]] = treatments_by_name(
     }
 )
 """By the name of KafkaError's constant."""
+
+_OF_ALL_SENT_TOGETHER: Final = frozenset(
+    {
+        "MSG_SIZE_TOO_LARGE",
+        "RECORD_LIST_TOO_LARGE",
+        "INVALID_MSG_SIZE",
+        "INVALID_RECORD",
+        "_INVALID_DIFFERENT_RECORD",
+        "INVALID_TIMESTAMP",
+    }
+)
+"""A server takes or refuses whole what librdkafka sent together for a partition, and measures that, not each record."""
 
 _NO_CONNECTION: Final = "start the servers; if they run, check that security= of the broker's URL is the listener's"
 _CURES: Final[Mapping[str, str]] = {
@@ -91,6 +103,11 @@ _LOGIN_CURES: Final[Mapping[Treatment, str]] = {
 def treatment_of(error: KafkaError) -> Treatment:
     """Returns the treatment of an error; an unknown code is an outage, which costs no attempt."""
     return TREATMENTS.get(_name(error), Treatment.OUTAGE)
+
+
+def is_of_all_sent_together(error: KafkaError) -> bool:
+    """Whether a server answers it to all records that were sent together, whichever of them it is about."""
+    return _name(error) in _OF_ALL_SENT_TOGETHER
 
 
 def explained(error: KafkaError) -> str:

@@ -10,12 +10,13 @@ from confluent_kafka import KafkaError
 
 from broker_adapter.kafka.client_settings import KafkaServers
 from broker_adapter.kafka.errors import exception_for, explained, treatment_of
-from broker_adapter.kafka.producer_connection import ANY_PARTITION, KafkaRecord, ProducerConnection
+from broker_adapter.kafka.producer_connection import ANY_PARTITION, KafkaRecord, KafkaReport, ProducerConnection
 from broker_adapter.kafka.topic_durability import inspect_topics
 from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.message_headers import headers_with_type
 from broker_adapter.publishing.treatment import ONE_MESSAGE, refused_result
 from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerRefused
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
@@ -23,9 +24,6 @@ from outbox_core.messages.message import Message, PublishResult, PublishStatus
 ATTRIBUTE_PREFIX: Final = "ce_"
 TIMESTAMP_AGE_MS_MAX: Final = 3_600_000
 """Kafka deletes by a record's timestamp: one that is older than this gets the time of sending."""
-
-NumberedRecord = tuple[int, KafkaRecord]
-"""A record with its place in the batch."""
 
 
 class KafkaPublisher:
@@ -43,8 +41,16 @@ class KafkaPublisher:
         """Store a batch; one result a message, in order."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         with self._pool.client() as connection:
-            errors = self._store(connection, batch, deadline_ms=deadline_ms)
-        return [_result(message, error) for message, error in zip(batch, errors, strict=True)]
+            reports = self._store(connection, batch, deadline_ms=deadline_ms)
+            results = dict(_results(batch, reports))
+            for report in reports:
+                if report.error is not None and treatment_of(report.error) not in ONE_MESSAGE:
+                    raise connection.failure(report.error).with_answered(results)
+        shared = [report.error for report in reports if report.error is not None and report.is_shared]
+        if len(results) < len(batch) and shared:
+            text = f"Kafka at {self._servers.place}: {explained(min(shared, key=_says_less))}"
+            raise BrokerRefused(text).with_answered(results)
+        return [results[place] for place in range(len(batch))]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
         """Ask the servers how topics are replicated."""
@@ -63,9 +69,9 @@ class KafkaPublisher:
 
     def _store(
         self, connection: ProducerConnection, batch: Sequence[Message], *, deadline_ms: int
-    ) -> list[KafkaError | None]:
+    ) -> list[KafkaReport]:
         topics = {topic: self._partitions(connection, topic, deadline_ms) for topic in {one.topic for one in batch}}
-        errors: list[KafkaError | None] = [None] * len(batch)
+        reports: dict[int, KafkaReport] = {}
         records: dict[int, KafkaRecord] = {}
         now_ms = self._clock.now_ms()
         for number, message in enumerate(batch):
@@ -73,16 +79,9 @@ class KafkaPublisher:
             if isinstance(partitions, int):
                 records[number] = _record(message, partitions, now_ms=now_ms)
             else:
-                errors[number] = partitions
-        refused: list[NumberedRecord] = []
-        reports = connection.store(list(records.values()), deadline_ms=deadline_ms)
-        for (number, record), report in zip(records.items(), reports, strict=True):
-            errors[number] = report
-            if _is_too_large(report):
-                refused.append((number, record))
-        for number, report in _reports_of_parts(connection, refused, deadline_ms=deadline_ms):
-            errors[number] = report
-        return errors
+                reports[number] = KafkaReport(partitions, was_sent=False)
+        reports.update(zip(records, connection.store(list(records.values()), deadline_ms=deadline_ms), strict=True))
+        return [reports[number] for number in range(len(batch))]
 
     def _partitions(self, connection: ProducerConnection, topic: str, deadline_ms: int) -> int | KafkaError:
         """Returns a topic's number of partitions, or why nothing can be sent to it."""
@@ -92,32 +91,6 @@ class KafkaPublisher:
         if treatment_of(found.error) not in ONE_MESSAGE:
             raise exception_for(found.error, what=f"Kafka at {self._servers.place}")
         return found.error
-
-
-def _reports_of_parts(
-    connection: ProducerConnection, numbered: Sequence[NumberedRecord], *, deadline_ms: int
-) -> Iterator[tuple[int, KafkaError | None]]:
-    """Store records that were too large, and yield the report of each. A server measures what librdkafka sent together,
-    so most are small. Parts of them grow until one is too large again, since each part costs a round trip.
-    """
-    size, size_max = 1, len(numbered)
-    while numbered:
-        part, rest = numbered[:size], numbered[size:]
-        reports = connection.store([record for _, record in part], deadline_ms=deadline_ms)
-        answered = [(one, report) for one, report in zip(part, reports, strict=True)]
-        refused = [one for one, report in answered if _is_too_large(report) and len(part) > 1]
-        yield from ((number, report) for (number, _), report in answered if not _is_too_large(report) or not refused)
-        numbered = [*refused, *rest]
-        if refused:
-            size = size_max = len(part) // 2
-        elif _is_too_large(reports[0]):  # it was this one, and not its neighbours
-            size, size_max = 1, len(numbered)
-        else:
-            size = min(2 * size, size_max)
-
-
-def _is_too_large(report: KafkaError | None) -> bool:
-    return report is not None and report.code() == KafkaError.MSG_SIZE_TOO_LARGE
 
 
 def _record(message: Message, partitions: int, *, now_ms: int) -> KafkaRecord:
@@ -143,7 +116,15 @@ def _partition(message: Message, partitions: int) -> int:
     return ANY_PARTITION if message.key is not None else zlib.crc32(message.id.encode()) % partitions
 
 
-def _result(message: Message, error: KafkaError | None) -> PublishResult:
-    if error is None:
-        return PublishResult(message.id, PublishStatus.STORED)
-    return refused_result(message, treatment_of(error), explained(error))
+def _results(batch: Sequence[Message], reports: Sequence[KafkaReport]) -> Iterator[tuple[int, PublishResult]]:
+    """Yields the results that are known, by place: none where the batch has to go again, in parts or later."""
+    is_one = sum(report.is_shared for report in reports) == 1
+    for place, (message, report) in enumerate(zip(batch, reports, strict=True)):
+        if report.error is None:
+            yield place, PublishResult(message.id, PublishStatus.STORED)
+        elif treatment_of(report.error) in ONE_MESSAGE and (is_one or not report.is_shared):
+            yield place, refused_result(message, treatment_of(report.error), explained(report.error))
+
+
+def _says_less(error: KafkaError) -> bool:
+    return error.code() == KafkaError._INVALID_DIFFERENT_RECORD  # noqa: SLF001

@@ -12,9 +12,10 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import ClusterMetadata, TopicMetadata
 
-from broker_adapter.kafka.errors import exception_for, treatment_of
-from broker_adapter.publishing.treatment import ONE_MESSAGE, Treatment
+from broker_adapter.kafka.errors import exception_for, is_of_all_sent_together, treatment_of
+from broker_adapter.publishing.treatment import Treatment
 from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerError
 
 SLICE_MS: Final = 250
 """How long to wait without a look at what librdkafka reports: a login that was refused is known no other way."""
@@ -32,6 +33,18 @@ class KafkaRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     headers: list[tuple[str, str | bytes | None]]
     timestamp_ms: int
     partition: int = ANY_PARTITION
+
+
+class KafkaReport(msgspec.Struct, frozen=True, gc=False):
+    """What became of a record: no error where it is durable. One that librdkafka refused itself was not sent."""
+
+    error: KafkaError | None
+    was_sent: bool = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the error is that of all records that were sent together, for one of them that is not known."""
+        return self.was_sent and self.error is not None and is_of_all_sent_together(self.error)
 
 
 class ProducerConnection:
@@ -72,27 +85,32 @@ class ProducerConnection:
                 self._check(error.args[0], deadline_ms=deadline_ms)
             slice_ms = min(2 * slice_ms, SLICE_MS_MAX)
 
-    def store(self, records: Sequence[KafkaRecord], *, deadline_ms: int) -> list[KafkaError | None]:
-        """Send records in this order, and wait; one delivery report a record, None where it is durable.
+    def store(self, records: Sequence[KafkaRecord], *, deadline_ms: int) -> list[KafkaReport]:
+        """Send records in this order, and wait; one delivery report a record.
 
-        Raises BrokerUnavailable, StorageFailed or NotAuthorized where one of them is in doubt. Then nothing of them is
-        left in librdkafka's queue to be sent later.
+        Raises BrokerUnavailable where the time was over before all were reported. Then nothing of them is left in
+        librdkafka's queue to be sent later.
         """
         if not records:
             return []
-        reports: list[KafkaError | None] = [_PENDING] * len(records)
+        reports: list[KafkaReport] = [KafkaReport(_PENDING)] * len(records)
         for number, record in enumerate(records):
             try:
                 self._produce(record, partial(_note, reports, number), deadline_ms=deadline_ms)
-            except KafkaException as error:  # refused before it was queued
-                reports[number] = error.args[0]
+            except KafkaException as error:
+                reports[number] = KafkaReport(error.args[0], was_sent=False)
         self._flush(deadline_ms)
-        for report in reports:
-            if report is not None:
-                self._topics.clear()  # they may be what was wrong
-                if treatment_of(report) not in ONE_MESSAGE:
-                    self._raise(report)
+        if any(report.error is not None for report in reports):
+            self._topics.clear()  # they may be what was wrong
         return reports
+
+    def failure(self, error: KafkaError) -> BrokerError:
+        """Returns the exception for what concerns more than one record: its own words, and what librdkafka said last
+        where that says more.
+        """
+        reported = self._reported
+        reason = None if reported is None or reported is error else reported.str()
+        return exception_for(error, what=f"Kafka at {self._place}", reason=reason)
 
     def close(self) -> None:
         """Drop what is queued, and end the connections and threads."""
@@ -147,9 +165,7 @@ class ProducerConnection:
             self._raise(error)
 
     def _raise(self, error: KafkaError) -> NoReturn:
-        reported = self._reported
-        reason = None if reported is None or reported is error else reported.str()
-        raise exception_for(error, what=f"Kafka at {self._place}", reason=reason)
+        raise self.failure(error)
 
     def _report(self, error: KafkaError) -> None:
         """Keeps what librdkafka says last, but not that all brokers are down, which is said after each reason."""
@@ -160,8 +176,8 @@ class ProducerConnection:
         return max(1, min(slice_ms, deadline_ms - self._clock.monotonic_ms())) / 1000
 
 
-def _note(reports: list[KafkaError | None], number: int, error: KafkaError | None, _: Message) -> None:
-    reports[number] = error
+def _note(reports: list[KafkaReport], number: int, error: KafkaError | None, _: Message) -> None:
+    reports[number] = KafkaReport(error)
 
 
 _PENDING: Final = KafkaError(KafkaError._IN_PROGRESS)  # noqa: SLF001

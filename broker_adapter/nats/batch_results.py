@@ -55,16 +55,19 @@ class NatsBatchResults:
     def settle_answered(self, answers: Sequence[PubAck | NoAnswerReason]) -> dict[str, NoAnswerReason]:
         """Take an answer for each frame, in order; returns why subjects have none.
 
-        Raises StorageFailed where the server can store nothing.
+        Raises StorageFailed where the server can store nothing, once all answers are taken.
         """
         unanswered: dict[str, NoAnswerReason] = {}
+        full = ""
         for number, answer in zip(list(self.frames), answers, strict=True):
             if isinstance(answer, PubAck):
-                self._settle_answered(number, answer)
+                full = self._settle_answered(number, answer) or full
             else:
                 self._repeated.add(number)
                 unanswered[self.frames[number].subject] = answer
                 self.problem = f"{len(self.frames)} of {len(self._messages)} messages: {answer.value}"
+        if full:
+            raise StorageFailed(full)
         return unanswered
 
     def defer(self, subject: str, error: str) -> None:
@@ -72,16 +75,21 @@ class NatsBatchResults:
         for number in [number for number, frame in self.frames.items() if frame.subject == subject]:
             self._settle(number, PublishStatus.DEFERRED, error)
 
+    def answered(self) -> dict[int, PublishResult]:
+        """The results that are known, by number."""
+        return dict(self._results)
+
     def in_order(self) -> list[PublishResult]:
         """All results, once no frame is left."""
         return [self._results[number] for number in range(len(self._messages))]
 
-    def _settle_answered(self, number: int, answer: PubAck) -> None:
+    def _settle_answered(self, number: int, answer: PubAck) -> str | None:
+        """Settle a message; returns why the server can store nothing, if that is the answer."""
         if answer.error is None:
             # What is sent twice here is mostly its own duplicate, and says nothing of an earlier call.
             is_duplicate = answer.duplicate and number not in self._repeated
             self._settle(number, PublishStatus.DUPLICATE if is_duplicate else PublishStatus.STORED)
-            return
+            return None
         treatment = treatment_of(answer.error)
         where = f"stream {answer.stream}" if answer.stream else "JetStream"
         error = f"{where}: {answer.error.description} (error {answer.error.err_code}); {CURES[treatment]}"
@@ -91,10 +99,11 @@ class NatsBatchResults:
             case Treatment.DEFERRED:
                 self._settle(number, PublishStatus.DEFERRED, error)
             case Treatment.STORAGE:
-                raise StorageFailed(error)
+                return error
             case _:  # not now: it is published again
                 self._repeated.add(number)
                 self.problem = error
+        return None
 
     def _settle(self, number: int, status: PublishStatus, error: str | None = None) -> None:
         self._results[number] = PublishResult(self._messages[number].id, status, error)

@@ -33,6 +33,8 @@ def refusal_of(message: Message) -> str | None:
     topic = message.topic
     if topic.startswith(".") or topic.endswith(".") or ".." in topic:
         return f"the topic {topic!r} is no subject of NATS: no dot may begin or end it, or follow another; rename it"
+    if message.key is not None and ("\r" in message.key or "\n" in message.key):
+        return "the key has a line break, which NATS cannot carry: choose keys without"
     for name, value in message.headers.items():
         if name.lower().startswith(RESERVED_PREFIX):
             return f"the header {name} is JetStream's own; rename it"

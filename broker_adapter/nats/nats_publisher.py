@@ -15,7 +15,7 @@ from broker_adapter.nats.message_conversion import subject_of
 from broker_adapter.nats.outstanding_publishes import NoAnswerReason
 from broker_adapter.nats.process_session import ProcessSession
 from broker_adapter.nats.unserved_subject_diagnosis import defer_unserved
-from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
+from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthorized
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult
@@ -61,6 +61,14 @@ class NatsPublisher:
         self, messages: Sequence[Message], connector: FailoverConnection, deadline: float
     ) -> list[PublishResult]:
         batch = NatsBatchResults(messages, prefix=self._prefix)
+        try:
+            await self._publish_all(batch, connector, deadline)
+        except BrokerError as error:
+            error.with_answered(batch.answered())
+            raise
+        return batch.in_order()
+
+    async def _publish_all(self, batch: NatsBatchResults, connector: FailoverConnection, deadline: float) -> None:
         pause_s = REPEAT_S_MIN
         while batch.frames:
             connection = await connector.connected(deadline=deadline)
@@ -79,7 +87,6 @@ class NatsPublisher:
                     await connector.drop(connection)
                     raise
                 pause_s = min(2 * pause_s, REPEAT_S_MAX)
-        return batch.in_order()
 
     async def _inspect(self, topics: Sequence[str], connector: FailoverConnection, deadline: float) -> Inspection:
         subjects = [subject_of(topic, prefix=self._prefix) for topic in topics]

@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 from broker_adapter.publishing.broker_url import TIMEOUT_MS_DEFAULT
 from broker_adapter.publishing.fork_reset import reset_in_children
 from outbox_core.common.clock import Clock, SystemClock
-from outbox_core.common.errors import BrokerUnavailable, InvalidMessage, NotSupported, StorageFailed
+from outbox_core.common.errors import BrokerError, BrokerUnavailable, InvalidMessage, NotSupported, StorageFailed
 from outbox_core.messages.broker_port import BrokerAdmin
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection, Weakness
@@ -36,8 +36,9 @@ class MessagePublisher(Protocol):
     """One engine's translation of publish. Thread-safe; connects at its first use, and again after it lost the server.
 
     Each call ends within its `timeout_ms`, whatever it waits for. Errors: BrokerUnavailable (no answer in time, any
-    part may be stored), StorageFailed (the server cannot store now). What concerns one message is its result:
-    `rejected` where it can never be stored, `deferred` where an operator can help.
+    part may be stored), StorageFailed (the server cannot store now), BrokerRefused (for a message that the engine did
+    not name), each with the results that are known as `answered`. What concerns one message is its result: `rejected`
+    where it can never be stored, `deferred` where an operator can help. A batch that was refused is not sent in parts.
     """
 
     @property
@@ -100,9 +101,16 @@ class PublishOnlyBroker:
         can_delay = Capability.DELAY in self.capabilities
         refused = {one.topic: str(one) for one in self._inspect_new({message.topic for message in batch}) if one.topic}
         answers = [_answer_at_once(message, now_ms, refused, can_delay=can_delay) for message in batch]
-        going = [message for message, answer in zip(batch, answers, strict=True) if answer is None]
-        stored = iter(self._publisher.publish(going, timeout_ms=self._left_ms(end_ms)) if going else [])
-        return [next(stored) if answer is None else answer for answer in answers]
+        going = [place for place, answer in enumerate(answers) if answer is None]
+        results = {place: answer for place, answer in enumerate(answers) if answer is not None}
+        try:
+            left_ms = self._left_ms(end_ms)
+            stored = self._publisher.publish([batch[place] for place in going], timeout_ms=left_ms) if going else []
+        except BrokerError as error:
+            error.with_answered({**results, **{going[at]: result for at, result in error.answered.items()}})
+            raise
+        results.update(zip(going, stored, strict=True))
+        return [results[place] for place in range(len(batch))]
 
     def pull(
         self,

@@ -38,6 +38,7 @@ TREATMENTS: Final[Mapping[str, Treatment]] = treatments_by_name(
 )
 """By the name of the client's Result, which its exception of the same name has, too."""
 
+_OF_MESSAGE: Final = frozenset({"MessageTooBig", "InvalidMessage"})
 _CURES: Final[Mapping[str, str]] = {
     "MessageTooBig": "its size is above maxMessageSize of the servers; raise that for those that follow",
     "TopicNotFound": "create it with pulsar-admin topics create, or set allowAutoTopicCreation=true",
@@ -56,6 +57,11 @@ _CURES: Final[Mapping[str, str]] = {
 def treatment_of(result: str) -> Treatment:
     """Returns the treatment of a result; an unknown one is an outage, which costs no attempt."""
     return TREATMENTS.get(result, Treatment.OUTAGE)
+
+
+def is_of_message(result: str) -> bool:
+    """Whether it is about one message, and not about its topic: the next one of the topic may be taken."""
+    return result in _OF_MESSAGE
 
 
 def explained(result: str) -> str:

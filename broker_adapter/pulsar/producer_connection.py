@@ -17,8 +17,9 @@ import pulsar
 
 from broker_adapter.publishing.treatment import ONE_MESSAGE
 from broker_adapter.pulsar.client_settings import ClientSettings
-from broker_adapter.pulsar.errors import exception_for, treatment_of
+from broker_adapter.pulsar.errors import exception_for, is_of_message, treatment_of
 from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerError
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 
 PRODUCERS_MAX: Final = 1_000
@@ -76,12 +77,12 @@ class PulsarConnection:
         # The client's threads call Python: it must end before the interpreter does, and is not to be freed while open.
         self._shutdown = weakref.finalize(self, self._client.shutdown)
 
-    def store(self, records: Sequence[PulsarRecord], *, deadline_ms: int) -> list[str | None]:
-        """Send records in this order, and wait; one answer a record: None where it is durable, or its result's name.
+    def store(self, records: Sequence[PulsarRecord], answers: dict[int, str | None], *, deadline_ms: int) -> None:
+        """Send records in this order, and wait; fills in an answer for each, by its place: None where it is durable, or
+        its result's name.
 
-        Raises BrokerUnavailable, StorageFailed or NotAuthenticated where one of them is in doubt.
+        Raises BrokerUnavailable, StorageFailed or NotAuthenticated where one of them is in doubt: those have no answer.
         """
-        answers: list[str | None] = [None] * len(records)
         receipts = Receipts()
         outstanding = 0
         refused: dict[str, str] = {}
@@ -93,20 +94,24 @@ class PulsarConnection:
                     continue
                 except pulsar.PulsarException as error:
                     result = self._checked(type(error).__name__)
-                if result == "MessageTooBig":
+                if is_of_message(result):
                     answers[number] = result
                     continue
                 # All of the topic's that follow have the same fate: otherwise one of them could go before this one.
                 refused[record.topic] = result
             answers[number] = refused[record.topic]
+        failure: BrokerError | None = None
         while outstanding:
             for number, result in self._next_receipts(receipts, outstanding, deadline_ms=deadline_ms):
                 outstanding -= 1
-                if result != SUCCESS:
-                    answers[number] = self._checked(result)
-                    if result != "MessageTooBig":
-                        self._producers.pop(records[number].topic, None)  # it may be what was wrong
-        return answers
+                try:
+                    answers[number] = None if result == SUCCESS else self._checked(result)
+                except BrokerError as error:
+                    failure = error
+                if result != SUCCESS and not is_of_message(result):
+                    self._producers.pop(records[number].topic, None)  # it may be what was wrong
+            if failure is not None:
+                raise failure
 
     def close(self) -> None:
         """Drop what is queued, and end the connections and threads."""

@@ -13,6 +13,7 @@ from broker_adapter.pulsar.durability_inspection import NOT_CHECKED, inspect_top
 from broker_adapter.pulsar.errors import explained, treatment_of
 from broker_adapter.pulsar.producer_connection import PulsarConnection, PulsarRecord
 from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerError
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
@@ -39,9 +40,14 @@ class PulsarPublisher:
         """Store a batch; one result a message, in order."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         records = [_record(message, self._settings) for message in batch]
-        with self._pool.client() as connection:
-            answers = connection.store(records, deadline_ms=deadline_ms)
-        return [_result(message, answer) for message, answer in zip(batch, answers, strict=True)]
+        answers: dict[int, str | None] = {}
+        try:
+            with self._pool.client() as connection:
+                connection.store(records, answers, deadline_ms=deadline_ms)
+        except BrokerError as error:
+            error.with_answered({number: _result(batch[number], answer) for number, answer in answers.items()})
+            raise
+        return [_result(message, answers[number]) for number, message in enumerate(batch)]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
         """Ask the admin API for the namespace's persistence and the topics' subscriptions."""

@@ -12,6 +12,7 @@ from broker_adapter.publishing.treatment import Treatment
 from broker_adapter.rabbitmq.channel import Answer, ConfirmOutcome
 from broker_adapter.rabbitmq.errors import CURES, NACK_CURE, exception_for_code, explained, treatment_of
 from broker_adapter.rabbitmq.message_conversion import AmqpFrame, frame_of, header_bytes, refusal_of
+from outbox_core.common.errors import BrokerRefused
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 PIPELINED_BYTES: Final = 64 * 1024
@@ -28,7 +29,6 @@ class RabbitMqBatchResults:
         self._messages = messages
         self._place = place
         self._results: dict[int, PublishResult] = {}
-        self._alone: set[int] = set()
         for number, message in enumerate(messages):
             frame = frame_of(message)
             refusal = refusal_of(message)
@@ -47,15 +47,16 @@ class RabbitMqBatchResults:
         """
         together: dict[int, AmqpFrame] = {}
         for number, frame in self.pending.items():
-            if number in self._alone or len(frame.body) > max(PIPELINED_BYTES, confirmed_bytes_max):
+            if len(frame.body) > max(PIPELINED_BYTES, confirmed_bytes_max):
                 return together or {number: frame}
             together[number] = frame
         return together
 
     def settle(self, run: Mapping[int, AmqpFrame], answer: Answer) -> None:
-        """Take the answer to a run. What was in doubt because of one message stays pending, and is sent one by one.
+        """Take the answer to a run.
 
-        Raises NotAuthorized, StorageFailed and BrokerUnavailable for what is not about single messages.
+        Raises NotAuthorized, StorageFailed and BrokerUnavailable for what is not about single messages, BrokerRefused
+        for a message of several, which the server did not name; each with the results that are known.
         """
         for number, outcome in zip(run, answer.outcomes, strict=True):
             topic = self._messages[number].topic
@@ -72,36 +73,44 @@ class RabbitMqBatchResults:
         if answer.refusal is not None:
             self._refuse([number for number in run if number in self.pending], answer.refusal)
 
-    def in_order(self) -> list[PublishResult]:
-        """All results, once nothing is pending. After a message that waits, none of its key is reported as stored: it
+    def answered(self) -> dict[int, PublishResult]:
+        """The results that are known, by number. After a message that waits, none of its key is reported as stored: it
         is sent again behind that one.
         """
         waiting: dict[tuple[str, str], str] = {}
-        results = []
-        for number, message in enumerate(self._messages):
-            result = self._results[number]
+        results: dict[int, PublishResult] = {}
+        for number, result in sorted(self._results.items()):
+            message = self._messages[number]
+            results[number] = result
             if message.key is not None:
                 place = message.topic, message.key
                 if result.status is PublishStatus.DEFERRED:
                     waiting.setdefault(place, message.id)
                 elif place in waiting and result.status is PublishStatus.STORED:
                     text = f"an older message of its key waits: {waiting[place]}"
-                    result = PublishResult(message.id, PublishStatus.DEFERRED, text)
-            results.append(result)
+                    results[number] = PublishResult(message.id, PublishStatus.DEFERRED, text)
         return results
+
+    def in_order(self) -> list[PublishResult]:
+        """All results, once nothing is pending."""
+        return list(self.answered().values())
 
     def _refuse(self, numbers: Sequence[int], refusal: ChannelClosedByBroker) -> None:
         code, text = refusal.reply_code, refusal.reply_text
-        match treatment_of(code, text):
+        match treatment_of(code):
             case Treatment.DEFERRED:  # the exchange, which is that of all
                 for number in numbers:
                     self._settle(number, PublishStatus.DEFERRED, explained(code, text))
             case Treatment.REJECTED if len(numbers) == 1:
                 self._settle(numbers[0], PublishStatus.REJECTED, explained(code, text))
             case Treatment.REJECTED:
-                self._alone.update(numbers)
+                # The server took them in order up to the one that it refuses, and ended the channel with what it had
+                # not confirmed yet: any of these may be stored.
+                error = BrokerRefused(f"RabbitMQ at {self._place}: {explained(code, text)}")
+                error.in_doubt = True
+                raise error.with_answered(self.answered()) from refusal
             case _:
-                raise exception_for_code(code, text, place=self._place) from refusal
+                raise exception_for_code(code, text, place=self._place).with_answered(self.answered()) from refusal
 
     def _settle(self, number: int, status: PublishStatus, error: str | None = None) -> None:
         self._results[number] = PublishResult(self._messages[number].id, status, error)

@@ -23,7 +23,7 @@ REPLY_CODES: Final[Mapping[int, Treatment]] = {
     spec.ACCESS_REFUSED: Treatment.NOT_AUTHORIZED,
     spec.NOT_FOUND: Treatment.DEFERRED,
     spec.RESOURCE_LOCKED: Treatment.DEFERRED,
-    spec.PRECONDITION_FAILED: Treatment.DEFERRED,  # unless it is about the message's size
+    spec.PRECONDITION_FAILED: Treatment.REJECTED,  # the message's size, or a property or header of a wrong type
     spec.FRAME_ERROR: Treatment.OUTAGE,
     spec.SYNTAX_ERROR: Treatment.OUTAGE,
     spec.COMMAND_INVALID: Treatment.OUTAGE,
@@ -54,10 +54,11 @@ CLIENT_ERRORS: Final = tuple(kind for kind, _ in EXCEPTIONS)
 CURES: Final[Mapping[int, str]] = {
     spec.NO_ROUTE: "declare a queue of this name, or bind one to the exchange of the broker's URL",
     spec.NOT_FOUND: "declare the exchange that the broker's URL names",
-    spec.PRECONDITION_FAILED: "store the body elsewhere and publish a reference, or raise max_message_size",
     spec.ACCESS_REFUSED: "rabbitmqctl set_permissions -p VHOST USER CONFIGURE WRITE READ",
     spec.NOT_ALLOWED: "correct the virtual host in the broker's URL, or rabbitmqctl set_permissions -p VHOST USER",
 }
+_SIZE: Final = "message size"
+_SIZE_CURE: Final = "store the body elsewhere and publish a reference, or raise max_message_size"
 NACK_CURE: Final = "it is full (x-overflow reject-publish): let its consumers catch up, or raise x-max-length"
 
 _EXCEPTION_CURES: Final[Mapping[type[Exception], str]] = {
@@ -69,16 +70,14 @@ _PROBABLE: Final = (client.ProbableAuthenticationError, client.ProbableAccessDen
 _CODE_IN_TEXT: Final = re.compile(r"ConnectionClosedByBroker: \((\d+)\) (.*)")
 
 
-def treatment_of(code: int, text: str) -> Treatment:
+def treatment_of(code: int) -> Treatment:
     """Returns the treatment of a reply. An unknown code is an outage, which costs no attempt."""
-    if code == spec.PRECONDITION_FAILED and "message size" in text:
-        return Treatment.REJECTED
     return REPLY_CODES.get(code, Treatment.OUTAGE)
 
 
 def explained(code: int, text: str) -> str:
     """The server's words, the code and the cure."""
-    cure = CURES.get(code)
+    cure = _SIZE_CURE if code == spec.PRECONDITION_FAILED and _SIZE in text else CURES.get(code)
     return f"{text} ({code}); {cure}" if cure else f"{text} ({code})"
 
 
@@ -102,7 +101,7 @@ def _exception_for(error: BaseException, *, place: str) -> BrokerError:
 
 def exception_for_code(code: int, text: str, *, place: str) -> BrokerError:
     """The error of ours for what concerns more than one message."""
-    return batch_error(treatment_of(code, text), f"RabbitMQ at {place}: {explained(code, text)}")
+    return batch_error(treatment_of(code), f"RabbitMQ at {place}: {explained(code, text)}")
 
 
 def _reply(error: BaseException) -> tuple[int | None, str]:

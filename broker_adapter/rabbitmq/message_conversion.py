@@ -12,6 +12,8 @@ from outbox_core.messages.message import Message
 
 ATTRIBUTE_PREFIX: Final = "cloudEvents_"
 SHORT_STRING_BYTES_MAX: Final = 255
+RESERVED_HEADERS: Final = frozenset({"CC", "BCC"})
+"""Lists of further routing keys, the second one removed: a server ends the channel of whoever sends them as a text."""
 _ENTRY_BYTES: Final = 6
 """Of a header besides its name and value: their lengths and the value's type."""
 _PROPERTIES_BYTES_MAX: Final = 1_024
@@ -32,6 +34,8 @@ def refusal_of(message: Message) -> str | None:
     kind = content_type(message.headers)
     if kind is not None and len(kind.encode()) > SHORT_STRING_BYTES_MAX:
         return f"the content type has more than the {SHORT_STRING_BYTES_MAX} bytes of an AMQP property; shorten it"
+    for name in RESERVED_HEADERS & message.headers.keys():
+        return f"the header {name} is RabbitMQ's own, which takes a list of queues and no text; rename it"
     return None
 
 

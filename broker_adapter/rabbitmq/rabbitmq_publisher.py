@@ -59,7 +59,11 @@ class RabbitMqPublisher:
         batch = RabbitMqBatchResults(messages, frame_bytes_max=connection.frame_bytes_max, place=self._place)
         while batch.pending:
             run = batch.next_run(confirmed_bytes_max=connection.confirmed_bytes_max)
-            answer = connection.send(self._exchange, list(run.values()), timeout_s=left_s())
+            try:
+                answer = connection.send(self._exchange, list(run.values()), timeout_s=left_s())
+            except CLIENT_ERRORS as error:
+                self._connection.drop(connection)
+                raise exception_for(error, place=self._place).with_answered(batch.answered()) from error
             batch.settle(run, answer)
         return batch.in_order()
 

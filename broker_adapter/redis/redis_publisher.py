@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import islice
 from typing import Protocol
 
 from redis.exceptions import ResponseError
@@ -95,20 +95,24 @@ class RedisPublisher:
             self._masters.refuse_eviction(deadline)
         replicas = self._masters.replicas_to_wait_for(deadline)
         value_bytes_max = self._masters.bulk_bytes_max
-        value_sizes = [self._store.value_bytes(message) for message in batch]
-        fits = [value_bytes <= value_bytes_max for value_bytes in value_sizes]
-        results: list[PublishResult] = []
-        for part in parts(list(compress(batch, fits)), self._options):
-            results += self._publish_part(part, deadline, replicas=replicas)
-        if all(fits):
-            return results
-        of_fitting = iter(results)
-        return [
-            next(of_fitting)
-            if value_bytes <= value_bytes_max
-            else _too_large(message, value_bytes=value_bytes, value_bytes_max=value_bytes_max)
-            for message, value_bytes in zip(batch, value_sizes, strict=True)
-        ]
+        results: dict[int, PublishResult] = {}
+        fitting: list[int] = []
+        for place, message in enumerate(batch):
+            value_bytes = self._store.value_bytes(message)
+            if value_bytes <= value_bytes_max:
+                fitting.append(place)
+            else:
+                results[place] = _too_large(message, value_bytes=value_bytes, value_bytes_max=value_bytes_max)
+        unsent = iter(fitting)
+        for part in parts([batch[place] for place in fitting], self._options):
+            places = list(islice(unsent, len(part)))
+            try:
+                stored = self._publish_part(part, deadline, replicas=replicas)
+            except BrokerError as error:
+                error.with_answered({**results, **{places[at]: result for at, result in error.answered.items()}})
+                raise
+            results.update(zip(places, stored, strict=True))
+        return [results[place] for place in range(len(batch))]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:  # noqa: ARG002 - topics have no settings
         """Ask each master about its settings; topics have none of their own."""
@@ -130,11 +134,12 @@ class RedisPublisher:
             by_place[place].append(message)
         stored = [_Part(place, messages, self._store.call(place, messages)) for place, messages in by_place.items()]
         self._sender.send([one.call for one in stored], deadline, replicas=replicas)
-        failures = [error for one in stored if (error := self._failure_of(one)) is not None]
+        failures = {one.place: error for one in stored if (error := self._failure_of(one)) is not None}
+        results = {one.place: _results(one) for one in stored if one.place not in failures}
+        answered = {at: next(results[place]) for at, place in enumerate(places) if place in results}
         if failures:  # an outage is raised rather than a forbidden topic: then the topics are not tried one by one
-            raise min(failures, key=lambda error: isinstance(error, NotAuthorized))
-        results = {one.place: _results(one) for one in stored}
-        return [next(results[place]) for place in places]
+            raise min(failures.values(), key=lambda error: isinstance(error, NotAuthorized)).with_answered(answered)
+        return list(answered.values())
 
     def _failure_of(self, part: _Part) -> BrokerError | None:
         """Returns the exception to raise; None if each message has a result."""

@@ -16,6 +16,7 @@ from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from broker_adapter.rocketmq.proxy_connection import ProxyConnection
 from broker_adapter.rocketmq.topic_route import TopicRoute, route_weaknesses
 from outbox_core.common.clock import Clock
+from outbox_core.common.errors import BrokerError, BrokerRefused
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
@@ -42,13 +43,20 @@ class RocketMqPublisher:
     def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
         """Store a batch; one result a message, in order."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        with self._pool.client() as connection:
-            routes = self._routes(connection, [one.topic for one in batch], deadline_ms)
-            sending = _PendingBatch(connection, batch, routes, deadline_ms=deadline_ms)
-            sending.run()
-            if None not in sending.refusals:
-                self._check_outage(connection, sending.refusals, deadline_ms)
-        return [_result(message, refusal) for message, refusal in zip(batch, sending.refusals, strict=True)]
+        answers: dict[int, Refusal | None] = {}
+        try:
+            with self._pool.client() as connection:
+                routes = self._routes(connection, [one.topic for one in batch], deadline_ms)
+                sending = _PendingBatch(connection, batch, routes, answers, deadline_ms=deadline_ms)
+                sending.run()
+                if sending.shared_refusal is None and None not in answers.values():
+                    self._check_outage(connection, answers.values(), deadline_ms)
+            if sending.shared_refusal is not None:
+                raise BrokerRefused(str(sending.shared_refusal))
+        except BrokerError as error:
+            error.with_answered({number: _result(batch[number], answer) for number, answer in answers.items()})
+            raise
+        return [_result(message, answers[number]) for number, message in enumerate(batch)]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
         """Ask a proxy about topics, and the brokers how they are set."""
@@ -85,25 +93,32 @@ class RocketMqPublisher:
 
 
 class _PendingBatch:
-    """A batch in flight: messages by number, and why each was refused; None if it is durable."""
+    """A batch in flight, its messages by number."""
 
     def __init__(
         self,
         connection: ProxyConnection,
         batch: Sequence[Message],
         routes: dict[str, TopicRoute | Refusal],
+        answers: dict[int, Refusal | None],
         *,
         deadline_ms: int,
     ) -> None:
+        """`answers` gets, by number, why each message was refused; None if it is durable."""
+        self.shared_refusal: Refusal | None = None
+        """Of a request of many messages, for any one of them: then these have no answer, and none is stored."""
+        self._answers = answers
         self._connection = connection
         self._deadline_ms = deadline_ms
         self._messages: dict[int, definition.Message] = {}
         self._unordered: defaultdict[str, list[int]] = defaultdict(list)
         self._ordered: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        self.refusals: list[Refusal | None] = [_refusal(one, routes[one.topic]) for one in batch]
         for number, message in enumerate(batch):
             route = routes[message.topic]
-            if self.refusals[number] is None and isinstance(route, TopicRoute):
+            refusal = _refusal(message, route)
+            if refusal is not None:
+                answers[number] = refusal
+            elif isinstance(route, TopicRoute):
                 group = message_group(message, route)
                 self._messages[number] = engine_message(message, group=group)
                 if group is None:
@@ -126,28 +141,21 @@ class _PendingBatch:
                 self._send([[lane[place]] for lane in lanes])
 
     def _send(self, requests: Sequence[Sequence[int]]) -> None:
-        """Send requests beside each other. One of many messages that is rejected, which it is for any one of them, goes
-        again message by message.
-        """
+        """Send requests beside each other."""
         messages = [[self._messages[number] for number in request] for request in requests]
         outcomes = self._connection.send(messages, deadline_ms=self._deadline_ms)
-        again: list[list[int]] = []
         for request, refusal in zip(requests, outcomes, strict=True):
             if refusal is not None and len(request) > 1 and treatment_of(refusal) is Treatment.REJECTED:
-                again += [[number] for number in request]
+                self.shared_refusal = refusal
             else:
-                for number in request:
-                    self.refusals[number] = refusal
-        if again:
-            self._send(again)
+                self._answers.update(dict.fromkeys(request, refusal))
 
     def _is_put_off(self, lane: Sequence[int], place: int) -> bool:
         """Whether the message before was deferred: then none of its group overtakes it."""
-        before = self.refusals[lane[place - 1]] if place else None
+        before = self._answers[lane[place - 1]] if place else None
         if before is None or treatment_of(before) is Treatment.REJECTED:
             return False
-        for number in lane[place:]:
-            self.refusals[number] = _BEHIND
+        self._answers.update(dict.fromkeys(lane[place:], _BEHIND))
         return True
 
 

@@ -23,10 +23,11 @@ from urllib.request import urlopen
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import ConsumerConfig, StreamConfig
+from nats.js.api import ConsumerConfig, DiscardPolicy, StreamConfig
 
+from outbox_core.messages.message import PublishStatus
 from outbox_demo.ports import free_port
-from tests.broker_adapter.publishing.engine_under_test import PlainMessage
+from tests.broker_adapter.publishing.engine_under_test import PlainMessage, Poison
 from tests.fixtures.local_server import guarded
 from tests.fixtures.stopped_process import stop_process
 
@@ -175,6 +176,24 @@ class NatsEngine:
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Do something by a plain client, as the administrator."""
         return run_plain([f"nats://{self.server.address}"], work, user="admin", password="admin")
+
+    def poisons(self, topic: str) -> list[Poison]:
+        """What NATS cannot carry, what it would obey, and what no stream takes."""
+        poisoned, full, small = f"{topic}.poisoned", f"{topic}.full", f"{topic}.small"
+        self.make_topic(poisoned)
+        self.add_stream(name_of(full), subjects=[full], max_msgs=1, discard=DiscardPolicy.NEW)
+        self.run(lambda client: client.jetstream().publish(full, b"takes the only place"))
+        self.add_stream(name_of(small), subjects=[small], max_msg_size=1_000)
+        return [
+            Poison(topic=poisoned, parts={"headers": {"Nats-Rollup": "all"}}, says="Nats-Rollup"),
+            Poison(topic=poisoned, parts={"headers": {"note": "one\nNats-Rollup: all"}}, says="line break"),
+            Poison(topic=poisoned, parts={"key": "one\r\ntwo"}, says="line break"),
+            Poison(topic=poisoned, parts={"body": b"x" * self.too_large_bytes}, says="large"),
+            Poison(topic=small, parts={"body": b"x" * 1_100}, says="size"),
+            Poison(topic=f"{topic}..x", beside=poisoned, says="subject"),
+            Poison(topic=full, beside=poisoned, status=PublishStatus.DEFERRED, says="maximum messages"),
+            Poison(topic=f"{topic}.missing", beside=poisoned, status=PublishStatus.DEFERRED, says="no stream"),
+        ]
 
     def kill(self) -> None:
         self.server.kill()

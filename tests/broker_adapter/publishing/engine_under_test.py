@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from outbox_core.messages.message import PublishStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,20 @@ class PlainMessage:
     """All other headers, under their names on the engine."""
     stored_at_ms: int | None = None
     """When the server stored it, by its own clock; None where the engine does not record that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poison:
+    """A message that the engine, or the adapter in its place, refuses, whatever else is in its batch."""
+
+    topic: str
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """What makes it refused, as fields of the message."""
+    beside: str | None = None
+    """The topic of its neighbours, which is there; by default the same."""
+    status: PublishStatus = PublishStatus.REJECTED
+    says: str
+    """What the reason has in it."""
 
 
 class EngineUnderTest(Protocol):
@@ -49,6 +65,9 @@ class EngineUnderTest(Protocol):
 
     def read(self, topic: str, *, count: int) -> list[PlainMessage]:
         """Read with the engine's plain client: waits for `count` messages, and for more a moment longer."""
+
+    def poisons(self, topic: str) -> Sequence[Poison]:
+        """One for each refusal that the engine knows, on new topics whose names begin with this one."""
 
     def kill(self) -> None:
         """End the server by SIGKILL."""

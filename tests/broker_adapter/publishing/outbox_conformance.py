@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 
 from sqlalchemy.orm import Session
 
 from outbox_core.messages.connect import connect
+from outbox_core.messages.message import PublishStatus
 from tests.broker_adapter.publishing.engine_under_test import EngineUnderTest
 from tests.broker_adapter.publishing.publisher_conformance import with_option
 from tests.outbox.shop import Payment, Shop
@@ -50,3 +52,37 @@ def test_what_was_committed_while_the_server_was_down_is_resent_and_read_by_the_
     assert {one.body for one in read} == {b'{"payment":%d}' % number for number in range(PAYMENTS)}
     assert len({one.id for one in read}) == PAYMENTS
     assert {(one.key, one.content_type) for one in read} == {(f"k{n}", "application/json") for n in range(3)}
+
+
+def test_rows_that_the_engine_refuses_are_parked_alone_with_the_reason_and_their_neighbours_arrive_once(
+    sqlite_shop: Shop, engine: EngineUnderTest, topic: str
+) -> None:
+    other = f"{topic}.second"
+    engine.make_topic(other)
+    box = sqlite_shop.box(engine.url)
+    poisons = [one for one in engine.poisons(topic) if one.status is PublishStatus.REJECTED]
+    expected: dict[str, set[str]] = defaultdict(set)
+
+    with Session(sqlite_shop.engine) as session, session.begin():
+        for number, poison in enumerate(poisons):
+            for neighbour in (poison.beside or poison.topic, other):
+                message_id = f"n{number}-{neighbour[-12:]}"
+                box.publish(neighbour, b"sound", key=message_id, message_id=message_id, session=session)
+                expected[neighbour].add(message_id)
+            parts = {"key": None, "body": b"poison", **poison.parts}
+            body = parts.pop("body")
+            box.publish(poison.topic, body, message_id=f"p{number}", session=session, **parts)
+    box.close()
+    broker = connect(engine.url)
+    sqlite_shop.closing.callback(broker.close)
+    sqlite_shop.end_leases()
+    sqlite_shop.end_delays()
+    sqlite_shop.scan(broker).run()
+
+    rows = {row["id"]: (row["state"], str(row["last_error"]).lower()) for row in sqlite_shop.rows()}
+    assert set(rows) == {f"p{number}" for number in range(len(poisons))}
+    for number, poison in enumerate(poisons):
+        state, error = rows[f"p{number}"]
+        assert (state, poison.says.lower() in error) == ("parked", True), (poison, error)
+    for name, ids in expected.items():
+        assert sorted(one.id for one in engine.read(name, count=len(ids))) == sorted(ids)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -20,6 +21,7 @@ from outbox_core.messages.capabilities import Capability, capabilities_of
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
+from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.broker_adapter.publishing.engine_under_test import EngineUnderTest
 from tests.engines.outbox_load import wait_for
 from tests.fixtures.cutting_tcp_proxy import THREADS as PROXY_THREADS
@@ -133,13 +135,50 @@ def test_a_message_that_is_too_large_is_rejected_and_the_others_are_stored(
         pytest.skip("this engine takes every body that a message may have")
     large = message(made_topic, 1, body=b"x" * engine.too_large_bytes)
 
-    results = foreign.publish([message(made_topic, 0), large, message(made_topic, 2)])
+    published = publish_isolated(foreign.publish, [message(made_topic, 0), large, message(made_topic, 2)])
 
+    results = [published.results[place] for place in range(3)]
     assert [one.status for one in results] == [PublishStatus.STORED, PublishStatus.REJECTED, PublishStatus.STORED]
     assert "large" in str(results[1].error) or "size" in str(results[1].error)
     # They have no key, so either may come first: RocketMQ's go again beside each other.
     assert sorted(one.body for one in engine.read(made_topic, count=2)) == [b"0", b"2"]
     assert foreign.publish([message(made_topic, 3)])[0].status in STORED
+
+
+@pytest.mark.parametrize("place", [0, 4, 8], ids=["first", "middle", "last"])
+def test_a_poisonous_message_is_refused_alone_and_its_neighbours_are_stored_once(
+    engine: EngineUnderTest, foreign: Broker, made_topic: str, place: int
+) -> None:
+    poisons = engine.poisons(made_topic)
+    assert poisons, "each engine refuses something"
+    expected: Counter[tuple[str, str]] = Counter()
+    for number, poison in enumerate(poisons):
+        beside = poison.beside or poison.topic
+        batch = [
+            message(made_topic if at % 2 else beside, 100 * number + at, key=f"k{at}", body=b"sound") for at in range(9)
+        ]
+        parts = {"body": b"poison", **poison.parts}
+        batch[place] = message(poison.topic, 100 * number + place, **parts)
+
+        published = publish_isolated(foreign.publish, batch)
+
+        assert published.outage is None, poison
+        result = published.results[place]
+        assert result.status is poison.status, (poison, result)
+        assert poison.says.lower() in str(result.error).lower()
+        neighbours = [one for one in batch if one is not batch[place]]
+        refused = {
+            one.id: published.results[at]
+            for at, one in enumerate(batch)
+            if at != place and published.results[at].status is not PublishStatus.STORED
+        }
+        assert refused == {}, poison
+        expected.update((one.topic, one.id) for one in neighbours)
+    stored: Counter[tuple[str, str]] = Counter()
+    for topic in {topic for topic, _ in expected}:
+        of_topic = [one for one in expected if one[0] == topic]
+        stored.update((topic, one.id) for one in engine.read(topic, count=len(of_topic)))
+    assert stored == expected
 
 
 def test_threads_share_a_broker_and_each_keeps_its_order(

@@ -30,7 +30,7 @@ def test_a_producer_that_is_not_made_in_time_ends_the_batch_at_its_deadline() ->
         begin = time.monotonic()
 
         with pytest.raises(BrokerUnavailable, match="Timeout"):
-            connection.store([RECORD], deadline_ms=clock.monotonic_ms() + CALL_MS)
+            connection.store([RECORD], {}, deadline_ms=clock.monotonic_ms() + CALL_MS)
         connection.close()
         took_seconds = time.monotonic() - begin
 

@@ -11,7 +11,8 @@ from urllib.parse import quote
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.broker_adapter.publishing.engine_under_test import PlainMessage
+from outbox_core.messages.message import PublishStatus
+from tests.broker_adapter.publishing.engine_under_test import PlainMessage, Poison
 from tests.broker_adapter.rabbitmq.rabbitmq_server import HOST, MESSAGE_BYTES_MAX, RabbitMqServer
 
 USER: Final = "app"
@@ -56,6 +57,21 @@ class RabbitMqEngine:
         """Get and acknowledge."""
         with self.plain_channel() as channel:
             return list(read_queue(channel, topic, count=count))
+
+    def poisons(self, topic: str) -> list[Poison]:
+        """What the server ends a channel for, what it returns, and what AMQP cannot carry."""
+        poisoned, full = f"{topic}.poisoned", f"{topic}.full"
+        self.make_topic(poisoned)
+        self.server.declare(full, x_max_length=0, x_overflow="reject-publish")
+        deferred = PublishStatus.DEFERRED
+        return [
+            Poison(topic=poisoned, parts={"headers": {"CC": "bob@example.com"}}, says="header CC"),
+            Poison(topic=poisoned, parts={"headers": {"BCC": "bob@example.com"}}, says="header BCC"),
+            Poison(topic=poisoned, parts={"headers": {"content-type": "x" * 256}}, says="content type"),
+            Poison(topic=poisoned, parts={"body": b"x" * (MESSAGE_BYTES_MAX + 1)}, says="size"),
+            Poison(topic=f"{topic}.missing", beside=poisoned, status=deferred, says="no queue takes"),
+            Poison(topic=full, beside=poisoned, status=deferred, says="x-max-length"),
+        ]
 
     def kill(self) -> None:
         """By SIGKILL."""

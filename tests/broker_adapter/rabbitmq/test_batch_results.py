@@ -9,7 +9,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from broker_adapter.rabbitmq.batch_results import PIPELINED_BYTES, RabbitMqBatchResults
 from broker_adapter.rabbitmq.channel import Answer, ConfirmOutcome
-from outbox_core.common.errors import BrokerUnavailable, NotAuthorized, StorageFailed
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, NotAuthorized, StorageFailed
 from outbox_core.messages.message import Message, PublishStatus
 
 TOO_LARGE = ChannelClosedByBroker(406, "PRECONDITION_FAILED - message size 9 is larger than configured max size 8")
@@ -46,16 +46,30 @@ def test_a_body_larger_than_any_that_the_server_took_goes_alone_and_the_others_t
     assert list(batch_of(b"", large, b"").next_run(confirmed_bytes_max=len(large))) == [0, 1, 2]
 
 
-def test_one_that_is_too_large_among_others_is_found_by_sending_what_is_in_doubt_one_by_one() -> None:
+def test_one_of_several_that_ends_the_channel_is_refused_with_what_was_confirmed_and_all_else_in_doubt() -> None:
     batch = batch_of(b"", b"", b"", b"")
 
-    answer(batch, CONFIRMED, None, None, None, refusal=TOO_LARGE)
-    answer(batch, CONFIRMED)
-    answer(batch, None, refusal=TOO_LARGE)
-    answer(batch, CONFIRMED)
+    with pytest.raises(BrokerRefused, match="larger than configured") as raised:
+        answer(batch, CONFIRMED, None, CONFIRMED, None, refusal=TOO_LARGE)
 
-    assert statuses(batch) == [STORED, STORED, REJECTED, STORED]
-    assert "larger than configured" in str(batch.in_order()[2].error)
+    assert raised.value.in_doubt
+    assert {number: one.status for number, one in raised.value.answered.items()} == {0: STORED, 2: STORED}
+
+
+def test_one_alone_that_ends_the_channel_is_rejected() -> None:
+    batch = batch_of(b"")
+
+    answer(batch, None, refusal=TOO_LARGE)
+
+    assert statuses(batch) == [REJECTED]
+    assert "larger than configured" in str(batch.in_order()[0].error)
+
+
+def test_what_was_confirmed_before_an_error_of_the_whole_is_said_with_it() -> None:
+    with pytest.raises(NotAuthorized) as raised:
+        answer(batch_of(b"", b""), CONFIRMED, None, refusal=ChannelClosedByBroker(403, "ACCESS_REFUSED"))
+
+    assert list(raised.value.answered) == [0]
 
 
 def test_after_a_message_that_waits_none_of_its_key_is_reported_as_stored() -> None:
@@ -92,13 +106,13 @@ def test_what_is_not_about_single_messages_is_raised(code: int, kind: type[Excep
 
 
 def test_what_amqp_cannot_carry_is_rejected_and_not_sent() -> None:
-    headers = {"content-type": "x" * 256}, {"note": "y" * 4_000}, {"note": "y"}
+    headers = {"content-type": "x" * 256}, {"note": "y" * 4_000}, {"cc": "y"}, {"CC": "y"}, {"BCC": "y"}
     messages = [Message(id=str(n), topic="t", body=b"", headers=one) for n, one in enumerate(headers)]
     batch = RabbitMqBatchResults(messages, frame_bytes_max=4_096, place="mq:5672")
 
     answer(batch, CONFIRMED)
 
-    assert statuses(batch) == [REJECTED, REJECTED, STORED]
+    assert statuses(batch) == [REJECTED, REJECTED, STORED, REJECTED, REJECTED]
     assert ["content type" in str(batch.in_order()[0].error), "frame_max" in str(batch.in_order()[1].error)] == [
         True
     ] * 2

@@ -12,7 +12,7 @@ from pika import spec
 from pika.adapters.utils import connection_workflow as workflow
 
 from broker_adapter.publishing.treatment import Treatment
-from broker_adapter.rabbitmq.errors import CLIENT_ERRORS, REPLY_CODES, exception_for, treatment_of
+from broker_adapter.rabbitmq.errors import CLIENT_ERRORS, REPLY_CODES, exception_for, explained, treatment_of
 from outbox_core.common.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -35,12 +35,13 @@ def test_every_reply_code_of_the_protocol_and_of_the_client_is_in_the_table() ->
     assert {one for one in of_client if one != spec.FRAME_END} == OF_AMQP
 
 
-def test_only_a_message_that_is_too_large_is_parked() -> None:
-    too_large = "PRECONDITION_FAILED - message size 2 is larger than configured max size 1"
+def test_only_what_a_server_says_of_a_message_parks_it() -> None:
+    rejected = {code for code in OF_AMQP if treatment_of(code) is Treatment.REJECTED}
 
-    assert {code for code in OF_AMQP if treatment_of(code, "text") is Treatment.REJECTED} == {spec.CONTENT_TOO_LARGE}
-    assert treatment_of(spec.PRECONDITION_FAILED, too_large) is Treatment.REJECTED
-    assert treatment_of(599, "") is Treatment.OUTAGE
+    assert rejected == {spec.CONTENT_TOO_LARGE, spec.PRECONDITION_FAILED}
+    assert treatment_of(599) is Treatment.OUTAGE
+    assert "max_message_size" in explained(spec.PRECONDITION_FAILED, "message size 2 is larger than configured")
+    assert explained(spec.PRECONDITION_FAILED, "unacceptable_type_in_header") == "unacceptable_type_in_header (406)"
 
 
 @pytest.mark.parametrize("kind", [pika.exceptions.ConnectionClosedByBroker, pika.exceptions.ChannelClosedByBroker])

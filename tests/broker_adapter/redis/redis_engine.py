@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import redis
 
-from tests.broker_adapter.publishing.engine_under_test import PlainMessage
+from outbox_core.messages.message import PublishStatus
+from tests.broker_adapter.publishing.engine_under_test import PlainMessage, Poison
 from tests.broker_adapter.redis.redis_server import HOST, PASSWORD, RedisServer
 
 BULK_BYTES_MAX: Final = 1024 * 1024
@@ -46,6 +47,16 @@ class RedisEngine:
         """XREAD from the beginning."""
         with contextlib.closing(self.server.client) as client:
             return read_stream(client, f"outbox:{{{topic}}}", count=count)
+
+    def poisons(self, topic: str) -> list[Poison]:
+        """A value that is too large, and keys that hold something else."""
+        other = f"{topic}.other"
+        with contextlib.closing(self.server.client) as client:
+            client.set(f"outbox:{{{other}}}", "no stream")
+        return [
+            Poison(topic=f"{topic}.poisoned", parts={"body": b"x" * (BULK_BYTES_MAX + 1)}, says="too large"),
+            Poison(topic=other, beside=f"{topic}.beside", status=PublishStatus.DEFERRED, says="WRONGTYPE"),
+        ]
 
     def kill(self) -> None:
         """By SIGKILL."""

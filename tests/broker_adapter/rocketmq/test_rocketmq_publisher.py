@@ -12,11 +12,12 @@ from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from broker_adapter.rocketmq.proxy_channel import ProxyServers
 from broker_adapter.rocketmq.proxy_channel import connect as connect_to_proxy
 from outbox_core.common.clock import SystemClock
-from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthenticated, StorageFailed
+from outbox_core.common.errors import BrokerError, BrokerRefused, BrokerUnavailable, NotAuthenticated, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
+from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.broker_adapter.http.test_tls import certificate
 from tests.broker_adapter.rocketmq.scripted_proxy import OK, Answer, ScriptedProxy, scripted_proxy, status
 
@@ -63,17 +64,20 @@ def test_messages_without_order_go_in_one_request_a_topic(normal: ScriptedProxy,
     assert sorted(normal.sent) == [["m0", "m1", "m3"], ["m2"]]
 
 
-def test_a_request_that_is_refused_for_one_message_goes_again_message_by_message(
+def test_a_request_that_is_refused_for_one_message_is_refused_with_what_others_were_answered(
     normal: ScriptedProxy, broker: Broker
 ) -> None:
     too_large = status(definition.MESSAGE_BODY_TOO_LARGE, "too large")
     normal.answer = lambda messages: too_large if any(one.body == b"1" for one in messages) else OK
+    messages = [*batch(0, 1, 2), *batch(3, topic="u")]
 
-    results = broker.publish(batch(0, 1, 2))
+    with pytest.raises(BrokerRefused, match="too large") as raised:
+        broker.publish(messages)
+    published = publish_isolated(broker.publish, messages)
 
-    assert [one.status for one in results] == [STORED, REJECTED, STORED]
-    assert normal.sent[0] == ["m0", "m1", "m2"]
-    assert sorted(normal.sent[1:]) == [["m0"], ["m1"], ["m2"]]
+    assert {place: one.status for place, one in raised.value.answered.items()} == {3: STORED}
+    assert [published.results[place].status for place in range(4)] == [STORED, REJECTED, STORED, STORED]
+    assert sorted(normal.sent[:2]) == [["m0", "m1", "m2"], ["m3"]]
 
 
 def test_a_request_that_an_operator_has_to_help_is_not_sent_again(normal: ScriptedProxy, broker: Broker) -> None:

@@ -9,7 +9,8 @@ from typing import Final
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from tests.broker_adapter.publishing.engine_under_test import PlainMessage
+from outbox_core.messages.message import PublishStatus
+from tests.broker_adapter.publishing.engine_under_test import PlainMessage, Poison
 from tests.engines.kafka.kafka_cluster import PASSWORD, USER, KafkaCluster
 
 READ_SECONDS_MAX: Final = 120
@@ -58,6 +59,21 @@ class KafkaEngine:
             yield consumer
         finally:
             consumer.close()
+
+    def poisons(self, topic: str) -> list[Poison]:
+        """What the servers answer for a record, or for its topic."""
+        compacted, small, plain = f"{topic}.compacted", f"{topic}.small", f"{topic}.plain"
+        self.cluster.make_topic(compacted, settings={"cleanup.policy": "compact"})
+        self.cluster.make_topic(small, settings={"max.message.bytes": "2000"})
+        self.make_topic(plain)
+        deferred = PublishStatus.DEFERRED
+        return [
+            Poison(topic=compacted, parts={"key": None}, says="key"),
+            Poison(topic=small, parts={"body": b"x" * 3_000}, says="size"),
+            Poison(topic=plain, parts={"body": b"x" * TOO_LARGE_BYTES}, says="large"),
+            Poison(topic=f"{topic}.missing", beside=plain, status=deferred, says="unknown topic"),
+            Poison(topic="t" * 250, beside=plain, says="topic"),
+        ]
 
     def kill(self) -> None:
         """End all nodes by SIGKILL."""

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 import pulsar
 
-from tests.broker_adapter.publishing.engine_under_test import PlainMessage
+from tests.broker_adapter.publishing.engine_under_test import PlainMessage, Poison
 from tests.engines.pulsar.pulsar_server import PulsarServer
 
 SUBSCRIPTION: Final = "plain"
@@ -57,6 +57,12 @@ class PulsarEngine:
             return found
         finally:
             consumer.close()
+
+    def poisons(self, topic: str) -> list[Poison]:
+        """What the client or the server answers for a message, or for its topic."""
+        poisoned = f"{topic}.poisoned"
+        self.make_topic(poisoned)
+        return [Poison(topic=poisoned, parts={"body": b"x" * TOO_LARGE_BYTES}, says="size")]
 
     def kill(self) -> None:
         """End the server by SIGKILL."""

@@ -6,7 +6,8 @@ import threading
 import time
 from typing import Final
 
-from tests.broker_adapter.publishing.engine_under_test import PlainMessage
+from outbox_core.messages.message import PublishStatus
+from tests.broker_adapter.publishing.engine_under_test import PlainMessage, Poison
 from tests.engines.rocketmq.java_client import QueuedMessage
 from tests.engines.rocketmq.rocketmq_cluster import USER, RocketMqCluster
 
@@ -46,6 +47,18 @@ class RocketMqEngine:
         for one in self.cluster.client.read(_name(topic)):
             queues.setdefault(one.queue, []).append(_plain(one))
         return list(queues.values())
+
+    def poisons(self, topic: str) -> list[Poison]:
+        """What the proxy or the broker answers for a message, or for its topic."""
+        poisoned = f"{topic}_poisoned"
+        self.make_topic(poisoned)
+        return [
+            Poison(topic=poisoned, parts={"body": b""}, says="empty"),
+            Poison(topic=poisoned, parts={"body": b"x" * TOO_LARGE_BYTES}, says="large"),
+            Poison(topic=poisoned, parts={"headers": {"note": "x" * 30_000}}, says="propert"),
+            Poison(topic=poisoned, parts={"headers": {"TAGS": "a"}}, says="propert"),
+            Poison(topic=f"{topic}_missing", beside=poisoned, status=PublishStatus.DEFERRED, says="updateTopic"),
+        ]
 
     def kill(self) -> None:
         """End the proxy and the broker by SIGKILL."""
