@@ -6,17 +6,18 @@ from alembic import context
 
 from outbox.alembic import VERSION_TABLE
 from outbox.store.schema import outbox_tables
+from outbox_core.common.table_place import TablePlace
 
 connection = context.config.attributes["connection"]
-schema: str | None = context.config.attributes["schema"]
+place: TablePlace = context.config.attributes["place"]
 
 context.configure(
     connection=connection,
-    target_metadata=outbox_tables(schema).metadata,
+    target_metadata=outbox_tables(place).metadata,
     version_table=VERSION_TABLE,
-    version_table_schema=schema,
+    version_table_schema=place.schema,
     include_schemas=True,
-    include_name=lambda name, kind, _: kind != "schema" or name == schema,
+    include_name=lambda name, kind, _: kind != "schema" or name == place.schema,
     transactional_ddl=False,
 )
 with context.begin_transaction():

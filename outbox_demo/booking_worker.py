@@ -43,7 +43,6 @@ class BookingWorker:
         self.box = Outbox(
             plan.url,
             broker=broker,
-            schema=plan.schema,
             sender=SenderLimits(lease_ms=plan.lease_ms, lease_margin_ms=plan.lease_ms // 2),
             timing=plan.timing_url,
         )

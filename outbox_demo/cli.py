@@ -172,7 +172,6 @@ class _Run:
 
 def reconcile_toml(plan: DemoPlan, *, broker_data: Path) -> str:
     """The reconciliation's settings for this run: both messages of every paid order, and the ticketing inbox."""
-    schema = f"schema = {json.dumps(plan.schema)}\n" if plan.schema else ""
     rules = "\n".join(
         f"""
 [[rules]]
@@ -192,7 +191,7 @@ topic = "{topic}"
 
 [database]
 url = {json.dumps(plan.url)}
-{schema}
+
 [broker]
 data = {json.dumps(str(broker_data))}
 {rules}

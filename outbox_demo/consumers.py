@@ -32,7 +32,7 @@ class UnknownAddress(Exception):
 def ticketing(plan: DemoPlan, engine: Engine) -> list[Consumer]:
     """Issues one ticket for each payment: the ticket and the inbox row commit together."""
 
-    @consumer(PAYMENT_COMPLETED, group=TICKETING, inbox=engine, schema=plan.schema, invisible_ms=plan.invisible_ms)
+    @consumer(PAYMENT_COMPLETED, group=TICKETING, inbox=engine, invisible_ms=plan.invisible_ms)
     def issue_ticket(session: Session, delivery: Delivery) -> None:
         order_id = _order_id(delivery)
         if delivery.attempt == 1 and order_id % plan.first_try_fails_every == 0:

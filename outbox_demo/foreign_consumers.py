@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run one group until the process is ended."""
     plan, group = DemoPlan.read(Path(arguments[0])), arguments[1]
     engine = open_engine(plan.url)
-    inbox = Inbox(engine, schema=plan.schema)
+    inbox = Inbox(engine)
     client = open_client(plan.broker_url, plan.topics)
     for message in client.deliveries(group):
         with Session(engine) as session, session.begin():

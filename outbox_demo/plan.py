@@ -16,7 +16,6 @@ PAYMENT_COMPLETED: Final = "payment.completed"
 TRIP_REMINDER: Final = "trip.reminder"
 TICKETING: Final = "ticketing"
 NOTIFICATION: Final = "notification"
-DEMO_SCHEMA: Final = "outbox_demo"
 PAUSED_LINE: Final = "committed, and not sent yet"
 RUN_MS_MAX: Final = 12 * 3_600_000
 """No run lasts as long."""
@@ -69,7 +68,6 @@ class DemoPlan:
     """One run: addresses and folders, the trips to book, and the planned failures."""
 
     url: str
-    schema: str | None
     broker_url: str
     folder: Path
     clock: AcceleratedClock
@@ -111,9 +109,8 @@ class DemoPlan:
     @property
     def compensator_arguments(self) -> list[str]:
         """The command of a compensator of this run; several share what they serve by leases."""
-        schema = ["--schema", self.schema] if self.schema else []
         leases = ["--leases"] if self.timing_url else []
-        return ["outbox", "compensator", "run", "--interval-ms", "500", *schema, *leases]
+        return ["outbox", "compensator", "run", "--interval-ms", "500", *leases]
 
     @property
     def compensator_environment(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.redis_options import PORT, PREFIX_DEFAULT
 from broker_adapter.redis.timing_store.timing_scripts import TimingKeys
-from outbox.store.schema import outbox_tables
+from outbox.store.message_table import MessageStore
 from outbox_core.common.errors import BrokerError, BrokerUnavailable
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TimingStore
@@ -81,7 +81,7 @@ class RedisTiming:
         if self._plan is None:
             return frozenset()
         with connected(self._plan) as connection:
-            held = connection.scalars(select(outbox_tables(self._plan.schema).message.c.id))
+            held = connection.scalars(select(MessageStore(dialect=connection.dialect).tables.message.c.id))
             return frozenset(held) & frozenset(ids)
 
     def close(self) -> None:

@@ -17,12 +17,14 @@ from sqlalchemy import Engine, func, select
 
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import database_errors, open_engine
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.message_table import MessageStore
+from outbox.store.schema import outbox_tables
+from outbox.store.table_placement import table_place
 from outbox_core.common.errors import ConfigurationError
 from outbox_demo.accelerated_clock import AcceleratedClock
 from outbox_demo.delay_engine import ProducerRoute
 from outbox_demo.flights import FLIGHTS, load_trips
-from outbox_demo.plan import DEMO_SCHEMA, PAUSED_LINE, DemoPlan, RunTopics
+from outbox_demo.plan import PAUSED_LINE, DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup, Timeout
 from outbox_demo.tables import Payment, Trip, make_tables
 
@@ -104,7 +106,7 @@ class Scenario:
 
     def _prepare(self) -> DemoPlan:
         with database_errors(self._engine.url):
-            upgrade(self._url, schema=DEMO_SCHEMA)
+            upgrade(self._url)
             self._empty_outbox()
             make_tables(self._engine)
             self._say(f"loading {self._flights:,} flights as trips")
@@ -116,7 +118,6 @@ class Scenario:
         )
         return DemoPlan(
             url=self._url,
-            schema=schema_for(self._engine.dialect, DEMO_SCHEMA),
             broker_url="",
             folder=self._folder,
             clock=clock,
@@ -138,8 +139,8 @@ class Scenario:
             return first_us, last_us, list(connection.scalars(within))
 
     def _empty_outbox(self) -> None:
-        tables = outbox_tables(schema_for(self._engine.dialect, DEMO_SCHEMA))
         with self._engine.begin() as connection:
+            tables = outbox_tables(table_place(self._engine.dialect, None))
             for table in (tables.message, tables.archive, tables.inbox):
                 connection.execute(table.delete())
 
@@ -176,7 +177,7 @@ class Scenario:
 
     def _unsent(self, plan: DemoPlan, *, due_before_ms: int) -> int:
         """Count what the outbox has to send: all that it holds, but for what it keeps itself until it is due."""
-        message = outbox_tables(plan.schema).message
+        message = MessageStore(dialect=self._engine.dialect).tables.message
         statement = select(func.count()).select_from(message)
         if plan.timing_url is not None:
             statement = statement.where(message.c.deliver_at_ms.is_(None) | (message.c.deliver_at_ms < due_before_ms))

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Table,
     case,
     delete,
     exists,
@@ -28,7 +30,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 
 from outbox.store.database import MYSQL_DIALECTS, Write, by_primary_key, now_us
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import OutboxTables, outbox_tables
+from outbox.store.table_placement import table_place
 from outbox_core.assignment.lease_decision import Lease
 
 END_NEVER: Final = 2**63 - 1
@@ -49,12 +52,22 @@ class LeaseStore:
     """The statements, for one dialect and schema. Stateless, so safe in any thread."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
-        tables = outbox_tables(schema_for(dialect, schema))
-        self._instance = tables.instance
-        self._lease = tables.lease
+        self._schema = schema
         self._dialect = dialect
         self._now_us = now_us(dialect)
         self._or_ignore = "IGNORE" if dialect.name in MYSQL_DIALECTS else "OR IGNORE"
+
+    @cached_property
+    def _tables(self) -> OutboxTables:
+        return outbox_tables(table_place(self._dialect, self._schema))
+
+    @property
+    def _instance(self) -> Table:
+        return self._tables.instance
+
+    @property
+    def _lease(self) -> Table:
+        return self._tables.lease
 
     # -- instances ---------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ talk = Console(stderr=True)
 
 Urls = Annotated[list[str] | None, typer.Option("--url", help="Database, e.g. mysql+pymysql://u@h/d. May be repeated.")]
 Schemas = Annotated[
-    list[str] | None, typer.Option("--schema", help="Schema of outbox tables (MySQL; outbox). May be repeated.")
+    list[str] | None,
+    typer.Option("--schema", help="Schema of outbox tables, if they have one of their own (MySQL). May be repeated."),
 ]
 PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="File with the databases' password.")]
 BrokerUrl = Annotated[str | None, typer.Option("--broker", help="Broker, e.g. http://host:7788.")]

@@ -34,7 +34,6 @@ from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database_url import database_url
 from outbox.store.message_table import MessageStore
 from outbox.store.order_table import OrderStore
-from outbox.store.schema import schema_for
 from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox_core import Broker, connect
@@ -148,13 +147,12 @@ class _Builder:
 
     def _source(self, table: SourceTable, url: URL, schema: str | None) -> Source:
         engines = self._engines[url]
-        actual = schema_for(engines.work.dialect, schema)
         broker_url, broker = self._broker(table)
         shown = shown_url(broker_url)
-        resource = source_name(url, actual, zone=table.zone)
+        resource = source_name(url, schema, zone=table.zone)
         return Source(
             resource,
-            schema=actual,
+            schema=schema,
             broker=shown,
             work=engines.work,
             reads=engines.reads,
@@ -184,7 +182,7 @@ class _Builder:
             engine=engines.work,
             archive=ArchiveStore(dialect=dialect, schema=schema),
             inbox=InboxStore(dialect=dialect, schema=schema),
-            order=OrderStore(dialect=dialect, schema=schema_for(dialect, schema)),
+            order=OrderStore(dialect=dialect, schema=schema),
             options=RetentionOptions(
                 archive_days=chosen.archive_days,
                 inbox_days=chosen.inbox_days,

@@ -23,7 +23,6 @@ from compensator.work.source import source_name
 from compensator.work.timer_rebuild import RebuildOptions
 from compensator.work.timer_sweep import TimerSweepReport, sweep_timers
 from outbox.store.database_url import database_url
-from outbox.store.schema import schema_for
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerError, ConfigurationError
 from outbox_core.messages.connect import connect_timing
@@ -133,7 +132,7 @@ def _swept(table: SourceTable, chosen: CompensatorConfig, store: str) -> TimerSw
     url = database_url(table.url, password_file=table.password_file)
     engines, timing = InstanceEngines(url), connect_timing(store)
     try:
-        schema = schema_for(engines.reads.dialect, table.schemas[0] if table.schemas else None)
+        schema = table.schemas[0] if table.schemas else None
         tables = PendingRowReader(source_name(url, schema).name, schema=schema, reads=engines.reads)
         timing.prepare()
         options = RebuildOptions(rows_per_second=chosen.timing.rebuild_rows_per_second)

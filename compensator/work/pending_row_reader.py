@@ -9,26 +9,30 @@ from sqlalchemy import Engine
 from outbox.store.database import database_errors
 from outbox.store.pending_due_times import DuePosition, PendingDueTimes
 from outbox.store.schema import message_table_names
-from outbox.store.table_placement import MessageTable
-from outbox_core.common.errors import SchemaMissing
+from outbox.store.table_placement import MessageTable, table_place, tables_missing
+from outbox_core.common.table_place import TablePlace
 
 
 class PendingRowReader:
     """The message tables of one schema. Thread-safe. All methods raise DatabaseUnavailable and SchemaMissing."""
 
     def __init__(self, name: str, *, schema: str | None, reads: Engine) -> None:
-        """`name`: of the source, for logs. `schema`: in the form of the dialect. `reads`: by autocommit_engine."""
+        """`name`: of the source, for logs. `schema`: as the user names it. `reads`: by autocommit_engine."""
         self.name = name
         self._schema = schema
         self._reads = reads
 
+    @property
+    def place(self) -> TablePlace:
+        """Where the tables are; the engine has connected."""
+        return table_place(self._reads.dialect, self._schema)
+
     def tables(self) -> Sequence[str]:
         """The names of the message tables, at least one."""
         with database_errors(self._reads.url), self._reads.connect() as connection:
-            names = message_table_names(connection, self._schema)
-        if not names:
-            shown = self._reads.url.render_as_string(hide_password=True)
-            raise SchemaMissing(f"there is no message table in {shown} ({self.name}); run: outbox db upgrade --url URL")
+            names = message_table_names(connection, self.place)
+            if not names:
+                raise tables_missing(connection, self._schema)
         return names
 
     def count(self, *, rows_max: int) -> int | None:
@@ -53,4 +57,4 @@ class PendingRowReader:
             return set(self._rows(table).due_in_us(connection, ids))
 
     def _rows(self, table: str) -> PendingDueTimes:
-        return PendingDueTimes(dialect=self._reads.dialect, table=MessageTable(self._schema, table))
+        return PendingDueTimes(dialect=self._reads.dialect, table=MessageTable(self.place.schema, table))

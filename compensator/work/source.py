@@ -54,7 +54,7 @@ class Source:
         retention: Retention | None = None,
         look_ahead_ms: int = PacingOptions().look_ahead_ms,
     ) -> None:
-        """`schema`: in the form of the dialect. `broker`: its displayed name. `reads` is made by autocommit_engine.
+        """`schema`: as the user names it. `broker`: its displayed name. `reads` is made by autocommit_engine.
         `look_ahead_ms`: the next poll is no later than that.
         """
         self.name = name.name
@@ -64,7 +64,6 @@ class Source:
         self.gate = gate
         self.retention = retention
         self.pending_rows = PendingRowReader(name.name, schema=schema, reads=reads)
-        self._schema = schema
         self._work = work
         self._reads = reads
         self._clock = clock
@@ -127,13 +126,15 @@ class Source:
         names = self.pending_rows.tables()
         if known is None or known.tables != tuple(names):
             logger.info("message_tables_found", extra={"source": self.name, "tables": len(names)})
-            known = DueTables(dialect=self._reads.dialect, schema=self._schema, tables=names)
+            known = DueTables(dialect=self._reads.dialect, schema=self.pending_rows.place.schema, tables=names)
         self._tables, self._asked_at_ms = known, now_ms
         return known
 
 
 def source_name(url: URL, schema: str | None, *, zone: str | None = None) -> Resource:
-    """Returns `host:port/schema`, the same in every instance that names the database so; for SQLite, the file."""
+    """Returns `host:port/schema`, or the database without a schema, the same in every instance that names the database
+    so; for SQLite, the file.
+    """
     if url.get_backend_name() not in MYSQL_DIALECTS:
         return Resource(f"{url.get_backend_name()}:{url.database or ''}", zone)
-    return Resource(f"{url.host or 'localhost'}:{url.port or 3306}/{schema or ''}", zone)
+    return Resource(f"{url.host or 'localhost'}:{url.port or 3306}/{schema or url.database or ''}", zone)

@@ -42,8 +42,8 @@ _BODY = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 def upgrade() -> None:
     """Create the three tables and their indexes."""
-    schema: str | None = context.config.attributes["schema"]
-    prefix = "" if schema else "outbox_"
+    place = context.config.attributes["place"]
+    schema, prefix = place.schema, place.prefix
     steps.create_table(
         f"{prefix}message",
         sa.Column("id", _ID, primary_key=True),
@@ -95,7 +95,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop the three tables, and every unsent message with them."""
-    schema: str | None = context.config.attributes["schema"]
-    prefix = "" if schema else "outbox_"
+    place = context.config.attributes["place"]
+    schema, prefix = place.schema, place.prefix
     for name in ("inbox", "archive", "message"):
         steps.drop_table(f"{prefix}{name}", schema=schema)

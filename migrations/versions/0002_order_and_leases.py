@@ -39,8 +39,8 @@ _WORD = _ascii(32)
 
 def upgrade() -> None:
     """Add the columns to the message table, create the tables."""
-    schema: str | None = context.config.attributes["schema"]
-    prefix = "" if schema else "outbox_"
+    place = context.config.attributes["place"]
+    schema, prefix = place.schema, place.prefix
     steps.add_column(f"{prefix}message", sa.Column("order_key", _WORD, nullable=True), schema=schema)
     steps.add_column(f"{prefix}message", sa.Column("order_seq", sa.BigInteger, nullable=True), schema=schema)
     steps.create_table(
@@ -80,8 +80,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop the columns and tables; the order of unsent messages is lost with them."""
-    schema: str | None = context.config.attributes["schema"]
-    prefix = "" if schema else "outbox_"
+    place = context.config.attributes["place"]
+    schema, prefix = place.schema, place.prefix
     for name in ("compensator_lease", "compensator_instance", "order_queue", "order_head"):
         steps.drop_table(f"{prefix}{name}", schema=schema)
     steps.drop_column(f"{prefix}message", "order_seq", schema=schema)

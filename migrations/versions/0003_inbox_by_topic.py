@@ -21,15 +21,15 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the topic to the key."""
-    schema: str | None = context.config.attributes["schema"]
-    prefix = "" if schema else "outbox_"
+    place = context.config.attributes["place"]
+    schema, prefix = place.schema, place.prefix
     steps.replace_primary_key(f"{prefix}inbox", ["consumer_group", "topic", "message_id"], schema=schema)
 
 
 def downgrade() -> None:
     """Remove the topic from the key. Of marks of one id on several topics only one can be kept."""
-    schema: str | None = context.config.attributes["schema"]
-    prefix = "" if schema else "outbox_"
+    place = context.config.attributes["place"]
+    schema, prefix = place.schema, place.prefix
     group, message, topic = (sa.column(name, sa.String) for name in ("consumer_group", "message_id", "topic"))
     inbox = sa.table(f"{prefix}inbox", group, message, topic, schema=schema)
     kept = sa.select(group, message, sa.func.min(topic)).select_from(inbox).group_by(group, message).subquery()

@@ -12,7 +12,8 @@ from sqlalchemy.engine import Dialect
 
 from outbox.store.database import Write, by_primary_key, now_us
 from outbox.store.order_table import OrderStore
-from outbox.store.schema import RowState, message_table, plain_message_table_name, schema_for
+from outbox.store.schema import RowState, message_table, plain_message_table_name
+from outbox.store.table_placement import table_place
 
 PARKED_BY_HAND: Final = "parked by an operator"
 
@@ -39,12 +40,14 @@ class MessageAdmin:
     """The operators' statements. They skip rows whose lease has not ended: the lease's owner settles those."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None, table: str | None = None) -> None:
-        """`table`: one of the schema's message tables; by default the one that is not split."""
-        actual = schema_for(dialect, schema)
-        self.table: str = table or plain_message_table_name(actual)
-        self._message = message_table(actual, self.table)
+        """`dialect`: of an engine that has connected. `table`: one of the place's message tables; by default the one
+        that is not split.
+        """
+        place = table_place(dialect, schema)
+        self.table: str = table or plain_message_table_name(place)
+        self._message = message_table(place.schema, self.table)
         self._dialect = dialect
-        self._order = OrderStore(dialect=dialect, schema=actual)
+        self._order = OrderStore(dialect=dialect, schema=schema)
         self._now_us = now_us(dialect)
         nobodys = self._message.c.token.is_(None) | (self._message.c.due_at_us <= self._now_us)
         self._free = (self._message.c.state == RowState.PENDING) & nobodys

@@ -14,8 +14,8 @@ from sqlalchemy.engine import URL
 
 from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelection
 from outbox.store.database import background_engine, database_errors, open_engine
-from outbox.store.schema import message_table_names, outbox_tables, schema_for
-from outbox_core.common.errors import SchemaMissing
+from outbox.store.schema import message_table_names, outbox_tables
+from outbox.store.table_placement import table_place, tables_missing
 
 BATCH_ROWS: Final = 200
 """Rows changed in one transaction: few, so that senders do not wait long for their locks."""
@@ -27,12 +27,11 @@ class SchemaAdmin:
     def __init__(self, engine: Engine, *, schema: str | None = None) -> None:
         """`engine` comes from outbox.store.database.background_engine. Raises SchemaMissing if there is no table."""
         self._engine = engine
-        self._actual = schema_for(engine.dialect, schema)
         with self._reading() as connection:
-            names = message_table_names(connection, self._actual)
-        if not names:
-            place = f"schema {self._actual}" if self._actual else "database"
-            raise SchemaMissing(f"there is no message table in the {place}; run: outbox db upgrade --url URL")
+            self._place = table_place(engine.dialect, schema)
+            names = message_table_names(connection, self._place)
+            if not names:
+                raise tables_missing(connection, schema)
         self._admins = {name: MessageAdmin(dialect=engine.dialect, schema=schema, table=name) for name in names}
 
     def rows(self, wanted: MessageSelection, *, limit: int) -> list[dict[str, Any]]:
@@ -54,7 +53,7 @@ class SchemaAdmin:
 
     def sent(self, message_id: str) -> list[dict[str, Any]]:
         """Returns the archive's rows of a message: when it was sent, and the broker's result."""
-        archive = outbox_tables(self._actual).archive
+        archive = outbox_tables(self._place).archive
         statement = select(archive).where(archive.c.id == message_id).order_by(archive.c.sent_at_us)
         with self._reading() as connection:
             return [dict(row) for row in connection.execute(statement).mappings()]

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, inspect, select
 from sqlalchemy.engine import Dialect
 
 from outbox.store.database import now_us
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import outbox_tables
+from outbox.store.table_placement import table_place
 
 INSTANCES_MAX: Final = 1_000
 SOURCES_MAX: Final = 20_000
@@ -35,9 +36,9 @@ class SourceOwners:
 
 def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None) -> SourceOwners | None:
     """Returns the shares; None if no compensator has ever used leases here. Reads without locks."""
-    actual = schema_for(dialect, schema)
-    tables = outbox_tables(actual)
-    if not inspect(connection).has_table(tables.lease.name, schema=actual):  # tables of revision 0001
+    place = table_place(dialect, schema)
+    tables = outbox_tables(place)
+    if not inspect(connection).has_table(tables.lease.name, schema=place.schema):  # tables of revision 0001
         return None
     leases = connection.execute(select(tables.lease.c.source, tables.lease.c.instance).limit(SOURCES_MAX)).all()
     columns = tables.instance.c

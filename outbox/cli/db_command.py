@@ -16,10 +16,10 @@ from outbox.store.schema import TABLES_MAX
 app: typer.Typer = typer.Typer(help="Make and upgrade the outbox tables.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
-Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox).")]
+Schema = Annotated[str | None, typer.Option("--schema", help="Schema that has the outbox tables alone (MySQL).")]
 Schemas = Annotated[
     list[str] | None,
-    typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox); repeat it to split."),
+    typer.Option("--schema", help="A schema for the outbox tables alone (MySQL); repeat it to split."),
 ]
 PasswordFile = Annotated[
     Path | None,

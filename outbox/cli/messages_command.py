@@ -32,7 +32,7 @@ _UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_
 _AGE_US_MAX: Final = 100_000 * _UNIT_US["d"]
 
 Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
-Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL; default: outbox).")]
+Schema = Annotated[str | None, typer.Option("--schema", help="Schema that has the outbox tables alone (MySQL).")]
 PasswordFile = Annotated[
     Path | None,
     typer.Option("--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."),

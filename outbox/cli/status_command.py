@@ -22,8 +22,9 @@ from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.database import background_engine, database_errors, open_engine
 from outbox.store.database_url import database_url
 from outbox.store.message_table import Backlog, MessageStore
-from outbox.store.schema import message_table_names, schema_for
-from outbox_core.common.errors import BrokerError, SchemaMissing
+from outbox.store.schema import message_table_names
+from outbox.store.table_placement import table_place, tables_missing
+from outbox_core.common.errors import BrokerError
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable, Inspection, Weakness
 from outbox_core.runtime.terminal_text import escaped
@@ -41,7 +42,7 @@ COUNTED_ROWS_MAX: Final = 100_000
 def status(
     url: Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database of the outbox.")],
     schema: Annotated[
-        str | None, typer.Option("--schema", help="Schema of the tables (MySQL; default: outbox).")
+        str | None, typer.Option("--schema", help="Schema that has the outbox tables alone (MySQL).")
     ] = None,
     password_file: Annotated[
         Path | None,
@@ -177,9 +178,9 @@ def _print_inspection(inspection: Inspection) -> None:
 
 def _backlogs(connection: Connection, *, dialect: Dialect, schema: str | None) -> dict[str, Backlog]:
     """Returns the backlog of each message table of the schema. Raises SchemaMissing if there is none."""
-    names = message_table_names(connection, schema_for(dialect, schema))
+    names = message_table_names(connection, table_place(dialect, schema))
     if not names:
-        raise SchemaMissing("there is no message table here; run: outbox db upgrade --url URL")
+        raise tables_missing(connection, schema)
     return {
         name: MessageStore(dialect=dialect, schema=schema, table=name).backlog(connection, rows_max=COUNTED_ROWS_MAX)
         for name in names

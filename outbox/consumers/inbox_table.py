@@ -5,21 +5,32 @@ A message is identified by its topic and id: other producers may use the same id
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from functools import cached_property
+
+from sqlalchemy import Connection, Insert, Table, bindparam, delete, insert, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import IntegrityError
 
 from outbox.store.database import now_us
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import outbox_tables
+from outbox.store.table_placement import table_place
 
 
 class InboxStore:
     """The statements on the inbox table. Opens no connection and commits nothing."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
-        self._inbox = outbox_tables(schema_for(dialect, schema)).inbox
+        self._dialect = dialect
+        self._schema = schema
         self._now_us = now_us(dialect)
-        self._insert = insert(self._inbox).values(
+
+    @cached_property
+    def _inbox(self) -> Table:
+        return outbox_tables(table_place(self._dialect, self._schema)).inbox
+
+    @cached_property
+    def _insert(self) -> Insert:
+        return insert(self._inbox).values(
             consumer_group=bindparam("group"),
             message_id=bindparam("id"),
             topic=bindparam("on_topic"),

@@ -13,6 +13,7 @@ from outbox.consumers.handler import ENDED_BY_HANDLER, Outcome
 from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import is_over, listen_to_engines, refuse_if_doomed
 from outbox.store.database import is_autocommit, open_engine
+from outbox.store.table_placement import connect_once
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 from outbox_core.messages.message import check_group, check_message_id, check_topic
 
@@ -33,7 +34,8 @@ class Inbox:
 
     def __init__(self, database: Engine | AsyncEngine | URL | str, *, schema: str | None = None) -> None:
         """`database` and `schema`: of the outbox's tables (`outbox db upgrade`). Does no I/O."""
-        self._store = InboxStore(dialect=open_engine(database).dialect, schema=schema)
+        self._engine = open_engine(database)
+        self._store = InboxStore(dialect=self._engine.dialect, schema=schema)
         listen_to_engines()
 
     def handle(
@@ -86,6 +88,7 @@ class Inbox:
             raise ConfigurationError(
                 "this session is in AUTOCOMMIT: effect and mark would not commit together; use another engine"
             )
+        connect_once(self._engine)  # the session may be another engine's
         return self._store.mark(
             connection, group=check_group(group), message_id=check_message_id(message_id), topic=check_topic(topic)
         )

@@ -33,9 +33,10 @@ from outbox.store.database import (
     writing_engine,
 )
 from outbox.store.database_url import sync_url
-from outbox.store.schema import message_table, schema_for
-from outbox.store.table_placement import placement_for
+from outbox.store.schema import message_table
+from outbox.store.table_placement import placement_for, table_place
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
+from outbox_core.common.table_place import TablePlace
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -57,7 +58,8 @@ def upgrade(
 ) -> str | None:
     """Create or upgrade the tables; returns their revision afterwards. Idempotent.
 
-    `schema` and `tables` are those of Outbox: with several, the tables that messages are split into are created in
+    `schema` and `tables` are those of Outbox: without a schema the tables are made in the database that the connection
+    is in, among the business's own. With several tables, the tables that messages are split into are created in
     addition to the one that is not split. Tables of an earlier split stay, and are served until they are empty.
     A Connection is used unchanged: call this from a revision of your own alembic tree with `op.get_bind()`.
     Raises DatabaseUnavailable or ConfigurationError with the cure.
@@ -80,8 +82,8 @@ def upgrade(
 
 def current(connection: Connection, *, schema: str | None = None) -> str | None:
     """Returns the tables' revision; None if there are no tables."""
-    actual = schema_for(connection.dialect, schema)
-    options = {"version_table": VERSION_TABLE, "version_table_schema": actual}
+    place = table_place(connection.dialect, schema)
+    options = {"version_table": VERSION_TABLE, "version_table_schema": place.schema}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
@@ -149,31 +151,31 @@ def _upgrade_all(
 ) -> str | None:
     placement = placement_for(connection.dialect, schema, tables)
     reached: str | None = None
-    for name in dict.fromkeys(table.schema for table in placement.tables):
-        reached = _upgrade(connection, schema=name, revision=revision)
-        if tables > 1:
-            _make_split_tables(connection, name, placement.names_in(name))
+    for place in placement.places:
+        reached = _upgrade(connection, place, revision=revision)
+        if placement.is_split:
+            _make_split_tables(connection, place, placement.names_in(place))
     return reached
 
 
-def _make_split_tables(connection: Connection, schema: str | None, names: Sequence[str]) -> None:
+def _make_split_tables(connection: Connection, place: TablePlace, names: Sequence[str]) -> None:
     """Create those that are missing, or have no index yet, like the current definition of the one that is not split."""
     for name in names:
-        table = message_table(schema, name)
+        table = message_table(place.schema, name)
         table.create(connection, checkfirst=True)
         for index in table.indexes:
             index.create(connection, checkfirst=True)
 
 
-def _upgrade(connection: Connection, *, schema: str | None, revision: str) -> str | None:
-    if schema is not None and connection.dialect.name in MYSQL_DIALECTS:
-        connection.execute(CreateSchema(schema, if_not_exists=True))
+def _upgrade(connection: Connection, place: TablePlace, *, revision: str) -> str | None:
+    if place.schema is not None and not place.prefix:
+        connection.execute(CreateSchema(place.schema, if_not_exists=True))
     config = alembic_config()
     config.attributes["connection"] = connection
-    config.attributes["schema"] = schema
+    config.attributes["place"] = place
     with _inside_another_run():
         command.upgrade(config, revision)
-    return current(connection, schema=schema)
+    return current(connection, schema=place.schema)
 
 
 @contextmanager

@@ -77,8 +77,8 @@ class Outbox:
         cloudevents: CloudEvents | None = None,
         timing: TimerSink | str | None = None,
     ) -> None:
-        """`schema`: the schema of the message tables, `outbox` by default; or several. `tables`: the number of message
-        tables, over all schemas, into which messages are split by the CRC32 of their keys.
+        """`schema`: schemas of the message tables alone, one or several; by default they are in the business's.
+        `tables`: the number of message tables, over all schemas, into which messages are split by CRC32 of their keys.
         `ordered`: topics whose messages reach the broker, key by key, in the order in which their transactions
         committed. Transactions that publish under one key of such a topic commit one after the other. `body_bytes_max`:
         keep it, doubled for escaping, below the server's max_allowed_packet. `telemetry`: spans and metrics; by default
@@ -89,10 +89,10 @@ class Outbox:
         self.engine: Engine = open_engine(database)
         self.broker: Broker = connect(broker) if isinstance(broker, str) else broker
         self.placement: Placement = placement_for(self.engine.dialect, schema, tables)
-        store = _store_of(self.engine, self.placement)
+        store = MessageStore(dialect=self.engine.dialect, schema=self.placement.schemas[0])
         senders, policy, random = sender or SenderLimits(), policy or RelayPolicy(), random or Random()
         self._writer = UnitWriter(
-            engine=self.engine, store=store, lease_ms=senders.lease_ms, tables=self.placement.tables,
+            engine=self.engine, store=store, lease_ms=senders.lease_ms, placement=self.placement,
             keep_archive=policy.keep_archive,
         )  # fmt: skip
         self._is_timed = timing is not None
@@ -106,7 +106,7 @@ class Outbox:
         relay = Relay(
             engine=self._background, store=store, broker=self.broker, policy=policy, random=random, telemetry=telemetry
         )
-        self._sender = Sender(relay, limits=senders, telemetry=telemetry, timers=self._timers(timing, telemetry))
+        self._sender = Sender(relay, limits=senders, telemetry=telemetry, timers=self._timers(timing, store, telemetry))
         self._commits = CommitHandler(engine=self.engine, writer=self._writer, sender=self._sender, telemetry=telemetry)
         _listen(self.engine)
 
@@ -151,8 +151,8 @@ class Outbox:
         """
         if not self._is_timed:
             self._require(Capability.CANCEL)
-        table = self.placement.place(message_id)
-        row = cancel_row(check_message_id(message_id), table=table, is_timed=self._is_timed)
+        number = self.placement.number(message_id)
+        row = cancel_row(check_message_id(message_id), table_number=number, is_timed=self._is_timed)
         self._add(row, session)
 
     @overload
@@ -205,17 +205,16 @@ class Outbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _timers(self, timing: TimerSink | str | None, telemetry: Telemetry) -> TimerAdder | None:
+    def _timers(self, timing: TimerSink | str | None, store: MessageStore, telemetry: Telemetry) -> TimerAdder | None:
         if timing is None:
             return None
-        tables = self.placement.tables
-        if len({table.schema for table in tables}) > 1:
+        if len(self.placement.schemas) > 1:
             raise ConfigurationError(
                 "a timing store is of one message schema, and this Outbox has several: "
                 "split messages over tables of one schema, or make an Outbox for each"
             )
         sink = connect_timing(timing) if isinstance(timing, str) else timing
-        return TimerAdder(sink, table=tables[0], telemetry=telemetry)
+        return TimerAdder(sink, store=store, telemetry=telemetry)
 
     # -- helpers of publish and cancel -------------------------------------------------------------------------------
 
@@ -228,11 +227,11 @@ class Outbox:
             )
 
     def _publish_row(self, message: Message, *, delay: timedelta | None) -> OutboxRow:
-        table = self.placement.place(message.id if message.key is None else message.key)
+        number = self.placement.number(message.id if message.key is None else message.key)
         held_ms = None if delay is None else delay_ms(delay)
         is_timed = self._is_timed and message.deliver_at_ms is not None
         if message.topic not in self._ordered:
-            return publish_row(message, table=table, delay_ms=held_ms, is_timed=is_timed)
+            return publish_row(message, table_number=number, delay_ms=held_ms, is_timed=is_timed)
         if is_timed:
             raise NotSupported(
                 f"the topic {message.topic} is ordered: younger messages would wait until this one is due; "
@@ -240,7 +239,8 @@ class Outbox:
             )
         if message.key is None:
             raise InvalidMessage(f"the topic {message.topic} is ordered, key by key: publish with key=")
-        return publish_row(message, table=table, order_key=order_key(message.topic, message.key), delay_ms=held_ms)
+        ordered_by = order_key(message.topic, message.key)
+        return publish_row(message, table_number=number, order_key=ordered_by, delay_ms=held_ms)
 
     def _add(self, row: OutboxRow, given: AnySession | None) -> None:
         session = self._sessions.publishing_session(given)
@@ -252,12 +252,6 @@ def _ordered_topics(ordered: Collection[str]) -> frozenset[str]:
     if isinstance(ordered, str):
         raise ConfigurationError(f"ordered is a set of topics: write ordered={{{ordered!r}}}")
     return frozenset(check_topic(topic) for topic in ordered)
-
-
-def _store_of(engine: Engine, placement: Placement) -> MessageStore:
-    """The store of the first message table."""
-    first = placement.tables[0]
-    return MessageStore(dialect=engine.dialect, schema=first.schema, table=first.name)
 
 
 def _sessions_of(

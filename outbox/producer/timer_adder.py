@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
-from outbox.store.table_placement import MessageTable
 from outbox.telemetry import NO_TELEMETRY, Telemetry
 from outbox_core.common.errors import OutboxError
 from outbox_core.messages.timing_port import TimedRow, Timer, TimerSink
@@ -35,15 +35,15 @@ class TimerAdder:
 
     def __init__(
         self,
-        store: TimerSink,
+        sink: TimerSink,
         *,
-        table: MessageTable,
+        store: MessageStore,
         limits: TimerLimits | None = None,
         telemetry: Telemetry = NO_TELEMETRY,
     ) -> None:
-        """`table`: that of rows which name none."""
+        """`store`: of the table of rows which name none."""
+        self._sink = sink
         self._store = store
-        self._table = table
         self._limits = limits or TimerLimits()
         self._telemetry = telemetry
         self._begin()
@@ -72,7 +72,7 @@ class TimerAdder:
         self._stopping.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_ms / 1000)
-        self._store.close()
+        self._sink.close()
 
     def reset_after_fork(self) -> None:
         """Reset in a forked child: the parent's thread and queue remain the parent's."""
@@ -96,7 +96,7 @@ class TimerAdder:
     def _run(self) -> None:
         while batch := self._next_batch():
             try:
-                self._store.add(batch)
+                self._sink.add(batch)
             except OutboxError as error:
                 self._fail(batch, str(error))
             except Exception as error:  # the thread boundary: an adapter's defect must not end the loop
@@ -118,4 +118,4 @@ class TimerAdder:
                 self._queue.clear()
 
     def _timer(self, row: OutboxRow) -> Timer:
-        return Timer(TimedRow((row.table or self._table).name, row.id), row.deliver_at_ms or 0)
+        return Timer(TimedRow((row.table or self._store.table).name, row.id), row.deliver_at_ms or 0)

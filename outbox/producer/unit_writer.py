@@ -20,7 +20,7 @@ from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind
 from outbox.store.server_limits import ServerLimits
-from outbox.store.table_placement import MessageTable
+from outbox.store.table_placement import MessageTable, Placement, connect_once
 from outbox.store.withdrawals import Withdrawals
 from outbox_core.common.errors import ConfigurationError, DuplicateMessageId
 from outbox_core.messages.message import CancelStatus
@@ -40,18 +40,18 @@ class UnitWriter:
         engine: Engine,
         store: MessageStore,
         lease_ms: int,
-        tables: Sequence[MessageTable] = (),
+        placement: Placement | None = None,
         keep_archive: bool = True,
     ) -> None:
         """`engine` is the application's. Rows belong to the sender's token until `lease_ms` after they were written.
-        `tables`: where a scheduled message may be that is withdrawn; by default the store's.
+        `placement`: of the rows' tables; by default all are in the store's.
         """
-        self._tables = tables or (store.table,)
+        self._placement = placement
         self._keep_archive = keep_archive
         self._engine = engine
         self._store = store
         self._lease_us = lease_ms * 1000
-        self._bounds = ServerLimits(engine=engine, table=store.table)
+        self._bounds = ServerLimits(engine)
 
     def refuse_early(self, row: OutboxRow) -> None:
         """Raise InvalidMessage for a row that exceeds the server's limits, as far as these are known. No I/O."""
@@ -65,6 +65,7 @@ class UnitWriter:
         """Write a unit's rows on the connection whose transaction is about to commit. An error dooms it: a part of the
         rows may be in the tables.
         """
+        connect_once(self._engine)  # the transaction may be another engine's
         self._refuse_foreign(connection)
         unit.start_lease()
         try:
@@ -75,8 +76,8 @@ class UnitWriter:
 
     def _write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
         try:
-            packet_bytes = self._bounds.check(connection, unit.rows)
-            wanted = unit.rows
+            wanted = self._placed(unit.rows)
+            packet_bytes = self._bounds.check(connection, wanted, table=self._store.table)
             withdrawals = [row for row in wanted if row.is_timed and row.kind is RowKind.CANCEL]
             if withdrawals:
                 wanted = [row for row in wanted if row not in withdrawals]
@@ -96,7 +97,17 @@ class UnitWriter:
     @cached_property
     def _withdrawals(self) -> Withdrawals:
         """Made at the first use: it knows each of up to a thousand tables."""
-        return Withdrawals(dialect=self._engine.dialect, tables=self._tables, keep_archive=self._keep_archive)
+        tables = (self._store.table,) if self._placement is None else self._placement.tables
+        return Withdrawals(
+            store=self._store, dialect=self._engine.dialect, tables=tables, keep_archive=self._keep_archive
+        )
+
+    def _placed(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+        """Returns the rows with the tables that their numbers mean on this database."""
+        if self._placement is None or not self._placement.is_split:
+            return rows
+        tables = self._placement.tables
+        return [msgspec.structs.replace(row, table=tables[row.table_number]) for row in rows]
 
     def _withdraw(self, connection: Connection, cancel: OutboxRow) -> bool:
         """Withdraw a scheduled message from the table that holds it; returns whether it is canceled. Errors make the

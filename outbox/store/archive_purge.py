@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, delete, or_, select
+from functools import cached_property
+
+from sqlalchemy import Connection, Table, and_, delete, or_, select
 from sqlalchemy.engine import Dialect
 
 from outbox.store.database import by_primary_key, now_us
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import outbox_tables
+from outbox.store.table_placement import table_place
 
 
 class ArchiveStore:
     """The archive's SQL. It opens no connection and commits nothing."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
-        self._archive = outbox_tables(schema_for(dialect, schema)).archive
+        self._schema = schema
         self._dialect = dialect
         self._now_us = now_us(dialect)
+
+    @cached_property
+    def _archive(self) -> Table:
+        return outbox_tables(table_place(self._dialect, self._schema)).archive
 
     def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:
         """Delete at most `limit` rows that were sent more than `older_than_us` ago; returns how many.

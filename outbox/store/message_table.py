@@ -18,6 +18,7 @@ from sqlalchemy import (
     Connection,
     Select,
     String,
+    Table,
     Text,
     bindparam,
     case,
@@ -46,9 +47,9 @@ from outbox.store.schema import (
     message_table,
     outbox_tables,
     plain_message_table_name,
-    schema_for,
 )
-from outbox.store.table_placement import MessageTable
+from outbox.store.table_placement import MessageTable, table_place
+from outbox_core.common.table_place import TablePlace
 from outbox_core.common.utf8_text import utf8_text
 
 ERROR_CHARS_MAX: Final = 1024
@@ -89,17 +90,39 @@ class MessageStore:
     """The statements on one set of outbox tables, for one dialect. Stateless, so thread-safe."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None, table: str | None = None) -> None:
-        """`table`: one of the schema's message tables; by default the one that is not split."""
+        """`schema`: as the user names it. `table`: the whole name of one of its message tables; by default the one that
+        is not split.
+        """
         self._dialect = dialect
-        actual = schema_for(dialect, schema)
-        self.table: MessageTable = MessageTable(actual, table or plain_message_table_name(actual))
-        self.tables: OutboxTables = outbox_tables(actual)
-        self._message = message_table(actual, self.table.name)
-        self._archive = self.tables.archive
-        self._order = OrderStore(dialect=dialect, schema=actual)
+        self._schema = schema
+        self._table = table
+        self._order = OrderStore(dialect=dialect, schema=schema)
         self._now_us = now_us(dialect)
-        self._insert = RowInsert(dialect, self.table)
         self._by_ids = PreparedByIds(dialect)
+
+    # A store is made before its engine connects, and only a connection knows the place.
+    @cached_property
+    def place(self) -> TablePlace:
+        """Where the tables are; see table_place()."""
+        return table_place(self._dialect, self._schema)
+
+    @cached_property
+    def table(self) -> MessageTable:
+        """The message table."""
+        return MessageTable(self.place.schema, self._table or plain_message_table_name(self.place))
+
+    @cached_property
+    def tables(self) -> OutboxTables:
+        """All tables of the place."""
+        return outbox_tables(self.place)
+
+    @cached_property
+    def _message(self) -> Table:
+        return message_table(self.table.schema, self.table.name)
+
+    @cached_property
+    def _insert(self) -> RowInsert:
+        return RowInsert(self._dialect, self.table)
 
     def at(self, table: MessageTable | None) -> MessageStore:
         """Returns the store of another message table on the same database; this store for None."""
@@ -287,7 +310,7 @@ class MessageStore:
     def _archive_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         copied = [self._message.c[name] for name in ARCHIVED_COLUMNS]
         source = select(*copied, self._now_us, bindparam("outcome", type_=String(32))).where(*self._ours(ids))
-        return insert(self._archive).from_select([*ARCHIVED_COLUMNS, "sent_at_us", "outcome"], source)
+        return insert(self.tables.archive).from_select([*ARCHIVED_COLUMNS, "sent_at_us", "outcome"], source)
 
     def _reschedule_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         due_at_us = self._now_us + bindparam("delay_us", type_=BigInteger())

@@ -13,7 +13,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -41,7 +41,8 @@ from outbox.store.database import MYSQL_DIALECTS, by_primary_key, now_us
 from outbox.store.prepared_statements import Build, PreparedByIds
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState, message_table, message_table_names, outbox_tables, plain_message_table_name
-from outbox.store.table_placement import MessageTable
+from outbox.store.table_placement import MessageTable, table_place
+from outbox_core.common.table_place import TablePlace
 
 _KEYS_A_STATEMENT_MAX: Final = 50
 _ROWS_A_STATEMENT_MAX: Final = 200
@@ -112,16 +113,25 @@ class OrderStore:
     """The statements on the order tables of one schema. Stateless, so thread-safe."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None) -> None:
-        """`schema`: None on SQLite."""
-        tables = outbox_tables(schema)
+        """`schema`: as the user names it."""
         self._schema = schema
-        self._head = tables.order_head
-        self._queue = tables.order_queue
         self._dialect = dialect
         self._mysql = dialect.name in MYSQL_DIALECTS
         self._now_us = now_us(dialect)
         self._by_keys = PreparedByIds(dialect)
         self._head_builds = _Builds(self._heads_of)
+
+    @cached_property
+    def _place(self) -> TablePlace:
+        return table_place(self._dialect, self._schema)
+
+    @cached_property
+    def _head(self) -> Table:
+        return outbox_tables(self._place).order_head
+
+    @cached_property
+    def _queue(self) -> Table:
+        return outbox_tables(self._place).order_queue
 
     # -- the business transaction ------------------------------------------------------------------------------------
 
@@ -207,7 +217,7 @@ class OrderStore:
         }
 
     def _heads_of(self, name: str, keys: list[BindParameter[str]]) -> ClauseElement:
-        message, queue = message_table(self._schema, name), self._queue
+        message, queue = message_table(self._place.schema, name), self._queue
         oldest = (
             select(queue.c.order_key, func.min(queue.c.order_seq).label("first_seq"))
             .where(queue.c.order_key.in_(keys))
@@ -227,18 +237,18 @@ class OrderStore:
         return [message.c.state, message.c.token, message.c.due_at_us, due]
 
     def _table_of(self, run: KeyRun) -> str:
-        return run.table.name if run.table is not None else plain_message_table_name(self._schema)
+        return run.table.name if run.table is not None else plain_message_table_name(self._place)
 
     def _elsewhere(self, connection: Connection, key: str, run: KeyRun) -> Barrier | None:
         """Returns the barrier of a key whose oldest number has no row in the run's table: the row was written before
         the number of tables was changed, or it was deleted, for instance by hand, and blocks no other.
         """
-        names = message_table_names(connection, self._schema)
+        names = message_table_names(connection, self._place)
         rows = [
             row
             for name in names
             for row in connection.execute(
-                select(self._first(key, run, message=message_table(self._schema, name), is_there=True))
+                select(self._first(key, run, message=message_table(self._place.schema, name), is_there=True))
             )
         ]
         return _barrier(min(rows, key=lambda row: row.order_seq)) if rows else None
@@ -257,7 +267,7 @@ class OrderStore:
         """
         queue = self._queue
         if message is None:
-            message = message_table(self._schema, self._table_of(run))
+            message = message_table(self._place.schema, self._table_of(run))
         statement = (
             select(queue.c.order_key, queue.c.order_seq, *self._row_columns(message))
             .join(message, message.c.id == queue.c.message_id, isouter=not is_there)

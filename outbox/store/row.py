@@ -43,7 +43,11 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     order_key: str | None = None
     order_seq: int | None = None
     table: MessageTable | None = None
-    """The message table of the row; None: the one from which it is read."""
+    """The message table of the row; None: the one that is not split."""
+    table_number: int = 0
+    """The number of its table among those of its Outbox. Known only of rows that are being written: where their tables
+    are is known by a connection alone.
+    """
 
     def message(self) -> Message:
         """Returns the message for the broker. Raises InvalidMessage if the row was not written by this code."""
@@ -75,7 +79,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
 def publish_row(
     message: Message,
     *,
-    table: MessageTable | None = None,
+    table_number: int = 0,
     order_key: str | None = None,
     delay_ms: int | None = None,
     is_timed: bool = False,
@@ -94,11 +98,11 @@ def publish_row(
         is_timed=is_timed,
         created_at_us=message.created_at_ms * 1000,
         order_key=order_key,
-        table=table,
+        table_number=table_number,
     )
 
 
-def cancel_row(message_id: str, *, table: MessageTable | None = None, is_timed: bool = False) -> OutboxRow:
+def cancel_row(message_id: str, *, table_number: int = 0, is_timed: bool = False) -> OutboxRow:
     """Returns the row that cancels a scheduled message."""
     body = message_id.encode()
     return OutboxRow(
@@ -108,5 +112,5 @@ def cancel_row(message_id: str, *, table: MessageTable | None = None, is_timed: 
         is_timed=is_timed,
         body=body,
         body_sha256=hashlib.sha256(body).hexdigest(),
-        table=table,
+        table_number=table_number,
     )

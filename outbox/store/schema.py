@@ -1,7 +1,7 @@
 """Definitions of the outbox tables: message, archive, inbox, order, lease. No statements.
 
-On MySQL and MariaDB they are in a separate schema (database) on the business's instance, by default `outbox`; on
-SQLite, which has no schemas, their names begin with `outbox_`. Times are integers: microseconds since the Unix epoch by
+They are in the business's own database, where their names begin with `outbox_`, or in a schema of their own on its
+server (MySQL and MariaDB), where they do not. Times are integers: microseconds since the Unix epoch by
 the database's UTC clock (`_us`), or milliseconds as in the protocol (`_ms`), so that their meaning depends on no
 session time zone, driver or daylight saving.
 """
@@ -32,9 +32,10 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 
-DEFAULT_SCHEMA = "outbox"
+from outbox_core.common.table_place import PREFIX, TablePlace
+
 TABLES_MAX: Final = 1024
-_SPLIT_NAME: Final = re.compile(r"message_[0-9]{4}")
+_SPLIT_NAME: Final = re.compile(rf"({PREFIX})?message_[0-9]{{4}}")
 
 _ID = String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
 _NAME = String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
@@ -88,10 +89,10 @@ class OutboxTables:
 
 
 @lru_cache(maxsize=64)
-def outbox_tables(schema: str | None) -> OutboxTables:
-    """Returns the tables in `schema`; None (SQLite) gives them the prefix `outbox_` instead."""
-    metadata = MetaData(schema=schema)
-    prefix = "" if schema else "outbox_"
+def outbox_tables(place: TablePlace) -> OutboxTables:
+    """Returns the tables in a place."""
+    metadata = MetaData(schema=place.schema)
+    prefix = place.prefix
     return OutboxTables(
         metadata=metadata,
         message=_message_table(metadata, f"{prefix}message"),
@@ -135,19 +136,18 @@ def outbox_tables(schema: str | None) -> OutboxTables:
 
 @lru_cache(maxsize=16 * 1024)
 def message_table(schema: str | None, name: str) -> Table:
-    """Returns one of the message tables that a schema may have; the one that is not split is in outbox_tables()."""
-    tables = outbox_tables(schema)
-    return tables.message if tables.message.name == name else _message_table(MetaData(schema=schema), name)
+    """Returns one of the message tables of a place, by its whole name."""
+    return _message_table(MetaData(schema=schema), name)
 
 
-def plain_message_table_name(schema: str | None) -> str:
+def plain_message_table_name(place: TablePlace) -> str:
     """Returns the name of the message table that is not split."""
-    return "message" if schema else "outbox_message"
+    return place.named("message")
 
 
-def split_message_table_name(number: int) -> str:
+def split_message_table_name(place: TablePlace, number: int) -> str:
     """Returns the name of one of the tables that messages are split into by CRC32 of their keys (MySQL and MariaDB)."""
-    return f"message_{number:04d}"
+    return place.named(f"message_{number:04d}")
 
 
 def along_due_index(statement: Select[Any], message: FromClause, *, table: str, dialect: Dialect) -> Select[Any]:
@@ -161,16 +161,16 @@ def _due_index_name(table: str) -> str:
     return f"ix_{table}_state_due"
 
 
-def message_table_names(connection: Connection, schema: str | None) -> list[str]:
-    """Returns the names of a schema's message tables, the split ones and the one that is not, sorted."""
-    plain = plain_message_table_name(schema)
-    names = inspect(connection).get_table_names(schema=schema)
-    return sorted(name for name in names if name == plain or (schema and _SPLIT_NAME.fullmatch(name)))
+def message_table_names(connection: Connection, place: TablePlace) -> list[str]:
+    """Returns the names of a place's message tables, the split ones and the one that is not, sorted."""
+    plain = plain_message_table_name(place)
+    names = inspect(connection).get_table_names(schema=place.schema)
+    return sorted(name for name in names if name == plain or (place.schema and _is_split(name, place)))
 
 
-def schema_for(dialect: Dialect, schema: str | None) -> str | None:
-    """Returns the schema for this dialect: None on SQLite, else the given one."""
-    return None if dialect.name == "sqlite" else (schema or DEFAULT_SCHEMA)
+def _is_split(name: str, place: TablePlace) -> bool:
+    found = _SPLIT_NAME.fullmatch(name)
+    return found is not None and (found[1] or "") == place.prefix
 
 
 def _message_table(metadata: MetaData, name: str) -> Table:

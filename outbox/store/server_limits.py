@@ -37,9 +37,8 @@ def row_bytes(row: OutboxRow) -> int:
 class ServerLimits:
     """The limits of the server of one Outbox. Thread-safe."""
 
-    def __init__(self, *, engine: Engine, table: MessageTable) -> None:
-        """`table` is the table of rows that name none. No I/O: limits are read on each new connection of `engine`."""
-        self._table = table
+    def __init__(self, engine: Engine) -> None:
+        """No I/O: limits are read on each new connection of `engine`."""
         self._packet_bytes: int | None = None
         self._sound: set[MessageTable] = set()
         self._driver_error = _driver_error(engine.dialect)
@@ -51,9 +50,9 @@ class ServerLimits:
         if self._packet_bytes is not None:
             _refuse_too_large(row, self._packet_bytes)
 
-    def check(self, connection: Connection, rows: Sequence[OutboxRow]) -> int | None:
+    def check(self, connection: Connection, rows: Sequence[OutboxRow], *, table: MessageTable) -> int | None:
         """Raise an error that must fail this connection's commit before the INSERT is tried; returns the limit of an
-        INSERT in bytes, None without one.
+        INSERT in bytes, None without one. `table`: of rows that name none.
 
         The server would close the connection at a larger packet, and the caller would get only the driver's error.
         """
@@ -63,7 +62,7 @@ class ServerLimits:
         if packet_bytes is not None:
             for row in rows:
                 _refuse_too_large(row, packet_bytes)
-        for table in {row.table or self._table for row in rows} - self._sound:
+        for table in {row.table or table for row in rows} - self._sound:
             self._refuse_without_transactions(connection, table)
         return packet_bytes
 

@@ -1,15 +1,21 @@
-"""Selects the message table of a row: the only one, or one of up to 1,024 by the CRC32 of the key. Pure; no SQL."""
+"""Finds where the outbox's tables are, and selects the message table of a row: the only one, or one of up to 1,024 by
+the CRC32 of the key.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 
-from outbox.store.schema import TABLES_MAX, plain_message_table_name, schema_for, split_message_table_name
-from outbox_core.common.errors import ConfigurationError
+from outbox.store.database import MYSQL_DIALECTS
+from outbox.store.schema import TABLES_MAX, plain_message_table_name, split_message_table_name
+from outbox_core.common.errors import ConfigurationError, SchemaMissing
+from outbox_core.common.table_place import SQLITE_PLACE, TablePlace, place_among
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,11 +26,51 @@ class MessageTable:
     name: str
 
 
+def table_place(dialect: Dialect, schema: str | None) -> TablePlace:
+    """Returns where the outbox's tables are, for all statements of whoever has this dialect's engine.
+
+    The business's own database is the one that the first connection of the engine was in: `creator`, `connect_args` and
+    option files decide that too, so a URL does not say, and a later USE of a pooled connection must not. Raises
+    ConfigurationError if that is needed and there is none.
+    """
+    if dialect.name not in MYSQL_DIALECTS:
+        return SQLITE_PLACE
+    if not _is_connected(dialect):
+        raise RuntimeError("the engine has not connected yet, so the place of its tables is unknown: connect_once()")
+    return place_among(schema, current=dialect.default_schema_name)
+
+
+def connect_once(engine: Engine) -> None:
+    """Let the engine's dialect learn from a connection what table_place() needs, unless it has connected before."""
+    if engine.dialect.name not in MYSQL_DIALECTS or _is_connected(engine.dialect):
+        return
+    with engine.connect() as connection:
+        if not _is_connected(engine.dialect):  # a pool of another engine, with connections that it has made
+            engine.dialect.initialize(connection)
+
+
+def _is_connected(dialect: Dialect) -> bool:
+    # Of what a dialect asks its first connection, this comes after the database's name.
+    return getattr(dialect, "default_isolation_level", None) is not None
+
+
+def tables_missing(connection: Connection, schema: str | None) -> SchemaMissing:
+    """Returns the error of whoever found no message table in the place that `schema` means."""
+    place = table_place(connection.dialect, schema)
+    where = (
+        "database" if place.schema is None else f"database {place.schema}" if place.prefix else f"schema {place.schema}"
+    )
+    option = f" --schema {schema}" if schema is not None and place.schema is not None else ""
+    return SchemaMissing(f"there is no message table in the {where}; run: outbox db upgrade --url URL{option}")
+
+
 class Placement:
     """Maps rows to tables. All rows of one key are in one table, so that their order can be kept."""
 
-    def __init__(self, *, schemas: Sequence[str | None], tables: int = 1) -> None:
-        """`tables` is the number over all schemas, each of which gets an equal range of consecutive numbers.
+    def __init__(self, dialect: Dialect, *, schemas: Sequence[str | None], tables: int = 1) -> None:
+        """`schemas`: as the user names them; None is the default place. `tables` is the number over all schemas, each
+        of which gets an equal range of consecutive numbers. No I/O: before a connection, the numbers of rows' tables
+        are known, and not the tables.
 
         Raises ConfigurationError if the tables cannot be distributed evenly.
         """
@@ -35,29 +81,44 @@ class Placement:
                 f"tables must be 1 to {TABLES_MAX} and a multiple of the number of schemas ({len(schemas)}), "
                 f"not {tables}"
             )
-        if tables > 1 and None in schemas:
+        if tables > 1 and dialect.name == "sqlite":
             raise ConfigurationError("SQLite has one message table: leave `tables` at 1")
-        self.tables: list[MessageTable] = _tables(schemas, tables)
+        self._dialect = dialect
+        self._count = tables
+        self.schemas: Sequence[str | None] = tuple(schemas)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there are several tables."""
+        return self._count > 1
+
+    def number(self, key: str) -> int:
+        """Returns the number of the table for a message key (for a message without one: its id)."""
+        return zlib.crc32(key.encode()) % self._count if self._count > 1 else 0
+
+    @cached_property
+    def places(self) -> Sequence[TablePlace]:
+        """The places of the tables, in the order of their schemas. Raises ConfigurationError as table_place() does."""
+        return tuple(table_place(self._dialect, schema) for schema in self.schemas)
+
+    @cached_property
+    def tables(self) -> Sequence[MessageTable]:
+        """The tables, in the order of their numbers. Raises ConfigurationError as table_place() does."""
+        return tuple(MessageTable(place.schema, name) for place in self.places for name in self.names_in(place))
 
     def place(self, key: str) -> MessageTable:
-        """Returns the table for a message key (for a message without one: its id)."""
-        if len(self.tables) == 1:
-            return self.tables[0]
-        return self.tables[zlib.crc32(key.encode()) % len(self.tables)]
+        """Returns the table for a message key."""
+        return self.tables[self.number(key)]
 
-    def names_in(self, schema: str | None) -> list[str]:
-        """Returns the names of the message tables in one schema."""
-        return [table.name for table in self.tables if table.schema == schema]
+    def names_in(self, place: TablePlace) -> list[str]:
+        """Returns the names of the message tables in one place, in the order of their numbers."""
+        if not self.is_split:
+            return [plain_message_table_name(place)]
+        each = self._count // len(self.schemas)
+        first = self.places.index(place) * each
+        return [split_message_table_name(place, number) for number in range(first, first + each)]
 
 
 def placement_for(dialect: Dialect, schema: str | Sequence[str] | None, tables: int) -> Placement:
     """Returns the placement for schemas (one, several, or None for the default) and a number of tables."""
-    names = [schema] if schema is None or isinstance(schema, str) else schema
-    return Placement(schemas=[schema_for(dialect, name) for name in names], tables=tables)
-
-
-def _tables(schemas: Sequence[str | None], tables: int) -> list[MessageTable]:
-    if tables == 1:
-        return [MessageTable(schemas[0], plain_message_table_name(schemas[0]))]
-    each = tables // len(schemas)
-    return [MessageTable(schemas[number // each], split_message_table_name(number)) for number in range(tables)]
+    return Placement(dialect, schemas=[schema] if schema is None or isinstance(schema, str) else schema, tables=tables)

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Table, delete, insert, literal, select
 from sqlalchemy.engine import Dialect
 
 from outbox.store.database import MYSQL_DIALECTS, now_us
-from outbox.store.message_table import ARCHIVED_COLUMNS
+from outbox.store.message_table import ARCHIVED_COLUMNS, MessageStore
 from outbox.store.row import OutboxRow
-from outbox.store.schema import RowState, message_table, outbox_tables
+from outbox.store.schema import RowState, message_table
 from outbox.store.table_placement import MessageTable
 from outbox_core.messages.message import CancelStatus
 
@@ -22,9 +22,12 @@ WITHDRAWN: Final = "withdrawn"
 class Withdrawals:
     """Withdraws from any of a set of message tables, since a cancel does not say a key. Stateless, so thread-safe."""
 
-    def __init__(self, *, dialect: Dialect, tables: Sequence[MessageTable], keep_archive: bool) -> None:
+    def __init__(
+        self, *, store: MessageStore, dialect: Dialect, tables: Sequence[MessageTable], keep_archive: bool
+    ) -> None:
+        """`store`: of any message table of the place, whose archive records what was withdrawn."""
         self._tables = [message_table(table.schema, table.name) for table in tables]
-        self._archive = outbox_tables(tables[0].schema).archive
+        self._archive = store.tables.archive
         self._keep_archive = keep_archive
         self._keeps_snapshots = dialect.name in MYSQL_DIALECTS
         self._now_us = now_us(dialect)

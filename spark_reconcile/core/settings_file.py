@@ -67,7 +67,7 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
     try:
         settings = Settings(
             database_url=_text(database, "url", "database"),
-            schema=_text(database, "schema", "database") if "schema" in database else "outbox",
+            schema=_text(database, "schema", "database") if "schema" in database else None,
             outboxes=tuple(one for table in _tables(config, "outboxes") for one in _outboxes(table)),
             archives=tuple(_archive(one, folder) for one in _listed(_table(config, "archive"), "parquet", "archive")),
             complete_since_ms=_time_ms(database, "database"),
@@ -129,7 +129,7 @@ def _body(table: Mapping[str, Any]) -> dict[str, str]:
 
 def _outboxes(table: Mapping[str, Any]) -> list[OutboxSource]:
     """One url with one schema, or with a list of them."""
-    schemas = _listed(table, "schema", "outboxes") or ("outbox",)
+    schemas = _listed(table, "schema", "outboxes") or (None,)
     url, until = _text(table, "url", "outboxes"), _until(table, "outboxes")
     return [OutboxSource(url=url, schema=schema, until=until) for schema in schemas]
 

@@ -72,7 +72,7 @@ def _changed(cursor: Any, place: Place, sql: str, parameters: Sequence[object]) 
 
 
 def _by_place(repairs: Sequence[Repair]) -> list[tuple[Place, str | None, list[Repair]]]:
-    found: dict[tuple[str, str], list[Repair]] = {}
+    found: dict[tuple[str, str | None], list[Repair]] = {}
     for one in repairs:
         if one.outbox is not None and one.action is not RepairAction.NOTHING:
             found.setdefault((one.outbox.url, one.outbox.schema), []).append(one)

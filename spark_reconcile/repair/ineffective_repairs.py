@@ -25,7 +25,7 @@ def why_unchanged(repairs: Sequence[Repair]) -> Counter[RepairOutcome]:
     counts: Counter[RepairOutcome] = Counter(
         RepairOutcome.WAITING for one in repairs if one.action is not RepairAction.MAKE_DUE
     )
-    tables: dict[tuple[str, str, str], list[str]] = {}
+    tables: dict[tuple[str, str | None, str], list[str]] = {}
     for one in repairs:
         if one.action is RepairAction.MAKE_DUE and one.outbox is not None:
             tables.setdefault((one.outbox.url, one.outbox.schema, one.table), []).append(one.message_id)

@@ -18,7 +18,7 @@ import msgspec
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.settings import BusinessRule, OutboxSource, Settings
 from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted, reading
-from spark_reconcile.sources.sql_statements import SPLIT_NAME, WITHDRAWN
+from spark_reconcile.sources.sql_statements import WITHDRAWN, message_tables
 
 REPAIRS_MAX_DEFAULT: Final = 1_000
 """More repairs than this are no faults of single messages: a source is missing, or is the wrong one."""
@@ -123,19 +123,13 @@ def name_unpublished(rows: Sequence[Suspect]) -> list[Repair]:
     ]
 
 
-def message_tables(reader: DbApiReader, outbox: OutboxSource) -> list[str]:
-    """Returns the names of an outbox's message tables, split or not."""
-    schema = reader.place.schema_of(outbox.schema)
-    split = [name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name)]
-    return [reader.place.outbox_table("message"), *split]
-
-
 def _in_outbox(
     reader: DbApiReader, outbox: OutboxSource, settings: Settings, suspects: Sequence[Suspect]
 ) -> Iterator[Repair]:
     schema = reader.place.schema_of(outbox.schema)
     waiting: set[MessageName] = set()
-    for name in message_tables(reader, outbox):
+    for plain_name in message_tables(reader, schema=schema):
+        name = reader.place.outbox_table(plain_name, schema=schema)
         table = quoted(reader.place, schema, name)
         for one, left in _standing(reader, table, suspects):
             waiting.add(one.name)
@@ -143,7 +137,7 @@ def _in_outbox(
                 message_id=one.message_id, topic=one.topic, outbox=outbox, table=name, reason=left or _UNSENT,
                 action=RepairAction.NOTHING if left else RepairAction.MAKE_DUE,
             )  # fmt: skip
-    archive = quoted(reader.place, schema, reader.place.outbox_table("archive"))
+    archive = quoted(reader.place, schema, reader.place.outbox_table("archive", schema=schema))
     gone = [one for one in suspects if one.name not in waiting]
     yield from _cancel_again(reader, outbox, archive, {one.message_id: one for one in gone if one.rule == CANCEL_RULE})
     lost = {one.name: one for one in gone if one.rule == LOST_RULE}
@@ -185,7 +179,7 @@ def _cancel_again(
     """Plan to insert archived cancels again, with the canceled ids if the broker's log has them."""
     if not cancels:
         return
-    now_ms, table = reader.now_ms(), reader.place.outbox_table("message")
+    now_ms, table = reader.now_ms(), reader.place.outbox_table("message", schema=outbox.schema)
     due = dict(_rows(reader, archive, ("id", "deliver_at_ms"), {one.key for one in cancels.values() if one.key}))
     for row in _archived(reader, archive, cancels):
         message = cancels[row["id"]].key or ""
@@ -204,7 +198,7 @@ def _cancel_again(
 
 def _ordered(reader: DbApiReader, schema: str | None, keys: Sequence[str]) -> set[str]:
     """Returns the keys that are ordered in the outbox."""
-    name = reader.place.outbox_table("order_head")
+    name = reader.place.outbox_table("order_head", schema=schema)
     if not keys or name not in reader.tables(schema=schema):
         return set()
     table, marks = quoted(reader.place, schema, name), ", ".join("?" * len(keys))
@@ -230,7 +224,7 @@ def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: S
             if hashlib.sha256(body).hexdigest() == row["body_sha256"]:
                 return replace(
                     nothing, action=RepairAction.WRITE_AGAIN, reason=_NO_HEADERS,
-                    table=place.outbox_table("message"), row={**row, "body": body},
+                    table=place.outbox_table("message", schema=outbox.schema), row={**row, "body": body},
                 )  # fmt: skip
     return replace(nothing, reason="the body made of its business row has another hash than the message had")
 

@@ -16,6 +16,7 @@ import pymysql
 from pymysql.cursors import Cursor, SSCursor
 
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
+from outbox_core.common.table_place import SQLITE_PLACE, TablePlace, place_among
 
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 600
@@ -93,12 +94,17 @@ class Place:
         return f"{where}/{self.database}"
 
     def schema_of(self, schema: str | None) -> str | None:
-        """Returns the schema in the form of the dialect: None on SQLite, which has none."""
-        return None if self.backend is Backend.SQLITE else schema
+        """Returns the schema of the outbox's tables: the named one, else the business's own database; None on SQLite,
+        which has none. Raises ConfigurationError if there is neither.
+        """
+        return self._tables_at(schema).schema
 
-    def outbox_table(self, name: str) -> str:
-        """Returns the name of one of the outbox's tables in this database."""
-        return f"outbox_{name}" if self.backend is Backend.SQLITE else name
+    def outbox_table(self, name: str, *, schema: str | None) -> str:
+        """Returns the name of one of the outbox's tables in this schema."""
+        return self._tables_at(schema).named(name)
+
+    def _tables_at(self, schema: str | None) -> TablePlace:
+        return SQLITE_PLACE if self.backend is Backend.SQLITE else place_among(schema, current=self.database)
 
 
 class DbApiReader:
@@ -258,9 +264,18 @@ def checked(name: str) -> str:
 
 
 def quoted(place: Place, *names: str | None) -> str:
-    """Returns checked names, quoted for this database and joined by dots; None is left out."""
+    """Returns checked names, quoted for this database and joined by dots; None is left out.
+
+    The database that the connection is in may have any name, `my-shop` for instance: it is there already.
+    """
     mark = '"' if place.backend is Backend.SQLITE else "`"
-    return ".".join(f"{mark}{checked(name)}{mark}" for name in names if name is not None)
+    return ".".join(f"{mark}{_quotable(place, name, mark)}{mark}" for name in names if name is not None)
+
+
+def _quotable(place: Place, name: str, mark: str) -> str:
+    if name == place.database and not {"?", "%"} & set(name):  # of which DbApiReader and the driver make parameters
+        return name.replace(mark, mark * 2)
+    return checked(name)
 
 
 def now_us(place: Place) -> str:

@@ -29,7 +29,7 @@ NUMBERS: Final = frozenset({"deliver_at_ms", "created_ms", "at_ms", "attempts"})
 LEG_SCHEMA: Final = ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in COLUMNS)
 _INTEGERS: Final = ("int", "bigint", "mediumint", "smallint", "tinyint", "integer")
 _TIMES: Final = ("datetime", "timestamp", "date")
-SPLIT_NAME: Final = re.compile(r"message_[0-9]{4}")
+_SPLIT: Final = re.compile(r"message_[0-9]{4}")
 _NEEDED: Final[Mapping[str, frozenset[str]]] = {
     "message": frozenset({"id", "kind", "state", "due_at_us", "attempts", "topic", "message_key", "body_sha256",
                           "deliver_at_ms", "created_at_us"}),
@@ -106,7 +106,7 @@ def inbox_statement(
         where=where,
         parameters=parameters,
         range_by="handled_at_us",
-        rows_about=reader.rows_about(reader.place.outbox_table("inbox"), schema=schema),
+        rows_about=reader.rows_about(reader.place.outbox_table("inbox", schema=schema), schema=schema),
     )  # fmt: skip
 
 
@@ -115,11 +115,18 @@ def outbox_statements(reader: DbApiReader, *, schema: str | None, span: Span | N
 
     Unsent rows are read whatever their age: they are few, or they are findings.
     """
-    names = ["message", *(name for name in reader.tables(schema=schema) if SPLIT_NAME.fullmatch(name))]
+    names = message_tables(reader, schema=schema)
     live = [_message_statement(reader, Leg.OUTBOX, name, at="due_at_us", note="state", schema=schema) for name in names]
     note = archive_note()
     archive = _message_statement(reader, Leg.ARCHIVE, "archive", at="sent_at_us", note=note, schema=schema)
     return [*live, archive if span is None else _within(archive, "created_at_us", span)]
+
+
+def message_tables(reader: DbApiReader, *, schema: str | None) -> list[str]:
+    """Returns the message tables of an outbox, split or not, by their names without the prefix of their place."""
+    begin = reader.place.outbox_table("", schema=schema)
+    names = [name.removeprefix(begin) for name in reader.tables(schema=schema) if name.startswith(begin)]
+    return ["message", *(name for name in names if _SPLIT.fullmatch(name))]
 
 
 def business_statement(reader: DbApiReader, rule: BusinessRule, number: int, *, span: Span | None = None) -> Statement:
@@ -233,14 +240,14 @@ def _message_statement(
         # A kind of newer code is read, too: the run ends on it, rather than miss a message.
         where=["kind IS NOT NULL"],
         range_by="sent_at_us" if leg is Leg.ARCHIVE else None,
-        rows_about=reader.rows_about(place.outbox_table(name), schema=schema),
+        rows_about=reader.rows_about(place.outbox_table(name, schema=schema), schema=schema),
     )  # fmt: skip
 
 
 def _outbox_table(reader: DbApiReader, name: str, *, schema: str | None, like: str | None = None) -> str:
     """The quoted name of one of the outbox's tables. Raises SchemaMissing where it or a column of it is not there."""
     place = reader.place
-    table = place.outbox_table(name)
+    table = place.outbox_table(name, schema=schema)
     needed = _NEEDED[like or name]
     missing = needed - set(reader.columns(table, schema=schema))
     if missing:

@@ -242,8 +242,9 @@ def add_due(
 
 def split(shop: Shop, numbers: Sequence[int]) -> list[str]:
     """Make these of the tables that messages are split over (MySQL and MariaDB); returns their names."""
-    names = [split_message_table_name(number) for number in numbers]
-    plain, schema = shop.store.table, shop.database.schema
+    names = [split_message_table_name(shop.database.place, number) for number in numbers]
+    plain = shop.store.table
+    schema = plain.schema
     with shop.engine.begin() as connection:
         for name in names:
             connection.exec_driver_sql(f"CREATE TABLE {schema}.{name} LIKE {schema}.{plain.name}")
@@ -257,7 +258,7 @@ def rows_left(shop: Shop, tables: Sequence[str]) -> int:
     """How many rows these tables have."""
     with shop.engine.connect() as connection:
         counts = [
-            connection.scalar(select(func.count()).select_from(message_table(shop.database.schema, name)))
+            connection.scalar(select(func.count()).select_from(message_table(shop.database.place.schema, name)))
             for name in tables
         ]
     return sum(count or 0 for count in counts)

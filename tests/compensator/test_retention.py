@@ -18,7 +18,7 @@ from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine, now_us, open_engine
 from outbox.store.order_table import OrderStore
-from outbox.store.schema import OutboxTables, outbox_tables, schema_for
+from outbox.store.schema import OutboxTables, outbox_tables
 from outbox_core.common.clock import ManualClock
 from outbox_core.runtime.retention_hold import RetentionHold
 from tests.fixtures.databases import Database
@@ -66,7 +66,7 @@ class Evidence:
             engine=self.engine,
             archive=ArchiveStore(dialect=dialect, schema=self.schema),
             inbox=InboxStore(dialect=dialect, schema=self.schema),
-            order=OrderStore(dialect=dialect, schema=schema_for(dialect, self.schema)),
+            order=OrderStore(dialect=dialect, schema=self.schema),
             clock=self.clock,
             options=RetentionOptions(**options),
         )
@@ -77,7 +77,7 @@ def evidence(database: Database) -> Iterator[Evidence]:
     upgrade(database.url, schema=database.schema)
     first = open_engine(database.url)
     engine = background_engine(first)
-    yield Evidence(engine, database.schema, outbox_tables(database.schema), ManualClock())
+    yield Evidence(engine, database.schema, outbox_tables(database.place), ManualClock())
     engine.dispose()
     first.dispose()
 

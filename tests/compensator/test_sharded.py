@@ -21,6 +21,7 @@ from broker_adapter.http import HttpBroker
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import outbox_tables, split_message_table_name
+from outbox_core.common.table_place import TablePlace
 from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
@@ -45,14 +46,15 @@ class Town:
         self.schemas = [f"{shop.database.schema}_{number}" for number in range(SCHEMAS)]
         each = TABLES_EACH[shop.database.name]
         self.tables = [
-            (self.schemas[number // each], split_message_table_name(number)) for number in range(SCHEMAS * each)
+            (self.schemas[number // each], split_message_table_name(TablePlace("any"), number))
+            for number in range(SCHEMAS * each)
         ]
 
     def make(self) -> None:
         with self.shop.engine.begin() as connection:
             for schema in self.schemas:
                 connection.execute(CreateSchema(schema))
-                outbox_tables(schema).metadata.create_all(connection)
+                outbox_tables(TablePlace(schema)).metadata.create_all(connection)
             for schema, table in self.tables:
                 connection.exec_driver_sql(f"CREATE TABLE {schema}.{table} LIKE {schema}.message")
 

@@ -15,21 +15,24 @@ from sqlalchemy import Connection, inspect
 from outbox.alembic import VERSION_TABLE
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import open_engine
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import outbox_tables
+from outbox.store.table_placement import table_place
+from outbox_core.common.table_place import TablePlace
 
 FOLDER: Final = Path(__file__).parent
 BETWEEN: Final = ";\n\n"
+SCHEMA: Final = "outbox"
 
 
-def statements(connection: Connection, *, schema: str | None) -> list[str]:
+def statements(connection: Connection, place: TablePlace) -> list[str]:
     """The statements that make the tables, as the database shows them."""
-    names = [one.name for one in outbox_tables(schema).metadata.sorted_tables]
-    if schema is None:
+    names = [one.name for one in outbox_tables(place).metadata.sorted_tables]
+    if place.schema is None:
         shown = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY type DESC, name"
         return [sql for (sql,) in connection.exec_driver_sql(shown)]
     quote = connection.dialect.identifier_preparer.quote
     return [
-        connection.exec_driver_sql(f"SHOW CREATE TABLE {quote(schema)}.{quote(name)}").one()[1]
+        connection.exec_driver_sql(f"SHOW CREATE TABLE {quote(place.schema)}.{quote(name)}").one()[1]
         for name in [*names, VERSION_TABLE]
     ]
 
@@ -38,11 +41,11 @@ def main(url: str) -> None:
     """Upgrade the database, and write its statements."""
     engine = open_engine(url)
     try:
-        upgrade(engine)
+        upgrade(engine, schema=SCHEMA)
         with engine.connect() as connection:
-            schema = schema_for(engine.dialect, None)
-            assert inspect(connection).has_table(VERSION_TABLE, schema=schema)
-            made = statements(connection, schema=schema)
+            place = table_place(engine.dialect, SCHEMA)
+            assert inspect(connection).has_table(VERSION_TABLE, schema=place.schema)
+            made = statements(connection, place)
     finally:
         engine.dispose()
     (FOLDER / f"schema_{engine.dialect.name}.sql").write_text(BETWEEN.join(made) + "\n")

@@ -13,7 +13,8 @@ from sqlalchemy.schema import CreateSchema
 from outbox.alembic import VERSION_TABLE
 from outbox.migrate.schema_upgrade import current, head, upgrade
 from outbox.store.database import open_engine
-from outbox.store.schema import OutboxTables, outbox_tables, schema_for
+from outbox.store.schema import OutboxTables, outbox_tables
+from outbox_core.common.table_place import TablePlace
 from tests.fixtures.databases import Database
 from tests.golden.make_schema import BETWEEN, FOLDER
 from tests.migrations.test_migrations import differences
@@ -31,18 +32,18 @@ def written(name: str) -> list[dict[str, Any]]:
     return [{**row, "body": bytes.fromhex(row["body"])} if name == "message" else row for row in ROWS[name]]
 
 
-def fill(connection: Connection, schema: str | None) -> None:
+def fill(connection: Connection, place: TablePlace) -> None:
     """Make the tables by the statements of the file, and put the rows into them as the tables are."""
-    if schema is not None:
-        connection.execute(CreateSchema(schema))
-        connection.exec_driver_sql(f"USE {connection.dialect.identifier_preparer.quote(schema)}")
+    if place.schema is not None:
+        connection.execute(CreateSchema(place.schema))
+        connection.exec_driver_sql(f"USE {connection.dialect.identifier_preparer.quote(place.schema)}")
     for statement in (FOLDER / f"schema_{connection.dialect.name}.sql").read_text().split(BETWEEN):
         connection.exec_driver_sql(statement)
-    found = MetaData(schema=schema)
+    found = MetaData(schema=place.schema)
     found.reflect(connection)
     made = {table.name: table for table in found.tables.values()}
     for name in ROWS:
-        table = made[table_of(outbox_tables(schema), name).name]
+        table = made[table_of(outbox_tables(place), name).name]
         assert set(ROWS[name][0]) == set(table.columns.keys()), name
         connection.execute(insert(table), written(name))
     connection.execute(insert(made[VERSION_TABLE]), [{"version_num": REVISION}])
@@ -58,10 +59,9 @@ def table_of(tables: OutboxTables, name: str) -> Table:
 @pytest.fixture
 def schema(engine: Engine, database: Database) -> str | None:
     """The schema of the tables, filled."""
-    schema = schema_for(engine.dialect, database.schema)
     with engine.begin() as connection:
-        fill(connection, schema)
-    return schema
+        fill(connection, database.place)
+    return database.schema
 
 
 @pytest.fixture
@@ -73,15 +73,15 @@ def engine(database: Database) -> Iterator[Engine]:
 
 
 @on_the_shown_kinds
-def test_the_tables_upgrade_to_head_with_their_rows(engine: Engine, schema: str | None) -> None:
+def test_the_tables_upgrade_to_head_with_their_rows(engine: Engine, database: Database, schema: str | None) -> None:
     with engine.connect() as connection:
         assert current(connection, schema=schema) == REVISION
 
     assert upgrade(engine, schema=schema) == head()
 
-    tables = outbox_tables(schema)
+    tables = outbox_tables(database.place)
     with engine.connect() as connection:
-        assert differences(connection, schema) == []
+        assert differences(connection, database.place) == []
         for name in ROWS:
             table = table_of(tables, name)
             statement = select(*(table.c[column] for column in ROWS[name][0])).order_by(*table.primary_key.columns)

@@ -20,7 +20,6 @@ import outbox.alembic
 from outbox.migrate import schema_upgrade
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import open_engine
-from outbox.store.schema import schema_for
 from tests.fixtures.databases import Database
 
 ROOT = Path(__file__).parents[2]
@@ -67,8 +66,7 @@ def _project_tables(connection: Connection) -> None:
 
 
 def _options(connection: Connection, database: Database, options: dict[str, Any]) -> dict[str, Any]:
-    schema = schema_for(connection.dialect, database.schema)
-    schemas = {None, schema, make_url(database.url).database}
+    schemas = {None, database.schema, make_url(database.url).database}
     return {
         "include_schemas": True,
         "include_name": lambda name, kind, _parents: kind != "schema" or name in schemas,

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, event, inspect, text
 from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import schema_upgrade
 from outbox.store.database import open_engine
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import outbox_tables
 from tests.fixtures.databases import Database
 
 KEY = ["consumer_group", "topic", "message_id"]
@@ -49,7 +49,7 @@ def mark(connection: Connection, database: Database, message_id: str, topic: str
 
 
 def marks(engine: Engine, database: Database) -> set[tuple[str, str]]:
-    inbox = outbox_tables(schema_for(engine.dialect, database.schema)).inbox
+    inbox = outbox_tables(database.place).inbox
     with engine.connect() as connection:
         return {(one.topic, one.message_id) for one in connection.execute(inbox.select())}
 
@@ -75,8 +75,11 @@ def test_the_tables_that_are_made_at_once_have_the_key_of_those_that_are_upgrade
     schema_upgrade.upgrade(database.url, schema=database.schema)
 
     with opened(database) as engine:
-        schema = schema_for(engine.dialect, database.schema)
-        assert [one.name for one in outbox_tables(schema).inbox.primary_key.columns] == KEY == key_of(engine, database)
+        assert (
+            [one.name for one in outbox_tables(database.place).inbox.primary_key.columns]
+            == KEY
+            == key_of(engine, database)
+        )
         assert indexes_of(engine, database) == INDEX
 
 
@@ -137,5 +140,5 @@ def test_the_key_is_changed_without_keeping_consumers_from_their_marks(mysql_lik
 def _config(connection: Connection, database: Database) -> Config:
     config = schema_upgrade.alembic_config()
     config.attributes["connection"] = connection
-    config.attributes["schema"] = schema_for(connection.dialect, database.schema)
+    config.attributes["place"] = database.place
     return config

@@ -19,8 +19,9 @@ from sqlalchemy.engine import make_url
 
 from outbox.migrate import schema_upgrade
 from outbox.store.database import open_engine
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import outbox_tables
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
+from outbox_core.common.table_place import TablePlace
 from tests.fixtures.databases import Database
 from tests.fixtures.fork_server import environment, fork_server
 
@@ -35,7 +36,7 @@ def opened(database: Database) -> Iterator[Engine]:
         engine.dispose()
 
 
-def differences(connection: Connection, schema: str | None) -> list[object]:
+def differences(connection: Connection, place: TablePlace) -> list[object]:
     """What alembic's autogenerate would change; the version table is alembic's own."""
     context = MigrationContext.configure(
         connection,
@@ -43,11 +44,11 @@ def differences(connection: Connection, schema: str | None) -> list[object]:
             "include_schemas": True,
             "compare_type": True,
             "compare_server_default": True,
-            "include_name": lambda name, kind, _parents: kind != "schema" or name == schema,
+            "include_name": lambda name, kind, _parents: kind != "schema" or name == place.schema,
             "include_object": lambda thing, name, kind, *_: not (kind == "table" and "alembic_version" in name),
         },
     )
-    return compare_metadata(context, outbox_tables(schema).metadata)
+    return compare_metadata(context, outbox_tables(place).metadata)
 
 
 def outbox(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -64,8 +65,7 @@ def test_upgrade_makes_exactly_the_tables_that_the_code_knows(database: Database
     revision = schema_upgrade.upgrade(database.url, schema=database.schema)
 
     with opened(database) as engine, engine.connect() as connection:
-        schema = schema_for(engine.dialect, database.schema)
-        assert differences(connection, schema) == []
+        assert differences(connection, database.place) == []
         assert schema_upgrade.current(connection, schema=database.schema) == revision == schema_upgrade.head()
 
 
@@ -73,13 +73,13 @@ def test_the_comparison_would_see_a_difference(database: Database) -> None:
     schema_upgrade.upgrade(database.url, schema=database.schema)
 
     with opened(database) as engine:
-        schema = schema_for(engine.dialect, database.schema)
+        schema = database.schema
         index = "ix_message_state_due" if schema else "ix_outbox_message_state_due"
         table = f"{schema}.message" if schema else "outbox_message"
         with engine.begin() as connection:
             connection.execute(text(f"DROP INDEX {index} ON {table}" if schema else f"DROP INDEX {index}"))
         with engine.connect() as connection:
-            assert [change[0] for change in differences(connection, schema)] == ["add_index"]
+            assert [change[0] for change in differences(connection, database.place)] == ["add_index"]
 
 
 def test_mysql_columns_are_as_exact_as_the_code_needs(mysql_like: Database) -> None:
@@ -110,7 +110,7 @@ def test_mysql_columns_are_as_exact_as_the_code_needs(mysql_like: Database) -> N
 def test_upgrade_again_changes_nothing_and_keeps_the_rows(database: Database) -> None:
     schema_upgrade.upgrade(database.url, schema=database.schema)
     with opened(database) as engine:
-        inbox = outbox_tables(schema_for(engine.dialect, database.schema)).inbox
+        inbox = outbox_tables(database.place).inbox
         with engine.begin() as connection:
             connection.execute(inbox.insert().values(consumer_group="g", message_id="m", topic="t", handled_at_us=1))
 
@@ -128,7 +128,7 @@ def test_upgrade_works_on_a_connection_of_the_callers(database: Database) -> Non
             assert not connection.closed
 
         with engine.connect() as connection:
-            assert differences(connection, schema_for(engine.dialect, database.schema)) == []
+            assert differences(connection, database.place) == []
 
 
 USERS_ENV = """
@@ -167,12 +167,11 @@ def test_upgrade_works_from_a_revision_of_the_users_own_tree(database: Database,
             command.upgrade(config, "head")
 
         with engine.connect() as connection:
-            schema = schema_for(engine.dialect, database.schema)
             names = set(inspect(connection).get_table_names())
             assert {"payment", "refund", "alembic_version"} <= names
             assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "shop1"
             assert schema_upgrade.current(connection, schema=database.schema) == schema_upgrade.head()
-            assert [change for change in differences(connection, schema) if "outbox" in str(change)] == []
+            assert [change for change in differences(connection, database.place) if "outbox" in str(change)] == []
 
 
 def test_a_database_that_was_never_upgraded_has_no_revision(database: Database) -> None:

@@ -48,7 +48,7 @@ def test_an_upgrade_goes_on_where_another_one_has_done_its_next_step(
     with upgraded_by_another(mysql_like, before=before) as engine:
         reached = schema_upgrade.upgrade(engine, schema=mysql_like.schema)
         with engine.connect() as connection:
-            left = differences(connection, mysql_like.schema)
+            left = differences(connection, mysql_like.place)
 
     assert reached == schema_upgrade.head()
     assert left == []

@@ -15,7 +15,8 @@ from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import outbox_tables
+from outbox.store.table_placement import connect_once
 from outbox_core.common.clock import Clock
 from outbox_core.messages.broker_port import Broker
 from tests.fixtures.databases import Database
@@ -48,7 +49,8 @@ class Shop:
     def __init__(self, database: Database, engine: Engine) -> None:
         self.database = database
         self.engine = engine
-        self.tables = outbox_tables(schema_for(engine.dialect, database.schema))
+        connect_once(engine)
+        self.tables = outbox_tables(database.place)
         self.store = MessageStore(dialect=engine.dialect, schema=database.schema)
         self.closing = contextlib.ExitStack()
         """What is to be closed with the shop; tests add to it."""
@@ -180,7 +182,7 @@ def make_tables(database: Database) -> None:
     """
     engine = open_engine(database.url)
     try:
-        tables = outbox_tables(schema_for(engine.dialect, database.schema))
+        tables = outbox_tables(database.place)
         with engine.begin() as connection:
             if tables.metadata.schema is not None:
                 connection.execute(CreateSchema(tables.metadata.schema, if_not_exists=True))

@@ -115,8 +115,9 @@ def test_a_number_whose_row_is_gone_holds_up_nobody_among_many_tables(mysql_shop
 
     passing(mysql_shop, broker, table)
 
+    place = mysql_shop.database.place
     with mysql_shop.engine.connect() as connection:
-        assert split_message_table_name(0) in message_table_names(connection, schema)
+        assert split_message_table_name(place, 0) in message_table_names(connection, place)
     assert bodies(broker.stored) == ["2"]
 
 

@@ -99,17 +99,17 @@ def test_many_small_messages_are_written_in_statements_below_the_packet(
 
 def test_a_failover_to_a_server_with_a_smaller_packet_is_noticed(mysql_shop: Shop) -> None:
     limit = packet_bytes(mysql_shop)
-    bounds = ServerLimits(engine=mysql_shop.engine, table=mysql_shop.store.table)
+    bounds = ServerLimits(mysql_shop.engine)
     row = publish_row(Message(id="1", topic="topic", body=b"x" * MIB))
     with mysql_shop.engine.connect() as connection:
-        assert bounds.check(connection, [row]) == limit
+        assert bounds.check(connection, [row], table=mysql_shop.store.table) == limit
     try:
         with mysql_shop.engine.begin() as connection:
             connection.execute(text(f"SET GLOBAL max_allowed_packet = {2 * MIB}"))
         mysql_shop.engine.dispose()  # as a failover does
 
         with mysql_shop.engine.connect() as connection, pytest.raises(InvalidMessage):
-            bounds.check(connection, [row])
+            bounds.check(connection, [row], table=mysql_shop.store.table)
         with pytest.raises(InvalidMessage):
             bounds.refuse_early(row)
     finally:
@@ -119,14 +119,14 @@ def test_a_failover_to_a_server_with_a_smaller_packet_is_noticed(mysql_shop: Sho
 
 
 def test_a_connection_is_asked_once(mysql_shop: Shop) -> None:
-    bounds = ServerLimits(engine=mysql_shop.engine, table=mysql_shop.store.table)
+    bounds = ServerLimits(mysql_shop.engine)
     row = publish_row(Message(id="1", topic="topic", body=b""))
 
     with mysql_shop.engine.connect() as connection:
-        bounds.check(connection, [row])
+        bounds.check(connection, [row], table=mysql_shop.store.table)
         before = questions(connection)
         for _ in range(5):
-            bounds.check(connection, [row])
+            bounds.check(connection, [row], table=mysql_shop.store.table)
         after = questions(connection)
 
     assert after - before == 1  # the question itself

@@ -19,6 +19,7 @@ from outbox.store.message_table import MessageStore
 from outbox.store.schema import message_table, message_table_names
 from outbox.store.table_placement import Placement
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.table_place import TablePlace
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Shop
@@ -36,20 +37,22 @@ def schemas(mysql_like: Database) -> Iterator[list[str]]:
     engine.dispose()
 
 
-def test_a_keys_table_is_its_crc32_over_the_number_of_tables() -> None:
-    placement = Placement(schemas=[f"s{number}" for number in range(8)], tables=1024)
+def test_a_keys_table_is_its_crc32_over_the_number_of_tables(mysql_shop: Shop) -> None:
+    places = [TablePlace(f"s{number}") for number in range(8)]
+    placement = Placement(mysql_shop.engine.dialect, schemas=[place.schema for place in places], tables=1024)
 
-    table = placement.place("order-4711")
+    with mysql_shop.engine.connect():
+        table = placement.place("order-4711")
 
     number = zlib.crc32(b"order-4711") % 1024
     assert (table.schema, table.name) == (f"s{number // 128}", f"message_{number:04d}")
-    assert len(placement.names_in("s7")) == 128
+    assert len(placement.names_in(places[7])) == 128
 
 
 @pytest.mark.parametrize(("schemas", "tables"), [(["a"], 0), (["a"], 1025), (["a", "b"], 3), (["a", "a"], 2), ([], 1)])
 def test_tables_that_cannot_be_shared_out_evenly_are_refused(schemas: list[str], tables: int) -> None:
     with pytest.raises(ConfigurationError):
-        Placement(schemas=schemas, tables=tables)
+        Placement(create_engine("mysql+pymysql://").dialect, schemas=schemas, tables=tables)
 
 
 def test_sqlite_has_one_message_table(sqlite_shop: Shop) -> None:
@@ -79,7 +82,7 @@ def test_messages_are_spread_over_the_tables_sent_at_once_and_removed(mysql_like
             connection.scalar(select(func.count()).select_from(message_table(table.schema, table.name))) or 0
             for table in box.placement.tables
         )
-        seen = {(schema, name) for schema in schemas for name in message_table_names(connection, schema)}
+        seen = {(schema, name) for schema in schemas for name in message_table_names(connection, TablePlace(schema))}
 
     assert left == 0
     assert len(seen) == 18, "sixteen tables and a plain one in each schema"
@@ -129,7 +132,7 @@ def test_db_upgrade_makes_the_tables_of_a_split_and_may_run_again(mysql_like: Da
     assert first.exit_code == again.exit_code == 0
     engine = create_engine(mysql_like.url)
     with engine.connect() as connection:
-        names = [message_table_names(connection, schema) for schema in schemas]
+        names = [message_table_names(connection, TablePlace(schema)) for schema in schemas]
     engine.dispose()
     assert names[0] == ["message", *(f"message_{number:04d}" for number in range(8))]
     assert names[1] == ["message", *(f"message_{number:04d}" for number in (*range(4, 8), *range(8, 16)))]

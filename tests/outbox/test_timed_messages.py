@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, literal_column, select, text, update
+from sqlalchemy import create_engine, func, literal_column, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -21,9 +21,9 @@ from outbox.admin.message_output import print_sent
 from outbox.admin.schema_message_admin import SchemaAdmin
 from outbox.migrate import schema_upgrade
 from outbox.producer.timer_adder import TimerAdder, TimerLimits
+from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import message_table
-from outbox.store.table_placement import MessageTable
 from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported
@@ -216,7 +216,7 @@ def test_a_full_queue_of_timers_drops_and_a_failure_ends_no_thread() -> None:
     kept, metrics = KeptTimers(rule), OutboxMetrics()
     adder = TimerAdder(
         kept,
-        table=MessageTable("outbox", "message"),
+        store=MessageStore(dialect=create_engine("sqlite://").dialect),
         limits=TimerLimits(queue_timers_max=3, batch_timers_max=1, pause_ms=1),
         telemetry=Telemetry(metrics=metrics),
     )
@@ -225,7 +225,7 @@ def test_a_full_queue_of_timers_drops_and_a_failure_ends_no_thread() -> None:
     adder.offer(rows[1:])
     hold.set()
 
-    assert {one.row.table for one in kept.wait_for(1)} == {"message"}
+    assert {one.row.table for one in kept.wait_for(1)} == {"outbox_message"}
     adder.close(timeout_ms=WAIT_SECONDS * 1_000)
     adder.offer(rows)
     assert 2 <= len(kept.timers) <= 3

@@ -122,7 +122,7 @@ def test_the_compensator_gets_urls_which_may_hold_a_password_by_its_environment_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = DemoPlan(
-        url="mysql+pymysql://app:s3cret@db/shop", schema="outbox", broker_url="rabbitmq://app:s3cret@mq/shop",
+        url="mysql+pymysql://app:s3cret@db/shop", broker_url="rabbitmq://app:s3cret@mq/shop",
         timing_url="redis://:s3cret@redis/?name=shop", folder=tmp_path, first_us=0, last_us=1, bookings=1,
         poison_order=1, clock=AcceleratedClock.fit(first_us=0, last_us=1, starts_at_us=0, seconds=60),
     )  # fmt: skip

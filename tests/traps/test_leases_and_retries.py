@@ -16,7 +16,7 @@ from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
 from outbox.store.order_table import OrderStore
 from outbox.store.row import publish_row
-from outbox.store.schema import RowState, schema_for
+from outbox.store.schema import RowState
 from outbox_core.messages.message import Message
 from tests.outbox.innodb_locks import open_transactions
 from tests.outbox.recording_broker import RecordingBroker
@@ -166,7 +166,7 @@ def test_retention_takes_nothing_that_was_not_sent_however_old_it_is(shop: Shop)
         engine=background,
         archive=ArchiveStore(dialect=dialect, schema=schema),
         inbox=InboxStore(dialect=dialect, schema=schema),
-        order=OrderStore(dialect=dialect, schema=schema_for(dialect, schema)),
+        order=OrderStore(dialect=dialect, schema=schema),
         options=RetentionOptions(archive_days=0.0, inbox_days=0.0),
     ).run()
     background.dispose()

@@ -21,7 +21,6 @@ from compensator.work.source import Source, source_name
 from compensator.work.timer_turn import TimerTurnOptions, take_timer_turn
 from outbox.delivery.relay import RelayPolicy
 from outbox.store.message_table import MessageStore
-from outbox.store.schema import schema_for
 from outbox_core.common.clock import SystemClock
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TakenTimers, TimedRow, TimingStore
@@ -77,10 +76,9 @@ def main() -> None:
     }.items():
         if name == point:
             event.listen(engines.work, moment, partial(on_statement, begins))
-    actual = schema_for(engines.work.dialect, schema or None)
     clock = SystemClock()
     gates = Gates(clock=clock, random=Random(0), breaker=BreakerOptions())
-    resource = source_name(engines.work.url, actual)
+    resource = source_name(engines.work.url, schema or None)
     batches = Batches(
         engine=engines.work,
         store=MessageStore(dialect=engines.work.dialect, schema=schema or None),
@@ -90,7 +88,7 @@ def main() -> None:
         source=resource.name,
     )
     source = Source(
-        resource, schema=actual, broker="broker", work=engines.work, reads=engines.reads,
+        resource, schema=schema or None, broker="broker", work=engines.work, reads=engines.reads,
         batches=batches, gate=gates.gate("broker"), clock=clock,
     )  # fmt: skip
     take_timer_turn(source, queue, range(store.slots), options=TimerTurnOptions(), clock=clock, going_on=lambda: True)

@@ -23,7 +23,7 @@ from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine
 from outbox.store.message_table import MessageStore
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import outbox_tables
 from outbox.testing import AdvancingClock
 from outbox_core.messages.message import Message, PublishResult
 from tests.fixtures.table_scan import Scan
@@ -97,8 +97,7 @@ class Laboratory:
         self._gated = GatedBroker(url, gate=self._gate, clock=self._clock)
         self._boxes: dict[int, tuple[Outbox, ...]] = {}
         self._runner = asyncio.Runner() if with_messages.is_async else None
-        schema = schema_for(with_messages.watching.dialect, with_messages.database.schema)
-        self._tables = outbox_tables(schema)
+        self._tables = outbox_tables(with_messages.database.place)
         self._background = background_engine(with_messages.watching)
         self._scan = Scan(
             engine=self._background,

@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from outbox.store.database import open_engine
-from outbox.store.schema import outbox_tables, schema_for
+from outbox.store.schema import outbox_tables
 from tests.fixtures.databases import Database, Server, sqlite_database
 from tests.outbox.shop import make_tables
 from tests.outbox.transaction_model.business import STANDING_ROW, Business, Payment
@@ -177,7 +177,7 @@ class Twin:
             connection.execute(insert(Payment), {"id": STANDING_ROW, "note": ""})
             for procedure in PROCEDURES if server is not None else ():
                 connection.exec_driver_sql(procedure)
-        message = outbox_tables(schema_for(self.watching.dialect, database.schema)).message
+        message = outbox_tables(database.place).message
         self.faults: Any = (
             SqliteFaults(database.business or "")
             if server is None

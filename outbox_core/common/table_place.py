@@ -1,0 +1,46 @@
+"""Where the tables of an outbox are: in the business's own database, with prefixed names, or in a named schema. Pure.
+
+The SDK, its commands, the compensator and the reconciliation take the place from here, so that none looks elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from outbox_core.common.errors import ConfigurationError
+
+PREFIX: Final = "outbox_"
+"""Begins the names of tables that stand among the business's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """`schema` is written into every statement (None on SQLite), so that no connection's current database decides."""
+
+    schema: str | None
+    prefix: str = ""
+
+    def named(self, table: str) -> str:
+        """Returns the name that a table of ours has here."""
+        return f"{self.prefix}{table}"
+
+
+SQLITE_PLACE: Final = TablePlace(None, PREFIX)
+
+
+def place_among(named: str | None, *, current: str | None) -> TablePlace:
+    """Returns the place on MySQL and MariaDB: `named` is the schema that the user names, if any, `current` the database
+    that a new connection of the business is in.
+
+    A schema that is the business's own database is the default place, so that it can be named. Raises
+    ConfigurationError if there is neither.
+    """
+    if named is not None and named != current:
+        return TablePlace(named)
+    if not current:
+        raise ConfigurationError(
+            "the outbox's tables have no place: the connection is in no database, and no schema is named; put the "
+            "business's database into the URL (mysql+pymysql://user@host/shop), or name a schema (schema=, --schema)"
+        )
+    return TablePlace(current, PREFIX)
