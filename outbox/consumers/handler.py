@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AsyncContextDecorator, ContextDecorator, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction, signature
+from functools import partial
+from inspect import isasyncgenfunction, isawaitable, iscoroutinefunction, isgeneratorfunction, signature
 from math import ceil
 from typing import Any, Final
 
@@ -104,7 +107,7 @@ class Consumer:
         if self.is_async:
             raise ConfigurationError(f"{self.handler} is async: await handle_async(delivery)")
         if self.engine is None or self.store is None:
-            refuse_awaitable(self.handler(delivery))
+            call_handler(self.handler, delivery)
             return Outcome.HANDLED
         was_ended = False
         try:
@@ -116,7 +119,7 @@ class Consumer:
                     return Outcome.DEDUPLICATED
                 begun = connection.get_transaction()
                 try:
-                    refuse_awaitable(self.handler(session, delivery))
+                    call_handler(self.handler, session, delivery)
                 finally:
                     was_ended = is_over(connection, begun)
                 self._refuse_if_undone(connection, delivery)
@@ -131,7 +134,7 @@ class Consumer:
     async def handle_async(self, delivery: Delivery) -> Outcome:
         """The same as handle() for an `async def` handler."""
         if self.async_engine is None:
-            await self._awaited(delivery)
+            await await_handler(self.handler, delivery)
             return Outcome.HANDLED
         was_ended = False
         try:
@@ -143,7 +146,7 @@ class Consumer:
                     return Outcome.DEDUPLICATED
                 begun = await connection.run_sync(Connection.get_transaction)
                 try:
-                    await self._awaited(session, delivery)
+                    await await_handler(self.handler, session, delivery)
                 finally:
                     was_ended = await connection.run_sync(is_over, begun)
                 await connection.run_sync(self._refuse_if_undone, delivery)
@@ -196,11 +199,6 @@ class Consumer:
             connection, group=self.group, message_id=delivery.id, topic=delivery.topic
         )
 
-    async def _awaited(self, *arguments: object) -> None:
-        result = self.handler(*arguments)
-        if isawaitable(result):
-            await result
-
 
 ENDED_BY_HANDLER: Final = (
     "the handler returned, but its session was rolled back or closed: neither its effect nor its mark is committed, so "
@@ -227,23 +225,100 @@ def not_tried(engine: Engine) -> Iterator[None]:
         raise NotTried(str(error)) from error
 
 
+def call_handler(handler: Callable[..., object], *arguments: object) -> None:
+    """Call a plain handler; raise an error if its body has not run to its end when it returns."""
+    try:
+        refuse_unfinished(handler(*arguments))
+    except NotTried as error:
+        raise _tried(error) from error
+
+
+async def await_handler(handler: Callable[..., object], *arguments: object) -> None:
+    """The same for a handler that is awaited: what it has returned is looked at after the await."""
+    try:
+        result = handler(*arguments)
+        refuse_unfinished((await result) if isawaitable(result) else result)
+    except NotTried as error:
+        raise _tried(error) from error
+
+
+def refuse_unfinished(result: object) -> None:
+    """Raise an error if a handler returned work that has yet to run, as a coroutine that nobody awaits: to acknowledge
+    its message would lose it. The work is closed or cancelled, and never runs.
+    """
+    if result is None:
+        return
+    # A function under @contextmanager returns its generator in an object that nobody enters.
+    is_entered_later = isinstance(result, ContextDecorator | AsyncContextDecorator)
+    work = getattr(result, "gen", None) if is_entered_later else result
+    if not (isawaitable(work) or inspect.isgenerator(work) or inspect.isasyncgen(work) or isinstance(work, Future)):
+        return
+    end = getattr(work, "close", None) or getattr(work, "cancel", None)
+    if end is not None:  # an async generator has neither: it has not begun, and is forgotten
+        end()
+    raise ConfigurationError(
+        f"the handler returned a {type(result).__name__}, an awaitable, generator or future that nobody awaits or runs:"
+        " its work is not done, so the message is not acknowledged; do it in the handler, and await in an `async def`"
+    )
+
+
+def _tried(error: NotTried) -> OutboxError:
+    """Returns the failure for a NotTried that the handler itself raised, as one can that calls another consumer's
+    handle(): its message was tried, and would come again for ever without using up an attempt.
+    """
+    return OutboxError(f"the handler raised {reason_for(error)}")
+
+
 def is_async(handler: Callable[..., object]) -> bool:
-    """Returns whether a handler must be awaited: `async def`, also as an object's __call__."""
-    return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    """Returns whether a handler must be awaited: `async def`, also below a partial or as an object's __call__."""
+    return iscoroutinefunction(handler) or iscoroutinefunction(_called_function(handler))
+
+
+def refuse_generator(handler: Callable[..., object]) -> None:
+    """Raise ConfigurationError for a handler whose call would run nothing of it: a generator, also below a partial, as
+    an object's __call__ or under @contextmanager.
+    """
+    called = _called_function(handler)
+    if getattr(called, "__globals__", {}).get("__name__") == "contextlib":  # the only wrapper known to run nothing
+        called = inspect.unwrap(called)
+    name = handler_name(handler)
+    if isgeneratorfunction(called) or isasyncgenfunction(called):
+        raise ConfigurationError(f"the handler {name} is a generator: calling it would run nothing of it")
+
+
+def handler_name(handler: Callable[..., object]) -> str:
+    """Returns the name of a handler for texts of errors."""
+    return str(getattr(handler, "__qualname__", repr(handler)))
+
+
+def _called_function(handler: Callable[..., object]) -> Callable[..., object]:
+    """Returns what a call runs: of a partial the function that it completes, of an object its class's __call__."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return handler if inspect.isroutine(handler) else type(handler).__call__
 
 
 def check_handler(handler: Callable[..., object], engine: Engine | None) -> None:
     """Raise ConfigurationError for a handler that does not fit its inbox, or whose body would never run."""
-    name = getattr(handler, "__qualname__", repr(handler))
-    if isgeneratorfunction(handler) or isasyncgenfunction(handler):
-        raise ConfigurationError(f"the handler {name} is a generator: calling it would run nothing of it")
+    name = handler_name(handler)
+    if isinstance(handler, Consumer):
+        raise ConfigurationError(
+            f"the handler {handler_name(handler.handler)} is a consumer already, of {', '.join(handler.topics)}, which "
+            "would be consumed no more: name all topics in one @consumer, or decorate the function itself again"
+        )
+    if isinstance(handler, type) or not callable(handler):
+        raise ConfigurationError(
+            f"the handler {name} is no function: decorate a function, a method or a callable object"
+        )
+    refuse_generator(handler)
     if engine is not None and is_async(handler) and not engine.dialect.is_async:
         raise ConfigurationError(
             f"the handler {name} is async, its inbox is not: use an AsyncEngine (create_async_engine)"
         )
     if engine is not None and not is_async(handler) and engine.dialect.is_async:
         raise ConfigurationError(
-            f"the inbox of the handler {name} is on an async engine: write `async def`, or use a plain engine"
+            f"the inbox of the handler {name} is on an async engine, and what is called is no `async def`, perhaps "
+            "because of a decorator: write `async def`, or use a plain engine"
         )
     _check_parameters(handler, name, with_session=engine is not None)
 
@@ -279,11 +354,3 @@ def _text(error: object) -> str:
     except Exception:  # noqa: BLE001 - the boundary to the user's code: an error whose text cannot be made
         text = "an error without a text"
     return utf8_text(text)
-
-
-def refuse_awaitable(result: object) -> None:
-    """Rejects a coroutine from a plain function: its body has not run, so acknowledging would lose the message."""
-    if isawaitable(result):
-        if iscoroutine(result):
-            result.close()
-        raise ConfigurationError("the handler returned an awaitable that nobody awaits: write it as `async def`")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from inspect import isawaitable, iscoroutine
 
 from sqlalchemy import URL, Connection, Engine, RootTransaction
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from outbox.consumers.handler import ENDED_BY_HANDLER, Outcome
+from outbox.consumers.handler import (
+    ENDED_BY_HANDLER,
+    Outcome,
+    await_handler,
+    call_handler,
+    handler_name,
+    is_async,
+    refuse_generator,
+)
 from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import is_over, listen_to_engines, refuse_if_doomed
 from outbox.store.database import is_autocommit, open_engine
@@ -49,15 +56,16 @@ class Inbox:
         TransactionDoomed if the handler swallowed an error that has rolled the transaction back, and NoTransaction if
         it has rolled back or closed the session.
         """
+        if is_async(handler):
+            raise ConfigurationError(
+                f"the handler {handler_name(handler)} is async: await inbox.handle_async(...) with an AsyncSession"
+            )
+        refuse_generator(handler)
         connection = _connection(session)
         if not self._mark(connection, message_id, group, topic):
             return Outcome.DEDUPLICATED
         begun = connection.get_transaction()
-        result = handler(session)
-        if isawaitable(result):
-            if iscoroutine(result):
-                result.close()
-            raise ConfigurationError("the handler is async: await inbox.handle_async(...) with an AsyncSession")
+        call_handler(handler, session)
         if not self._is_kept(connection, begun, message_id, group, topic):
             raise NoTransaction(ENDED_BY_HANDLER)
         return Outcome.HANDLED
@@ -72,13 +80,14 @@ class Inbox:
         topic: str,
     ) -> Outcome:
         """The same as handle() for an `async def` handler."""
+        refuse_generator(handler)
         if not session.in_transaction():
             raise NoTransaction(_NO_TRANSACTION)
         connection = await session.connection()
         if not await connection.run_sync(self._mark, message_id, group, topic):
             return Outcome.DEDUPLICATED
         begun = await connection.run_sync(Connection.get_transaction)
-        await handler(session)
+        await await_handler(handler, session)
         if not await connection.run_sync(self._is_kept, begun, message_id, group, topic):
             raise NoTransaction(ENDED_BY_HANDLER)
         return Outcome.HANDLED

@@ -13,7 +13,15 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from outbox.consumers.handler import ENDED_BY_HANDLER, Consumer, Outcome, RetryLater, reason_for, refuse_awaitable
+from outbox.consumers.handler import (
+    ENDED_BY_HANDLER,
+    Consumer,
+    Outcome,
+    RetryLater,
+    await_handler,
+    call_handler,
+    reason_for,
+)
 from outbox.store.schema import RowKind
 from outbox.testing.capture import Capture
 from outbox.testing.memory_broker_port import MemoryBroker
@@ -150,7 +158,7 @@ def _handle(consumer: Consumer, delivery: Delivery, connection: Connection | Non
     with Session(connection, join_transaction_mode=_SAVEPOINT) as session, session.begin():
         if not _mark(consumer, delivery, session.connection()):
             return Outcome.DEDUPLICATED
-        refuse_awaitable(consumer.handler(session, delivery))
+        call_handler(consumer.handler, session, delivery)
     _refuse_unmarked(connection, consumer, delivery)
     return Outcome.HANDLED
 
@@ -162,7 +170,7 @@ async def _handle_async(consumer: Consumer, delivery: Delivery, connection: Asyn
         inner = await session.connection()
         if not await inner.run_sync(lambda it: _mark(consumer, delivery, it)):
             return Outcome.DEDUPLICATED
-        await consumer.handler(session, delivery)  # type: ignore[misc]
+        await await_handler(consumer.handler, session, delivery)
     await connection.run_sync(_refuse_unmarked, consumer, delivery)
     return Outcome.HANDLED
 
