@@ -71,8 +71,10 @@ class BroadcastReader:
             self._telemetry.received(
                 self._topic, self._consumer.group, deliveries=found.deliveries, started_at_ns=started_at_ns
             )
-        if all(self._settled(one) for one in found.deliveries):
-            self._offset = found.next_offset
+        for delivery in found.deliveries:
+            if self._pause(0) or not self._settled(delivery):  # it stops between messages, not after the batch
+                return
+        self._offset = found.next_offset
 
     def _settled(self, delivery: Delivery) -> bool:
         """Retry until the message is handled or given up; returns False if the consumer stops before."""

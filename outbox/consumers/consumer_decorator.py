@@ -97,7 +97,7 @@ def consumer(
         return Consumer(
             topics=topics, group=group, handler=function, engine=engine, async_engine=async_engine, store=store,
             workers=workers, prefetch=prefetch, invisible_ms=invisible_ms, handle_ms_max=handle_ms_max,
-            is_async=is_async(function), broadcast=begins,
+            is_async=is_async(function), broadcast=begins, closes_engine=isinstance(inbox, str | URL),
         )  # fmt: skip
 
     return decorate

@@ -6,14 +6,16 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Final, Self
 
 from outbox.consumers.ack_sender import AckSender
 from outbox.consumers.broadcast_reader import BroadcastReader
 from outbox.consumers.delivery_settler import DeliverySettler
-from outbox.consumers.handler import Consumer, NotTried, Outcome, RetryLater, reason_for
+from outbox.consumers.handler import CommittedByHandler, Consumer, NotTried, Outcome, RetryLater, reason_for
 from outbox.consumers.in_flight import InFlightDeliveries, InFlightDelivery
 from outbox.consumers.runner_times import PAUSES, RunnerTimes
 from outbox.store.event_loop_thread import EventLoopThread
@@ -107,46 +109,44 @@ class ConsumerRunner:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._ended = False
+        self._endings: list[threading.Thread] = []
+        self._not_ended: list[str] = []
         self.figures: ConsumerFigures = ConsumerFigures()
 
     def start(self) -> None:
         """Start `workers` threads for each consumer and topic, and one that extends deliveries in flight."""
-        with self._lock:  # a handler may stop all workers before the last one is started
-            if self._threads:
-                return
-            if any(one.is_async for one in self._consumers):
-                self._loop = EventLoopThread(exits=self._stop_after)
-                self._loop.start()
-            self._held.start()
-            for one in self._consumers:
-                for topic, n in itertools.product(one.topics, range(one.workers)):
-                    name = f"consumer-{one.group}-{n}"
-                    thread = threading.Thread(target=self._work, args=(one, topic), name=name, daemon=True)
-                    thread.start()
-                    self._threads.append(thread)
+        try:
+            self._start()
+        except BaseException:  # as "can't start new thread": what was started would consume for ever
+            logger.exception("consumers_not_started")
+            self.stop()
+            raise
 
     def stop(self, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
-        """Finish the current messages, nack the others untried, and stop; returns whether all threads ended in time.
+        """Finish the current messages, nack the others untried, and close what the runner opened; returns whether all
+        ended in time. `timeout_seconds` bounds all of it; what did not end is named in the log, and left.
 
         A pull that waits for messages ends within its `pull_wait_ms`. Unfinished messages stay invisible while this
-        process lives, and are redelivered afterwards.
+        process lives, and are redelivered afterwards. In a handler it returns False: call it again from outside.
         """
+        deadline = time.monotonic() + timeout_seconds
         self._stopping.set()
         self._signals.wake()
-        deadline = time.monotonic() + timeout_seconds
+        if self._loop is not None and self._loop.is_current():  # an async handler: to wait would block all of them
+            return False
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
-            if thread is not threading.current_thread():  # a handler may call stop() too, which then returns False
-                thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in threads):
-            logger.warning("consumers_still_busy")
+            if thread is not threading.current_thread():
+                thread.join(_seconds_to(deadline))
+        busy = [thread.name for thread in threads if thread.is_alive()]
+        if busy:
+            logger.warning("consumers_still_busy", extra={"threads": busy, "message_ids": self._held.begun_ids()})
             return False
-        with self._lock:
-            if not self._ended:
-                self._ended = True
-                self._end()
-        return True
+        left = self._end(deadline)
+        if left:
+            logger.warning("consumers_not_closed", extra={"left": left})
+        return not left
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until stop() is called; returns False after a time-out."""
@@ -253,8 +253,10 @@ class ConsumerRunner:
             self._exit = error
         logger.critical("consumers_exit", extra={"error": reason_for(error)}, exc_info=error)
         self._stopping.set()
-        # In another thread, since stop() waits for this one.
-        threading.Thread(target=self.stop, name="consumer-stop", daemon=True).start()
+        self._signals.wake()
+        # In another thread, since stop() waits for this one. If there can be none, run_until_signal() stops them.
+        with suppress(RuntimeError):
+            threading.Thread(target=self.stop, name="consumer-stop", daemon=True).start()
 
     def _pause(self, error: BaseException, consumer: Consumer, topic: str, *, failures: int) -> None:
         """Wait with backoff, so that consumers neither overload an unavailable server nor all return at once."""
@@ -341,8 +343,17 @@ class ConsumerRunner:
                 return True
         self._count("failed")
         reason, delay_ms = failed
-        self._settling.nack([held], delay_ms=delay_ms, reason=reason, counts=True)
+        self._nack([held], delay_ms=delay_ms, reason=reason, counts=True)
         return False
+
+    def _nack(self, held: Sequence[InFlightDelivery], *, delay_ms: int | None, reason: str, counts: bool) -> None:
+        """Nack deliveries and let them go at once, not with the rest of their batch: extending them would fail, or keep
+        them from others if the nack has not arrived.
+        """
+        try:
+            self._settling.nack(held, delay_ms=delay_ms, reason=reason, counts=counts)
+        finally:
+            self._held.release(held)
 
     def _call(self, consumer: Consumer, delivery: Delivery) -> Outcome:
         try:
@@ -351,6 +362,10 @@ class ConsumerRunner:
             return consumer.handle(delivery)
         except (SystemExit, KeyboardInterrupt) as error:
             self._stop_after(error)
+            raise
+        except CommittedByHandler as error:
+            if isinstance(error.__cause__, SystemExit | KeyboardInterrupt):
+                self._stop_after(error.__cause__)
             raise
 
     def _log_failed(self, consumer: Consumer, delivery: Delivery, error: BaseException) -> None:
@@ -369,18 +384,77 @@ class ConsumerRunner:
         ours = [one for one in held if not one.lost]
         for _ in ours:
             self._count("handed_back")
-        self._settling.nack(ours, delay_ms=delay_ms, reason=reason, counts=False)
+        self._nack(ours, delay_ms=delay_ms, reason=reason, counts=False)
 
     def _count(self, name: str) -> None:
         with self._lock:  # workers count concurrently
             setattr(self.figures, name, getattr(self.figures, name) + 1)
 
-    def _end(self) -> None:
-        """Called after all workers have ended: end the threads and connections that they used."""
-        self._held.stop(timeout_seconds=STOP_TIMEOUT_SECONDS)
+    def _start(self) -> None:
+        with self._lock:  # a handler may stop all workers before the last one is started
+            if self._threads:
+                return
+            if any(one.is_async for one in self._consumers):
+                loop = EventLoopThread(exits=self._stop_after)
+                loop.start()
+                self._loop = loop
+            self._held.start()
+            for one in self._consumers:
+                for topic, n in itertools.product(one.topics, range(one.workers)):
+                    name = f"consumer-{one.group}-{n}"
+                    thread = threading.Thread(target=self._work, args=(one, topic), name=name, daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+
+    def _end(self, deadline: float) -> list[str]:
+        """End what the workers used, after all of them have ended; returns the names of what did not end in time."""
+        left = [] if self._held.stop(timeout_seconds=_seconds_to(deadline)) else ["extender"]
+        with self._lock:  # not held while they end: a task that a handler left may raise SystemExit, see _stop_after
+            if not self._ended:
+                self._ended = True
+                self._start_endings(deadline)
+            endings = list(self._endings)
+        for thread in endings:
+            thread.join(_seconds_to(deadline))
+        with self._lock:
+            return left + self._not_ended
+
+    def _start_endings(self, deadline: float) -> None:
+        """Start to end each of what the workers used, side by side: one that hangs leaves no other open. The caller
+        holds the lock.
+        """
+        acts: list[tuple[str, Callable[[], object]]] = []
         if self._loop is not None:
-            for engine in {one.async_engine for one in self._consumers if one.async_engine is not None}:
-                self._loop.run(engine.dispose())  # its connections belong to this loop, which ends
-            self._loop.stop(timeout_seconds=STOP_TIMEOUT_SECONDS)
+            acts.append(("event loop", partial(self._end_loop, self._loop, deadline)))
+        engines = {one.engine for one in self._consumers if one.engine is not None and one.closes_engine}
+        acts += [(f"engine {one.url.render_as_string()}", one.dispose) for one in engines if not one.dialect.is_async]
         if self._closes_broker is not None:
-            self._closes_broker.close()
+            acts.append((f"broker {self._broker_name}", self._closes_broker.close))
+        self._not_ended = [name for name, _ in acts]
+        for name, act in acts:
+            thread = threading.Thread(target=self._end_one, args=(name, act), name="consumer-end", daemon=True)
+            thread.start()
+            self._endings.append(thread)
+
+    def _end_one(self, name: str, act: Callable[[], object]) -> None:
+        try:
+            if act() is False:
+                return
+        except BaseException:  # the thread boundary: stop() names what did not end
+            logger.exception("consumer_end_failed", extra={"of": name})
+            return
+        with self._lock:
+            self._not_ended.remove(name)
+
+    def _end_loop(self, loop: EventLoopThread, deadline: float) -> bool:
+        """Cancel the tasks that handlers left, so that they return their connections, close the async engines, whose
+        connections belong to this loop, and end it. A task that does not end costs half of the time.
+        """
+        loop.cancel_left_tasks(timeout_seconds=_seconds_to(deadline) / 2)
+        for engine in {one.async_engine for one in self._consumers if one.async_engine is not None}:
+            loop.run(engine.dispose(), timeout_seconds=_seconds_to(deadline))
+        return loop.stop(timeout_seconds=_seconds_to(deadline))
+
+
+def _seconds_to(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())

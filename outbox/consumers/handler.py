@@ -28,6 +28,9 @@ from outbox_core.messages.broadcast_port import Start
 from outbox_core.messages.limits import DELAY_MAX_MS, REASON_CHARS_MAX
 from outbox_core.messages.message import Delivery
 
+GROUP_ERRORS_MAX: Final = 10
+"""The limit of the inner errors that the reason of a group of errors names."""
+
 
 class RetryLater(Exception):
     """Raised by a handler: nack this message, and redeliver it after `delay_ms` (it uses up an attempt)."""
@@ -90,6 +93,8 @@ class Consumer:
     is_async: bool
     broadcast: Start | None = None
     """Where a broadcast consumer begins, which gets every message of its topics; None: a consumer of its group."""
+    closes_engine: bool = False
+    """Whether its engine was made of a URL for this consumer, so that the end of its runner closes its connections."""
 
     @property
     def topic(self) -> str:
@@ -345,7 +350,23 @@ def reason_for(error: BaseException) -> str:
         return _text(error)[:REASON_CHARS_MAX]
     # The own text of an error of SQLAlchemy's lists the parameters.
     text = _text(error.orig).partition("\n")[0] if isinstance(error, StatementError) else _text(error)
-    return f"{type(error).__name__}: {text}"[:REASON_CHARS_MAX]
+    reason = f"{type(error).__name__}: {text}"
+    if isinstance(error, BaseExceptionGroup):  # as of a task group: its own text says only how many there are
+        reason = f"{reason}: {'; '.join(reason_for(inner) for inner in _inner_errors(error))}"
+    return reason[:REASON_CHARS_MAX]
+
+
+def _inner_errors(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """Returns the first errors of a group and of the groups in it."""
+    waiting: list[BaseException] = [group]
+    inner_errors: list[BaseException] = []
+    while waiting and len(inner_errors) < GROUP_ERRORS_MAX:
+        error = waiting.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            waiting = [*error.exceptions[:GROUP_ERRORS_MAX], *waiting]
+        else:
+            inner_errors.append(error)
+    return inner_errors
 
 
 def _text(error: object) -> str:

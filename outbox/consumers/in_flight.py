@@ -94,21 +94,31 @@ class InFlightDeliveries:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread that extends deliveries."""
-        self._thread = threading.Thread(target=self._run, name="consumer-extender", daemon=True)
-        self._thread.start()
+        """Start the thread that extends deliveries. Raises RuntimeError if the process can have no more threads."""
+        thread = threading.Thread(target=self._run, name="consumer-extender", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def is_alive(self) -> bool:
         """Returns whether the thread that extends deliveries runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def stop(self, *, timeout_seconds: float) -> None:
-        """End the thread; deliveries that are still held are redelivered when their invisible time ends."""
+    def begun_ids(self) -> list[str]:
+        """Returns the ids of the messages whose handlers run, or whose ack is not answered."""
+        with self._changed:
+            return [held.delivery.id for held in self._held.values() if held.begun]
+
+    def stop(self, *, timeout_seconds: float) -> bool:
+        """End the thread; returns whether it ended in time. Deliveries that are still held are redelivered when their
+        invisible time ends.
+        """
         with self._changed:
             self._ending = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
 
     def hold(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> list[InFlightDelivery]:
         """Hold deliveries that have just been pulled."""
@@ -197,7 +207,9 @@ class InFlightDeliveries:
             if status is ExtendStatus.EXTENDED:
                 one.until_ms, one.extend_at_ms = now_ms + invisible_ms, now_ms + invisible_ms // 2
                 self._count("extended", one)
-            elif not one.settling:  # a delivery that is being acknowledged is expected to be stale
+            elif one.settling:  # expected to be stale, and released when its ack or nack has returned
+                one.extend_at_ms = now_ms + invisible_ms // 2
+            else:
                 self._lose(one)
 
     def _lose(self, held: InFlightDelivery) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ class EventLoopThread:
         """
         self._exits = exits
         self._loop = asyncio.new_event_loop()
+        self._stops = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -38,17 +40,45 @@ class EventLoopThread:
         """Returns whether coroutines can be run."""
         return self._thread.is_alive()
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, in the caller's context, and wait; its error is raised here."""
-        returned, error = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop).result()
+    def is_current(self) -> bool:
+        """Returns whether the caller runs in the loop's thread, where waiting for a coroutine would never end."""
+        return self._thread is threading.current_thread()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], *, timeout_seconds: float | None = None) -> T:
+        """Run a coroutine in the loop, in the caller's context, and wait; its error is raised here.
+
+        Raises TimeoutError after `timeout_seconds`; the coroutine is cancelled then, and may run on.
+        """
+        future = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop)
+        try:
+            returned, error = future.result(timeout_seconds)
+        except TimeoutError:
+            future.cancel()
+            raise
         if error is not None:
             raise error
         return returned[0]
 
+    def cancel_left_tasks(self, *, timeout_seconds: float) -> bool:
+        """Cancel the tasks that were left behind, as asyncio.run() does at its end; returns whether they ended in time.
+        The loop must be unused otherwise.
+        """
+        try:
+            self.run(_cancel_left_tasks(), timeout_seconds=timeout_seconds)
+        except TimeoutError:
+            return False
+        return True
+
     def stop(self, *, timeout_seconds: float) -> bool:
-        """End the loop, which must be unused; returns whether it ended in time."""
+        """Cancel the tasks that are left, and end the loop, which must be unused; returns whether all ended in time.
+        What did not is left to the loop's daemon thread.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        if not self.cancel_left_tasks(timeout_seconds=timeout_seconds):
+            return False
+        self._stops = True  # before the call: a task's SystemExit in the same round makes the loop forget it
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout_seconds)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             return False
         self._loop.close()
@@ -61,8 +91,25 @@ class EventLoopThread:
                 self._loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
                 self._exits(error)
+                if self._stops:
+                    return
             else:
                 return
+
+
+async def _cancel_left_tasks() -> None:
+    """Cancel all tasks but this one, wait for their ends, and report the errors of those that failed meanwhile."""
+    left = asyncio.all_tasks() - {task for task in (asyncio.current_task(),) if task is not None}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    for task in left:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            loop.call_exception_handler(
+                {"message": "a left task failed while it was cancelled", "exception": error, "task": task}
+            )
+    await loop.shutdown_asyncgens()
 
 
 async def _outcome(coroutine: Coroutine[Any, Any, T]) -> tuple[list[T], BaseException | None]:
