@@ -11,6 +11,10 @@ class NotComparable(OutboxError):
     retryable = True
 
 
+class SourceFailed(NotComparable):
+    """Spark failed while it read a source, or a cache of the output folder."""
+
+
 class OutputFailed(ConfigurationError):
     """The results cannot be written: the disk is full, or failed. No result of the run is published."""
 

@@ -18,11 +18,42 @@ if TYPE_CHECKING:
 
 MASTER_DEFAULT: Final = "local[*]"
 _CONNECT: Final = "sc://"
-_EVERYWHERE: Final = {
+PINNED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # A damaged or deleted file would be no rows, and what it held lost, or, worse, never asked for.
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreInvalidPartitionPaths": "false",
+    # Pages whose checksum is wrong are damage, not values; writers that have no checksums lose nothing.
+    "parquet.page.verify-checksum.enabled": "true",
+    "spark.sql.parquet.mergeSchema": "false",
+    "spark.sql.parquet.respectSummaryFiles": "false",
+    "spark.sql.parquet.binaryAsString": "false",
+    "spark.sql.parquet.fieldId.read.enabled": "false",
+    # It alone widens an INT32 to a BIGINT.
+    "spark.sql.parquet.enableVectorizedReader": "true",
+    # A topic `007` in the name of a folder would be 7.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    # What expressions mean.
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+    "spark.sql.ansi.enforceReservedKeywords": "false",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    "spark.sql.function.concatBinaryAsString": "false",
+    "spark.sql.legacy.sizeOfNull": "false",
+    "spark.sql.legacy.exponentLiteralAsDecimal.enabled": "false",
+    "spark.sql.legacy.collationAwareHashFunctions": "false",
+    "spark.sql.retainGroupColumns": "true",
     # Without it, a source with pushFilters() raises an error.
     "spark.sql.python.filterPushdown.enabled": "true",
+}
+"""The settings on which a verdict depends, whatever the configuration of a shop's Spark says."""
+_EVERYWHERE: Final = {
+    **PINNED,
     # Verdict tables are long expressions over few columns: inferring filters from them fills the driver's memory.
     "spark.sql.constraintPropagation.enabled": "false",
     # Sums have very many groups: look-ups in the first-level map fail, and it is more code to compile.
@@ -97,7 +128,7 @@ _SIZED: Final[Mapping[Size, Mapping[str, str]]] = {
 
 @contextmanager
 def spark_session(master: str | None, *, log: Path, size: Size = Size.LARGE) -> Iterator[SparkSession]:
-    """Returns a session for this run, stopped at the end. Spark's output goes to the file `log`.
+    """Yields a session for this run, see pinned_session(), stopped at the end. Spark's output goes to the file `log`.
 
     `master` is `local[N]`, `spark://...`, `k8s://...`, or a Spark Connect address `sc://host:port`. `size`: a
     short local run spends less on compilation. Raises ConfigurationError without Java.
@@ -106,8 +137,7 @@ def spark_session(master: str | None, *, log: Path, size: Size = Size.LARGE) -> 
     session = _start(where, log=log, size=size)
     with _released_by_the_end() if where.startswith(_CONNECT) else nullcontext():
         try:
-            register_sources(session)
-            yield session
+            yield pinned_session(session)
         finally:
             session.stop()
 
@@ -128,7 +158,53 @@ def _released_by_the_end() -> Iterator[None]:
         CachedRemoteRelation.__del__ = release  # type: ignore[method-assign]
 
 
-def register_sources(session: SparkSession) -> None:
+def is_of_this_process(session: object) -> bool:
+    """Whether a session's Java runs beside this process; that of Spark Connect runs at the other end of a network."""
+    from pyspark.sql import SparkSession as ClassicSession
+
+    return isinstance(session, ClassicSession)
+
+
+def running_session() -> SparkSession | None:
+    """Returns the session that this process already uses, if any: another could not be made beside it."""
+    from pyspark.sql import SparkSession as ClassicSession
+
+    return ClassicSession.getActiveSession()
+
+
+def pinned_session(session: SparkSession) -> SparkSession:
+    """Returns a session of the same context in which PINNED holds, with the given one's other settings, and with our
+    data sources. The given session and its configuration do not change.
+
+    Spark Connect has no such sessions: the given one is returned. Raises ConfigurationError if a setting of it differs.
+    """
+    if is_of_this_process(session):
+        pinned = _cloned(session)
+        for name, value in PINNED.items():
+            pinned.conf.set(name, value)
+    else:
+        pinned = session
+        for name, value in PINNED.items():
+            if (found := session.conf.get(name, None)) != value:
+                raise ConfigurationError(
+                    f"the Spark session has {name}={found}, by which verdicts would be wrong: set it to {value} on the "
+                    "Spark Connect server, or in the session"
+                )
+    _register_sources(pinned)
+    return pinned
+
+
+def _cloned(session: SparkSession) -> SparkSession:
+    """Returns a session with the given one's settings, a user's credentials among them, and data sources, as copies.
+
+    newSession() has neither: a source that the given session knows could not be registered with it.
+    """
+    from pyspark.sql import SparkSession as ClassicSession
+
+    return ClassicSession(session.sparkContext, session._jsparkSession.cloneSession())  # noqa: SLF001 - Java's alone
+
+
+def _register_sources(session: SparkSession) -> None:
     """Register our two data sources with a session; idempotent."""
     from spark_reconcile.sources.log_source import BrokerLogSource
     from spark_reconcile.sources.sql_source import SqlSource

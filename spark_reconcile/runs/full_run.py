@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.classify.key_spelling_differences import with_key_spelling_differences
 from spark_reconcile.classify.window_placement import NO_WINDOW, by_bucket
+from spark_reconcile.compare.file_digest_cache import FOLDER as DIGESTS
 from spark_reconcile.core.chart_time_axis import TimeAxis
-from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
+from spark_reconcile.core.errors import OutputBusy, OutputFailed, SourceFailed
 from spark_reconcile.core.parallel_jobs import in_parallel
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.diagnosis.diagnosis import diagnose
 from spark_reconcile.load.completeness_bound import reach_of
-from spark_reconcile.load.evidence import read_all
+from spark_reconcile.load.evidence import SEGMENTS, read_all
 from spark_reconcile.load.read_plan import SourcePlan, check_sources
 from spark_reconcile.load.rule_topic_check import check_rule_topics
-from spark_reconcile.load.spark_session import one_partition, register_sources, spark_session
+from spark_reconcile.load.spark_session import one_partition, pinned_session, running_session, spark_session
 from spark_reconcile.recheck.recheck import recheck
 from spark_reconcile.recheck.run_context import Pause, RunContext
 from spark_reconcile.report.writer import publish
@@ -38,6 +39,7 @@ from spark_reconcile.results.time_series import Flow
 from spark_reconcile.results.verdict_tables import business_verdicts, verdicts, write_whole_tables
 from spark_reconcile.results.window_totals import Tally, summary_of, tally_verdicts, trouble_of
 from spark_reconcile.runs.lost_evidence_check import check_evidence, keep_totals
+from spark_reconcile.sources.segment_cache import remove_damaged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,6 +74,16 @@ def run(
     nothing is published.
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    return with_sound_caches(
+        settings.output,
+        lambda: _run_once(settings, master=master, now_ms=judged_at_ms, session=session, say=say, pause=pause),
+    )
+
+
+def _run_once(
+    settings: Settings, *, master: str | None, now_ms: int, session: SparkSession | None, say: Say, pause: Pause
+) -> Summary:
+    judged_at_ms = now_ms
     plan = check_sources(settings, reach=reach_of(settings, now_ms=judged_at_ms))
     settings = plan.allowing(settings)
     with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
@@ -150,14 +162,33 @@ def _count(
     )
 
 
+@contextmanager
 def open_session(
     session: SparkSession | None, master: str | None, stage: Staging, *, plan: SourcePlan
-) -> AbstractContextManager[SparkSession]:
-    """Returns the given session, or a new one for this run."""
-    if session is None:
-        return spark_session(master, log=stage.folder / "spark.log", size=plan.size)
-    register_sources(session)
-    return nullcontext(session)
+) -> Iterator[SparkSession]:
+    """Yields a session in which the settings hold on which verdicts depend: beside the given one, or beside one that
+    this process runs already, which stay as they are, or a new one.
+    """
+    given = session or running_session()
+    if given is not None:
+        yield pinned_session(given)
+        return
+    with spark_session(master, log=stage.folder / "spark.log", size=plan.size) as started:
+        yield started
+
+
+def with_sound_caches(output: Path, reconcile: Callable[[], Summary]) -> Summary:
+    """Reconcile; if Spark fails on a source, and a file of the output folder's own caches is damaged, remove that, and
+    reconcile once more: it is made again.
+    """
+    try:
+        return reconcile()
+    except SourceFailed:
+        with only_run(output):
+            damaged = [cache for cache in (SEGMENTS, DIGESTS) if remove_damaged(output / cache)]
+            if not damaged:
+                raise
+        return reconcile()
 
 
 @contextmanager
@@ -179,7 +210,7 @@ def worker_errors() -> Iterator[None]:
         told, java = _ERROR_LINE.findall(text), _JAVA_LINE.findall(text)
         # Java's first line may name the file, and its last line has the cause.
         what = told[-1] if told else ": ".join(dict.fromkeys(java[:1] + java[-1:])) or text.splitlines()[0]
-        raise NotComparable(f"a source failed while it was read, so nothing is judged: {what}") from error
+        raise SourceFailed(f"a source failed while it was read, so nothing is judged: {what}") from error
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from spark_reconcile.results.time_series import Flow
 from spark_reconcile.results.window_selection import closed_windows, span_of
 from spark_reconcile.results.window_store import Checkpoint, Window, WindowStore
 from spark_reconcile.results.window_totals import counts_of, published_topics, summary_of, trouble_of, verdict_counts_of
-from spark_reconcile.runs.full_run import Say, StepTimer, only_run, open_session, wait, worker_errors
+from spark_reconcile.runs.full_run import Say, StepTimer, only_run, open_session, wait, with_sound_caches, worker_errors
 from spark_reconcile.runs.lost_evidence_check import check_evidence, keep_totals
 from spark_reconcile.runs.overdue_outside_windows import overdue_outside
 from spark_reconcile.runs.window_evaluation import DigestComparison, compare, judge_windows
@@ -57,7 +57,20 @@ def run_windows(
     gives the same tables. Raises like run().
     """
     judged_at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    until = judged_at_ms if until_ms is None else until_ms
+    return with_sound_caches(
+        settings.output,
+        lambda: _run_once(
+            settings, since_ms=since_ms, until_ms=judged_at_ms if until_ms is None else until_ms, full=full,
+            master=master, now_ms=judged_at_ms, session=session, say=say, pause=pause, checkpoint=checkpoint,
+        ),
+    )  # fmt: skip
+
+
+def _run_once(
+    settings: Settings, *, since_ms: int, until_ms: int, full: bool, master: str | None, now_ms: int,
+    session: SparkSession | None, say: Say, pause: Pause, checkpoint: Checkpoint,
+) -> Summary:  # fmt: skip
+    judged_at_ms, until = now_ms, until_ms
     grace_ms = settings.grace.ms
     reach = reach_of(settings, now_ms=judged_at_ms)
     over = closed_windows(since_ms, until, now_ms=judged_at_ms, grace_ms=grace_ms)

@@ -76,6 +76,25 @@ def sweep(folder: Path, segments: Sequence[LogSegment]) -> None:
             path.unlink(missing_ok=True)
 
 
+def remove_damaged(folder: Path) -> bool:
+    """Remove the Parquet files of a cache that cannot be read to the last page; returns whether there are any.
+
+    Reads every byte of the cache: for a run that failed.
+    """
+    import pyarrow.parquet as pq
+
+    found = False
+    for path in folder.rglob("*.parquet"):
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                for _ in file.iter_batches():
+                    pass
+        except (OSError, ValueError):
+            path.unlink(missing_ok=True)
+            found = True
+    return found
+
+
 def _whole(folder: Path) -> dict[str, Path]:
     """Returns the files whose size is that in their names, by their segments; removes the others."""
     whole = {}

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
-from spark_reconcile import NotComparable, Settings, run
+from spark_reconcile import NotComparable, Settings, run, run_windows
 from spark_reconcile.core.errors import OutputBusy
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.load.evidence import SEGMENTS, read_log
+from spark_reconcile.load.spark_session import PINNED, pinned_session
 from spark_reconcile.results.output_folder import staging
 from spark_reconcile.runs.full_run import only_run
 from spark_reconcile.sources.log_segments import survey
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
+from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World, archived, no_wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,17 +161,78 @@ def test_a_kept_file_is_on_the_disk_before_it_has_its_name(
 
 
 @pytest.mark.spark
-def test_a_kept_file_that_cannot_be_read_ends_the_run_as_not_comparable(spark: SparkSession, written: Settings) -> None:
+@pytest.mark.parametrize("by_the_hour", [False, True])
+def test_a_kept_file_that_is_damaged_in_any_byte_is_made_again(
+    spark: SparkSession, written: Settings, by_the_hour: bool
+) -> None:
     kept = written.output / SEGMENTS / "messages"
     read_log(spark, "messages", survey(written.broker_data, "messages"), [], kept=kept)
-    path = _kept(written, "messages")[0]
-    data = path.read_bytes()
-    path.write_bytes(data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :])
+    zeroed, flipped = _kept(written, "messages")
+    data = zeroed.read_bytes()
+    zeroed.write_bytes(data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :])
+    data = flipped.read_bytes()
+    place = data.index(b"good-")
+    flipped.write_bytes(data[:place] + b"gone-" + data[place + 5 :])
 
-    with pytest.raises(NotComparable, match=f"{path.name}.*: .*") as raised:
-        run(written, session=spark, now_ms=NOW_MS)
+    if by_the_hour:
+        summary = run_windows(
+            written, since_ms=NOW_MS - 4 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=no_wait
+        )  # fmt: skip
+    else:
+        summary = run(written, session=spark, now_ms=NOW_MS)
+
+    assert summary.balanced, summary.sentence
+    assert b"good-" in flipped.read_bytes()
+
+
+@pytest.mark.spark
+def test_a_source_that_is_damaged_ends_the_run_as_not_comparable_whatever_the_session_ignores(
+    spark: SparkSession, written: Settings, tmp_path: Path
+) -> None:
+    """A lost message in a damaged file would be missing in silence; a shop's Spark may be told to ignore such files."""
+    world = World()
+    world.sent("lost", key=None, topic="other")
+    settings = archived(written, tmp_path / "moved", world.archive)
+    path = settings.archives[0] / "part.parquet"  # type: ignore[operator]
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + bytes(len(data) // 4) + data[4 + len(data) // 4 :])
+    ignoring = {
+        "spark.sql.files.ignoreCorruptFiles": "true", "spark.sql.files.ignoreMissingFiles": "true",
+        "spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.caseSensitive": "true",
+        "spark.sql.ansi.enabled": "false", "spark.sql.retainGroupColumns": "false", "fs.secret": "of the session alone",
+    }  # fmt: skip
+    for name, value in ignoring.items():
+        spark.conf.set(name, value)
+    configured = dict(spark.conf.getAll)
+
+    try:
+        with pytest.raises(NotComparable, match=r"part.parquet.*: .*") as raised:
+            run(settings, session=spark, now_ms=NOW_MS)
+        balanced = run(written, session=spark, now_ms=NOW_MS)
+        after = dict(spark.conf.getAll)
+    finally:
+        for name in ignoring:
+            spark.conf.unset(name)
+        for name, value in PINNED.items():
+            spark.conf.set(name, value)
 
     assert len(str(raised.value).splitlines()) == 1
+    assert balanced.balanced, balanced.sentence
+    assert after == configured
+
+
+def test_a_session_of_spark_connect_whose_settings_decide_verdicts_is_refused_by_their_names() -> None:
+    """A server's session is the only one that there is: it is asked, and not changed."""
+
+    class Configured:
+        def get(self, name: str, default: str | None) -> str | None:
+            return "true" if name == "spark.sql.files.ignoreCorruptFiles" else PINNED.get(name, default)
+
+    class Remote:
+        conf = Configured()
+
+    with pytest.raises(ConfigurationError, match=r"has spark\.sql\.files\.ignoreCorruptFiles=true, .*set it to false"):
+        pinned_session(Remote())  # type: ignore[arg-type]
 
 
 @pytest.mark.spark
