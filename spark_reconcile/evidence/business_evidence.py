@@ -29,21 +29,26 @@ _OF_ALL: Final = (
     ("sum", "rows", "asked"), ("max", "time_ms", "newest_ms"), ("min", "time_ms", "oldest_ms"),
     ("max", "untimely", "impossible"),
     ("min", "least_due_ms", "least_of_all_ms"), ("max", "most_due_ms", "most_of_all_ms"),
-    ("sum", "due_rows", "due_rows_of_all"),
+    ("max", "unit_ms", "unit_of_all_ms"), ("sum", "due_rows", "due_rows_of_all"),
 )  # fmt: skip
 
 _LIVE_DUE: Final = f"if(state = '{State.CANCELED}', null, deliver_at_ms)"
+# The one place where the due times of rows and messages are compared. A row has its due time in the unit of its column,
+# rounded in a way that only the business knows: they are equal within one unit. `early` and `late` compare the broker's
+# actions with the message's own due time, to the millisecond.
+_FROM_MS: Final = "(least_of_all_ms - unit_of_all_ms)"
+_TO_MS: Final = "(most_of_all_ms + unit_of_all_ms)"
 # A row that was moved has the message that was canceled for it, too: that may be due at any time, and no other may.
 _DIFFERS: Final = (
-    "least_live_ms < least_of_all_ms or most_live_ms > most_of_all_ms"
-    " or least_found_ms > least_of_all_ms or most_found_ms < most_of_all_ms"
+    f"least_live_ms < {_FROM_MS} or most_live_ms > {_TO_MS}"
+    " or least_found_ms > least_of_all_ms + unit_of_all_ms or most_found_ms < most_of_all_ms - unit_of_all_ms"
 )
 _LATER: Final = "if(deliver_at_ms > 0, deliver_at_ms, null)"
 # Rows without a due time ask for a message at any time: messages for now are theirs. So may be scheduled ones, if there
 # are more of these than rows with a due time.
 _DIFFERS_FROM_SOME: Final = (
-    "least_later_ms > least_of_all_ms or most_found_ms < most_of_all_ms or (live_later <= due_rows_of_all"
-    " and (least_live_later_ms < least_of_all_ms or most_live_ms > most_of_all_ms))"
+    "least_later_ms > least_of_all_ms + unit_of_all_ms or most_found_ms < most_of_all_ms - unit_of_all_ms"
+    f" or (live_later <= due_rows_of_all and (least_live_later_ms < {_FROM_MS} or most_live_ms > {_TO_MS}))"
 )
 
 
@@ -59,12 +64,14 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
         _KEY,
         f"if({_KEYLESS}, {hour('created_ms')}, 0L) as hour_ms",
         *_TIMES,
+        "due_unit_ms",
         "if(created_ms is null and at_ms is not null, 1, 0) as untimely",
     )
     asked = grouped(
         placed, "note", "topic", "message_key", "hour_ms",
         rows="count(*)", time_ms="max(created_ms)", least_due_ms="min(deliver_at_ms)",
-        most_due_ms="max(deliver_at_ms)", due_rows="count(deliver_at_ms)", untimely="max(untimely)",
+        most_due_ms="max(deliver_at_ms)", unit_ms="coalesce(max(due_unit_ms), 1L)",
+        due_rows="count(deliver_at_ms)", untimely="max(untimely)",
     ).selectExpr(
         "*",
         *(f"{f'{fold}({column}) {of_all}' if is_shared else column} as {name}" for fold, column, name in _OF_ALL),

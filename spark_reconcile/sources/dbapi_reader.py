@@ -185,12 +185,12 @@ class DbApiReader:
         return tuple(sorted(f"{name}={value}" for name, value in found))
 
     def columns(self, table: str, *, schema: str | None) -> Mapping[str, str]:
-        """Returns the columns of a table and their types in lower case; empty if there is no such table."""
+        """Returns the columns of a table, and their types in lower case; empty if there is no such table."""
         if self.place.backend is Backend.SQLITE:
             found = self.rows("SELECT name, type FROM pragma_table_info(?)", (table,))
         else:
             found = self.rows(
-                "SELECT column_name, data_type FROM information_schema.columns "
+                "SELECT column_name, column_type FROM information_schema.columns "
                 "WHERE table_schema = ? AND table_name = ? ORDER BY ordinal_position",
                 (schema or self.place.database, table),
             )

@@ -297,7 +297,7 @@ def _legs(found: DataFrame, types: Mapping[str, str]) -> DataFrame:
         f"if(misread, place, if(kind = 'cancel', '{CANCELS}', topic)) as topic", "message_key",
         "cast(null as string) as consumer_group", "body_sha256",
         "deliver_at_ms", "created_at_us div 1000 as created_ms", "sent_at_us div 1000 as at_ms",
-        "attempts", f"{archive_note()} as note",
+        "attempts", f"{archive_note()} as note", "cast(null as bigint) as due_unit_ms",
     )  # fmt: skip
 
 

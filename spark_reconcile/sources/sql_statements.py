@@ -1,7 +1,8 @@
 """Builds the SQL that reads each leg: the same columns for all tables, names checked against the database.
 
 A leg's row is (leg, id, topic, message_key, consumer_group, body_sha256, deliver_at_ms, created_ms, at_ms, attempts,
-note). `at_ms` is the sent, due or handled time; `note` the row's state, outcome, or its business rule's number.
+note, due_unit_ms). `at_ms` is the sent, due or handled time, of a business row its created time as it stands there;
+`note` the row's state, outcome, or its business rule's number; `due_unit_ms` the unit of a business row's due time.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, qu
 
 COLUMNS: Final = (
     "leg", "id", "topic", "message_key", "consumer_group", "body_sha256", "deliver_at_ms", "created_ms", "at_ms",
-    "attempts", "note",
+    "attempts", "note", "due_unit_ms",
 )  # fmt: skip
-NUMBERS: Final = frozenset({"deliver_at_ms", "created_ms", "at_ms", "attempts"})
+NUMBERS: Final = frozenset({"deliver_at_ms", "created_ms", "at_ms", "attempts", "due_unit_ms"})
 LEG_SCHEMA: Final = ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in COLUMNS)
 _INTEGERS: Final = ("int", "bigint", "mediumint", "smallint", "tinyint", "integer")
 _TIMES: Final = ("datetime", "timestamp", "date")
+_DATE: Final = "date"
+_DAY_MS: Final = 24 * 3_600_000
+_FRACTION: Final = re.compile(r"(?:datetime|timestamp)\((\d)\)")
+_MILLISECOND_DIGITS: Final = 3
 _SPLIT: Final = re.compile(r"message_[0-9]{4}")
 _NEEDED: Final[Mapping[str, frozenset[str]]] = {
     "message": frozenset({"id", "kind", "state", "due_at_us", "attempts", "topic", "message_key", "body_sha256",
@@ -146,6 +151,7 @@ def business_statement(reader: DbApiReader, rule: BusinessRule, number: int, *, 
     if rule.deliver_at_column is not None:
         _check_column(rule, rule.deliver_at_column, columns)
         selected["deliver_at_ms"] = _time(place, rule, rule.deliver_at_column, columns)
+        selected["due_unit_ms"] = _unit_ms(place, rule, rule.deliver_at_column, columns)
     parameters: list[str | int | float | bool] = []
     where = [_condition(place, one, parameters) for one in rule.where]
     whole = columns[rule.key_column].startswith(_INTEGERS)
@@ -293,6 +299,24 @@ def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str
     raise ConfigurationError(
         f"rule {rule.name}: column {name} is of type {kind}; times are integers since the epoch or datetimes"
     )
+
+
+def _unit_ms(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:
+    """The unit in which a column of times is written, in milliseconds and at least one, in SQL.
+
+    What is written is rounded: by the code that writes it, up or down, and half up by MySQL's DATETIME, which has whole
+    seconds unless it says otherwise.
+    """
+    column, kind = quoted(place, name), columns[name]
+    if kind.startswith(_INTEGERS):
+        return "1000" if rule.time_unit == "s" else "1"
+    if place.backend is Backend.SQLITE:
+        day, fraction = len("2026-11-01"), f"instr({column}, '.') > 0"
+        return f"CASE WHEN length({column}) <= {day} THEN {_DAY_MS} WHEN {fraction} THEN 1 ELSE 1000 END"
+    if kind == _DATE:
+        return str(_DAY_MS)
+    digits = _FRACTION.match(kind)
+    return str(10 ** max(0, _MILLISECOND_DIGITS - int(digits[1]))) if digits else "1000"
 
 
 def _milli(place: Place, name: str) -> str:
