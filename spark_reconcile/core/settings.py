@@ -90,10 +90,20 @@ class CompletenessBound:
         return behind_ms if self.complete_until_ms is None else min(behind_ms, self.complete_until_ms)
 
 
+class KeyFormat(StrEnum):
+    """How the business writes a key of bytes as the text that is the message's key."""
+
+    HEX = "hex"
+    """32 digits of 16 bytes, in small letters."""
+    UUID = "uuid"
+    """The same with dashes; of a column of text, too, with dashes or without."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusinessRule:
     """Declares which business rows must have a message: each row of `table` that meets all of `where` has one on
-    `topic` whose key is the text of `key_column`.
+    `topic` whose key is the text of `key_column`; of a column of bytes, and of UUIDs in another spelling, the text that
+    `key_format` says.
 
     `time_column` and `deliver_at_column` are UTC datetimes, or integers since the Unix epoch in `time_unit`.
     `body`: how the message's JSON body is built from the row, a field for a column, in order, so that a lost message
@@ -109,6 +119,7 @@ class BusinessRule:
     where: Sequence[Condition] = ()
     time_unit: str = "us"
     deliver_at_column: str | None = None
+    key_format: KeyFormat | None = None
     body: Mapping[str, str] = field(default_factory=dict)
     urls: Sequence[str] = field(default=(), repr=False)
     complete_since_ms: int | None = None

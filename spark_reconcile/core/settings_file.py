@@ -20,6 +20,7 @@ from spark_reconcile.core.settings import (
     DelaySource,
     Grace,
     InboxSource,
+    KeyFormat,
     Operator,
     OutboxSource,
     Settings,
@@ -35,7 +36,7 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "rules": frozenset(
         {
             "name", "table", "where", "key_column", "time_column", "time_unit", "topic", "deliver_at_column", "url",
-            "complete_since", "body",
+            "complete_since", "body", "key_format",
         }
     ) | _UNTIL,
     "inboxes": frozenset({"group", "url", "schema", "topics", "complete_since"}) | _UNTIL,
@@ -115,9 +116,16 @@ def _rule(table: Mapping[str, Any]) -> BusinessRule:
         body=_body(table),
         urls=_listed(table, "url", "rules"),
         deliver_at_column=_text(table, "deliver_at_column", "rules") if "deliver_at_column" in table else None,
+        key_format=_key_format(_text(table, "key_format", "rules")) if "key_format" in table else None,
         complete_since_ms=_time_ms(table, "rules"),
         until=_until(table, "rules"),
     )
+
+
+def _key_format(name: str) -> KeyFormat:
+    if name not in list(KeyFormat):
+        raise ConfigurationError(f"[rules]: key_format is one of {', '.join(KeyFormat)}, not {name!r}")
+    return KeyFormat(name)
 
 
 def _body(table: Mapping[str, Any]) -> dict[str, str]:

@@ -32,6 +32,7 @@ _FLAGS: Final = {
 _PASSED_ON: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", _CHECK_HOSTNAME})
 _NOT_NEEDED: Final = frozenset({"charset"})
 _NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})
+_NOT_UTF_8: Final = "Could not decode to UTF-8"
 _NOT_UNDERSTOOD: Final = 1064
 _NOT_GRANTED: Final = frozenset({1227, 1044, 1045})
 _ASKED_OF_MYSQL: Final = ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
@@ -339,6 +340,12 @@ def _translate(error: Exception, place: Place) -> OutboxError:
     text = str(error.args[-1] if error.args else error).splitlines()[0]
     if code in _NO_SUCH_TABLE or text.startswith(("no such table", "no such column")):
         return SchemaMissing(f"a table or column is missing in {place} ({text}); run: outbox db upgrade --url URL")
+    if text.startswith(_NOT_UTF_8):
+        # The driver's text has the value.
+        return ConfigurationError(
+            f"a text is not UTF-8 in {place}, so it equals no message's key: say with key_format how the business "
+            "writes it, or leave such rows out by the rule's where"
+        )
     if code in _ACCESS_DENIED:
         return ConfigurationError(f"{place} refuses this user ({text}); grant SELECT, or check the url's user")
     return DatabaseUnavailable(f"cannot read {place} ({text}); check the url and that the database runs")

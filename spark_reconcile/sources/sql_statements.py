@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
-from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, Operator, Settings
+from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, KeyFormat, Operator, Settings
 from spark_reconcile.core.time_range import Span
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS, or_null, outside
 from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, quoted
@@ -30,6 +30,9 @@ NUMBERS: Final = frozenset({"deliver_at_ms", "created_ms", "at_ms", "attempts", 
 LEG_SCHEMA: Final = ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in COLUMNS)
 _INTEGERS: Final = ("int", "bigint", "mediumint", "smallint", "tinyint", "integer")
 _TIMES: Final = ("datetime", "timestamp", "date")
+_BYTES: Final = ("binary", "blob", "bytea")
+_FLOATS: Final = ("float", "double", "real")
+_UUID_PARTS: Final = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
 _DATE: Final = "date"
 _DAY_MS: Final = 24 * 3_600_000
 _FRACTION: Final = re.compile(r"(?:datetime|timestamp)\((\d)\)")
@@ -147,7 +150,9 @@ def business_statement(reader: DbApiReader, rule: BusinessRule, number: int, *, 
         _check_column(rule, name, columns)
     created_ms = _time(place, rule, rule.time_column, columns)
     # An impossible time gives no hour and no age: the row has no created time then, and `at_ms` is the original value.
-    selected = {"message_key": _text(place, rule.key_column), "created_ms": or_null(created_ms), "at_ms": created_ms}
+    selected = {
+        "message_key": key_text(place, rule, columns), "created_ms": or_null(created_ms), "at_ms": created_ms,
+    }  # fmt: skip
     if rule.deliver_at_column is not None:
         _check_column(rule, rule.deliver_at_column, columns)
         selected["deliver_at_ms"] = _time(place, rule, rule.deliver_at_column, columns)
@@ -324,6 +329,35 @@ def _milli(place: Place, name: str) -> str:
     return f"{quoted(place, name)} {'/' if place.backend is Backend.SQLITE else 'DIV'} 1000"
 
 
-def _text(place: Place, name: str) -> str:
-    """A column as text, in SQL."""
-    return f"CAST({quoted(place, name)} AS {'TEXT' if place.backend is Backend.SQLITE else 'CHAR'})"
+def key_text(place: Place, rule: BusinessRule, columns: Mapping[str, str]) -> str:
+    """A rule's key column as the text of the message's key, in SQL. Raises ConfigurationError for a type whose text is
+    not the one that the business publishes.
+    """
+    column, kind = quoted(place, rule.key_column), columns[rule.key_column]
+    text = f"CAST({column} AS {'TEXT' if place.backend is Backend.SQLITE else 'CHAR'})"
+    is_bytes = any(name in kind for name in _BYTES)
+    if any(name in kind for name in _FLOATS):
+        raise ConfigurationError(
+            f"rule {rule.name}: key column {rule.key_column} of {rule.table} is of type {kind}, whose text depends on "
+            "who writes it; name a column of whole numbers or of text"
+        )
+    match rule.key_format:
+        case None if is_bytes:
+            raise ConfigurationError(
+                f"rule {rule.name}: key column {rule.key_column} of {rule.table} is of type {kind}, and a key is text: "
+                f"say with key_format ({' or '.join(KeyFormat)}) how the business writes it in the message's key"
+            )
+        case None:
+            # Plus 0: the text of a ZEROFILL has zeros that the number has not, and that of a BIT is its bytes.
+            is_number = place.backend is Backend.MYSQL and kind.startswith((*_INTEGERS, "bit", "decimal"))
+            return f"CAST({column} + 0 AS CHAR)" if is_number else text
+        case KeyFormat.HEX:
+            return f"LOWER(HEX({column}))" if is_bytes else f"LOWER({text})"
+        case KeyFormat.UUID:
+            digits = f"LOWER(HEX({column}))" if is_bytes else f"LOWER(REPLACE({text}, '-', ''))"
+            parts = [f"SUBSTR({digits}, {begin}, {length})" for begin, length in _UUID_PARTS]
+            if place.backend is Backend.SQLITE:
+                return " || '-' || ".join(parts)
+            return f"CONCAT_WS('-', {', '.join(parts)})"
+        case _:
+            assert_never(rule.key_format)
