@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.core.dataframes import computed, grouped, union
+from spark_reconcile.core.time_range import EVER_MS
 from spark_reconcile.evidence.cancel_answers import ANSWERED, NOTED, TAKEN, UNNOTED
 from spark_reconcile.sources.sql_statements import CANCELS, WITHDRAWN, WITHDREW, Leg
 
@@ -47,6 +48,8 @@ _TAKEN_BACK: Final = (
     "(cancel.scope is null or rlike(topic, cancel.scope)) and not coalesce(cancel.time_ms > placed_ms, false)"
     f" and not ({_FORGOTTEN})"
 )
+# A row written by hand may be due at the largest number that there is: rules add to it.
+_DUE: Final = f"greatest(least(coalesce(deliver_at_ms, 0L), {EVER_MS}L), -{EVER_MS}L)"
 _CANCELED: Final = f"if(cancels is null, 0L, cast(size(filter(cancels, cancel -> {_TAKEN_BACK})) as bigint))"
 BROADCAST_CANCELS_MAX: Final = 1_000_000
 """Up to so many canceled ids are broadcast; more are shuffled with all messages."""
@@ -120,7 +123,7 @@ _UNKNOWN: Final = {
 
 def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[DataFrame]:
     key = "coalesce(message_key, '')"
-    body = {"body_hash": "xxhash64(body_sha256)", "due_ms": "coalesce(deliver_at_ms, 0L)", "created_ms": "created_ms"}
+    body = {"body_hash": "xxhash64(body_sha256)", "due_ms": _DUE, "created_ms": "created_ms"}
     # The id that a cancel cancels is shown as its key, if it is known.
     of_rows = {
         **body, "topic": "topic", "published_key": f"if(topic = '{CANCELS}', null, {key})",

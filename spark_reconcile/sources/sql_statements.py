@@ -18,7 +18,7 @@ import msgspec
 
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, KeyFormat, Operator, Settings
-from spark_reconcile.core.time_range import Span
+from spark_reconcile.core.time_range import EVER_MS, Span
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS, or_null, outside
 from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, quoted
 
@@ -294,9 +294,7 @@ def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str
     """A column of times as milliseconds since the epoch, in SQL. Raises ConfigurationError for other types."""
     column, kind = quoted(place, name), columns[name]
     if kind.startswith(_INTEGERS):
-        if rule.time_unit == "s":
-            return f"{column} * 1000"
-        return column if rule.time_unit == "ms" else _milli(place, name)
+        return _bounded(place, name, rule.time_unit)
     if place.backend is Backend.SQLITE and kind.startswith((*_TIMES, "text")):
         return f"CAST(ROUND((julianday({column}) - 2440587.5) * 86400000.0) AS INTEGER)"
     if kind.startswith(_TIMES):
@@ -304,6 +302,19 @@ def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str
     raise ConfigurationError(
         f"rule {rule.name}: column {name} is of type {kind}; times are integers since the epoch or datetimes"
     )
+
+
+def _bounded(place: Place, name: str, unit: str) -> str:
+    """A column of integers as milliseconds, in SQL; beyond EVER_MS, which no time is, EVER_MS.
+
+    One row with the largest number that its column can hold would be too large for a product, a sum or Spark's bigint,
+    and would end every run.
+    """
+    column = quoted(place, name)
+    milli = {"s": f"{column} * 1000", "ms": column, "us": _milli(place, name)}[unit]
+    most = EVER_MS // 1000 if unit == "s" else EVER_MS * (1000 if unit == "us" else 1)
+    bounded = f"CASE WHEN {column} > {most} THEN {EVER_MS} WHEN {column} < -{most} THEN -{EVER_MS} ELSE {milli} END"
+    return f"CAST({bounded} AS {'INTEGER' if place.backend is Backend.SQLITE else 'SIGNED'})"
 
 
 def _unit_ms(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:

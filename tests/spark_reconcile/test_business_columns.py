@@ -14,6 +14,7 @@ from sqlalchemy import create_engine, text
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import BusinessRule
 from spark_reconcile.core.settings import KeyFormat
+from spark_reconcile.core.time_range import EVER_MS
 from spark_reconcile.sources.dbapi_reader import Place, reading
 from spark_reconcile.sources.sql_source import Part, SqlReader
 from spark_reconcile.sources.sql_statements import business_statement
@@ -24,7 +25,7 @@ RULE = BusinessRule(name="r", table="paid", key_column="id", time_column="at", t
 DUE_MS = 1_767_323_045_000
 BYTES = "0123456789abcdef0123456789abcdef"
 DASHED = "01234567-89ab-cdef-0123-456789abcdef"
-UNSIGNED_MAX = 2**64 - 1
+SIGNED_MAX, UNSIGNED_MAX = 2**63 - 1, 2**64 - 1
 
 
 # -- due times ---------------------------------------------------------------------------------------------------------
@@ -143,6 +144,37 @@ def test_a_text_of_sqlite_that_is_no_utf_8_is_refused_without_its_value(sqlite: 
         _rows(sqlite, RULE)
 
     assert "secret" not in str(raised.value)
+
+
+# -- sentinels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["us", "ms", "s"])
+@pytest.mark.parametrize("sentinel", [SIGNED_MAX, UNSIGNED_MAX])
+def test_a_row_with_the_largest_number_is_read_and_has_no_time(mysql_like: Database, unit: str, sentinel: int) -> None:
+    _create(
+        mysql_like, "id BIGINT UNSIGNED, at BIGINT UNSIGNED, due BIGINT UNSIGNED",
+        f"({sentinel}, {sentinel}, {sentinel}), (7, {DUE_MS}, {DUE_MS})",
+    )  # fmt: skip
+
+    rows = _rows(mysql_like, replace(RULE, deliver_at_column="due", time_unit=unit))
+
+    (row,) = [row for row in rows if row["message_key"] == str(sentinel)]
+    assert (row["created_ms"], row["at_ms"], row["deliver_at_ms"]) == (None, EVER_MS, EVER_MS)
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize("unit", ["us", "ms", "s"])
+@pytest.mark.parametrize("sentinel", [SIGNED_MAX, -SIGNED_MAX - 1])
+def test_a_row_of_sqlite_with_the_largest_number_is_read_and_has_no_time(
+    sqlite: Database, unit: str, sentinel: int
+) -> None:
+    _create(sqlite, "id BIGINT, at BIGINT, due BIGINT", f"({sentinel}, {sentinel}, {sentinel})")
+
+    (row,) = _rows(sqlite, replace(RULE, deliver_at_column="due", time_unit=unit))
+
+    ever_ms = EVER_MS if sentinel > 0 else -EVER_MS
+    assert (row["created_ms"], row["at_ms"], row["deliver_at_ms"]) == (None, ever_ms, ever_ms)
 
 
 def _create(database: Database, columns: str, values: str = "") -> None:
