@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import tempfile
+import traceback
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
-from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, UsageError
+from outbox_core.runtime.logs import mask_secrets
 from outbox_core.runtime.terminal_text import escaped
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
@@ -17,6 +20,7 @@ from spark_reconcile.core.settings_file import read_config, settings_of
 
 EXIT_FINDINGS: Final = 1
 EXIT_NOT_COMPARABLE: Final = 3
+EXIT_UNFORESEEN: Final = 4
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file that names sources and rules.")]
 Url = Annotated[str | None, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database of the outbox.")]
@@ -87,11 +91,35 @@ def given_settings(
     return settings_of(tables, folder=None if config is None else config.resolve().parent)
 
 
-@contextmanager
-def exit_statuses() -> Iterator[None]:
-    """Print why nothing was evaluated or changed, and exit with the status of the error."""
-    try:
-        yield
-    except (NotComparable, DatabaseUnavailable) as error:
-        typer.echo(escaped(f"error: {error}", but="\n"), err=True)
-        raise typer.Exit(EXIT_NOT_COMPARABLE) from error
+class GuardedCommands(TyperGroup):
+    """The commands of `outbox reconcile`: whatever one of them raises, its exit status says what that means."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Exit status 1 is for findings alone; that of an error nobody foresaw is EXIT_UNFORESEEN."""
+        try:
+            return super().invoke(ctx)
+        except (NotComparable, DatabaseUnavailable) as error:
+            typer.echo(escaped(f"error: {error}", but="\n"), err=True)
+            raise typer.Exit(EXIT_NOT_COMPARABLE) from error
+        except (UsageError, ModuleNotFoundError, typer.Abort):
+            raise  # the command `outbox` prints these
+        except Exception as error:
+            if hasattr(error, "exit_code"):  # Typer's own, whose common class it does not show
+                raise
+            typer.echo(
+                f"error: {type(error).__name__}, which was not foreseen, so nothing is said about the records: its "
+                f"trace is in {_written_trace(error)}",
+                err=True,
+            )
+            raise typer.Exit(EXIT_UNFORESEEN) from error
+
+
+def _written_trace(error: Exception) -> str:
+    """Write the trace to a new file that only this user can read; returns its path.
+
+    A message of a driver's may have a URL in it, and a source's values: none of them goes to the terminal.
+    """
+    descriptor, path = tempfile.mkstemp(prefix="outbox-reconcile-", suffix=".trace")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(mask_secrets("".join(traceback.format_exception(error))))
+    return path

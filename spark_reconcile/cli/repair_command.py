@@ -16,7 +16,7 @@ from rich.text import Text
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.terminal_text import escaped
-from spark_reconcile.cli.options import BrokerData, Config, PasswordFile, Schema, Url, exit_statuses, given_settings
+from spark_reconcile.cli.options import BrokerData, Config, PasswordFile, Schema, Url, given_settings
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.findings import confirmed_suspects, unconfirmed_count, unpublished_rows
@@ -84,8 +84,7 @@ def apply(
         password_file=password_file,
     )  # fmt: skip
     plan = read_plan(file)
-    with exit_statuses():
-        _do(still_to_do(settings, plan, repairs_max=repairs_max), yes=yes, dry_run=dry_run)
+    _do(still_to_do(settings, plan, repairs_max=repairs_max), yes=yes, dry_run=dry_run)
 
 
 def _do(repairs: Sequence[Repair], *, yes: bool, dry_run: bool) -> list[Repair]:

@@ -34,6 +34,7 @@ from spark_reconcile.cli.options import (
     DryRun,
     Full,
     GraceSeconds,
+    GuardedCommands,
     Master,
     MetricsFile,
     NowMs,
@@ -47,7 +48,6 @@ from spark_reconcile.cli.options import (
     Until,
     Url,
     Yes,
-    exit_statuses,
     given_settings,
 )
 from spark_reconcile.cli.repair_command import app as repair_app
@@ -64,7 +64,7 @@ from spark_reconcile.results.summary import Summary
 from spark_reconcile.results.window_selection import newest_closed
 from spark_reconcile.rules.verdict_rule import State
 
-app = typer.Typer(help="Prove that nothing was lost, invented or early.", no_args_is_help=True)
+app = typer.Typer(cls=GuardedCommands, help="Prove that nothing was lost, invented or early.", no_args_is_help=True)
 app.command()(report)
 app.add_typer(repair_app, name="repair")
 
@@ -86,7 +86,8 @@ def run(
     """Reconcile once. Every message, every delivery and every business row gets one verdict.
 
     With --since by the hour: only hours that are new, changed or still moving are judged, the others stand. Exit
-    status: 0 balanced, 1 findings, 2 usage, 3 a source is missing, damaged or down, so nothing was judged.
+    status: 0 balanced, 1 findings, 2 usage, 3 a source is missing, damaged or down, so nothing was judged, 4 an error
+    that was not foreseen.
 
     Examples:
 
@@ -103,8 +104,7 @@ def run(
         raise ConfigurationError("--until and --full go with --since: name since when, e.g. --since 48h")
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     span = None if since is None else (moment_ms(since, now_ms=now), moment_ms(until, now_ms=now) if until else now)
-    with exit_statuses():
-        summary = _run(settings, master=master, now_ms=now, span=span, full=full, quiet=quiet)
+    summary = _run(settings, master=master, now_ms=now, span=span, full=full, quiet=quiet)
     _write_metrics(settings, metrics_file, summary)
     if as_json:
         typer.echo(json.dumps(summary.as_dict()))
