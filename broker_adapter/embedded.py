@@ -76,9 +76,12 @@ class EmbeddedBroker:
         max_messages: int = 100,
         wait_ms: int = 0,
         invisible_ms: int = INVISIBLE_MS_DEFAULT,
+        begins: bool = False,
     ) -> list[Delivery]:
         """Take what is ready, waiting up to `wait_ms` for the first."""
-        return self._open().pull(topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms)
+        return self._open().pull(
+            topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms, begins=begins
+        )
 
     def read(
         self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
@@ -97,9 +100,9 @@ class EmbeddedBroker:
         """Give deliveries back."""
         return self._open().nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts)
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         """Keep deliveries invisible."""
-        return self._open().extend(receipts, invisible_ms=invisible_ms)
+        return self._open().extend(receipts, invisible_ms=invisible_ms, begun=begun)
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages, on all topics."""

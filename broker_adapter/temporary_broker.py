@@ -73,11 +73,12 @@ class TemporaryBroker:
         max_messages: int = 100,
         wait_ms: int = 0,
         invisible_ms: int = INVISIBLE_MS_DEFAULT,
+        begins: bool = False,
     ) -> list[Delivery]:
         """Take what is ready, waiting up to `wait_ms` of the broker's clock for the first."""
         return self._ask(
             lambda broker: broker.pull(
-                topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms
+                topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms, begins=begins
             )
         )
 
@@ -100,9 +101,9 @@ class TemporaryBroker:
         """Give deliveries back."""
         return self._ask(lambda broker: broker.nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts))
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         """Keep deliveries invisible."""
-        return self._ask(lambda broker: broker.extend(receipts, invisible_ms=invisible_ms))
+        return self._ask(lambda broker: broker.extend(receipts, invisible_ms=invisible_ms, begun=begun))
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages, on all topics."""

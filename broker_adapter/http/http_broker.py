@@ -138,6 +138,7 @@ class HttpBroker:
         max_messages: int = 100,
         wait_ms: int = 0,
         invisible_ms: int = limits.INVISIBLE_MS_DEFAULT,
+        begins: bool = False,
     ) -> list[Delivery]:
         """Take what is ready, waiting up to `wait_ms` for the first; at most 1,000 messages and 60 s a call."""
         if max_messages < 1 or wait_ms < 0 or not limits.INVISIBLE_MS_MIN <= invisible_ms <= limits.INVISIBLE_MS_MAX:
@@ -148,6 +149,7 @@ class HttpBroker:
             max_messages=min(max_messages, limits.PULL_MESSAGES_MAX),
             wait_ms=min(wait_ms, limits.PULL_WAIT_MS_MAX),
             invisible_ms=invisible_ms,
+            begins=begins,
         )
         path = f"{_group_path(topic, group)}/pull"
         if self._connection.packed:
@@ -188,11 +190,11 @@ class HttpBroker:
 
         return _settled(receipts, send=send, foreign=NackStatus.STALE, place=self._connection.place)
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         """Keep deliveries invisible for `invisible_ms` from now."""
 
         def send(path: str, chunk: list[str]) -> list[ExtendStatus]:
-            body = wire.ExtendRequest(receipts=chunk, invisible_ms=invisible_ms)
+            body = wire.ExtendRequest(receipts=chunk, invisible_ms=invisible_ms, begun=begun)
             answer = self._connection.send("POST", f"{path}/extend", wire.ExtendAnswer, body=body, repeatable=True)
             return [one.status for one in answer.results]
 

@@ -120,6 +120,7 @@ class PublishOnlyBroker:
         max_messages: int = 100,
         wait_ms: int = 0,
         invisible_ms: int = INVISIBLE_MS_DEFAULT,
+        begins: bool = False,
     ) -> list[Delivery]:
         """NotSupported: consumers of this broker keep their own client, and use the inbox in it."""
         self._refuse("pull")
@@ -134,7 +135,7 @@ class PublishOnlyBroker:
         """Raises NotSupported."""
         self._refuse("nack")
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         """Raises NotSupported."""
         self._refuse("extend")
 

@@ -278,6 +278,7 @@ class ConsumerRunner:
         deliveries = self._broker.pull(
             topic, consumer.group,
             max_messages=consumer.prefetch, wait_ms=self._times.pull_wait_ms, invisible_ms=consumer.invisible_ms,
+            begins=True,
         )  # fmt: skip
         if not deliveries:
             return None
@@ -308,7 +309,11 @@ class ConsumerRunner:
                     if not error.conflict:
                         return error
                     continue
-                if is_handled:
+                if is_handled and one.delivery.expired:
+                    # It was reported as begun: if the next message ends this process, an ack that is still under way
+                    # would make that an attempt of this one.
+                    self._ack([one])
+                elif is_handled:
                     acks.put([one], wait_ms=self._times.ack_delay_ms if one is not held[-1] else 0)
         finally:
             acks.put([])  # what waits for the rest of its batch

@@ -144,6 +144,10 @@ class InFlightDeliveries:
 
     def may_begin(self, held: InFlightDelivery) -> bool:
         """Begin to handle a delivery if it is still held; it is not nacked as untried any more."""
+        if held.delivery.expired:
+            # It may have ended its last consumer. If it ends this process too, it is an attempt of this message and of
+            # none that waits behind it; the report costs a request, so the first delivery goes without.
+            self._extend([held], invisible_ms=held.consumer.invisible_ms, begun=True)
         with self._changed:
             now_ms = self._clock.monotonic_ms()
             if held.lost or now_ms >= held.until_ms:
@@ -165,10 +169,10 @@ class InFlightDeliveries:
             for held in over:
                 held.lost = True  # under the lock: its handling cannot begin any more
         extended = [held for held in due if not held.lost]
-        for invisible_ms in sorted({held.consumer.invisible_ms for held in extended}):
-            alike = [held for held in extended if held.consumer.invisible_ms == invisible_ms]
+        for invisible_ms, begun in sorted({(held.consumer.invisible_ms, held.begun) for held in extended}):
+            alike = [held for held in extended if (held.consumer.invisible_ms, held.begun) == (invisible_ms, begun)]
             for start in range(0, len(alike), PULL_MESSAGES_MAX):
-                self._extend(alike[start : start + PULL_MESSAGES_MAX], invisible_ms=invisible_ms)
+                self._extend(alike[start : start + PULL_MESSAGES_MAX], invisible_ms=invisible_ms, begun=begun)
         self._abandon([held for held in over if held.begun])
         self._nack_waiting([held for held in over if not held.begun])
 
@@ -193,9 +197,10 @@ class InFlightDeliveries:
         at_ms = min((held.extend_at_ms for held in self._held.values() if not held.lost), default=None)
         return IDLE_WAIT_MS if at_ms is None else max(EXTEND_PAUSE_MS_MIN, at_ms - self._clock.monotonic_ms())
 
-    def _extend(self, held: Sequence[InFlightDelivery], *, invisible_ms: int) -> None:
+    def _extend(self, held: Sequence[InFlightDelivery], *, invisible_ms: int, begun: bool) -> None:
+        receipts = [one.delivery.receipt for one in held]
         try:
-            statuses = self._broker.extend([one.delivery.receipt for one in held], invisible_ms=invisible_ms)
+            statuses = self._broker.extend(receipts, invisible_ms=invisible_ms, begun=begun)
         except OutboxError as error:
             logger.warning("extend_failed", extra={"receipts": len(held), "error": str(error)})
             again_at_ms = self._clock.monotonic_ms() + min(EXTEND_RETRY_MS, invisible_ms // 8)

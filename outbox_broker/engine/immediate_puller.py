@@ -34,7 +34,7 @@ class ImmediatePuller:
 
     def take_at_hand(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
-        fires: bool = True, since: int | None = None,
+        fires: bool = True, since: int | None = None, begins: bool = False,
     ) -> list[PulledMessages] | None:  # fmt: skip
         """Like take(), if it needs no wait: for no lock, no disk, no other pull. None, with nothing delivered, if it
         might: then call take(), in a thread that may block.
@@ -53,7 +53,7 @@ class ImmediatePuller:
                 now_ms = self._clock.now_ms()
                 if not _is_chosen_at_once(found_topic.index, found, now_ms=now_ms, count_max=max_messages):
                     return None
-                choice = self._puller.choose(found_topic, found, count_max=max_messages, now_ms=now_ms)
+                choice = self._puller.choose(found_topic, found, count_max=max_messages, begins=begins, now_ms=now_ms)
                 if choice is None:
                     return []
                 if not self._is_at_hand(choice):

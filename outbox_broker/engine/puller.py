@@ -50,6 +50,7 @@ class PullChoice:
     fresh: tuple[int, int]
     count_max: int
     share: PullShare
+    begins: bool
     seek_generation: int
 
 
@@ -92,7 +93,7 @@ class Puller:
 
     def take(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
-        fires: bool = True, since: int | None = None, quota: ClientTopicQuota | None = None,
+        fires: bool = True, since: int | None = None, quota: ClientTopicQuota | None = None, begins: bool = False,
     ) -> list[PulledMessages]:  # fmt: skip
         """Deliver ready messages, as runs of records.
 
@@ -110,7 +111,9 @@ class Puller:
         with found.pulling:
             scanned = 0
             for _ in range(_PASSES_MAX):
-                choice = self._index_repair.looked_up(partial(self.choose, found_topic, found, count_max=max_messages))
+                choice = self._index_repair.looked_up(
+                    partial(self.choose, found_topic, found, count_max=max_messages, begins=begins)
+                )
                 if choice is None:
                     return []
                 records = self.read(choice)
@@ -121,6 +124,8 @@ class Puller:
                     )
                 if handed:
                     return handed
+                if choice.share.retries and not choice.retry_ranges:
+                    continue  # it was the turn of fresh messages, and none is deliverable: suspected ones are next
                 scanned += len(records)
                 if found.order is not None and scanned < self._options.filter_scan_max:
                     continue
@@ -148,8 +153,14 @@ class Puller:
             index, end = self._state.topic(topic).index, self._messages.durable_end
             return index.visible_end(found.position, count_max=1, durable_end=end) > found.position
 
-    def choose(self, topic: Topic, group: Group, *, count_max: int, now_ms: int | None = None) -> PullChoice | None:
-        """Returns what to read for a delivery; None if nothing is ready."""
+    def choose(
+        self, topic: Topic, group: Group, *, count_max: int, begins: bool = False, now_ms: int | None = None
+    ) -> PullChoice | None:
+        """Returns what to read for a delivery; None if nothing is ready.
+
+        A consumer that `begins` says which message it handles. For another one, messages of which one may have ended
+        their consumer are chosen by themselves, in turn with fresh ones.
+        """
         self._context.refuse_if_closed()
         if group.is_deleted:
             raise group_deleted(topic.index.name, group.name)
@@ -158,16 +169,28 @@ class Puller:
         self._groups.skip_filtered(topic, group)
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         for _ in range(_PASSES_MAX):
-            again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
+            again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max, isolates=not begins)
             if not deaths:
                 break
             self._dead_letters.bury(topic.index.name, group, deaths, at_ms=now_ms)
-        index = topic.index
         share = PullShare(count_max, retries=_count(again), fresh_first=group.fresh_first)
-        reserved = _first_of(again, share.retries_min)
-        left = fresh_max = self._room_in_hand(
-            topic.index.name, group, wanted=count_max - _count(reserved), again=reserved
-        )
+        chosen = partial(self._chosen, topic, group, now_ms=now_ms, share=share, begins=begins)
+        if begins or not again or not group.is_suspected(again[0][0]):
+            return chosen(again=again, fresh_max=None)
+        fresh = chosen(again=[], fresh_max=None) if group.fresh_first else None
+        return fresh or chosen(again=again, fresh_max=0)
+
+    def _chosen(
+        self, topic: Topic, group: Group, *, again: list[tuple[int, int]], fresh_max: int | None, now_ms: int,
+        share: PullShare, begins: bool,
+    ) -> PullChoice | None:  # fmt: skip
+        """Returns what to read: of retries and fresh messages each its share, of the latter up to `fresh_max`."""
+        index, count_max = topic.index, share.count_max
+        if fresh_max is None:
+            reserved = _first_of(again, share.retries_min)
+            wanted_max = count_max - _count(reserved)
+            fresh_max = self._room_in_hand(index.name, group, wanted=wanted_max, again=reserved)
+        left = fresh_max
         filed: list[tuple[int, int]] = []
         if group.order is not None:
             filed, left = group.order.to_read(left, scan_max=self._options.filter_scan_max)
@@ -182,7 +205,7 @@ class Puller:
             return None
         return PullChoice(
             now_ms, wanted, len(again), [list(index.runs(first, end)) for first, end in wanted], fresh=fresh,
-            count_max=_count(again) + fresh_max, share=replace(share, fresh_max=fresh_max),
+            count_max=_count(again) + fresh_max, share=replace(share, fresh_max=fresh_max), begins=begins,
             seek_generation=group.seek_generation,
         )  # fmt: skip
 
@@ -224,11 +247,11 @@ class Puller:
         there = _still_there(group, choice, records)
         if group.order is not None:
             there = self._in_order(topic, group, group.order, choice, there)
+        if choice.share.retries:
+            group.fresh_first = not group.fresh_first
         fit = self._shared_fit(topic, group, choice, there)
         if not fit:
             return []
-        if choice.share.retries:
-            group.fresh_first = not group.fresh_first
         runs = _runs_of(fit)
         handed = group.decide_delivery([(first, first + len(found)) for first, found in runs], epoch=self._state.epoch)
         self._writer.act(
@@ -236,6 +259,7 @@ class Puller:
                 topic=topic.index.name, group=group.name, at_ms=choice.now_ms,
                 visible_at_ms=choice.now_ms + invisible_ms, consumer=consumer,
                 runs=[journal.HandedRun(one.first, one.count, one.delivery, one.attempt) for one in handed],
+                begins=choice.begins,
             )
         )  # fmt: skip
         self._count_handed_out(topic.index.name, group.name, handed)

@@ -91,8 +91,10 @@ class Settler:
         self._actions.commit(end)
         return statuses
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
-        """Keep deliveries invisible for `invisible_ms` from now; written, like a delivery, but not synced."""
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
+        """Keep deliveries invisible for `invisible_ms` from now; written, like a delivery, but not synced. `begun`: the
+        consumer begins to handle them, so an invisible time that runs out is an attempt.
+        """
         check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
         statuses = [ExtendStatus.STALE] * len(receipts)
         with self._lock:
@@ -109,7 +111,12 @@ class Settler:
                 if entries:
                     self._writer.act(
                         journal.Extended(
-                            topic=topic, group=name, at_ms=now_ms, visible_at_ms=now_ms + invisible_ms, entries=entries
+                            topic=topic,
+                            group=name,
+                            at_ms=now_ms,
+                            visible_at_ms=now_ms + invisible_ms,
+                            entries=entries,
+                            begun=begun,
                         )
                     )
         return statuses

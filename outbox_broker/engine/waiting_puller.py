@@ -37,6 +37,7 @@ class WaitingPuller:
         wait_ms: int = 0,
         invisible_ms: int = 30_000,
         consumer: str | None = None,
+        begins: bool = False,
     ) -> list[Delivery]:
         """Deliver ready messages, waiting up to `wait_ms` for the first one.
 
@@ -50,7 +51,7 @@ class WaitingPuller:
         deadline_ms = self._clock.monotonic_ms() + wait_ms
         take = partial(
             self._puller.take, topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer,
-            fires=not wait_ms, since=self._deleted.deletions,
+            fires=not wait_ms, since=self._deleted.deletions, begins=begins,
         )  # fmt: skip
         handed = take() or self.awaited(topic, group, take, deadline_ms=deadline_ms)
         return [delivery for one in handed or () for delivery in deliveries_of(topic, group, one)]
@@ -96,6 +97,7 @@ def deliveries_of(topic: str, group: str, handed: PulledMessages) -> list[Delive
         Delivery(
             receipt=receipt, id=record.id, topic=topic, body=record.body, key=record.key, headers=record.headers,
             attempt=attempt, created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
+            expired=handed.out.expired,
         )
         for receipt, record in zip(handed.receipts(topic, group), handed.records, strict=True)
     ]  # fmt: skip

@@ -38,6 +38,8 @@ class DeliveryRun:
     attempt: int
     generation: int
     again: bool = False
+    expired: bool = False
+    """Whether the delivery before this one ended by its invisible time."""
 
     @property
     def end(self) -> int:
@@ -106,18 +108,32 @@ class Group:
 
     # -- handing out -------------------------------------------------------------------------------------------------
 
-    def visible_again(self, *, now_ms: int, count_max: int) -> tuple[list[tuple[int, int]], list[Death]]:
+    def visible_again(
+        self, *, now_ms: int, count_max: int, isolates: bool = False
+    ) -> tuple[list[tuple[int, int]], list[Death]]:
         """Returns the runs (first, end) that may be redelivered, `count_max` messages in total, and the dead letters
         among messages whose invisible time expired on the last attempt. Changes nothing.
+
+        `isolates`: messages that are suspected (is_suspected) come by themselves, half as many together as before. So
+        the one that ends its consumer is alone after a few deliveries, and only its attempts are used up.
         """
         ready: list[tuple[int, int]] = []
         deaths: list[Death] = []
-        left = count_max
+        left, taken = count_max, 0
+        are_suspected: bool | None = None
         with closing(self.unsettled.visible(now_ms)) as found:
             for run in found:
-                used = run.attempts_used + (1 if run.in_flight else 0)
+                if isolates:
+                    are_suspected = run.is_suspected if are_suspected is None else are_suspected
+                    if run.is_suspected is not are_suspected:
+                        break
+                    if are_suspected:
+                        left = min(left, run.together // 2 - taken)
+                        if left <= 0:
+                            break
+                used = run.attempts_by_now
                 count = min(run.count, left)
-                left -= count
+                left, taken = left - count, taken + count
                 if used < self.config.max_attempts:
                     ready.append((run.first, run.first + count))
                 else:
@@ -133,6 +149,11 @@ class Group:
         found = [(one, end - first) for first, end in runs if (one := self.unsettled.find(first)) is not None]
         back = sum(count for one, count in found if not one.in_flight)
         return back, sum(count for one, count in found if one.is_redriven)
+
+    def is_suspected(self, sequence: int) -> bool:
+        """Returns whether a message was delivered with others to a consumer that let their invisible time run out."""
+        run = self.unsettled.find(sequence)
+        return run is not None and run.is_suspected
 
     def is_visible(self, first: int, end: int, *, now_ms: int) -> bool:
         """Returns whether all of these are still unsettled and visible, as visible_again() reported."""
@@ -170,16 +191,21 @@ class Group:
                     deliveries.append(DeliveryRun(place, run.first - place, least + 1, 1, self.generation))
                     place = run.first
                 stop = min(run.end, end)
-                used = run.attempts_used + (1 if run.in_flight else 0)  # in flight: the invisible time expired
-                delivery = max(run.delivery, least) + 1
-                again = run.delivery > 0
-                deliveries.append(DeliveryRun(place, stop - place, delivery, used + 1, run.generation, again=again))
+                deliveries.append(
+                    DeliveryRun(
+                        place, stop - place, max(run.delivery, least) + 1, run.attempts_by_now + 1, run.generation,
+                        again=run.delivery > 0, expired=run.in_flight,
+                    )
+                )  # fmt: skip
                 place = stop
             if place < end:
                 deliveries.append(DeliveryRun(place, end - place, least + 1, 1, self.generation))
         return deliveries
 
-    def deliver(self, first: int, count: int, *, delivery: int, attempt: int, visible_at_ms: int) -> None:
+    def deliver(
+        self, first: int, count: int, *, delivery: int, attempt: int, visible_at_ms: int, together: int = 1,
+        expiry_counts: bool = True,
+    ) -> None:  # fmt: skip
         """Apply a delivery decision."""
         if self.order is not None:
             self.order.deliver(first, first + count)
@@ -187,7 +213,12 @@ class Group:
             self.unsettled.add(
                 replace(
                     run, delivery=delivery, attempts_used=attempt - 1, in_flight=True, visible_at_ms=visible_at_ms,
-                    history=failed(run.history, self.reasons.number_of(EXPIRED)) if run.in_flight else run.history,
+                    history=(
+                        failed(run.history, self.reasons.number_of(EXPIRED))
+                        if run.in_flight and run.expiry_counts
+                        else run.history
+                    ),
+                    together=together, expiry_counts=expiry_counts,
                 )
             )  # fmt: skip
 
@@ -272,7 +303,7 @@ class Group:
     def decide_deferral(self, sequence: int, *, until_ms: int) -> Requeue:
         """Decide how to defer a message that was about to be delivered. Changes nothing."""
         run = self.unsettled.find(sequence)
-        used = 0 if run is None else run.attempts_used + (1 if run.in_flight else 0)
+        used = 0 if run is None else run.attempts_by_now
         return Requeue(sequence, 1, until_ms, used)
 
     def requeue(self, decision: Requeue, *, reason: str | None) -> None:
@@ -306,10 +337,11 @@ class Group:
         if self.order is not None:
             self.order.end(first, end)
 
-    def extend(self, first: int, count: int = 1, *, visible_at_ms: int) -> None:
-        """Extend the invisible time of in-flight messages."""
+    def extend(self, first: int, count: int = 1, *, visible_at_ms: int, begun: bool = False) -> None:
+        """Extend the invisible time of in-flight messages; `begun`: their consumer begins to handle them."""
         for run in self.unsettled.take(first, first + count):
-            self.unsettled.add(replace(run, visible_at_ms=visible_at_ms))
+            counts = begun or run.expiry_counts
+            self.unsettled.add(replace(run, visible_at_ms=visible_at_ms, expiry_counts=counts))
 
     # -- operators ---------------------------------------------------------------------------------------------------
 

@@ -36,11 +36,26 @@ class InFlightRun:
     """The number of the consumer's failure reason for the last attempt."""
     history: NumberedHistory = ()
     """The failed attempts of this generation."""
+    together: int = 1
+    """How many messages their delivery consisted of."""
+    expiry_counts: bool = True
+    """Whether an invisible time that runs out is an attempt of these messages: they were delivered alone, or their
+    consumer said that it begins them. Else the consumer may have died of another message."""
 
     @property
     def count(self) -> int:
         """Returns the number of messages."""
         return self.end - self.first
+
+    @property
+    def attempts_by_now(self) -> int:
+        """Returns the attempts used, where the invisible time of those in flight has run out."""
+        return self.attempts_used + (1 if self.in_flight and self.expiry_counts else 0)
+
+    @property
+    def is_suspected(self) -> bool:
+        """Returns whether one of several messages delivered together may have ended their consumer."""
+        return self.in_flight and not self.expiry_counts and self.together > 1
 
     @property
     def is_redriven(self) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from outbox_broker.engine.immediate_puller import AT_HAND_BYTES_MAX
 from outbox_broker.engine.puller import PulledMessages
+from outbox_broker.group.consumer_group import DeliveryRun
 from outbox_broker.http import content_negotiation
 from outbox_broker.http.long_poll import PolledMessages
 from outbox_broker.http.problems import Problem
@@ -40,7 +41,7 @@ LEASED_BYTES_MIN: Final = ANSWER_COPIES * AT_HAND_BYTES_MAX
 Status = TypeVar("Status", AckStatus, NackStatus, ExtendStatus)
 
 
-class _PulledMessage(msgspec.Struct, gc=False, tag_field="encoding", tag="binary"):
+class _PulledMessage(msgspec.Struct, gc=False, omit_defaults=True, tag_field="encoding", tag="binary"):
     """wire.PackedPulledMessage, built in half the time: by position, in the order in which clients read it."""
 
     receipt: str
@@ -52,6 +53,7 @@ class _PulledMessage(msgspec.Struct, gc=False, tag_field="encoding", tag="binary
     attempt: int
     created_at_ms: int
     deliver_at_ms: int | None
+    expired: bool = False
 
 
 class _PulledAnswer(msgspec.Struct):
@@ -66,6 +68,7 @@ def take(call: Call, request: PullRequest, since: int) -> PolledMessages | None:
     handed = call.consumers.take(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
         consumer=request.consumer, fires=not request.wait_ms, since=since, quota=call.principal.quota,
+        begins=request.begins,
     )  # fmt: skip
     if not handed:
         call.lease.release()
@@ -80,7 +83,7 @@ def take_at_hand(call: Call, request: PullRequest, since: int) -> PolledMessages
     call.lease.resize(LEASED_BYTES_MIN)
     handed = call.consumers.take_at_hand(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
-        consumer=request.consumer, fires=not request.wait_ms, since=since,
+        consumer=request.consumer, fires=not request.wait_ms, since=since, begins=request.begins,
     )  # fmt: skip
     if handed:
         return _taken(call, handed)
@@ -152,7 +155,7 @@ def extend(call: Call) -> ExtendAnswer:
     request = call.read(ExtendRequest)
 
     def settle(receipts: Sequence[str]) -> list[ExtendStatus]:
-        return call.consumers.extend(receipts, invisible_ms=request.invisible_ms)
+        return call.consumers.extend(receipts, invisible_ms=request.invisible_ms, begun=request.begun)
 
     statuses = _settle(call, request.receipts, settle=settle, foreign=ExtendStatus.STALE)
     outcomes = zip(request.receipts, statuses, strict=True)
@@ -176,7 +179,7 @@ def _answer(
     call: Call, handed: Sequence[PulledMessages], receipts: Sequence[str], *, is_long: bool
 ) -> bytes | bytearray:
     """Encode the response from the records of the log."""
-    records = [(record, one.out.attempt) for one in handed for record in one.records]
+    records = [(record, one.out) for one in handed for record in one.records]
     pulled = _packed(call.topic, receipts, records) if call.is_packed else _text(call.topic, receipts, records)
     if is_long:
         return content_negotiation.encode_list("deliveries", pulled, call.answer_codec, count=len(receipts))
@@ -185,22 +188,32 @@ def _answer(
 
 
 def _packed(
-    topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, int]]
+    topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, DeliveryRun]]
 ) -> Iterator[_PulledMessage | PulledMessage]:
     return (
         _PulledMessage(
-            receipt, one.id, topic, one.body, one.key, one.headers, attempt, one.created_at_ms, one.deliver_at_ms
+            receipt,
+            record.id,
+            topic,
+            record.body,
+            record.key,
+            record.headers,
+            out.attempt,
+            record.created_at_ms,
+            record.deliver_at_ms,
+            out.expired,
         )
-        for receipt, (one, attempt) in zip(receipts, records, strict=False)
+        for receipt, (record, out) in zip(receipts, records, strict=False)
     )
 
 
 def _text(
-    topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, int]]
+    topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, DeliveryRun]]
 ) -> Iterator[_PulledMessage | PulledMessage]:
-    for receipt, (one, attempt) in zip(receipts, records, strict=False):
-        body, encoding = text_body(one.body)
+    for receipt, (record, out) in zip(receipts, records, strict=False):
+        body, encoding = text_body(record.body)
         yield PulledMessage(
-            receipt=receipt, id=one.id, topic=topic, key=one.key, headers=one.headers, body=body,
-            encoding=encoding, attempt=attempt, created_at_ms=one.created_at_ms, deliver_at_ms=one.deliver_at_ms,
+            receipt=receipt, id=record.id, topic=topic, key=record.key, headers=record.headers, body=body,
+            encoding=encoding, attempt=out.attempt, created_at_ms=record.created_at_ms,
+            deliver_at_ms=record.deliver_at_ms, expired=out.expired,
         )  # fmt: skip

@@ -63,7 +63,7 @@ class ForConsumers(Protocol):
 
     def take(
         self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool,
-        since: int | None, quota: ClientTopicQuota | None,
+        since: int | None, quota: ClientTopicQuota | None, begins: bool,
     ) -> list[PulledMessages]:  # fmt: skip
         """Deliver ready messages; with `fires`, due messages are dispatched first if there are none.
 
@@ -72,7 +72,7 @@ class ForConsumers(Protocol):
 
     def take_at_hand(
         self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool,
-        since: int | None,
+        since: int | None, begins: bool,
     ) -> list[PulledMessages] | None:  # fmt: skip
         """Like take(), for an event loop; None if it might have to wait."""
 
@@ -84,7 +84,7 @@ class ForConsumers(Protocol):
     ) -> list[NackStatus]:
         """Return deliveries."""
 
-    def extend(self, receipts: Sequence[str], /, *, invisible_ms: int) -> list[ExtendStatus]:
+    def extend(self, receipts: Sequence[str], /, *, invisible_ms: int, begun: bool) -> list[ExtendStatus]:
         """Extend the invisible time of deliveries."""
 
 

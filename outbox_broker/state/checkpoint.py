@@ -38,6 +38,8 @@ class _Held(msgspec.Struct, array_like=True, frozen=True):
     in_flight: bool
     reason: int | None  # its number among the reasons of the group, as in the history
     history: tuple[tuple[int, int], ...] = ()
+    together: int = 1
+    expiry_counts: bool = True
 
 
 class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -175,7 +177,7 @@ def _encode_held(unsettled: UnsettledRuns) -> msgspec.Raw:
     runs = [
         _encode(
             _Held(one.first, one.count, one.visible_at_ms, one.delivery, one.attempts_used, one.generation,
-                  one.in_flight, one.reason, one.history)
+                  one.in_flight, one.reason, one.history, one.together, one.expiry_counts)
         )
         for one in unsettled
     ]  # fmt: skip
@@ -190,7 +192,7 @@ def _restore_group(group: Group, found: _Group) -> None:
         end = one.first + one.count
         group.unsettled.add(
             InFlightRun(one.first, end, one.visible_at_ms, one.delivery, one.attempts_used, one.generation,
-                 one.in_flight, one.reason, one.history)
+                 one.in_flight, one.reason, one.history, one.together, one.expiry_counts)
         )  # fmt: skip
     if found.dead is not None:
         group.dead.restore(found.dead)

@@ -281,10 +281,12 @@ def config_of(settings: dict[str, str | int | float | bool | None]) -> GroupConf
 def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C901 - one arm an action
     match action:
         case journal.Handed(visible_at_ms=visible_at_ms):
+            together = sum(count_of(run.ids) for run in action.runs)
             for run in action.runs:
                 group.deliver(
                     run.first, count_of(run.ids), delivery=run.delivery, attempt=run.attempt,
-                    visible_at_ms=visible_at_ms,
+                    visible_at_ms=visible_at_ms, together=together,
+                    expiry_counts=together == 1 and not action.begins,
                 )  # fmt: skip
         case journal.Settled():
             for first, ids in action.runs:
@@ -301,7 +303,7 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
                     group.requeue(Requeue(first, count_of(ids), visible_at_ms, used), reason=action.reason)
         case journal.Extended():
             for first, ids in action.entries:
-                group.extend(first, count_of(ids), visible_at_ms=action.visible_at_ms)
+                group.extend(first, count_of(ids), visible_at_ms=action.visible_at_ms, begun=action.begun)
         case journal.Died():
             for first, ids, attempts in action.entries:
                 cause = DeathCause.EXPIRED if action.expired else DeathCause.REJECTED

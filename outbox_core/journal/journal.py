@@ -155,6 +155,8 @@ class Extended(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     at_ms: int
     visible_at_ms: int
     entries: list[tuple[int, Ids]]
+    begun: bool = False
+    """Whether their consumer said that it begins to handle them."""
 
 
 class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died"):
@@ -219,6 +221,8 @@ class Handed(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ha
     visible_at_ms: int
     runs: list[HandedRun]
     consumer: str | None = None
+    begins: bool = False
+    """Whether the consumer says, of messages that it gets again, when it begins to handle them."""
 
 
 class Settled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="settled"):

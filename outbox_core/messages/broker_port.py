@@ -23,12 +23,17 @@ class DeliverySource(Protocol):
     """The operations that consumers use. Methods may be called from any thread; errors are those of Broker."""
 
     def pull(
-        self, topic: str, group: str, *, max_messages: int = 100, wait_ms: int = 0, invisible_ms: int = 30_000
-    ) -> list[Delivery]:
+        self, topic: str, group: str, *, max_messages: int = 100, wait_ms: int = 0, invisible_ms: int = 30_000,
+        begins: bool = False,
+    ) -> list[Delivery]:  # fmt: skip
         """Receive up to `max_messages` that are ready for this group; they stay invisible to it for `invisible_ms`.
 
         Waits up to `wait_ms` for the first one, and returns an empty list if none came. After BrokerUnavailable
         messages may have been delivered: they are redelivered when their invisible time ends.
+
+        An invisible time that ends is an attempt only of the message that may have ended its consumer: of one that was
+        delivered alone, or with `begins` of one that was reported as begun (see extend), as the caller does for each
+        delivery that is `expired`. Without `begins`, messages whose time ended together come again in halves.
         """
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
@@ -42,8 +47,8 @@ class DeliverySource(Protocol):
         `counts=False` is for messages that were never tried: it uses up no attempt.
         """
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
-        """Keep deliveries invisible for `invisible_ms` from now on."""
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
+        """Keep deliveries invisible for `invisible_ms` from now on; `begun`: they are about to be handled."""
 
 
 @runtime_checkable

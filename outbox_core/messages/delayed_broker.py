@@ -71,9 +71,12 @@ class DelayedBroker:
         max_messages: int = 100,
         wait_ms: int = 0,
         invisible_ms: int = INVISIBLE_MS_DEFAULT,
+        begins: bool = False,
     ) -> list[Delivery]:
         """Pull from the target."""
-        return self._target.pull(topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms)
+        return self._target.pull(
+            topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms, begins=begins
+        )
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
         """Acknowledge deliveries of the target."""
@@ -85,9 +88,9 @@ class DelayedBroker:
         """Return deliveries to the target."""
         return self._target.nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts)
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         """Keep deliveries of the target invisible."""
-        return self._target.extend(receipts, invisible_ms=invisible_ms)
+        return self._target.extend(receipts, invisible_ms=invisible_ms, begun=begun)
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages. For those that the delay service has passed on to the target it is too late."""

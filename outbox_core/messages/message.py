@@ -69,6 +69,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A delivery of a message to one consumer of a group; settle it with `receipt` before the invisible time ends.
 
     `attempt` counts from 1. `created_at_ms` is the producer's time, `deliver_at_ms` the requested due time, if any.
+    `expired`: the invisible time of its last delivery ran out. It may have ended its consumer: a consumer that pulls
+    with `begins` reports such a message as begun before it handles it.
     """
 
     receipt: str
@@ -80,6 +82,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempt: int
     created_at_ms: int
     deliver_at_ms: int | None = None
+    expired: bool = False
 
     def json(self) -> Any:
         """Returns the body, decoded from JSON. Raises InvalidMessage if it is not JSON."""

@@ -111,10 +111,11 @@ class PullRequest(Request, frozen=True, kw_only=True):
         limits.INVISIBLE_MS_DEFAULT
     )
     consumer: Annotated[str, Meta(max_length=255)] | None = None
+    begins: bool = False
 
 
-class PulledMessage(_Answer, frozen=True, kw_only=True):
-    """One delivery; settle it with `receipt`."""
+class PulledMessage(_Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """One delivery; settle it with `receipt`. `expired`: the invisible time of its last delivery ran out."""
 
     receipt: str
     id: str
@@ -126,6 +127,7 @@ class PulledMessage(_Answer, frozen=True, kw_only=True):
     attempt: int
     created_at_ms: int
     deliver_at_ms: int | None
+    expired: bool = False
 
 
 class PackedPulledMessage(PulledMessage, frozen=True, kw_only=True):
@@ -166,6 +168,7 @@ class ExtendRequest(Request, frozen=True, kw_only=True):
 
     receipts: Annotated[list[str], Batch]
     invisible_ms: Annotated[int, Meta(ge=limits.INVISIBLE_MS_MIN, le=limits.INVISIBLE_MS_MAX)]
+    begun: bool = False
 
 
 class AckOutcome(_Answer, frozen=True, kw_only=True):

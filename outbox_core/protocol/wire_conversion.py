@@ -96,6 +96,7 @@ def delivery_of(pulled: PulledMessage) -> Delivery:
         attempt=pulled.attempt,
         created_at_ms=pulled.created_at_ms,
         deliver_at_ms=pulled.deliver_at_ms,
+        expired=pulled.expired,
     )
 
 

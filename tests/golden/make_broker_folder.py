@@ -70,8 +70,9 @@ def _consume(engine: Engine) -> None:
     found = {one.id: one for one in engine.pull(TOPIC, BILLING, max_messages=12, invisible_ms=30_000)}
     engine.ack(_receipts(found, "m0", "m2", "m4", "m6"))
     engine.nack(_receipts(found, "m1", "m3", "m5"), delay_ms=0, reason="refused")
-    again = {one.id: one for one in engine.pull(TOPIC, BILLING, max_messages=3)}
+    again = {one.id: one for one in engine.pull(TOPIC, BILLING, max_messages=6)}  # half of it are fresh ones
     engine.nack(_receipts(again, "m1", "m3", "m5"), reason="refused again")
+    engine.nack(_receipts(again, "m12", "m13", "m14"), delay_ms=0, counts=False)
     assert engine.redrive(TOPIC, BILLING, ids=["m1"]) == 1
     engine.nack(_receipts(found, "m8"), reason="later")
     engine.extend(_receipts(found, "m7"), invisible_ms=3_600_000)

@@ -113,7 +113,7 @@ def test_each_group_goes_on_where_it_was(engine: Engine, clock: ManualClock) -> 
     )
     assert engine.group_config(TOPIC, ORDERED) == GroupConfig(ordered=True, filter="type = 'paid'")
     figures = engine.group_figures(TOPIC, BILLING)
-    assert (figures["in_flight"], figures["dead"], figures["position"]) == (4, 2, 12)
+    assert (figures["in_flight"], figures["dead"], figures["position"]) == (4, 2, 15)
     assert pulled(engine, AUDIT) == []
     assert sorted(pulled(engine, BILLING)) == sorted(["m1", *WRITTEN[12:], "soon"])
 

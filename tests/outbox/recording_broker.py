@@ -65,7 +65,7 @@ class RecordingBroker:
         """It has no consumers."""
         raise NotSupported("this broker only records")
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         """It has no consumers."""
         raise NotSupported("this broker only records")
 

@@ -80,11 +80,11 @@ class WatchedBroker(EmbeddedBroker):
         self._tell(lambda: self.nacks.append(options))  # not before: a test then asks the broker what became of it
         return statuses
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         if self.extend_fails:
             self._tell(lambda: self.extends.append([]))
             raise BrokerUnavailable("down")
-        statuses = super().extend(receipts, invisible_ms=invisible_ms)
+        statuses = super().extend(receipts, invisible_ms=invisible_ms, begun=begun)
         extended = statuses.count(ExtendStatus.EXTENDED)
         self._tell(lambda: (self.extends.append(statuses), setattr(self, "extended", self.extended + extended)))
         return statuses

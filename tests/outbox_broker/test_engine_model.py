@@ -50,6 +50,18 @@ class Entry:
     in_flight: bool = False
     life: int = 0
     redriven: bool = False
+    together: int = 1
+    counts: bool = True
+
+    @property
+    def used_by_now(self) -> int:
+        """Attempts, where the invisible time has run out."""
+        return self.used + (self.in_flight and self.counts)
+
+    @property
+    def is_suspected(self) -> bool:
+        """Whether one of several that were handed out together may have ended their consumer."""
+        return self.in_flight and not self.counts and self.together > 1
 
 
 @dataclass
@@ -68,6 +80,7 @@ class Model:
     paused: bool = False
     ordered: bool = False
     passed: list[int] = field(default_factory=list)
+    fresh_first: bool = False
 
     def publish(self, message_id: str, due_ms: int, now_ms: int) -> str:
         if message_id in self.known:
@@ -94,36 +107,67 @@ class Model:
         self.scheduled.pop(message_id, None)
         return "canceled" if message_id in self.known else "unknown"
 
-    def bury_expired(self, now_ms: int, *, count_max: int = 1_000) -> list[int]:
-        """Bury what has no attempts left, up to the last of `count_max` that are visible again; returns these."""
+    def bury_expired(self, now_ms: int, *, count_max: int = 1_000, isolates: bool = False) -> list[int]:
+        """Bury what has no attempts left, up to the last of `count_max` that are visible again; returns these.
+
+        `isolates`: up to the first that is suspected, or of those that are, half as many as were handed out together.
+        """
         again: list[int] = []
+        are_suspected: bool | None = None
         for sequence, entry in sorted(self.unsettled.items(), key=lambda one: (one[1].visible_ms, one[0])):
-            used = entry.used + entry.in_flight
-            if len(again) == count_max:
+            if len(again) == count_max or entry.visible_ms > now_ms:
                 break
-            if entry.visible_ms <= now_ms and used >= ATTEMPTS_MAX:
-                self.dead[sequence] = used
+            if entry.used_by_now >= ATTEMPTS_MAX:
+                self.dead[sequence] = entry.used_by_now
                 del self.unsettled[sequence]
-            elif entry.visible_ms <= now_ms:
-                again.append(sequence)
+                continue
+            are_suspected = entry.is_suspected if are_suspected is None else are_suspected
+            if isolates and (entry.is_suspected != are_suspected or (are_suspected and len(again) >= count_max)):
+                break
+            if isolates and are_suspected:
+                count_max = min(count_max, entry.together // 2)
+                if len(again) >= count_max:
+                    break
+            again.append(sequence)
         return again
 
-    def pull(self, count: int, now_ms: int, invisible_ms: int) -> list[tuple[str, int, type_of_held]]:
+    def pull(self, count: int, now_ms: int, invisible_ms: int, *, begins: bool) -> list[tuple[str, int, type_of_held]]:
         if self.paused:
             return []
-        again = self.bury_expired(now_ms, count_max=count)
-        if self.ordered:
-            found = [*again, *self.next_of_keys(count - len(again))]
-        else:
-            found = [*again, *range(self.position, len(self.stored))][:count]
+        found = self.chosen(count, now_ms, begins=begins)
+        if not found and self.ordered:  # fresh messages whose keys are busy have had their turn
+            found = self.chosen(count, now_ms, begins=begins)
         self.position = max([self.position, *(sequence + 1 for sequence in found)])
         out = []
         for sequence in found:
             entry = self.unsettled.setdefault(sequence, Entry(0, life=self.life))
-            entry.used += entry.in_flight
+            entry.used = entry.used_by_now
             entry.deliveries, entry.in_flight, entry.visible_ms = entry.deliveries + 1, True, now_ms + invisible_ms
+            entry.together, entry.counts = len(found), len(found) == 1 and not begins
             out.append((self.stored[sequence], entry.used + 1, (sequence, entry.deliveries, entry.life)))
         return out
+
+    def chosen(self, count: int, now_ms: int, *, begins: bool) -> list[int]:
+        """Retries and fresh messages, of each its share; or those that are suspected, in turn with fresh ones."""
+        again = self.bury_expired(now_ms, count_max=count, isolates=not begins)
+        fresh_first = self.fresh_first
+        self.fresh_first = not fresh_first if again else fresh_first
+        if again and not begins and self.unsettled[again[0]].is_suspected:
+            if not (fresh_first and self.has_fresh()):
+                return again
+            again = []
+        share = count // 2 if count > 1 else int(not fresh_first)
+        fresh_max = count - min(share, len(again))
+        if self.ordered:
+            fresh = self.next_of_keys(fresh_max)
+        else:
+            fresh = list(range(self.position, len(self.stored)))[:fresh_max]
+        return again[: count - len(fresh)] + fresh
+
+    def has_fresh(self) -> bool:
+        busy = {self.key(sequence) for sequence, entry in self.unsettled.items() if not entry.redriven}
+        ready = [sequence for sequence in self.passed if self.key(sequence) not in busy]
+        return self.position < len(self.stored) or bool(ready)
 
     def next_of_keys(self, count: int) -> list[int]:
         """The first message of each key of which none is in hand or waits for its retry; the others are passed."""
@@ -214,12 +258,13 @@ class EngineMachine(RuleBasedStateMachine):
         )  # fmt: skip
         assert [one.status for one in results] == [self.model.publish(one, now_ms + ms, now_ms) for one, ms in batch]
 
-    @rule(count=st.integers(1, 4), invisible_ms=st.sampled_from([50, 100]))
-    def pull(self, count: int, invisible_ms: int) -> None:
-        found = self.engine.pull(TOPIC, GROUP, max_messages=count, invisible_ms=invisible_ms)
-        expected = self.model.pull(count, self.clock.now_ms(), invisible_ms)
-        assert [(one.id, one.attempt, one.body) for one in found] == [
-            (message_id, attempt, message_id.encode()) for message_id, attempt, _ in expected
+    @rule(count=st.integers(1, 4), invisible_ms=st.sampled_from([50, 100]), begins=st.booleans())
+    def pull(self, count: int, invisible_ms: int, begins: bool) -> None:
+        found = self.engine.pull(TOPIC, GROUP, max_messages=count, invisible_ms=invisible_ms, begins=begins)
+        in_flight = {self.model.stored[sequence] for sequence, one in self.model.unsettled.items() if one.in_flight}
+        expected = self.model.pull(count, self.clock.now_ms(), invisible_ms, begins=begins)
+        assert [(one.id, one.attempt, one.body, one.expired) for one in found] == [
+            (message_id, attempt, message_id.encode(), message_id in in_flight) for message_id, attempt, _ in expected
         ]
         self.receipts += [(one.receipt, held) for one, (_, _, held) in zip(found, expected, strict=True)]
 
@@ -241,16 +286,19 @@ class EngineMachine(RuleBasedStateMachine):
         assert statuses == [self.model.nack(held[1], self.clock.now_ms(), delay_ms, counts)]
         self.answered(statuses != ["stale"])
 
-    @rule(back=BACK, invisible_ms=st.sampled_from([50, 100]))
-    def extend(self, back: int, invisible_ms: int) -> None:
+    @rule(back=BACK, invisible_ms=st.sampled_from([50, 100]), begun=st.booleans())
+    def extend(self, back: int, invisible_ms: int, begun: bool) -> None:
         if not self.receipts:
             return
         held = self.receipt(back)
         entry = self.model.newest(held[1])
         holds = entry is not None and entry.in_flight
-        assert self.engine.extend([held[0]], invisible_ms=invisible_ms) == ["extended" if holds else "stale"]
+        assert self.engine.extend([held[0]], invisible_ms=invisible_ms, begun=begun) == [
+            "extended" if holds else "stale"
+        ]
         if entry is not None and holds:
             entry.visible_ms = self.clock.now_ms() + invisible_ms
+            entry.counts = entry.counts or begun
 
     @rule(ids=st.lists(IDS, min_size=1, max_size=3))
     def cancel(self, ids: list[str]) -> None:
@@ -287,7 +335,7 @@ class EngineMachine(RuleBasedStateMachine):
         if restarted:
             self.restart()
         if paused:
-            self.pull(3, 50)
+            self.pull(3, 50, begins=True)
             self.engine.pause(TOPIC, GROUP, paused=False)
             self.model.paused = False
 
@@ -358,6 +406,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.storage = PoweredStorage()
         self.folder = self.place / f"life-{self.lives}"
         self.engine = Engine.open(self.folder, clock=self.clock, options=OPTIONS, storage=self.storage)
+        self.model.fresh_first = False  # not written down
 
     def answered(self, holds: bool) -> None:
         """Keep what the model is: from now on it holds, also through a power cut."""

@@ -17,8 +17,12 @@ def group_of(*, max_attempts: int = 3) -> Group:
 
 def deliver(group: Group, *sequences: int, visible_at_ms: int) -> list[DeliveryRun]:
     handed = group.decide_delivery([(sequence, sequence + 1) for sequence in sequences])
-    for one in handed:
-        group.deliver(one.first, one.count, delivery=one.delivery, attempt=one.attempt, visible_at_ms=visible_at_ms)
+    together = sum(run.count for run in handed)
+    for run in handed:
+        group.deliver(
+            run.first, run.count, delivery=run.delivery, attempt=run.attempt, visible_at_ms=visible_at_ms,
+            together=together, expiry_counts=together == 1,
+        )  # fmt: skip
     return handed
 
 
@@ -109,7 +113,7 @@ def test_an_expired_hand_out_uses_an_attempt_once() -> None:
 
     [second] = deliver(group, 0, visible_at_ms=20)
 
-    assert second == DeliveryRun(0, 1, 2, 2, 0, again=True)
+    assert second == DeliveryRun(0, 1, 2, 2, 0, again=True, expired=True)
     assert held(group, 0).attempts_used == 1
 
 

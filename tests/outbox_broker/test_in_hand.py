@@ -45,7 +45,8 @@ def test_what_a_full_group_was_handed_before_comes_back_to_it(open_engine: type_
 
     clock.advance(1_000)
 
-    assert [one.id for one in pull(engine)] == [one.id for one in first]
+    again = [delivery.id for _ in range(3) for delivery in pull(engine)]  # one by one: they expired together
+    assert again == [delivery.id for delivery in first]
 
 
 def test_all_groups_together_hold_no_more_than_they_may(open_engine: type_of_open) -> None:
@@ -163,7 +164,7 @@ def test_what_should_be_dead_and_finds_no_room_makes_room_in_hand_for_others(
     engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, 20)
     engine.nack([one.receipt for one in pull(engine, count=1)])
-    assert len(pull(engine)) == 3
+    assert sum(len(pull(engine, count=1)) for _ in range(3)) == 3
     assert pull(engine, "other") == []
     woken: list[int] = []
     engine.subscribe(TOPIC, "other", lambda: woken.append(1))

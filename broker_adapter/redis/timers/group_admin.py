@@ -162,7 +162,7 @@ def group_arguments(group: str, config: GroupConfig, *, is_change: bool = True) 
 
 def _letter(topic: str, group: str, fields: Sequence[Any]) -> DeadLetter:
     message_id, dead_at_ms, packed_state, packed = fields
-    _, attempts, entries = msgspec.msgpack.decode(packed_state)
+    _, attempts, entries, *_ = msgspec.msgpack.decode(packed_state)
     history = tuple(zip(entries[::2], entries[1::2], strict=True))
     reason = history[-1][0]
     stored = decode_message(packed)

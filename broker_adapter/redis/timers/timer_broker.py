@@ -104,6 +104,7 @@ class TimerBroker:
         max_messages: int = 100,
         wait_ms: int = 0,
         invisible_ms: int = limits.INVISIBLE_MS_DEFAULT,
+        begins: bool = False,
     ) -> list[Delivery]:
         """Take what is ready, waiting up to `wait_ms` for the first; at most 1,000 messages and 60 s a call. A group
         that is new begins with the earliest message. What some slots delivered is returned though others had an outage.
@@ -115,7 +116,7 @@ class TimerBroker:
         wakeup = self._wakeups.of(topic)
         while True:
             seen = wakeup.seen
-            deliveries, next_ms = self._take(topic, group, room=room, invisible_ms=invisible_ms)
+            deliveries, next_ms = self._take(topic, group, room=room, invisible_ms=invisible_ms, begins=begins)
             left_ms = end_ms - self._clock.monotonic_ms()
             if deliveries or left_ms <= 0 or not wakeup.wait(seen, timeout_ms=min(next_ms, left_ms)):
                 return deliveries
@@ -135,10 +136,10 @@ class TimerBroker:
         ]
         return [_NACKS[code] for code in self._settle(NACK, receipts, head, otherwise=_STALE)]
 
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
-        """Keep deliveries invisible for `invisible_ms` from now on."""
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
+        """Keep deliveries invisible for `invisible_ms` from now on; `begun`: they are about to be handled."""
         _check_pull(max_messages=1, wait_ms=0, invisible_ms=invisible_ms)
-        return [_EXTENDS[code] for code in self._settle(EXTEND, receipts, [invisible_ms], otherwise=_STALE)]
+        return [_EXTENDS[code] for code in self._settle(EXTEND, receipts, [invisible_ms, int(begun)], otherwise=_STALE)]
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel the scheduled messages of these ids, on all topics. `unknown`: on no topic that there is yet; such an
@@ -163,7 +164,9 @@ class TimerBroker:
         self._wakeups.close()
         self._publishing.close()
 
-    def _take(self, topic: str, group: str, *, room: int, invisible_ms: int) -> tuple[list[Delivery], int]:
+    def _take(
+        self, topic: str, group: str, *, room: int, invisible_ms: int, begins: bool
+    ) -> tuple[list[Delivery], int]:
         """Deliveries, and how many ms later the next one may be ready. Begins at a slot by chance, so that a full slot
         starves no other; slots that had more than their share are asked again while there is room, and bytes are left.
         """
@@ -177,7 +180,13 @@ class TimerBroker:
             asked, hungry = hungry[:left], hungry[left:]
             share = left // len(asked)
             moves_of = partial(
-                self._moves, topic, group, limit=share, invisible_ms=invisible_ms, bytes_max=bytes_left // len(asked)
+                self._moves,
+                topic,
+                group,
+                limit=share,
+                invisible_ms=invisible_ms,
+                bytes_max=bytes_left // len(asked),
+                begins=begins,
             )
             for slot, (found, slot_next_ms) in self._take_of(
                 topic, group, asked, moves_of, must_answer=not deliveries
@@ -221,13 +230,13 @@ class TimerBroker:
         return found
 
     def _moves(
-        self, topic: str, group: str, slot: int, *, limit: int, invisible_ms: int, bytes_max: int
+        self, topic: str, group: str, slot: int, *, limit: int, invisible_ms: int, bytes_max: int, begins: bool
     ) -> list[ScriptCall]:
         scripts = self._runner.scripts
         return [
             self._runner.fire(topic, slot),
             scripts.of_group(EXPIRE, topic, slot, group, [MOVES_MAX, EXPIRED]),
-            scripts.of_group(TAKE, topic, slot, group, [limit, invisible_ms, bytes_max]),
+            scripts.of_group(TAKE, topic, slot, group, [limit, invisible_ms, bytes_max, int(begins)]),
         ]
 
     def _settle(
@@ -275,13 +284,18 @@ def _deliveries(topic: str, group: str, outcomes: Sequence[Any]) -> tuple[list[D
     *waits, (retry_ms, epoch, *fields) = outcomes
     next_ms = [ms for ms in (*waits, retry_ms) if isinstance(ms, int) and ms >= 0]
     deliveries = [
-        _delivery(TimerReceipt(topic, group, str(epoch), fields[at].decode()), fields[at + 1], fields[at + 2])
-        for at in range(0, len(fields), 3)
+        _delivery(
+            TimerReceipt(topic, group, str(epoch), fields[at].decode()),
+            attempt=fields[at + 1],
+            packed=fields[at + 2],
+            expired=fields[at + 3] == 1,
+        )
+        for at in range(0, len(fields), 4)
     ]
     return deliveries, min(next_ms, default=IDLE_MS)
 
 
-def _delivery(receipt: TimerReceipt, attempt: int, packed: bytes) -> Delivery:
+def _delivery(receipt: TimerReceipt, *, attempt: int, packed: bytes, expired: bool) -> Delivery:
     stored = decode_message(packed)
     return Delivery(
         receipt=str(receipt),
@@ -293,6 +307,7 @@ def _delivery(receipt: TimerReceipt, attempt: int, packed: bytes) -> Delivery:
         attempt=attempt,
         created_at_ms=stored.created_at_ms,
         deliver_at_ms=stored.deliver_at_ms,
+        expired=expired,
     )
 
 

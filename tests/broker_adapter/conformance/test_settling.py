@@ -373,3 +373,64 @@ def test_messages_that_fail_at_every_attempt_let_the_fresh_ones_through(broker: 
         pulls += 1
 
     assert pulls <= (20 + 40) // 5 + 1  # five fresh ones a pull, of those that have failed nobody yet the first
+
+
+def expire(deliveries: list[Delivery], *, invisible_ms: int) -> None:
+    """Wait until the invisible time of deliveries that were just pulled has run out."""
+    assert deliveries
+    wait_until(time.time_ns() // 1_000_000 + invisible_ms + 1)
+
+
+def test_a_message_that_ends_its_consumer_costs_no_other_message_an_attempt(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=3))
+    [poison, *innocents] = publish(broker, topic, 12)
+
+    handled: set[str] = set()
+    largest: list[int] = []
+    while handled != set(innocents) or not broker.admin.dead(topic, "g")[0]:
+        deliveries = broker.pull(topic, "g", max_messages=12, invisible_ms=60, wait_ms=500)
+        if poison in {delivery.id for delivery in deliveries}:
+            largest.append(len(deliveries))  # the consumer dies, of whatever is the first
+            expire(deliveries, invisible_ms=60)
+        else:
+            broker.ack([delivery.receipt for delivery in deliveries])
+            handled |= {delivery.id for delivery in deliveries}
+
+    assert largest == [12, 6, 3, 1, 1, 1]
+    [letter] = broker.admin.dead(topic, "g")[0]
+    assert (letter.id, letter.attempts) == (poison, 3)
+
+
+def test_a_consumer_that_says_what_it_begins_loses_attempts_of_that_message_alone(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=3))
+    [poison, *innocents] = publish(broker, topic, 8)
+
+    deaths = 0
+    while not broker.admin.dead(topic, "g")[0]:
+        deliveries = broker.pull(topic, "g", max_messages=8, invisible_ms=200, wait_ms=1_000, begins=True)
+        assert {delivery.expired for delivery in deliveries} <= {deaths > 0}
+        if deliveries and deaths:  # as the runner does before the handler
+            [first] = [delivery for delivery in deliveries if delivery.id == poison]
+            assert broker.extend([first.receipt], invisible_ms=200, begun=True) == ["extended"]
+        deaths += bool(deliveries)
+        wait_until(time.time_ns() // 1_000_000 + 201)
+
+    assert deaths == 4  # the first delivery is without a report: nobody knows which message ended the consumer
+    [letter] = broker.admin.dead(topic, "g")[0]
+    assert (letter.id, letter.attempts) == (poison, 3)
+    again = broker.pull(topic, "g", max_messages=8, wait_ms=WAIT_MS, begins=True)
+    assert {(delivery.id, delivery.attempt) for delivery in again} == {(one, 1) for one in innocents}
+
+
+def test_first_deliveries_are_not_cut_while_suspected_messages_are_tried_again(broker: Broker, topic: str) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=3))
+    suspected = set(publish(broker, topic, 8))
+    expire(broker.pull(topic, "g", max_messages=8, invisible_ms=30), invisible_ms=30)
+    fresh = set(publish(broker, topic, 8))
+
+    pulled: list[set[str]] = []
+    while sum(map(len, pulled)) < 16:
+        pulled.append({delivery.id for delivery in broker.pull(topic, "g", max_messages=8)})
+
+    assert [len(ids) for ids in pulled] in ([4, 8, 4], [8, 4, 4])
+    assert all(ids <= suspected or ids == fresh for ids in pulled)

@@ -189,7 +189,7 @@ def test_what_was_released_is_not_extended(hands: Hands) -> None:
 def test_a_thousand_receipts_go_in_one_call_and_no_more(hands: Hands) -> None:
     asked: list[int] = []
 
-    def extend(receipts: Sequence[str], *, invisible_ms: int) -> list[ExtendStatus]:
+    def extend(receipts: Sequence[str], *, invisible_ms: int, begun: bool) -> list[ExtendStatus]:
         asked.append(len(receipts))
         return [ExtendStatus.EXTENDED] * len(receipts)
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from broker_adapter.http import HttpBroker
 from outbox import Consumer, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.testing import AdvancingClock
-from outbox_core.messages.message import Delivery
+from outbox_core.messages.message import Delivery, GroupConfig, Message
+from tests.broker_adapter.servers import served
 from tests.fixtures.fork_server import environment, fork_server
+from tests.outbox.consuming import poisoned_consumer
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WatchedBroker, message
 
 pytestmark = pytest.mark.processes
 
 CHILD = "tests.outbox.consuming.dying_consumer"
+POISONED = "tests.outbox.consuming.poisoned_consumer"
 INVISIBLE_MS = 60_000
 
 POINTS = {
@@ -68,6 +73,27 @@ def test_a_consumer_killed_at_any_step_loses_nothing_and_does_nothing_twice(
     assert (figures["backlog"], figures["in_flight"], figures["dead"]) == (0, 0, 0)
     with shop.engine.connect() as connection:
         assert connection.scalar(select(func.count()).select_from(shop.tables.inbox)) == 3
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_message_that_kills_its_consumer_is_the_only_dead_letter_whatever_waited_behind_it(
+    tmp_path: Path, place: int
+) -> None:
+    with served(tmp_path / "broker") as server, closing(HttpBroker(server.url)) as broker:
+        broker.admin.declare_group(poisoned_consumer.TOPIC, poisoned_consumer.GROUP, GroupConfig(max_attempts=3))
+        bodies = [b"innocent"] * 12
+        bodies[place] = poisoned_consumer.POISON
+        broker.publish(
+            [Message(id=f"m{number}", topic=poisoned_consumer.TOPIC, body=body) for number, body in enumerate(bodies)]
+        )
+
+        deaths = 0
+        while fork_server().run(POISONED, server.url, "300", env=environment()).returncode == -signal.SIGKILL:
+            deaths += 1
+
+        letters, _ = broker.admin.dead(poisoned_consumer.TOPIC, poisoned_consumer.GROUP)
+        assert [(letter.id, letter.attempts) for letter in letters] == [(f"m{place}", 3)]
+        assert deaths == 4  # at the first of them nobody knew which message it was
 
 
 def unsettled_of(broker: WatchedBroker) -> int:

@@ -16,7 +16,7 @@ end
 local function nack(epoch, id)
     local found = delivery_of(id, epoch)
     if not found then return 3 end
-    found[1] = 0
+    found[1], found[6] = 0, 0
     local delay_ms = ARGV[1] == '' and backoff_ms(found[2]) or tonumber(ARGV[1])
     local visible_us = now_us + math.floor(delay_ms * 1000)
     if ARGV[3] == '1' then

@@ -9,7 +9,8 @@
 --        of one consumer group, where the script is about one:
 --        8  config: a hash                          9  retry: a sorted set, id by the time it is visible
 --       10  prepare: a sorted set, id by deadline  11  dead: a sorted set, id by time of death
---       12  state: a hash, id to {epoch, attempts, {reason, times, ...}}; epoch 0: no receipt is valid
+--       12  state: a hash, id to {epoch, attempts, {reason, times, ...}, how many were delivered together, 1 if a deadline
+--           that passes counts as an attempt, 1 if one passed}; epoch 0: no receipt is valid
 -- Times and offsets are microseconds since the Unix epoch, by this server's clock; add and fire use the caller's, if it is
 -- behind. An offset is the time a message came to the log, or one more than the offset before it, whichever is later.
 -- Errors of all scripts: WRONGTYPE where a key holds something else; nothing was done.

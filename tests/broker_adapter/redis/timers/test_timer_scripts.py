@@ -80,16 +80,18 @@ class Moves(RuleBasedStateMachine):
         self.tick()
         self.model.fire()
 
-    @rule(group=one_group, limit=st.integers(1, 3), invisible=st.sampled_from([1, LATER]))
-    def take(self, group: str, limit: int, invisible: int) -> None:
+    @rule(group=one_group, limit=st.integers(1, 5), invisible=st.sampled_from([1, LATER]), begins=st.booleans())
+    def take(self, group: str, limit: int, invisible: int, begins: bool) -> None:
         """As a pull does, behind an expiry."""
         self.expire_deliveries(group)
-        _, epoch, *fields = self.run(scripts.TAKE, [limit, invisible, 10**6], group=group)
+        _, epoch, *fields = self.run(scripts.TAKE, [limit, invisible, 10**6, int(begins)], group=group)
         self.tick()
-        expected = self.model.take(group, limit=limit, invisible=invisible)
-        assert [(one.decode(), attempt) for one, attempt in zip(fields[::3], fields[1::3], strict=True)] == [
-            (one, attempt) for one, _, attempt in expected
-        ]
+        expired = set(self.model.groups[group].expired)
+        expected = self.model.take(group, limit=limit, invisible=invisible, begins=begins)
+        assert [
+            (message_id.decode(), attempt, has_expired)
+            for message_id, attempt, has_expired in zip(fields[::4], fields[1::4], fields[3::4], strict=True)
+        ] == [(message_id, attempt, int(message_id in expired)) for message_id, _, attempt in expected]
         self.receipts += [(group, one, model_epoch, epoch) for one, model_epoch, _ in expected]
 
     @precondition(lambda self: self.receipts)
@@ -111,12 +113,12 @@ class Moves(RuleBasedStateMachine):
         assert found == [self.model.nack(group, one, model_epoch, delay=delay, counts=counts)]
 
     @precondition(lambda self: self.receipts)
-    @rule(data=st.data(), invisible=st.sampled_from([1, LATER]))
-    def extend(self, data: st.DataObject, invisible: int) -> None:
+    @rule(data=st.data(), invisible=st.sampled_from([1, LATER]), begun=st.booleans())
+    def extend(self, data: st.DataObject, invisible: int, begun: bool) -> None:
         group, one, model_epoch, epoch = data.draw(st.sampled_from(self.receipts))
-        found = self.run(scripts.EXTEND, [invisible, epoch, one], group=group)
+        found = self.run(scripts.EXTEND, [invisible, int(begun), epoch, one], group=group)
         self.tick()
-        assert found == [self.model.extend(group, one, model_epoch, invisible=invisible)]
+        assert found == [self.model.extend(group, one, model_epoch, invisible=invisible, begun=begun)]
 
     @rule(group=one_group)
     def expire(self, group: str) -> None:

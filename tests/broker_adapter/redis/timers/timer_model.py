@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
 ACKED, ALREADY_ACKED, STALE, UNKNOWN = 1, 2, 3, 0
@@ -26,6 +27,14 @@ class ModelGroup:
     """Id to epoch and attempts."""
     acked: set[str] = field(default_factory=set)
     fresh_next: bool = False
+    together: dict[str, int] = field(default_factory=dict)
+    """How many were in the newest delivery of an id."""
+    counts: dict[str, bool] = field(default_factory=dict)
+    """Whether a deadline that passes is an attempt."""
+    expired: set[str] = field(default_factory=set)
+
+    def is_suspected(self, one: str) -> bool:
+        return one in self.expired and not self.counts[one] and self.together[one] > 1
 
 
 @dataclass(slots=True)
@@ -66,18 +75,25 @@ class ModelSlot:
             del self.store[one]
             self._append(one)
 
-    def take(self, group: str, *, limit: int, invisible: int) -> list[tuple[str, int, int]]:
+    def take(self, group: str, *, limit: int, invisible: int, begins: bool = False) -> list[tuple[str, int, int]]:
         """See take.lua: id, epoch and attempt of each."""
         of = self.groups[group]
         again = _due(of.retry, self.now)[:limit]
         new = [one for one, offset in self.log.items() if offset > of.position][:limit]
         both_wait, again_share, taken = bool(again and new), max(1, limit // 2), list[str]()
-        retried = 0
+        are_suspected = not begins and bool(again) and of.is_suspected(again[0])
+        if not begins:
+            again = _isolated(of, again)
+        if are_suspected and both_wait:
+            again, new, again_share = ([], new, again_share) if of.fresh_next else (again, [], limit)
+        retried, turn = 0, of.fresh_next
         while len(taken) < limit and (new or retried < len(again)):
-            is_fresh = bool(new) and (of.fresh_next or retried == len(again) or retried >= again_share)
+            is_fresh = bool(new) and (turn or retried == len(again) or retried >= again_share)
             taken.append(new.pop(0) if is_fresh else again[retried])
             retried += not is_fresh
-            of.fresh_next = not is_fresh if both_wait else of.fresh_next
+            turn = not is_fresh
+        if both_wait:
+            of.fresh_next = not of.fresh_next if are_suspected else turn
         again, new = again[:retried], [one for one in taken if one not in again[:retried]]
         self.epoch += bool(taken)
         for one in again:
@@ -88,6 +104,9 @@ class ModelSlot:
             attempts = of.state.get(one, (NO_EPOCH, 0))[1] + 1
             of.state[one] = (self.epoch, attempts)
             of.prepare[one] = (self.now + invisible, 0)
+            of.together[one] = len(taken)
+            of.counts[one] = len(taken) == 1 and not begins
+            of.expired.discard(one)
         return [(one, *of.state[one]) for one in taken]
 
     def ack(self, group: str, one: str, epoch: int) -> int:
@@ -102,6 +121,7 @@ class ModelSlot:
         of.prepare.pop(one, None)
         of.retry.pop(one, None)
         del of.state[one]
+        of.expired.discard(one)
         of.acked.add(one)
         if all(one in each.acked for each in self.groups.values()):
             del self.log[one]
@@ -115,6 +135,7 @@ class ModelSlot:
             return STALE
         attempts = of.state[one][1]
         of.state[one] = (NO_EPOCH, attempts if counts else attempts - 1)
+        of.expired.discard(one)
         del of.prepare[one]
         if counts and attempts >= self.max_attempts:
             of.dead[one] = (self.now, len(of.dead))
@@ -128,19 +149,24 @@ class ModelSlot:
         for one in _due(of.prepare, self.now):
             deadline = of.prepare.pop(one)
             epoch, attempts = of.state[one]
-            if attempts >= self.max_attempts:
+            of.expired.add(one)
+            if not of.counts[one]:
+                of.state[one] = (epoch, attempts - 1)
+                of.retry[one] = deadline
+            elif attempts >= self.max_attempts:
                 of.state[one] = (NO_EPOCH, attempts)
                 of.dead[one] = (self.now, len(of.dead))
             else:
                 of.state[one] = (epoch, attempts)
                 of.retry[one] = deadline
 
-    def extend(self, group: str, one: str, epoch: int, *, invisible: int) -> int:
+    def extend(self, group: str, one: str, epoch: int, *, invisible: int, begun: bool = False) -> int:
         """See extend.lua."""
         of = self.groups[group]
         if one not in of.prepare or of.state[one][0] != epoch:
             return STALE
         of.prepare[one] = (self.now + invisible, 0)
+        of.counts[one] = of.counts[one] or begun
         return 1
 
     def cancel(self, one: str) -> int:
@@ -163,6 +189,7 @@ class ModelSlot:
         if one not in of.dead:
             return 0
         del of.dead[one]
+        of.expired.discard(one)
         of.state[one] = (NO_EPOCH, 0)
         of.retry[one] = (self.now, 1)
         return 1
@@ -171,7 +198,16 @@ class ModelSlot:
         """Another one in the same state."""
         groups = {
             name: ModelGroup(
-                of.position, dict(of.retry), dict(of.prepare), dict(of.dead), dict(of.state), set(of.acked)
+                of.position,
+                dict(of.retry),
+                dict(of.prepare),
+                dict(of.dead),
+                dict(of.state),
+                set(of.acked),
+                of.fresh_next,
+                dict(of.together),
+                dict(of.counts),
+                set(of.expired),
             )
             for name, of in self.groups.items()
         }
@@ -219,6 +255,18 @@ def places(slot: ModelSlot, of: ModelGroup) -> list[set[str]]:
     """The sets of ids that a group's messages lie in."""
     ahead = {one for one, offset in slot.log.items() if offset > of.position}
     return [set(slot.store), ahead, set(of.retry), set(of.prepare), set(of.dead)]
+
+
+def _isolated(group: ModelGroup, again: Sequence[str]) -> list[str]:
+    """Those before the first suspected one, or half of a suspected delivery."""
+    if not again or not group.is_suspected(again[0]):
+        return list(takewhile(lambda one: not group.is_suspected(one), again))
+    isolated: list[str] = []
+    for one in takewhile(group.is_suspected, again):
+        if len(isolated) >= min(group.together[each] // 2 for each in (*isolated, one)):
+            break
+        isolated.append(one)
+    return isolated
 
 
 def _due(scores: Mapping[str, Score], now: int) -> list[str]:
