@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from outbox.alembic import VERSION_TABLE
 from outbox.store.schema import outbox_tables
+from outbox.store.table_placement import VERSION_TABLE
 from outbox_core.common.table_place import TablePlace
 
 connection = context.config.attributes["connection"]

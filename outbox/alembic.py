@@ -1,8 +1,8 @@
 """Excludes the outbox tables from `alembic revision --autogenerate` in a project's own alembic tree.
 
 Autogenerate compares the database with the project's metadata, and drops tables that exist only in the database: ours,
-and every unsent message with them. With alembic 1.18 or later this module is a plugin, which is active once installed.
-With an older alembic, or if `autogenerate_plugins` lists plugins explicitly, env.py needs one line:
+and every unsent message with them. This module is a plugin of alembic's, which is active once installed. Only where
+`autogenerate_plugins` lists plugins explicitly, env.py needs one line:
 
     context.configure(..., include_object=outbox.alembic.include_object)
 """
@@ -10,10 +10,13 @@ With an older alembic, or if `autogenerate_plugins` lists plugins explicitly, en
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Table
+
+from outbox.store.table_placement import VERSION_TABLE
+from outbox_core.common.table_place import PREFIX
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext
@@ -21,8 +24,6 @@ if TYPE_CHECKING:
     from alembic.runtime.plugins import Plugin
     from alembic.util import PriorityDispatchResult
 
-VERSION_TABLE: Final = "outbox_alembic_version"
-_PREFIX: Final = "outbox_"
 _SPLIT_MESSAGE: Final = re.compile(r"message_[0-9]{4}")
 _COLUMNS: Final = {
     "message": {"id", "kind", "state", "due_at_us", "token", "body_sha256"},
@@ -32,18 +33,23 @@ _COLUMNS: Final = {
     "order_queue": {"order_key", "order_seq", "message_id"},
     "compensator_instance": {"id", "zone", "alive_until_us"},
     "compensator_lease": {"source", "instance", "until_us", "epoch"},
+    "identity": {"number", "id"},
 }
 """Columns that distinguish our tables, of any revision, from a project's tables of the same names."""
 
 
 def is_outbox_table(table: Table) -> bool:
     """Returns whether a reflected table is one of the outbox's, in any schema."""
-    name = str(table.name)
+    return is_of_outbox(str(table.name), table.columns.keys())
+
+
+def is_of_outbox(name: str, columns: Collection[str]) -> bool:
+    """Returns whether a table with this name and these columns is one of the outbox's."""
     if name == VERSION_TABLE:
         return True
-    plain = name.removeprefix(_PREFIX)
+    plain = name.removeprefix(PREFIX)
     expected = _COLUMNS.get("message" if _SPLIT_MESSAGE.fullmatch(plain) else plain)
-    return expected is not None and expected <= set(table.columns.keys())
+    return expected is not None and expected <= set(columns)
 
 
 def include_object(item: Any, _name: str | None, type_: str, reflected: bool, compare_to: object) -> bool:  # noqa: FBT001
@@ -51,11 +57,6 @@ def include_object(item: Any, _name: str | None, type_: str, reflected: bool, co
     metadata lacks.
     """
     return not (type_ == "table" and reflected and compare_to is None and is_outbox_table(item))
-
-
-def protects_tables() -> bool:
-    """Returns whether the installed alembic has plugins, and so excludes our tables without a setting."""
-    return find_spec("alembic.runtime.plugins") is not None
 
 
 def setup(plugin: Plugin) -> None:

@@ -23,6 +23,7 @@ from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import message_table_names
+from outbox.store.table_placement import table_place
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.ids import new_message_id, new_token
 from outbox_core.messages.message import AckStatus, Message
@@ -172,7 +173,11 @@ class Tables:
         self._schema = database.schema
         self._engine: Engine = background_engine(open_engine(database.url))
         with self._engine.connect() as connection:
-            names = [name for name in message_table_names(connection, self._schema) if name != "message"]
+            names = [
+                name
+                for name in message_table_names(connection, table_place(self._engine.dialect, self._schema))
+                if not name.endswith("message")
+            ]
         self._stores = [MessageStore(dialect=self._engine.dialect, schema=self._schema, table=name) for name in names]
         self._filled = 0
         self._turn = itertools.cycle(self._stores)

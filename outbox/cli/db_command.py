@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from outbox.alembic import protects_tables
 from outbox.migrate import schema_upgrade
 from outbox.store.database import database_errors, open_engine
 from outbox.store.database_url import database_url
@@ -44,8 +43,6 @@ def upgrade(url: Url, schema: Schemas = None, password_file: PasswordFile = None
     named = database_url(url, password_file=password_file)
     reached = schema_upgrade.upgrade(named, schema=schema or None, tables=tables)
     typer.echo(f"the outbox tables are at revision {reached}")
-    if not protects_tables():
-        typer.echo("in your own alembic env.py: context.configure(..., include_object=outbox.alembic.include_object)")
 
 
 @app.command()

@@ -9,11 +9,11 @@ from functools import cached_property
 
 from sqlalchemy import Connection, Insert, Table, bindparam, delete, insert, select
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from outbox.store.database import now_us
+from outbox.store.database import is_schema_missing, now_us
 from outbox.store.schema import outbox_tables
-from outbox.store.table_placement import table_place
+from outbox.store.table_placement import is_left_beside, table_place, tables_missing
 
 
 class InboxStore:
@@ -49,6 +49,10 @@ class InboxStore:
             connection.execute(self._insert, {"group": group, "id": message_id, "on_topic": topic})
         except IntegrityError:
             return False
+        except DBAPIError as error:
+            if is_schema_missing(error) and is_left_beside(connection, self._schema):
+                raise tables_missing(connection, self._schema) from error
+            raise
         return True
 
     def handled(self, connection: Connection, *, group: str, message_id: str, topic: str) -> bool:

@@ -17,13 +17,13 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
-from outbox.alembic import VERSION_TABLE
+from outbox.alembic import is_of_outbox
 from outbox.store.database import (
     LOCK_WAIT_TIMEOUT,
     MYSQL_DIALECTS,
@@ -33,8 +33,15 @@ from outbox.store.database import (
     writing_engine,
 )
 from outbox.store.database_url import sync_url
-from outbox.store.schema import message_table
-from outbox.store.table_placement import placement_for, table_place
+from outbox.store.schema import message_table, outbox_tables
+from outbox.store.table_placement import (
+    VERSION_TABLE,
+    is_left_beside,
+    placement_for,
+    table_place,
+    tables_in,
+    tables_missing,
+)
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 from outbox_core.common.table_place import TablePlace
 from outbox_core.runtime.event_logger import EventLogger
@@ -150,12 +157,29 @@ def _upgrade_all(
     connection: Connection, *, schema: str | Sequence[str] | None, tables: int, revision: str
 ) -> str | None:
     placement = placement_for(connection.dialect, schema, tables)
+    for place in placement.places:
+        _refuse_foreign_tables(connection, place, placement.names_in(place))
+    if current(connection, schema=placement.schemas[0]) is None and is_left_beside(connection, placement.schemas[0]):
+        raise tables_missing(connection, placement.schemas[0])
     reached: str | None = None
     for place in placement.places:
         reached = _upgrade(connection, place, revision=revision)
         if placement.is_split:
             _make_split_tables(connection, place, placement.names_in(place))
     return reached
+
+
+def _refuse_foreign_tables(connection: Connection, place: TablePlace, message_tables: Sequence[str]) -> None:
+    """Raise ConfigurationError for a table of the business's that has a name of ours, before anything is changed."""
+    inspector = inspect(connection)
+    ours = {table.name for table in outbox_tables(place).metadata.sorted_tables} | {*message_tables}
+    for name in sorted(ours & tables_in(connection, place.schema)):
+        if not is_of_outbox(name, [column["name"] for column in inspector.get_columns(name, schema=place.schema)]):
+            shown = name if place.schema is None else f"{place.schema}.{name}"
+            raise ConfigurationError(
+                f"the table {shown} has a name of the outbox's and is not the outbox's, so nothing was changed; rename "
+                "it, or give the outbox a schema of its own (schema=, --schema)"
+            )
 
 
 def _make_split_tables(connection: Connection, place: TablePlace, names: Sequence[str]) -> None:

@@ -14,13 +14,13 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from outbox.producer.engine_hooks import without_frames
 from outbox.producer.unit_of_work import UnitOfWork
-from outbox.store.database import is_autocommit, is_mendable, now_us, translate
-from outbox.store.database_identity import same_database
+from outbox.store.database import is_autocommit, is_mendable, is_schema_missing, now_us, translate
+from outbox.store.database_identity import DatabaseIdentity
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind
 from outbox.store.server_limits import ServerLimits
-from outbox.store.table_placement import MessageTable, Placement, connect_once
+from outbox.store.table_placement import MessageTable, Placement, connect_once, is_left_beside, tables_missing
 from outbox.store.withdrawals import Withdrawals
 from outbox_core.common.errors import ConfigurationError, DuplicateMessageId
 from outbox_core.messages.message import CancelStatus
@@ -51,6 +51,7 @@ class UnitWriter:
         self._engine = engine
         self._store = store
         self._lease_us = lease_ms * 1000
+        self._identity = DatabaseIdentity(engine, schema=store.schema)
         self._bounds = ServerLimits(engine)
 
     def refuse_early(self, row: OutboxRow) -> None:
@@ -59,7 +60,7 @@ class UnitWriter:
 
     def shares_database(self, connection: Connection) -> bool:
         """Returns whether a transaction of this connection can contain the outbox's rows."""
-        return connection.engine.pool is self._engine.pool or same_database(connection.engine, self._engine)
+        return self._identity.is_of(connection)
 
     def write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
         """Write a unit's rows on the connection whose transaction is about to commit. An error dooms it: a part of the
@@ -89,6 +90,8 @@ class UnitWriter:
             error.hide_parameters = True  # the caller may log it, and they are bodies
             if isinstance(error, IntegrityError):
                 raise DuplicateMessageId(_duplicate_id(unit.rows)) from error
+            if is_schema_missing(error) and is_left_beside(connection, self._store.schema):
+                raise tables_missing(connection, self._store.schema) from error
             if is_mendable(error):
                 raise translate(error, self._engine.url) from error
             raise

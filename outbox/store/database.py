@@ -63,9 +63,9 @@ RECORD_CHANGED: Final = 1020  # MariaDB with innodb_snapshot_isolation, the defa
 ROLLED_BACK_AT_COMMIT: Final = 3101  # group replication: another member changed the row first
 CONFLICTS: Final = frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT, RECORD_CHANGED, ROLLED_BACK_AT_COMMIT})
 _NO_SUCH_DATABASE: Final = 1049
-_NO_SUCH_TABLE: Final = frozenset({1146, _NO_SUCH_DATABASE, 1054})  # no such table, no such database, no such column
+NO_SUCH_TABLE: Final = frozenset({1146, _NO_SUCH_DATABASE, 1054})  # no such table, no such database, no such column
 _LOGIN_REFUSED: Final = frozenset({1045, 1698})
-_PRIVILEGE_MISSING: Final = frozenset({1044, 1142, 1143, 1227, 1370})
+PRIVILEGE_MISSING: Final = frozenset({1044, 1142, 1143, 1227, 1370})
 _OPTION_FORBIDS: Final = 1290  # --read-only, but other options as well
 _READ_ONLY_SERVER: Final = frozenset({1836, 1874})
 _READ_ONLY_TRANSACTION: Final = 1792
@@ -210,7 +210,7 @@ def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
             f"the database refused the user or its password at {shown} ({said}); "
             "check both, and the hosts from which this user may connect"
         )
-    if code in _PRIVILEGE_MISSING:
+    if code in PRIVILEGE_MISSING:
         return ConfigurationError(
             f"the user lacks a privilege at {shown} ({said}); check its grants on the outbox's schema: {_GRANTS}"
         )
@@ -262,7 +262,7 @@ def error_code(error: DBAPIError) -> int | None:
 def is_schema_missing(error: DBAPIError) -> bool:
     """Returns whether the error means that a table, schema or column of ours is missing."""
     said = str(error.orig)
-    return error_code(error) in _NO_SUCH_TABLE or "no such table" in said or "has no column named" in said
+    return error_code(error) in NO_SUCH_TABLE or "no such table" in said or "has no column named" in said
 
 
 def is_read_only(error: DBAPIError) -> bool:
@@ -277,7 +277,7 @@ def is_mendable(error: DBAPIError) -> bool:
     return (
         is_schema_missing(error)
         or is_read_only(error)
-        or code in _LOGIN_REFUSED | _PRIVILEGE_MISSING
+        or code in _LOGIN_REFUSED | PRIVILEGE_MISSING
         or code in {_READ_ONLY_TRANSACTION, _PACKET_TOO_LARGE}
     )
 

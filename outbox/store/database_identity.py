@@ -1,31 +1,99 @@
-"""Compares the databases of engines. No I/O."""
+"""Compares the databases of connections with that of an outbox, by what the databases say of themselves.
+
+A URL does not say where a connection leads: `creator`, `connect_args`, option files and proxies do.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import secrets
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
 
-from sqlalchemy import Engine
-from sqlalchemy.engine import URL
-from sqlalchemy.pool import Pool
+from sqlalchemy import Connection, Engine, insert, select
 
-from outbox.store.database import MYSQL_DIALECTS
+from outbox.store.database import MYSQL_DIALECTS, NO_SUCH_TABLE, PRIVILEGE_MISSING
+from outbox.store.schema import outbox_tables
+from outbox.store.table_placement import connect_once, table_place, tables_missing
+from outbox_core.common.errors import DatabaseUnavailable
+from outbox_core.common.table_place import TablePlace
 
-MYSQL_PORT: Final = 3306
-
-
-def same_database(one: Engine, other: Engine) -> bool:
-    """Returns whether two engines connect to the same database server and schema, judging by their URLs."""
-    if _pool(one) is _pool(other):
-        return True
-    sockets = {engine.url.query.get("unix_socket") for engine in (one, other)} - {None}
-    return _place(one.url) == _place(other.url) and len(sockets) < 2
-
-
-def _pool(engine: Engine) -> Pool:
-    return engine.pool
+IDENTITY_NUMBER: Final = 1
+"""Of the only row of the table."""
+_KEY: Final = "outbox.identity"
+_NOT_THERE: Final = NO_SUCH_TABLE | PRIVILEGE_MISSING
+"""The server's answers where another outbox's tables are, or none."""
 
 
-def _place(url: URL) -> tuple[object, ...]:
-    if url.get_backend_name() not in MYSQL_DIALECTS:
-        return (url.get_backend_name(), url.host, url.port, url.database)
-    return ("mysql", url.host, (url.port or MYSQL_PORT) if url.host else url.port)
+class DatabaseIdentity:
+    """Tells whether connections of other pools reach the tables of one engine's outbox. Thread-safe.
+
+    On MySQL and MariaDB it is a random id that `upgrade` writes beside the tables, read at the tables' own place: the
+    same on each node and by each way to it, before a failover and after it. A byte copy on another server has it, too,
+    and is not told apart. SQLite's is the file.
+    """
+
+    def __init__(self, engine: Engine, *, schema: str | None) -> None:
+        """`schema`: as the user names it. No I/O."""
+        self._engine = engine
+        self._schema = schema
+
+    def is_of(self, connection: Connection) -> bool:
+        """Returns whether the connection reaches the tables. Asks each connection of another pool once.
+
+        Raises SchemaMissing or ConfigurationError if the engine's database has no tables, and DatabaseUnavailable.
+        """
+        if connection.engine.pool is self._engine.pool:
+            return True
+        if (connection.dialect.name in MYSQL_DIALECTS) is not (self._engine.dialect.name in MYSQL_DIALECTS):
+            return False
+        return self._read(connection) == self._own
+
+    @cached_property
+    def _own(self) -> str:
+        connect_once(self._engine)
+        with self._engine.connect() as connection:
+            own = self._read(connection)
+            if own is None:
+                raise tables_missing(connection, self._schema)
+        return own
+
+    def _read(self, connection: Connection) -> str | None:
+        if connection.dialect.name not in MYSQL_DIALECTS:
+            return _file_of(connection)
+        connect_once(self._engine)
+        place = table_place(self._engine.dialect, self._schema)
+        known: dict[TablePlace, str | None] = connection.info.setdefault(_KEY, {})
+        if place not in known:
+            known[place] = _id_at(connection, place)
+        return known[place]
+
+
+def write_identity(connection: Connection, place: TablePlace) -> None:
+    """Write the id of tables that were made at once, without the revisions."""
+    identity = outbox_tables(place).identity
+    connection.execute(insert(identity).values(number=IDENTITY_NUMBER, id=secrets.token_hex(16)))
+
+
+def _id_at(connection: Connection, place: TablePlace) -> str | None:
+    """Returns the id by the driver alone: nothing of SQLAlchemy's may begin a transaction for it."""
+    identity = outbox_tables(place).identity
+    question = str(select(identity.c.id).compile(dialect=connection.dialect))
+    driver_error: type[Exception] = connection.dialect.loaded_dbapi.Error
+    with closing(connection.connection.cursor()) as cursor:
+        try:
+            cursor.execute(question)
+            row: Any = cursor.fetchone()
+        except driver_error as error:
+            if not error.args or error.args[0] not in _NOT_THERE:
+                raise DatabaseUnavailable(f"a connection did not say which database it is on ({error})") from error
+            return None
+    return None if row is None else str(row[0])
+
+
+def _file_of(connection: Connection) -> str:
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute("PRAGMA database_list")
+        files: list[tuple[Any, ...]] = list(cursor.fetchall())
+    return next(str(Path(file).resolve()) for _, name, file in files if name == "main")

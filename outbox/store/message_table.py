@@ -94,7 +94,7 @@ class MessageStore:
         is not split.
         """
         self._dialect = dialect
-        self._schema = schema
+        self.schema: str | None = schema
         self._table = table
         self._order = OrderStore(dialect=dialect, schema=schema)
         self._now_us = now_us(dialect)
@@ -104,7 +104,7 @@ class MessageStore:
     @cached_property
     def place(self) -> TablePlace:
         """Where the tables are; see table_place()."""
-        return table_place(self._dialect, self._schema)
+        return table_place(self._dialect, self.schema)
 
     @cached_property
     def table(self) -> MessageTable:

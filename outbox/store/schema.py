@@ -75,7 +75,8 @@ class OutboxTables:
     """The tables of one schema, as SQLAlchemy's Table objects.
 
     `order_head` has the last allocated number of each ordered key, `order_queue` the numbers of unsent messages.
-    `instance` has the live compensators, `lease` the compensator that serves each source.
+    `instance` has the live compensators, `lease` the compensator that serves each source. `identity` has one row: the
+    random id of this database's tables.
     """
 
     metadata: MetaData
@@ -86,6 +87,7 @@ class OutboxTables:
     order_queue: Table
     instance: Table
     lease: Table
+    identity: Table
 
 
 @lru_cache(maxsize=64)
@@ -129,6 +131,13 @@ def outbox_tables(place: TablePlace) -> OutboxTables:
             Column("instance", _ID, nullable=True),
             Column("until_us", BigInteger, nullable=False),
             Column("epoch", BigInteger, nullable=False),
+            **_MYSQL_OPTIONS,
+        ),
+        identity=Table(
+            f"{prefix}identity",
+            metadata,
+            Column("number", Integer, primary_key=True, autoincrement=False),
+            Column("id", _ID, nullable=False),
             **_MYSQL_OPTIONS,
         ),
     )

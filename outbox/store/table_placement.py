@@ -8,14 +8,18 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.engine import Dialect
 
 from outbox.store.database import MYSQL_DIALECTS
 from outbox.store.schema import TABLES_MAX, plain_message_table_name, split_message_table_name
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from outbox_core.common.table_place import SQLITE_PLACE, TablePlace, place_among
+
+BESIDE: Final = "outbox"
+VERSION_TABLE: Final = "outbox_alembic_version"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,6 +44,25 @@ def table_place(dialect: Dialect, schema: str | None) -> TablePlace:
     return place_among(schema, current=dialect.default_schema_name)
 
 
+def is_left_beside(connection: Connection, schema: str | None) -> bool:
+    """Returns whether no place was named and the tables may be in the schema that once was the default: unsent rows
+    there would be left behind by whoever began with new tables. For connections that found no tables.
+    """
+    if schema is not None or connection.dialect.name not in MYSQL_DIALECTS:
+        return False
+    if table_place(connection.dialect, schema).schema == BESIDE:
+        return False
+    return {"message", VERSION_TABLE} <= tables_in(connection, BESIDE)
+
+
+def tables_in(connection: Connection, schema: str | None) -> set[str]:
+    """Returns the names of all tables of a schema, which may be missing."""
+    if schema is None:
+        return set(inspect(connection).get_table_names())
+    listed = text("SELECT table_name FROM information_schema.tables WHERE table_schema = :schema")
+    return set(connection.scalars(listed, {"schema": schema}))
+
+
 def connect_once(engine: Engine) -> None:
     """Let the engine's dialect learn from a connection what table_place() needs, unless it has connected before."""
     if engine.dialect.name not in MYSQL_DIALECTS or _is_connected(engine.dialect):
@@ -54,14 +77,22 @@ def _is_connected(dialect: Dialect) -> bool:
     return getattr(dialect, "default_isolation_level", None) is not None
 
 
-def tables_missing(connection: Connection, schema: str | None) -> SchemaMissing:
+def tables_missing(connection: Connection, schema: str | None) -> ConfigurationError | SchemaMissing:
     """Returns the error of whoever found no message table in the place that `schema` means."""
     place = table_place(connection.dialect, schema)
+    if is_left_beside(connection, schema):
+        return ConfigurationError(
+            f"the database {place.schema} has no outbox tables, and this server has a schema {BESIDE!r} that has some: "
+            f'name schema="{BESIDE}" (--schema {BESIDE}), if its rows are of this service, or schema="{place.schema}" '
+            f"(--schema {place.schema}), if this is a new service"
+        )
     where = (
         "database" if place.schema is None else f"database {place.schema}" if place.prefix else f"schema {place.schema}"
     )
     option = f" --schema {schema}" if schema is not None and place.schema is not None else ""
-    return SchemaMissing(f"there is no message table in the {where}; run: outbox db upgrade --url URL{option}")
+    return SchemaMissing(
+        f"the outbox tables are missing or too old in the {where}; run: outbox db upgrade --url URL{option}"
+    )
 
 
 class Placement:

@@ -12,11 +12,10 @@ from typing import Final
 
 from sqlalchemy import Connection, inspect
 
-from outbox.alembic import VERSION_TABLE
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import open_engine
 from outbox.store.schema import outbox_tables
-from outbox.store.table_placement import table_place
+from outbox.store.table_placement import VERSION_TABLE, table_place
 from outbox_core.common.table_place import TablePlace
 
 FOLDER: Final = Path(__file__).parent

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import Connection, Engine, MetaData, Table, insert, select
 from sqlalchemy.schema import CreateSchema
 
-from outbox.alembic import VERSION_TABLE
 from outbox.migrate.schema_upgrade import current, head, upgrade
 from outbox.store.database import open_engine
 from outbox.store.schema import OutboxTables, outbox_tables
+from outbox.store.table_placement import VERSION_TABLE
 from outbox_core.common.table_place import TablePlace
 from tests.fixtures.databases import Database
 from tests.golden.make_schema import BETWEEN, FOLDER

@@ -103,7 +103,6 @@ def test_alembic_finds_the_plugin_by_its_entry_point() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["alembic.plugins"]
 
     assert declared == {PLUGIN: outbox.alembic.__name__}
-    assert outbox.alembic.protects_tables()
 
 
 def test_the_outbox_lives_beside_the_version_table_of_the_projects_own_tree(mysql_like: Database) -> None:

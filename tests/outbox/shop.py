@@ -14,6 +14,7 @@ from sqlalchemy.schema import CreateSchema
 from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
+from outbox.store.database_identity import write_identity
 from outbox.store.message_table import MessageStore
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import connect_once
@@ -187,6 +188,7 @@ def make_tables(database: Database) -> None:
             if tables.metadata.schema is not None:
                 connection.execute(CreateSchema(tables.metadata.schema, if_not_exists=True))
             tables.metadata.create_all(connection)
+            write_identity(connection, database.place)
             Base.metadata.create_all(connection)
     finally:
         engine.dispose()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pymysql
 import pytest
-from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from outbox.store.database import translate
-from outbox.store.database_identity import same_database
 from outbox.store.database_url import database_url, read_url
 from outbox_core.common.errors import ConfigurationError, OutboxError, SchemaMissing
 
@@ -60,20 +58,3 @@ def test_an_error_shows_neither_password_nor_options_of_the_url() -> None:
 
     assert "mysql+pymysql://app:***@db/shop (" in said
     assert "hunter" not in said
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ("mysql+pymysql://app@db/shop", "mysql+pymysql://report:secret@db:3306/reports", True),
-        ("mysql+pymysql://app@db/shop", "mariadb+pymysql://app@db:3307/shop", False),
-        ("mysql+pymysql://app@db/shop", "mysql+pymysql://app@replica/shop", False),
-        ("mysql+pymysql://app@/shop?unix_socket=/run/a.sock", "mysql+pymysql://app@/x?unix_socket=/run/b.sock", False),
-        ("mysql+pymysql://app@/shop?unix_socket=/run/a.sock", "mysql+pymysql://app@/x?unix_socket=/run/a.sock", True),
-    ],
-)
-def test_two_engines_are_on_one_server_by_its_address_with_the_default_port(one: str, other: str, same: bool) -> None:
-    engines = create_engine(one), create_engine(other)
-
-    assert same_database(*engines) is same
-    assert same_database(*reversed(engines)) is same

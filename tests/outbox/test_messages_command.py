@@ -542,7 +542,7 @@ def test_without_tables_the_cure_is_named(sqlite_shop: Shop) -> None:
     for arguments in (["status"], ["messages", "list"], ["messages", "retry", "m-1"]):
         done = outbox(sqlite_shop, *arguments)
         assert done.returncode == 2
-        assert re.fullmatch(r"error: there is no message table .*outbox db upgrade --url URL\n", done.stderr)
+        assert re.fullmatch(r"error: the outbox tables are missing .*outbox db upgrade --url URL.*\n", done.stderr)
 
 
 def test_a_command_without_subcommands_is_used_without_one(sqlite_shop: Shop) -> None:

@@ -26,6 +26,7 @@ from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, OutboxError
 from spark_reconcile.sources.dbapi_reader import Place
 from tests.fixtures.databases import Database
+from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop, open_shop
 
@@ -316,3 +317,59 @@ def test_without_a_database_and_a_schema_everything_is_refused_with_the_cure(
 ) -> None:
     with pytest.raises(ConfigurationError, match=NO_PLACE):
         use(make_url(mysql_like.url).set(database=""))
+
+
+# -- tables that may be elsewhere, or are not ours ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def once_default(mysql_like_of_module: LocalServer) -> Iterator[Database]:
+    """A database without tables of ours, on a server whose schema `outbox` has some."""
+    with mysql_like_of_module.fresh_database() as fresh:
+        upgrade(fresh.url, schema="outbox")
+        yield dataclasses.replace(fresh, schema=None)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(publish_without, id="publish"),
+        pytest.param(handle_without, id="inbox"),
+        pytest.param(compensate_without, id="compensator"),
+        pytest.param(invoke(db_app, "upgrade"), id="db upgrade"),
+        pytest.param(invoke(status_command.app), id="status"),
+        pytest.param(invoke(messages_command.app, "list"), id="messages"),
+    ],
+)
+def test_where_a_schema_outbox_may_have_unsent_rows_everything_is_refused_with_both_cures(
+    once_default: Database, use: Callable[[URL], None]
+) -> None:
+    with pytest.raises(ConfigurationError, match='schema="outbox"') as refused:
+        use(make_url(once_default.url))
+
+    assert f'schema="{once_default.business}"' in str(refused.value)
+    assert tables_of(once_default) == []
+
+
+def test_each_of_both_cures_works(once_default: Database) -> None:
+    upgrade(once_default.url, schema="outbox")
+    assert tables_of(once_default) == []
+
+    upgrade(once_default.url, schema=once_default.business)
+    upgrade(once_default.url)
+    assert "outbox_message" in tables_of(once_default)
+
+
+@pytest.mark.parametrize("name", ["outbox_message", "outbox_inbox", "outbox_identity", "outbox_message_0001"])
+def test_an_upgrade_refuses_a_table_of_the_business_s_before_it_changes_anything(
+    own_database: Database, name: str
+) -> None:
+    engine = create_engine(own_database.url)
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE TABLE {name} (id INT PRIMARY KEY, note VARCHAR(20))"))
+    engine.dispose()
+
+    with pytest.raises(ConfigurationError, match=rf"{own_database.business}\.{name} has a name of the outbox's"):
+        upgrade(own_database.url, tables=2)
+
+    assert tables_of(own_database) == [name]
