@@ -1,4 +1,4 @@
-"""Commands `outbox db upgrade | current`: create, upgrade and check the outbox tables."""
+"""Commands `outbox db upgrade | grants | current`: create, upgrade and check the outbox tables, and grant their use."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from outbox.admin.grants import Role
+from outbox.admin.grants import grants as grants_of
 from outbox.migrate import schema_upgrade
-from outbox.store.database import database_errors, open_engine
+from outbox.store.database import MYSQL_DIALECTS, database_errors, open_engine
 from outbox.store.database_url import database_url
 from outbox.store.schema import TABLES_MAX
+from outbox_core.common.errors import ConfigurationError
 
 app: typer.Typer = typer.Typer(help="Make and upgrade the outbox tables.", no_args_is_help=True)
 
@@ -43,6 +46,32 @@ def upgrade(url: Url, schema: Schemas = None, password_file: PasswordFile = None
     named = database_url(url, password_file=password_file)
     reached = schema_upgrade.upgrade(named, schema=schema or None, tables=tables)
     typer.echo(f"the outbox tables are at revision {reached}")
+
+
+@app.command()
+def grants(
+    url: Url,
+    role: Annotated[Role, typer.Option("--role", help="Whose grants.")],
+    schema: Schema = None,
+    user: Annotated[str | None, typer.Option("--user", help="Name of the user; default: the role's.")] = None,
+    host: Annotated[str, typer.Option("--host", help="Where the user connects from.")] = "%",
+    password_file: PasswordFile = None,
+) -> None:
+    """Print the statements that grant a role what it needs, table by table. Runs none of them.
+
+    Only `app` sees business tables; a reconciliation also needs SELECT on those that its rules name.
+
+    Example: outbox db grants --url mysql+pymysql://root@db/shop --role app --user shop_app
+    """
+    engine = open_engine(database_url(url, password_file=password_file))
+    try:
+        if engine.dialect.name not in MYSQL_DIALECTS:
+            raise ConfigurationError("SQLite has no users: whoever may write the file has every grant")
+        with database_errors(engine.url), engine.connect() as connection:
+            for statement in grants_of(connection, role, schema=schema, user=user or role, host=host):
+                typer.echo(statement)
+    finally:
+        engine.dispose()
 
 
 @app.command()

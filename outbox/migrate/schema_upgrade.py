@@ -37,6 +37,7 @@ from outbox.store.schema import message_table, outbox_tables
 from outbox.store.table_placement import (
     VERSION_TABLE,
     is_left_beside,
+    is_schema_alone,
     placement_for,
     table_place,
     tables_in,
@@ -157,10 +158,13 @@ def _upgrade_all(
     connection: Connection, *, schema: str | Sequence[str] | None, tables: int, revision: str
 ) -> str | None:
     placement = placement_for(connection.dialect, schema, tables)
+    # All refusals come before the first DDL: each of its statements commits by itself.
     for place in placement.places:
         _refuse_foreign_tables(connection, place, placement.names_in(place))
-    if current(connection, schema=placement.schemas[0]) is None and is_left_beside(connection, placement.schemas[0]):
-        raise tables_missing(connection, placement.schemas[0])
+    for name in placement.schemas:
+        is_beside = current(connection, schema=name) is None and is_left_beside(connection, name)
+        if is_beside or is_schema_alone(connection, name):
+            raise tables_missing(connection, name)
     reached: str | None = None
     for place in placement.places:
         reached = _upgrade(connection, place, revision=revision)

@@ -5,13 +5,12 @@ A URL does not say where a connection leads: `creator`, `connect_args`, option f
 
 from __future__ import annotations
 
-import secrets
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Connection, Engine, select
 
 from outbox.store.database import MYSQL_DIALECTS, NO_SUCH_TABLE, PRIVILEGE_MISSING
 from outbox.store.schema import outbox_tables
@@ -19,8 +18,6 @@ from outbox.store.table_placement import connect_once, table_place, tables_missi
 from outbox_core.common.errors import DatabaseUnavailable
 from outbox_core.common.table_place import TablePlace
 
-IDENTITY_NUMBER: Final = 1
-"""Of the only row of the table."""
 _KEY: Final = "outbox.identity"
 _NOT_THERE: Final = NO_SUCH_TABLE | PRIVILEGE_MISSING
 """The server's answers where another outbox's tables are, or none."""
@@ -68,12 +65,6 @@ class DatabaseIdentity:
         if place not in known:
             known[place] = _id_at(connection, place)
         return known[place]
-
-
-def write_identity(connection: Connection, place: TablePlace) -> None:
-    """Write the id of tables that were made at once, without the revisions."""
-    identity = outbox_tables(place).identity
-    connection.execute(insert(identity).values(number=IDENTITY_NUMBER, id=secrets.token_hex(16)))
 
 
 def _id_at(connection: Connection, place: TablePlace) -> str | None:

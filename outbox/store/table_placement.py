@@ -55,6 +55,15 @@ def is_left_beside(connection: Connection, schema: str | None) -> bool:
     return {"message", VERSION_TABLE} <= tables_in(connection, BESIDE)
 
 
+def is_schema_alone(connection: Connection, schema: str | None) -> bool:
+    """Returns whether the connection is in a schema of outbox tables alone, for which it looks among a business's."""
+    place = table_place(connection.dialect, schema)
+    if place.schema is None or not place.prefix:
+        return False
+    found = tables_in(connection, place.schema)
+    return {"message", VERSION_TABLE} <= found and plain_message_table_name(place) not in found
+
+
 def tables_in(connection: Connection, schema: str | None) -> set[str]:
     """Returns the names of all tables of a schema, which may be missing."""
     if schema is None:
@@ -80,6 +89,11 @@ def _is_connected(dialect: Dialect) -> bool:
 def tables_missing(connection: Connection, schema: str | None) -> ConfigurationError | SchemaMissing:
     """Returns the error of whoever found no message table in the place that `schema` means."""
     place = table_place(connection.dialect, schema)
+    if is_schema_alone(connection, schema):
+        return ConfigurationError(
+            f"the database {place.schema} of the URL is a schema of outbox tables alone, not a business's database: "
+            f"name it as the schema (schema=, --schema {place.schema}), and none in the URL, which may end with a slash"
+        )
     if is_left_beside(connection, schema):
         return ConfigurationError(
             f"the database {place.schema} has no outbox tables, and this server has a schema {BESIDE!r} that has some: "

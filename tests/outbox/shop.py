@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,6 @@ from sqlalchemy.schema import CreateSchema
 from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
-from outbox.store.database_identity import write_identity
 from outbox.store.message_table import MessageStore
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import connect_once
@@ -188,7 +188,8 @@ def make_tables(database: Database) -> None:
             if tables.metadata.schema is not None:
                 connection.execute(CreateSchema(tables.metadata.schema, if_not_exists=True))
             tables.metadata.create_all(connection)
-            write_identity(connection, database.place)
+            if connection.scalar(select(tables.identity.c.id)) is None:
+                connection.execute(tables.identity.insert().values(number=1, id=secrets.token_hex(16)))
             Base.metadata.create_all(connection)
     finally:
         engine.dispose()

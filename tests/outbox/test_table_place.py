@@ -373,3 +373,18 @@ def test_an_upgrade_refuses_a_table_of_the_business_s_before_it_changes_anything
         upgrade(own_database.url, tables=2)
 
     assert tables_of(own_database) == [name]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [pytest.param(invoke(db_app, "upgrade"), id="db upgrade"), pytest.param(compensate_without, id="compensator")],
+)
+def test_a_url_that_leads_into_a_schema_of_outbox_tables_is_refused_with_the_cure(
+    mysql_like: Database, use: Callable[[URL], None]
+) -> None:
+    upgrade(mysql_like.url, schema=mysql_like.schema)
+
+    with pytest.raises(ConfigurationError, match=f"--schema {mysql_like.schema}"):
+        use(make_url(mysql_like.url).set(database=mysql_like.schema))
+
+    assert "outbox_message" not in tables_of(dataclasses.replace(mysql_like, url=f"{mysql_like.url}"))

@@ -1,48 +1,53 @@
-"""The grants of docs/guides/databases.md are enough for each role, and none of them can do another's work."""
+"""What `outbox db grants` prints is enough for each role, and none of them can do another's work."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine, create_engine, select
+from sqlalchemy import Engine, create_engine, delete, select, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from typer.testing import CliRunner
 
 from compensator.retention.retention import Retention, RetentionOptions
+from outbox.cli.db_command import app
 from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import schema_upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import database_errors
 from outbox.store.order_table import OrderStore
+from outbox.store.table_placement import VERSION_TABLE
 from outbox_core.common.errors import ConfigurationError
+from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
-from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop
+from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop, open_shop
 from tests.traps.naive import run
 from tests.traps.passes import one_pass
 
 GRANTS = "grants on the outbox's schema: SELECT, INSERT"
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "databases.md"
 ROLES = ("app", "compensator", "reconciliation", "migrate")
 
 
 class Users:
-    """The roles of the guide, as users of one test's server."""
+    """The roles as users of one test's server, each with the grants that the command prints and no others."""
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
-        self._suffix = f"_{str(shop.database.schema).rpartition('_')[2]}"
+        self._suffix = f"_{str(shop.engine.url.database).rpartition('_')[2]}"
 
     def create(self) -> None:
-        """Run the guide's statements, on this test's schemas and with names of its own."""
-        business = str(self._shop.engine.url.database)
-        for statement in self._statements():
-            named = re.sub(rf"\b({'|'.join(ROLES)});?$", rf"\1{self._suffix}", statement)
-            self._shop.execute(
-                named.replace(" shop.", f" {business}.").replace(" outbox.", f" {self._shop.database.schema}.")
-            )
+        """Run what `outbox db grants` prints for each of them."""
+        schema = [] if self._shop.database.schema is None else ["--schema", self._shop.database.schema]
+        for role in ROLES:
+            user = f"{role}{self._suffix}"
+            arguments = ["grants", "--url", self._shop.database.url, "--role", role, "--user", user, *schema]
+            printed = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+            with self._shop.engine.begin() as connection:
+                for statement in [f"CREATE USER {user}", *printed.splitlines()]:
+                    connection.exec_driver_sql(statement.rstrip(";").replace("%", "%%"))
 
     def drop(self) -> None:
         """All of them."""
@@ -50,18 +55,21 @@ class Users:
             self._shop.execute(f"DROP USER IF EXISTS {role}{self._suffix}")
 
     def engine(self, role: str) -> Engine:
-        """An engine of this role, on the schema that it may see; disposed of with the shop."""
-        database = {"compensator": str(self._shop.database.schema), "migrate": ""}.get(role)
-        url = make_url(self._shop.database.url).set(username=f"{role}{self._suffix}", database=database)
-        engine = create_engine(url)
+        """An engine of this role, in the database that it may see; disposed of with the shop."""
+        hidden = self._shop.database.schema is not None and role != "app"
+        url = make_url(self._shop.database.url).set(username=f"{role}{self._suffix}")
+        engine = create_engine(url.set(database="") if hidden else url)
         self._shop.closing.callback(engine.dispose)
         return engine
 
-    @staticmethod
-    def _statements() -> list[str]:
-        [block] = re.findall(r"```sql\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-        lines = [line for line in block.splitlines() if line and not line.startswith("--")]
-        return [line.rstrip(";") for line in lines]
+
+@pytest.fixture(params=["of its own", "the business's"])
+def mysql_shop(request: pytest.FixtureRequest, mysql_like: Database) -> Iterator[Shop]:
+    """A shop whose outbox is in a schema of its own, and one where it is in the business's database."""
+    database = mysql_like if request.param == "of its own" else replace(mysql_like, schema=None)
+    schema_upgrade.upgrade(database.url, schema=database.schema)
+    with open_shop(database) as shop:
+        yield shop
 
 
 @pytest.fixture
@@ -117,22 +125,23 @@ def test_the_compensator_sends_and_purges_with_its_grants(
     assert mysql_shop.archived() == 0
 
 
-def test_reconciliation_reads_both_schemas_and_writes_none(mysql_shop: Shop, users: Users) -> None:
+def test_reconciliation_reads_the_outbox_and_writes_nothing(mysql_shop: Shop, users: Users) -> None:
     engine = users.engine("reconciliation")
 
     with engine.connect() as connection:
         connection.execute(select(mysql_shop.tables.message)).all()
         connection.execute(select(mysql_shop.tables.archive)).all()
-        run(connection, "SELECT * FROM payment")
         with (
             pytest.raises(ConfigurationError, match=GRANTS),
             database_errors(engine.url),
         ):
-            run(connection, f"DELETE FROM {mysql_shop.database.schema}.message")
+            connection.execute(delete(mysql_shop.tables.message))
 
 
 def test_migrate_makes_the_tables_and_sees_no_business_table(mysql_shop: Shop, users: Users) -> None:
-    mysql_shop.execute(f"DROP DATABASE {mysql_shop.database.schema}")
+    with mysql_shop.engine.begin() as connection:
+        mysql_shop.tables.metadata.drop_all(connection)
+        connection.execute(text(f"DROP TABLE {mysql_shop.tables.metadata.schema}.{VERSION_TABLE}"))
 
     reached = schema_upgrade.upgrade(users.engine("migrate").url, schema=mysql_shop.database.schema)
 
@@ -140,10 +149,20 @@ def test_migrate_makes_the_tables_and_sees_no_business_table(mysql_shop: Shop, u
     assert mysql_shop.rows() == []
 
 
+@pytest.mark.parametrize("role", ["compensator", "reconciliation", "migrate"])
+def test_nobody_but_the_app_sees_business_tables(users: Users, mysql_shop: Shop, role: str) -> None:
+    engine = users.engine(role)
+
+    with pytest.raises(DBAPIError, match="denied"), engine.connect() as connection:
+        run(connection, f"SELECT * FROM {mysql_shop.database.business}.payment")
+
+
 @pytest.mark.parametrize("role", ["app", "compensator", "reconciliation"])
 def test_nobody_but_migrate_makes_tables(users: Users, mysql_shop: Shop, role: str) -> None:
     engine = users.engine(role)
-    mysql_shop.execute(f"DROP TABLE {mysql_shop.database.schema}.message")
+    with mysql_shop.engine.begin() as connection:
+        mysql_shop.tables.message.drop(connection)
+        connection.execute(text(f"DROP TABLE {mysql_shop.tables.metadata.schema}.{VERSION_TABLE}"))
 
     with pytest.raises(ConfigurationError, match=GRANTS):
         schema_upgrade.upgrade(engine.url, schema=mysql_shop.database.schema)
