@@ -242,7 +242,7 @@ class World:
         write_log(folder / "broker" / "actions", journal.SegmentKind.ACTIONS, actions, records_a_segment)
         return Settings(
             database_url=database.url,
-            schema=database.schema or "outbox",
+            schema=database.schema,
             broker_data=folder / "broker",
             output=folder / "out",
             rules=[
