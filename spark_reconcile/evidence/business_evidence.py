@@ -26,7 +26,7 @@ _TIMES: Final = ("created_ms", "deliver_at_ms")
 _KEYLESS: Final = "coalesce(message_key, '') = ''"
 _KEY: Final = f"if({_KEYLESS}, null, message_key) as message_key"
 _OF_ALL: Final = (
-    ("sum", "rows", "asked"), ("max", "time_ms", "newest_ms"), ("min", "time_ms", "oldest_ms"),
+    ("sum", "rows", "asked"), ("max", "last_ms", "newest_ms"), ("min", "time_ms", "oldest_ms"),
     ("max", "untimely", "impossible"),
     ("min", "least_due_ms", "least_of_all_ms"), ("max", "most_due_ms", "most_of_all_ms"),
     ("max", "unit_ms", "unit_of_all_ms"), ("sum", "due_rows", "due_rows_of_all"),
@@ -64,12 +64,14 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
         _KEY,
         f"if({_KEYLESS}, {hour('created_ms')}, 0L) as hour_ms",
         *_TIMES,
+        "at_ms",
         "due_unit_ms",
         "if(created_ms is null and at_ms is not null, 1, 0) as untimely",
     )
     asked = grouped(
         placed, "note", "topic", "message_key", "hour_ms",
-        rows="count(*)", time_ms="max(created_ms)", least_due_ms="min(deliver_at_ms)",
+        rows="count(*)", time_ms="max(created_ms)", last_ms="max(if(created_ms is null, null, at_ms))",
+        least_due_ms="min(deliver_at_ms)",
         most_due_ms="max(deliver_at_ms)", unit_ms="coalesce(max(due_unit_ms), 1L)",
         due_rows="count(deliver_at_ms)", untimely="max(untimely)",
     ).selectExpr(

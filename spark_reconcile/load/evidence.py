@@ -238,7 +238,7 @@ def _read_archives(
     """Returns archive rows that were moved to Parquet, in the columns of all legs; files are not cached by Spark."""
     found = []
     for folder in settings.archives:
-        archive = read_archive(session, folder, span=span)
+        archive = read_archive(session, folder, span=span, latest_ms=times.latest_ms)
         counted = _counted(
             archive.frame, leg="leg", topic="topic", note="coalesce(note, '')", times=times.of_table()
         )  # fmt: skip
@@ -358,10 +358,13 @@ def _acting(counts: Sequence[LegCount]) -> dict[tuple[str, str], int]:
 
 
 def _business_reaches(settings: Settings) -> dict[str, int]:
-    """Since when each covered topic's business rows are complete: since the beginning, unless configured."""
+    """Since when each covered topic's business rows are complete: since the beginning, unless configured; and then by
+    every clock, since a message may be dated a moment later than its row.
+    """
     reaches: dict[str, int] = {}
     for rule in settings.rules:
-        reaches[rule.topic] = max(rule.complete_since_ms or 0, reaches.get(rule.topic, 0))
+        since_ms = 0 if rule.complete_since_ms is None else rule.complete_since_ms + settings.grace.clock_skew_ms
+        reaches[rule.topic] = max(since_ms, reaches.get(rule.topic, 0))
     return reaches
 
 

@@ -21,7 +21,7 @@ def archive_reach(
     settings: Settings, counts: Sequence[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *, now_ms: int
 ) -> int:
     """Since when the archive is complete: by settings, by its retention, or since its oldest row."""
-    reach = kept_since(settings.complete_since_ms, settings.archive_days, now_ms=now_ms)
+    reach = _told(settings.complete_since_ms, settings.archive_days, settings, now_ms=now_ms)
     if reach is not None:
         return reach
     return oldest_row([one for one in counts if one.leg == Leg.ARCHIVE], settings, oldest_ms.get((Leg.ARCHIVE, "")))
@@ -37,6 +37,14 @@ def kept_since(complete_since_ms: int | None, days: float | None, *, now_ms: int
     return int(now_ms - days * DAY_MS) + PURGE_MARGIN_MS
 
 
+def _told(complete_since_ms: int | None, days: float | None, settings: Settings, *, now_ms: int) -> int | None:
+    """Since when the settings say that rows are kept, by every clock: what the broker dates a moment later may have
+    been written a moment before, by the database's clock.
+    """
+    since_ms = kept_since(complete_since_ms, days, now_ms=now_ms)
+    return None if since_ms is None else since_ms + settings.grace.clock_skew_ms
+
+
 def inbox_reaches(
     settings: Settings, counts: Sequence[LegCount], oldest_ms: Sequence[int | None], *, now_ms: int, is_whole: bool
 ) -> dict[tuple[str, str], int]:
@@ -49,7 +57,7 @@ def inbox_reaches(
     found: dict[tuple[str, str], list[int]] = {}
     for inbox, known_ms in zip(settings.inboxes, oldest_ms, strict=True):
         read = [one for one in counts if one.leg == Leg.INBOX and one.note == inbox.group] if is_whole else []
-        reach = kept_since(inbox.complete_since_ms, settings.inbox_days, now_ms=now_ms)
+        reach = _told(inbox.complete_since_ms, settings.inbox_days, settings, now_ms=now_ms)
         if reach is None and known_ms is not None:
             reach = max(known_ms + settings.grace.clock_skew_ms, 0 if not read else oldest_row(read, settings, None))
         for topic in inbox.topics or ("",):

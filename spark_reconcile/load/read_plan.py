@@ -17,7 +17,7 @@ from spark_reconcile.load.completeness_bound import Reach
 from spark_reconcile.load.duplicate_sources import NamedSources, check_archives
 from spark_reconcile.load.spark_session import Size
 from spark_reconcile.load.table_extents import TableExtent, extent_of
-from spark_reconcile.rules.plausible_times import EARLIEST_MS
+from spark_reconcile.rules.plausible_times import EARLIEST_MS, PlausibleTimes
 from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, reading
 from spark_reconcile.sources.log_segments import survey
 from spark_reconcile.sources.sql_statements import (
@@ -31,6 +31,7 @@ from spark_reconcile.sources.sql_statements import (
 
 SMALL_BROKER_BYTES: Final = 128 * 1024 * 1024
 MEDIUM_BROKER_BYTES: Final = 4 * 1024 * 1024 * 1024
+DAY_SLACK_SECONDS: Final = 38 * 3600.0
 APART_STEP_SECONDS: Final = 60
 """Clock differences are rounded up to whole steps, so that the next run allows for the same difference."""
 
@@ -62,6 +63,8 @@ class SourcePlan:
     extents: Sequence[TableExtent] = ()
     """Extents of each archive and each inbox as a whole, whatever time range is read."""
     limits: RunLimits = field(default_factory=RunLimits)
+    slack_seconds: float = 0.0
+    """So much slack, at least, the times of business rows need."""
 
     @property
     def size(self) -> Size:
@@ -88,8 +91,11 @@ class SourcePlan:
         )
 
 
-def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span | None = None) -> SourcePlan:
-    """Check every source before any work; `span`: the time range that will be read, by default all times.
+def check_sources(
+    settings: Settings, *, reach: Reach | None = None, span: Span | None = None, now_ms: int | None = None
+) -> SourcePlan:
+    """Check every source before any work; `span`: the time range that will be read, by default all times; `now_ms`: of
+    the run, by default of this machine's clock, to tell the times that cannot be true.
 
     Raises ConfigurationError, SchemaMissing, DatabaseUnavailable or NotComparable, each with the cure.
     """
@@ -111,7 +117,10 @@ def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span 
             extents.append(extent_of(reader, statement, what=inbox.group, schema=schema))
             inbox_oldest.append(_oldest_ms(reader, statement))
         inboxes.append((inbox.url or settings.database_url, statement))
-    rest = _rest(settings, span, oldest, clocks, once, extents)
+    latest_ms = PlausibleTimes.at(
+        max(now_ms or 0, time.time_ns() // 1_000_000), clocks=clocks, skew_ms=settings.grace.clock_skew_ms
+    ).latest_ms
+    rest = _rest(settings, span, oldest, clocks, once, extents, latest_ms)
     segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
     return SourcePlan(
         inboxes=tuple(_together(inboxes, settings.limits)),
@@ -124,6 +133,7 @@ def check_sources(settings: Settings, *, reach: Reach | None = None, span: Span 
         # Two inboxes of one group in one table, with different topics, are one table.
         extents=tuple({one.name: one for one in extents}.values()),
         limits=settings.limits,
+        slack_seconds=max((_slack_seconds(statement) for _, statement in rest), default=0.0),
     )
 
 
@@ -135,7 +145,7 @@ def waves(reads: Sequence[Read]) -> list[list[Read]]:
 
 def _rest(
     settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], int], clocks: dict[str, int],
-    once: NamedSources, extents: list[TableExtent],
+    once: NamedSources, extents: list[TableExtent], latest_ms: int,
 ) -> list[tuple[str, Statement]]:  # fmt: skip
     """Returns the statements of the outboxes, then those of the business tables."""
     found = []
@@ -145,7 +155,7 @@ def _rest(
             _note_clock(reader, settings, clocks)
             schema = place.schema_of(outbox.schema)
             once.note(f"the outbox in {place}", ("outbox", *reader.identity(), schema))
-            statements = outbox_statements(reader, schema=schema, span=span)
+            statements = outbox_statements(reader, schema=schema, span=span, latest_ms=latest_ms)
             extents.append(extent_of(reader, statements[-1], what="", schema=schema))
             found_ms = None if span is None else _oldest_ms(reader, statements[-1])
             if found_ms is not None:
@@ -156,8 +166,13 @@ def _rest(
             with reading(Place.of(url)) as reader:
                 _note_clock(reader, settings, clocks)
                 once.note(f"rule {rule.name}: {rule.table} in {reader.place}", _table(reader, rule))
-                found.append((url, business_statement(reader, rule, number, span=span)))
+                found.append((url, business_statement(reader, rule, number, span=span, latest_ms=latest_ms)))
     return found
+
+
+def _slack_seconds(one: Statement) -> float:
+    """A row with a day, and no time of the day, is up to a day and a time zone apart from its message."""
+    return DAY_SLACK_SECONDS if one.is_by_day else 0.0
 
 
 def _group(reader: DbApiReader, schema: str | None, group: str) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EARLIEST_MS: Final = 946_684_800_000
 """2000-01-01: no outbox is older."""
 LATEST_MS: Final = 4_102_444_800_000
-"""2100-01-01. Every run reads rows with a later time, since they belong to no hour that will be evaluated."""
+"""2100-01-01: later than any run."""
 AHEAD_MS: Final = 24 * 60 * 60 * 1000
 """Limit of times in the future: no time zone that was taken for UTC exceeds it."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -75,14 +75,17 @@ def newer(time: Fact, bound: Sum) -> Predicate:
     return (time > bound) & (time <= Fact("latest_ms"))
 
 
-def or_null(time: str) -> str:
+def or_null(time: str, *, latest_ms: int = LATEST_MS) -> str:
     """Returns a time in milliseconds, in a database's SQL; null if it is impossible."""
-    return f"CASE WHEN {time} >= {EARLIEST_MS} AND {time} < {LATEST_MS} THEN {time} END"
+    return f"CASE WHEN {time} >= {EARLIEST_MS} AND {time} <= {latest_ms} THEN {time} END"
 
 
 def outside(column: str) -> str:
-    """Returns the condition, in a database's SQL, that a column is outside of two bound values, earliest and latest."""
-    return f"{column} < ? OR {column} >= ?"
+    """Returns the condition, in a database's SQL, that a column is outside of two bound values, earliest and latest.
+
+    Every run reads rows with such a time, a sentinel of 2038 or 1970: they belong to no hour that will be evaluated.
+    """
+    return f"{column} < ? OR {column} > ?"
 
 
 def note_on(counts: Iterable[LegCount]) -> str:

@@ -84,7 +84,7 @@ def _run_once(
     settings: Settings, *, master: str | None, now_ms: int, session: SparkSession | None, say: Say, pause: Pause
 ) -> Summary:
     judged_at_ms = now_ms
-    plan = check_sources(settings, reach=reach_of(settings, now_ms=judged_at_ms))
+    plan = check_sources(settings, reach=reach_of(settings, now_ms=judged_at_ms), now_ms=judged_at_ms)
     settings = plan.allowing(settings)
     with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
         say("starting Spark")

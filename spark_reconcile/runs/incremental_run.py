@@ -78,7 +78,11 @@ def _run_once(
     if not windows:
         raise _none_closed(over, reach)
     slack_ms = int(settings.grace.slack_seconds * 1000)
-    plan = check_sources(settings, reach=reach, span=span_of(windows, slack_ms=slack_ms))
+    plan = check_sources(settings, reach=reach, span=span_of(windows, slack_ms=slack_ms), now_ms=judged_at_ms)
+    if plan.slack_seconds > settings.grace.slack_seconds:
+        settings = replace(settings, grace=replace(settings.grace, slack_seconds=plan.slack_seconds))
+        slack_ms = int(settings.grace.slack_seconds * 1000)
+        plan = check_sources(settings, reach=reach, span=span_of(windows, slack_ms=slack_ms), now_ms=judged_at_ms)
     settings = plan.allowing(settings)
     with only_run(settings.output), staging(settings.output, now_ms=judged_at_ms) as stage:
         store = WindowStore(settings.output, checkpoint=checkpoint)

@@ -197,6 +197,17 @@ class DbApiReader:
             )
         return {str(name): str(kind).lower() for name, kind in found}
 
+    def leads_index(self, table: str, column: str, *, schema: str | None) -> bool:
+        """Whether an index of a table begins with this column; SQLite is not asked."""
+        if self.place.backend is Backend.SQLITE:
+            return False
+        found = self.rows(
+            "SELECT 1 FROM information_schema.statistics "
+            "WHERE table_schema = ? AND table_name = ? AND column_name = ? AND seq_in_index = 1 LIMIT 1",
+            (schema or self.place.database, table, column),
+        )
+        return bool(found)
+
     def tables(self, *, schema: str | None) -> list[str]:
         """Returns the tables of a schema, sorted."""
         if self.place.backend is Backend.SQLITE:

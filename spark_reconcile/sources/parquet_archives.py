@@ -23,6 +23,7 @@ from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.time_buckets import within
 from spark_reconcile.core.time_range import Span
+from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
 from spark_reconcile.sources.parquet_file_identity import Files, local_folder, path_of
 from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, CANCELS, Leg, archive_note
 
@@ -112,18 +113,21 @@ class ParquetArchive:
     """How many rows the files have, of all times."""
 
 
-def read_archive(session: SparkSession, folder: Path | str, *, span: Span | None = None) -> ParquetArchive:
-    """Lists the files of an archive, and returns their rows; lazy. Raises NotComparable and ConfigurationError with the
+def read_archive(
+    session: SparkSession, folder: Path | str, *, span: Span | None = None, latest_ms: int = LATEST_MS
+) -> ParquetArchive:
+    """Lists the files of an archive, and returns their rows; lazy. Rows before 2000 or later than `latest_ms` are of
+    every span. Raises NotComparable and ConfigurationError with the
     files and columns that cannot be read, or that Spark would pass over.
     """
     survey = survey_archive(_listed(session, folder), folder=folder)
-    read = partial(_frame, session, folder, survey)
+    read = partial(_frame, session, folder, survey, latest_ms=latest_ms)
     whole = read(None)
     names = _compared(whole.inputFiles(), survey, folder=folder)
-    frame = whole if span is None else read(None, span=span).where(f"leg = '{MISREAD}' or {within(span)}")
+    frame = whole if span is None else read(None, span=span).where(f"leg = '{MISREAD}' or {_of(span, latest_ms)}")
     understood = Files(
         leg=Leg.ARCHIVE, names=names, read=lambda some: read(some).where(f"leg = '{Leg.ARCHIVE}'"),
-        shown="true" if span is None else within(span),
+        shown="true" if span is None else _of(span, latest_ms),
     )  # fmt: skip
     return ParquetArchive(folder=folder, frame=frame, files=understood, rows=survey.rows)
 
@@ -257,7 +261,7 @@ def _column_type(field: pa.Field, file: StoredFile, *, folder: Path | str) -> Co
 
 def _frame(
     session: SparkSession, folder: Path | str, survey: ArchiveSurvey, names: Sequence[str] | None, *,
-    span: Span | None = None,
+    span: Span | None = None, latest_ms: int,
 ) -> DataFrame:  # fmt: skip
     """Returns the rows of some files, by Spark's names, or of all; of a span at least its rows, and all misread ones.
 
@@ -278,11 +282,15 @@ def _frame(
         if span is not None and columns["created_at_us"] == ColumnType.INTEGER:
             # A condition on the file's own column, too: computed ones cannot prune row groups.
             found = found.where(
-                "created_at_us is null or "
-                f"(created_at_us >= {span.since_ms * 1000}L and created_at_us < {span.until_ms * 1000}L)"
+                f"created_at_us is null or created_at_us < {EARLIEST_MS * 1000}L or created_at_us > {latest_ms * 1000}L"
+                f" or (created_at_us >= {span.since_ms * 1000}L and created_at_us < {span.until_ms * 1000}L)"
             )
         frames.append(_legs(found, columns))
     return union(*frames)
+
+
+def _of(span: Span, latest_ms: int) -> str:
+    return f"({within(span)} or created_ms < {EARLIEST_MS}L or created_ms > {latest_ms}L)"
 
 
 def _legs(found: DataFrame, types: Mapping[str, str]) -> DataFrame:

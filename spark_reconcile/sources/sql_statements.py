@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
@@ -34,7 +34,7 @@ _BYTES: Final = ("binary", "blob", "bytea")
 _FLOATS: Final = ("float", "double", "real")
 _UUID_PARTS: Final = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
 _DATE: Final = "date"
-_DAY_MS: Final = 24 * 3_600_000
+DAY_MS: Final = 24 * 3_600_000
 _FRACTION: Final = re.compile(r"(?:datetime|timestamp)\((\d)\)")
 _MILLISECOND_DIGITS: Final = 3
 _SPLIT: Final = re.compile(r"message_[0-9]{4}")
@@ -77,6 +77,8 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     parameters: list[str | int | float | bool] = []
     range_by: str | None = None
     rows_about: int = 0
+    is_by_day: bool = False
+    """Whether the times of a business table are days."""
 
 
 def archive_note() -> str:
@@ -118,7 +120,9 @@ def inbox_statement(
     )  # fmt: skip
 
 
-def outbox_statements(reader: DbApiReader, *, schema: str | None, span: Span | None = None) -> list[Statement]:
+def outbox_statements(
+    reader: DbApiReader, *, schema: str | None, span: Span | None = None, latest_ms: int = LATEST_MS
+) -> list[Statement]:
     """Reads the live message tables, then the archive: rows move from the first to the second.
 
     Unsent rows are read whatever their age: they are few, or they are findings.
@@ -127,7 +131,7 @@ def outbox_statements(reader: DbApiReader, *, schema: str | None, span: Span | N
     live = [_message_statement(reader, Leg.OUTBOX, name, at="due_at_us", note="state", schema=schema) for name in names]
     note = archive_note()
     archive = _message_statement(reader, Leg.ARCHIVE, "archive", at="sent_at_us", note=note, schema=schema)
-    return [*live, archive if span is None else _within(archive, "created_at_us", span)]
+    return [*live, archive if span is None else _within(archive, "created_at_us", span, latest_ms=latest_ms)]
 
 
 def message_tables(reader: DbApiReader, *, schema: str | None) -> list[str]:
@@ -137,8 +141,12 @@ def message_tables(reader: DbApiReader, *, schema: str | None) -> list[str]:
     return ["message", *(name for name in names if _SPLIT.fullmatch(name))]
 
 
-def business_statement(reader: DbApiReader, rule: BusinessRule, number: int, *, span: Span | None = None) -> Statement:
-    """Reads the rows of one rule. Raises ConfigurationError with the missing table or column."""
+def business_statement(
+    reader: DbApiReader, rule: BusinessRule, number: int, *, span: Span | None = None, latest_ms: int = LATEST_MS
+) -> Statement:
+    """Reads the rows of one rule; those later than `latest_ms` have no time. Raises ConfigurationError with the missing
+    table or column.
+    """
     place = reader.place
     schema, _, table = rule.table.rpartition(".")
     columns = reader.columns(table, schema=schema or None)
@@ -151,8 +159,13 @@ def business_statement(reader: DbApiReader, rule: BusinessRule, number: int, *, 
     created_ms = _time(place, rule, rule.time_column, columns)
     # An impossible time gives no hour and no age: the row has no created time then, and `at_ms` is the original value.
     selected = {
-        "message_key": key_text(place, rule, columns), "created_ms": or_null(created_ms), "at_ms": created_ms,
-    }  # fmt: skip
+        "message_key": key_text(place, rule, columns),
+        "created_ms": or_null(created_ms, latest_ms=latest_ms),
+        "at_ms": created_ms,
+    }
+    if is_date(columns[rule.time_column]):
+        # The row was written at some time of that day: it is not older than the day's end.
+        selected["at_ms"] = f"{created_ms} + {DAY_MS - 1}"
     if rule.deliver_at_column is not None:
         _check_column(rule, rule.deliver_at_column, columns)
         selected["deliver_at_ms"] = _time(place, rule, rule.deliver_at_column, columns)
@@ -161,7 +174,8 @@ def business_statement(reader: DbApiReader, rule: BusinessRule, number: int, *, 
     where = [_condition(place, one, parameters) for one in rule.where]
     whole = columns[rule.key_column].startswith(_INTEGERS)
     if span is not None:
-        _between(place, rule, columns, where, parameters, span=span)
+        is_sought = reader.leads_index(table, rule.time_column, schema=schema or None)
+        _between(place, rule, columns, where, parameters, span=span, latest_ms=latest_ms, is_sought=is_sought)
     return Statement(
         leg=Leg.BUSINESS,
         table=quoted(place, schema or None, table),
@@ -171,12 +185,13 @@ def business_statement(reader: DbApiReader, rule: BusinessRule, number: int, *, 
         parameters=parameters,
         range_by=quoted(place, rule.key_column) if whole else None,
         rows_about=reader.rows_about(table, schema=schema or None),
+        is_by_day=is_date(columns[rule.time_column]),
     )
 
 
-def _within(one: Statement, column: str, span: Span) -> Statement:
+def _within(one: Statement, column: str, span: Span, *, latest_ms: int) -> Statement:
     """The rows whose time, in microseconds, lies in the span, or cannot be true."""
-    bounds = (span.since_ms, span.until_ms, EARLIEST_MS, LATEST_MS)
+    bounds = (span.since_ms, span.until_ms, EARLIEST_MS, latest_ms)
     return msgspec.structs.replace(
         one,
         where=[*one.where, f"(({column} >= ? AND {column} < ?) OR {outside(column)})"],
@@ -186,23 +201,61 @@ def _within(one: Statement, column: str, span: Span) -> Statement:
 
 def _between(
     place: Place, rule: BusinessRule, columns: Mapping[str, str], where: list[str],
-    parameters: list[str | int | float | bool], *, span: Span,
+    parameters: list[str | int | float | bool], *, span: Span, latest_ms: int, is_sought: bool,
 ) -> None:  # fmt: skip
-    """Conditions on the bare time column, so that an index on it serves; SQLite's texts are computed with."""
+    """Conditions on the bare time column, so that an index on it serves, if there is one (`is_sought`); SQLite's texts
+    are computed with.
+    """
     column, kind = quoted(place, rule.time_column), columns[rule.time_column]
-    times = (span.since_ms, span.until_ms, EARLIEST_MS, LATEST_MS)
+    times = (span.since_ms, span.until_ms, EARLIEST_MS, latest_ms)
     bounds: list[str | int] = [*times]
+    nothing = f"{column} IS NULL"
     if kind.startswith(_INTEGERS):
         bounds = [bound * 1000 if rule.time_unit == "us" else bound for bound in times]
         if rule.time_unit == "s":
-            bounds = [span.since_ms // 1000, -(-span.until_ms // 1000), EARLIEST_MS // 1000, LATEST_MS // 1000]
+            bounds = [span.since_ms // 1000, -(-span.until_ms // 1000), EARLIEST_MS // 1000, latest_ms // 1000]
     elif place.backend is Backend.SQLITE:
-        column = _time(place, rule, rule.time_column, columns)
+        column = f"({_time(place, rule, rule.time_column, columns)})"
+        nothing = f"{column} IS NULL"
     else:
         bounds = [_datetime(bound) for bound in times]
+        nothing += f" OR {_no_such_day(column, kind, latest_ms=latest_ms, is_sought=is_sought)}"
     # A row without a time, or with one that cannot be true, is of no hour, and still asks for its message.
-    where.append(f"(({column} >= ? AND {column} < ?) OR {column} IS NULL OR {outside(column)})")
+    where.append(f"(({column} >= ? AND {column} < ?) OR {nothing} OR {outside(column)})")
     parameters += bounds
+
+
+def _no_such_day(column: str, kind: str, *, latest_ms: int, is_sought: bool) -> str:
+    """Condition: a date of MySQL is of no day that the calendar has, like 31 February, or of month 00 or day 00.
+
+    In an index these stand between the last moment of a month and the first of the next one; without an index on the
+    column every row is looked at in any case.
+    """
+    if not is_sought:
+        return f"{_since_epoch(column)} IS NULL"
+    last = datetime.fromtimestamp(latest_ms / 1000, UTC)
+    months = [
+        datetime(year, month, 1, tzinfo=UTC)
+        for year in range(datetime.fromtimestamp(EARLIEST_MS / 1000, UTC).year, last.year + 1)
+        for month in range(1, 13)
+    ]
+    # The last moment by the column's own precision: to look a finer one up in the index, MySQL rounds it up.
+    digits = _FRACTION.match(kind)
+    moment = "" if is_date(kind) else " 23:59:59" + (f".{'9' * int(digits[1])}" if digits else "")
+    return " OR ".join(
+        f"({column} > '{month - timedelta(days=1):%Y-%m-%d}{moment}' AND {column} < '{month:%Y-%m-%d}')"
+        for month in months
+        if month <= last
+    )
+
+
+def _since_epoch(column: str) -> str:
+    return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})"
+
+
+def is_date(kind: str) -> bool:
+    """Whether a column of this type has days, and no time of the day."""
+    return kind == _DATE
 
 
 def _datetime(time_ms: int) -> str:
@@ -296,9 +349,14 @@ def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str
     if kind.startswith(_INTEGERS):
         return _bounded(place, name, rule.time_unit)
     if place.backend is Backend.SQLITE and kind.startswith((*_TIMES, "text")):
-        return f"CAST(ROUND((julianday({column}) - 2440587.5) * 86400000.0) AS INTEGER)"
+        # SQLite counts 31 February on into March: no such day is no time.
+        day = f"substr({column}, 1, 10)"
+        return (
+            f"CASE WHEN typeof({column}) != 'text' OR date({day}) = {day} "
+            f"THEN CAST(ROUND((julianday({column}) - 2440587.5) * 86400000.0) AS INTEGER) END"
+        )
     if kind.startswith(_TIMES):
-        return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column}) DIV 1000"
+        return f"{_since_epoch(column)} DIV 1000"
     raise ConfigurationError(
         f"rule {rule.name}: column {name} is of type {kind}; times are integers since the epoch or datetimes"
     )
@@ -328,9 +386,9 @@ def _unit_ms(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, 
         return "1000" if rule.time_unit == "s" else "1"
     if place.backend is Backend.SQLITE:
         day, fraction = len("2026-11-01"), f"instr({column}, '.') > 0"
-        return f"CASE WHEN length({column}) <= {day} THEN {_DAY_MS} WHEN {fraction} THEN 1 ELSE 1000 END"
+        return f"CASE WHEN length({column}) <= {day} THEN {DAY_MS} WHEN {fraction} THEN 1 ELSE 1000 END"
     if kind == _DATE:
-        return str(_DAY_MS)
+        return str(DAY_MS)
     digits = _FRACTION.match(kind)
     return str(10 ** max(0, _MILLISECOND_DIGITS - int(digits[1]))) if digits else "1000"
 

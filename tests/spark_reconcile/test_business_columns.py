@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import BusinessRule
 from spark_reconcile.core.settings import KeyFormat
-from spark_reconcile.core.time_range import EVER_MS
+from spark_reconcile.core.time_range import EVER_MS, Span
 from spark_reconcile.sources.dbapi_reader import Place, reading
 from spark_reconcile.sources.sql_source import Part, SqlReader
 from spark_reconcile.sources.sql_statements import business_statement
@@ -177,6 +177,62 @@ def test_a_row_of_sqlite_with_the_largest_number_is_read_and_has_no_time(
     assert (row["created_ms"], row["at_ms"], row["deliver_at_ms"]) == (None, ever_ms, ever_ms)
 
 
+# -- by the hour -------------------------------------------------------------------------------------------------------
+
+HOUR: Span = Span(since_ms=DUE_MS - 3_600_000, until_ms=DUE_MS + 3_600_000)
+LATEST_MS = DUE_MS + 30 * 86_400_000
+OF_NO_HOUR = {
+    "'2025-00-10 00:00:00'": "month 00", "'2025-11-00 00:00:00'": "day 00", "'2026-02-31 00:00:00'": "31 February",
+    "'0000-00-00 00:00:00'": "no date", "'2038-01-19 03:14:07'": "a sentinel", "'1970-01-01 00:00:01'": "the epoch",
+    "NULL": "null",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("index", ["", ", KEY (at)"])
+@pytest.mark.parametrize("kind", ["DATETIME", "DATETIME(3)"])
+def test_a_row_whose_date_is_of_no_hour_is_read_for_every_hour_with_an_index_or_without(
+    mysql_like: Database, kind: str, index: str
+) -> None:
+    values = [f"({number}, {value})" for number, value in enumerate(OF_NO_HOUR)]
+    others = ["(100, '2026-01-02 03:04:05')", "(101, '2026-01-01 00:00:00')", "(102, '2025-12-31 23:59:59')"]
+    _create(mysql_like, f"id INT, at {kind} NULL{index}", ", ".join(values + others))
+
+    rows = _rows(mysql_like, RULE, span=HOUR, latest_ms=LATEST_MS)
+
+    found = {row["message_key"]: row["created_ms"] for row in rows}
+    assert found == {**{str(number): None for number in range(len(OF_NO_HOUR))}, "100": DUE_MS}
+
+
+@pytest.mark.parametrize("unit", ["us", "ms", "s"])
+def test_a_row_whose_number_is_of_no_hour_is_read_for_every_hour(database: Database, unit: str) -> None:
+    per_second = {"us": 1_000_000, "ms": 1000, "s": 1}[unit]
+    seconds = [DUE_MS // 1000, DUE_MS // 1000 - 7200, 4_000_000_000, 2_147_483_647, 5, -5]
+    values = ", ".join(f"({number}, {second * per_second})" for number, second in enumerate(seconds))
+    _create(database, "id INT, at BIGINT", values)
+
+    rows = _rows(database, replace(RULE, time_unit=unit), span=HOUR, latest_ms=LATEST_MS)
+
+    found = {row["message_key"]: row["created_ms"] for row in rows}
+    assert found == {"0": DUE_MS, "2": None, "3": None, "4": None, "5": None}
+
+
+def test_31_february_is_no_day_in_sqlite_either(sqlite: Database) -> None:
+    values = "(1, '2026-02-31 03:04:05'), (2, '2026-00-10'), (3, '2026-01-02T05:04:05+02:00'), (4, '2026-01-20')"
+    _create(sqlite, "id INT, at DATETIME", values)
+
+    rows = _rows(sqlite, RULE, span=HOUR, latest_ms=LATEST_MS)
+
+    assert {row["message_key"]: row["created_ms"] for row in rows} == {"1": None, "2": None, "3": DUE_MS}
+
+
+def test_a_row_with_a_day_is_as_new_as_the_end_of_that_day(database: Database) -> None:
+    _create(database, "id INT, at DATE", "(1, '2026-01-02')")
+
+    (row,) = _rows(database, RULE)
+
+    assert (row["created_ms"], row["at_ms"]) == (1_767_312_000_000, 1_767_312_000_000 + 86_399_999)
+
+
 def _create(database: Database, columns: str, values: str = "") -> None:
     engine = create_engine(database.url)
     with engine.begin() as connection:
@@ -188,8 +244,10 @@ def _create(database: Database, columns: str, values: str = "") -> None:
     engine.dispose()
 
 
-def _rows(database: Database, rule: BusinessRule) -> list[dict[str, Any]]:
+def _rows(
+    database: Database, rule: BusinessRule, *, span: Span | None = None, latest_ms: int = 4_102_444_800_000
+) -> list[dict[str, Any]]:
     place = Place.of(database.url)
     with reading(place) as reader:
-        statement = business_statement(reader, rule, 0)
+        statement = business_statement(reader, rule, 0, span=span, latest_ms=latest_ms)
     return [row for batch in SqlReader(place, [statement], snapshot=True).read(Part((0,))) for row in batch.to_pylist()]
