@@ -18,7 +18,7 @@ import msgspec
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.settings import BusinessRule, OutboxSource, Settings
 from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted, reading
-from spark_reconcile.sources.sql_statements import WITHDRAWN, message_tables
+from spark_reconcile.sources.sql_statements import WITHDRAWN, key_text, message_tables
 
 REPAIRS_MAX_DEFAULT: Final = 1_000
 """More repairs than this are no faults of single messages: a source is missing, or is the wrong one."""
@@ -235,9 +235,12 @@ def _bodies(settings: Settings, rule: BusinessRule, key: str) -> Iterator[bytes]
         place = Place.of(url)
         schema, _, table = rule.table.rpartition(".")
         columns = ", ".join(quoted(place, column) for column in rule.body.values())
-        # quoted() checks the names; the key is a bound parameter.
-        sql = f"SELECT {columns} FROM {quoted(place, schema or None, table)} WHERE {quoted(place, rule.key_column)} = ?"  # noqa: S608
         with reading(place) as reader:
+            key_column = quoted(place, rule.key_column)
+            if rule.key_format is not None:
+                key_column = key_text(place, rule, reader.columns(table, schema=schema or None))
+            # quoted() checks the names; the key is a bound parameter.
+            sql = f"SELECT {columns} FROM {quoted(place, schema or None, table)} WHERE {key_column} = ?"  # noqa: S608
             for values in reader.rows(sql, (key,)):
                 yield _encode_json(dict(zip(rule.body, values, strict=True)))
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -14,8 +15,9 @@ from typer.testing import CliRunner, Result
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
-from spark_reconcile import Settings
+from spark_reconcile import BusinessRule, Settings
 from spark_reconcile.cli.run_command import app
+from spark_reconcile.core.settings import KeyFormat
 from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.plan import RepairAction, Suspect, plan_repairs
 from spark_reconcile.repair.plan_file import read_plan, still_to_do
@@ -127,6 +129,28 @@ def test_what_was_sent_before_the_brokers_log_begins_is_not_written_again(sqlite
     assert held(begun_ms) == [RepairAction.WRITE_AGAIN]
     assert held(begun_ms - 1, begun_ms) == [RepairAction.WRITE_AGAIN], "it would be in the log since it was due"
     assert held(begun_ms - 1, first_offset=0) == [RepairAction.WRITE_AGAIN], "nothing of the log was dropped"
+
+
+def test_the_row_of_a_lost_message_is_found_by_its_key_as_the_business_writes_it(
+    sqlite: Database, tmp_path: Path
+) -> None:
+    reference = UUID(int=7)
+    body = json.dumps({"note": "n"}, separators=(",", ":"))
+    world = World()
+    world.sent("lost", key=str(reference), topic=PAID)
+    world.archive[-1]["body_sha256"] = hashlib.sha256(body.encode()).hexdigest()
+    settings = world.write(sqlite, tmp_path)
+    _execute(sqlite, "CREATE TABLE ref (id BLOB, note TEXT, at BIGINT)")
+    _execute(sqlite, f"INSERT INTO ref VALUES (x'{reference.hex}', 'n', 0)")
+    rule = BusinessRule(
+        name="ref", table="ref", key_column="id", key_format=KeyFormat.UUID, time_column="at", topic=PAID,
+        body={"note": "note"},
+    )  # fmt: skip
+
+    lost = Suspect(message_id="lost", topic=PAID, key=str(reference), rule="not_in_broker")
+    (repair,) = plan_repairs(replace(settings, rules=[rule]), [lost], repairs_max=10)
+
+    assert repair.action is RepairAction.WRITE_AGAIN
 
 
 def test_nothing_is_done_without_a_word_of_its_user_or_above_the_bound(sqlite: Database, tmp_path: Path) -> None:
