@@ -232,7 +232,7 @@ def _no_such_day(column: str, kind: str, *, latest_ms: int, is_sought: bool) -> 
     column every row is looked at in any case.
     """
     if not is_sought:
-        return f"{_since_epoch(column)} IS NULL"
+        return f"({_since_epoch(column)}) IS NULL"
     last = datetime.fromtimestamp(latest_ms / 1000, UTC)
     months = [
         datetime(year, month, 1, tzinfo=UTC)
@@ -250,7 +250,9 @@ def _no_such_day(column: str, kind: str, *, latest_ms: int, is_sought: bool) -> 
 
 
 def _since_epoch(column: str) -> str:
-    return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})"
+    """A date as microseconds, null for a day that there is not: MariaDB counts 31 February on into March."""
+    is_day = f"DAYOFMONTH({column}) BETWEEN 1 AND DAYOFMONTH(LAST_DAY({column}))"
+    return f"CASE WHEN {is_day} THEN TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column}) END"
 
 
 def is_date(kind: str) -> bool:
@@ -352,11 +354,11 @@ def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str
         # SQLite counts 31 February on into March: no such day is no time.
         day = f"substr({column}, 1, 10)"
         return (
-            f"CASE WHEN typeof({column}) != 'text' OR date({day}) = {day} "
+            f"CASE WHEN typeof({column}) != 'text' OR date(julianday({day})) = {day} "
             f"THEN CAST(ROUND((julianday({column}) - 2440587.5) * 86400000.0) AS INTEGER) END"
         )
     if kind.startswith(_TIMES):
-        return f"{_since_epoch(column)} DIV 1000"
+        return f"(({_since_epoch(column)}) DIV 1000)"
     raise ConfigurationError(
         f"rule {rule.name}: column {name} is of type {kind}; times are integers since the epoch or datetimes"
     )

@@ -180,7 +180,7 @@ def test_a_row_of_sqlite_with_the_largest_number_is_read_and_has_no_time(
 # -- by the hour -------------------------------------------------------------------------------------------------------
 
 HOUR: Span = Span(since_ms=DUE_MS - 3_600_000, until_ms=DUE_MS + 3_600_000)
-LATEST_MS = DUE_MS + 30 * 86_400_000
+LATEST_MS = DUE_MS + 90 * 86_400_000
 OF_NO_HOUR = {
     "'2025-00-10 00:00:00'": "month 00", "'2025-11-00 00:00:00'": "day 00", "'2026-02-31 00:00:00'": "31 February",
     "'0000-00-00 00:00:00'": "no date", "'2038-01-19 03:14:07'": "a sentinel", "'1970-01-01 00:00:01'": "the epoch",
