@@ -442,7 +442,8 @@ def without_frames(error: BaseException) -> BaseException:
     match error:
         case DBAPIError():
             copied = copy(error)
-            copied.orig = Exception(*getattr(error.orig, "args", ()))
+            if error.orig is not None:  # not by copy(): the constructors of some drivers take other arguments
+                copied.orig = type(error.orig).__new__(type(error.orig), *error.orig.args)
             return copied
         case OutboxError():
             return copy(error)
