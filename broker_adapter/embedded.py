@@ -152,6 +152,13 @@ class EmbeddedAdmin:
         """Make a group or change its settings."""
         self._opened().declare_group(topic, group, config)
 
+    def group_config(self, topic: str, group: str) -> GroupConfig | None:
+        """The settings of a group that is there."""
+        try:
+            return self._opened().group_config(topic, group)
+        except KeyError:
+            return None
+
     def topics(self) -> list[str]:
         """All topics."""
         return self._opened().topics()

@@ -10,6 +10,7 @@ from outbox.producer.sender import SenderLimits
 from outbox.producer.transactional import Propagation
 from outbox.telemetry import Telemetry
 from outbox_core import Broker, Delivery, Message, connect
+from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import (
     BrokerError,
     BrokerRefused,
@@ -26,6 +27,7 @@ from outbox_core.common.errors import (
 )
 
 __all__ = [
+    "Backoff",
     "Broker",
     "BrokerError",
     "BrokerRefused",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from broker_adapter.http.request_sender import RequestSender
-from outbox_core.common.errors import InvalidMessage
+from outbox_core.common.errors import BrokerRefused, InvalidMessage
 from outbox_core.messages import limits
 from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
 from outbox_core.protocol import wire, wire_conversion, wire_dead
@@ -23,18 +23,18 @@ class HttpAdmin:
 
     def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
         """Make a group, or change its settings."""
-        settings = wire.GroupSettings(
-            start=wire.StartAt(config.start_at_ms) if config.start_at_ms is not None else config.start,  # type: ignore[arg-type]  # checked by GroupConfig
-            filter=config.filter,
-            max_attempts=config.max_attempts,
-            backoff=wire.BackoffSettings(
-                initial_ms=config.backoff_initial_ms,
-                multiplier=config.backoff_multiplier,
-                max_ms=config.backoff_max_ms,
-            ),
-            ordered=config.ordered,
-        )
+        settings = wire_conversion.group_settings_of(config)
         self._connection.send("PUT", _path(topic, group), wire.NoAnswer, body=settings, repeatable=True)
+
+    def group_config(self, topic: str, group: str) -> GroupConfig | None:
+        """The settings of a group that is there."""
+        try:
+            answer = self._connection.send("GET", _path(topic, group), wire.GroupAnswer, repeatable=True)
+        except BrokerRefused as error:
+            if type(error) is not BrokerRefused:  # as NotAuthorized: whether it is there is not known
+                raise
+            return None
+        return wire_conversion.group_config_of(answer.settings)
 
     def topics(self) -> list[str]:
         """The names of all topics that the token covers, sorted."""

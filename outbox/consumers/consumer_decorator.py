@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Final
 
 from sqlalchemy import Engine
@@ -10,6 +11,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox.consumers.consumer_runner import ConsumerFigures, ConsumerHealth, ConsumerRunner
+from outbox.consumers.group_declaration import GroupOptions
 from outbox.consumers.handler import (
     CommittedByHandler,
     Consumer,
@@ -24,6 +26,7 @@ from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import listen_to_engines, watch_dialect
 from outbox.store.database import open_engine
 from outbox.telemetry import Telemetry
+from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import ConfigurationError, NotSupported
 from outbox_core.messages.broadcast_port import Start
 from outbox_core.messages.broker_port import Broker
@@ -63,6 +66,11 @@ def consumer(
     invisible_ms: int = INVISIBLE_MS_DEFAULT,
     handle_ms_max: int = HANDLE_MS_MAX_DEFAULT,
     broadcast: bool | Start = False,
+    ordered: bool | None = None,
+    max_attempts: int | None = None,
+    backoff: Backoff | None = None,
+    filter: str | None = None,  # noqa: A002 - the group's setting has this name everywhere
+    start: str | datetime | None = None,
 ) -> Callable[[Callable[..., object]], Consumer]:
     """Make a consumer of a function, plain or `async def`, for one topic or several.
 
@@ -74,6 +82,11 @@ def consumer(
     `broadcast`: every process that runs the consumer gets every message, in the topic's order, from the process's start
     (True or "latest") or the topic's ("earliest"); `group` is only its name in logs and metrics. A failed message is
     retried in place, up to 16 times, and then skipped. There is no inbox: its marks belong to a group.
+
+    `ordered` (one message of a key at a time, in order, through failures too), `max_attempts`, `backoff` (its jitter is
+    the broker's), `filter` ("" for everything) and `start` ("earliest", "latest" or a datetime) declare the group if it
+    is not there. Where it is, other attempts or another backoff are left as they are stored, with a warning; another
+    order or filter is refused when the consumer starts; the start counts for a new group only.
     """
     topics = tuple(check_topic(one) for one in ((topic,) if isinstance(topic, str) else topic))
     group = check_group(group)
@@ -83,6 +96,11 @@ def consumer(
     _check("invisible_ms", invisible_ms, at_most=INVISIBLE_MS_MAX)
     _check("handle_ms_max", handle_ms_max, at_most=None)
     begins = None if broadcast is False else _broadcast_start(str(broadcast), inbox=inbox, workers=workers)
+    options = GroupOptions(
+        ordered=ordered, max_attempts=max_attempts, backoff=backoff, filter=filter, start=start
+    )  # fmt: skip
+    if begins is not None and not options.is_empty:
+        raise ConfigurationError("a broadcast consumer has no group that ordered, filter and the like could be said of")
     engine = None if inbox is None else open_engine(inbox)
     store = None if engine is None else InboxStore(dialect=engine.dialect, schema=schema)
     async_engine = inbox if isinstance(inbox, AsyncEngine) else None
@@ -97,7 +115,7 @@ def consumer(
         return Consumer(
             topics=topics, group=group, handler=function, engine=engine, async_engine=async_engine, store=store,
             workers=workers, prefetch=prefetch, invisible_ms=invisible_ms, handle_ms_max=handle_ms_max,
-            is_async=is_async(function), broadcast=begins, closes_engine=isinstance(inbox, str | URL),
+            is_async=is_async(function), broadcast=begins, options=options, closes_engine=isinstance(inbox, str | URL),
         )  # fmt: skip
 
     return decorate

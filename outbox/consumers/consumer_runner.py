@@ -15,6 +15,7 @@ from typing import Final, Self
 from outbox.consumers.ack_sender import AckSender
 from outbox.consumers.broadcast_reader import BroadcastReader
 from outbox.consumers.delivery_settler import DeliverySettler
+from outbox.consumers.group_declaration import GroupDeclarer
 from outbox.consumers.handler import CommittedByHandler, Consumer, NotTried, Outcome, RetryLater, reason_for
 from outbox.consumers.in_flight import InFlightDeliveries, InFlightDelivery
 from outbox.consumers.runner_times import PAUSES, RunnerTimes
@@ -23,7 +24,14 @@ from outbox.telemetry import Telemetry, default_telemetry
 from outbox.telemetry.failure_log import FailureLog, root_cause
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock, SystemClock
-from outbox_core.common.errors import BrokerThrottled, ConfigurationError, NotSupported, OutboxError
+from outbox_core.common.errors import (
+    BrokerThrottled,
+    BrokerUnavailable,
+    ConfigurationError,
+    GroupDeleted,
+    NotSupported,
+    OutboxError,
+)
 from outbox_core.messages.broadcast_port import Broadcaster
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.message import Delivery
@@ -100,6 +108,7 @@ class ConsumerRunner:
         self._times = times or RunnerTimes()
         self._held = InFlightDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
         self._settling = DeliverySettler(broker=broker, telemetry=self._telemetry, random=self._random)
+        self._groups = GroupDeclarer(broker)
         self._failures = FailureLog(logger, clock=self._clock)
         self._broker_name = mask_secrets(broker_url) if broker_url is not None else type(broker).__name__
         self._exit: BaseException | None = None
@@ -274,14 +283,20 @@ class ConsumerRunner:
 
     def _round(self, consumer: Consumer, topic: str, acks: AckSender) -> NotTried | None:
         """Pull and handle once; returns an error if the inbox's database is unavailable. Raises the broker's errors."""
+        self._groups.declare(topic, consumer.group, consumer.options)
         started_at_ns = time.time_ns()
-        deliveries = self._broker.pull(
-            topic, consumer.group,
-            max_messages=consumer.prefetch, wait_ms=self._times.pull_wait_ms, invisible_ms=consumer.invisible_ms,
-            begins=True,
-        )  # fmt: skip
+        try:
+            deliveries = self._broker.pull(
+                topic, consumer.group,
+                max_messages=consumer.prefetch, wait_ms=self._times.pull_wait_ms, invisible_ms=consumer.invisible_ms,
+                begins=True,
+            )  # fmt: skip
+        except GroupDeleted:
+            self._groups.forget(topic, consumer.group)
+            raise
         if not deliveries:
             return None
+        self._groups.warn_of_lost_order(deliveries, consumer.group, consumer.options)
         held = self._held.hold(consumer, deliveries)
         try:
             self._telemetry.received(topic, consumer.group, deliveries=deliveries, started_at_ns=started_at_ns)
@@ -399,6 +414,7 @@ class ConsumerRunner:
         with self._lock:  # a handler may stop all workers before the last one is started
             if self._threads:
                 return
+            self._declare_groups()
             if any(one.is_async for one in self._consumers):
                 loop = EventLoopThread(exits=self._stop_after)
                 loop.start()
@@ -410,6 +426,15 @@ class ConsumerRunner:
                     thread = threading.Thread(target=self._work, args=(one, topic), name=name, daemon=True)
                     thread.start()
                     self._threads.append(thread)
+
+    def _declare_groups(self) -> None:
+        """Declare the groups, so that a setting that is refused is raised where the consumers are started. While the
+        broker is away the workers do it, before their first pulls.
+        """
+        with suppress(BrokerUnavailable):
+            for consumer in self._consumers:
+                for topic in consumer.topics:
+                    self._groups.declare(topic, consumer.group, consumer.options)
 
     def _end(self, deadline: float) -> list[str]:
         """End what the workers used, after all of them have ended; returns the names of what did not end in time."""

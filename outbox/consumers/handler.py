@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncContextDecorator, ContextDecorator, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from inspect import isasyncgenfunction, isawaitable, iscoroutinefunction, isgeneratorfunction, signature
@@ -19,6 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from outbox.consumers.group_declaration import GroupOptions
 from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import ending_statement, is_over, refuse_if_rolled_back
 from outbox.store.database import CONFLICTS, error_code, is_autocommit, translate
@@ -93,6 +94,8 @@ class Consumer:
     is_async: bool
     broadcast: Start | None = None
     """Where a broadcast consumer begins, which gets every message of its topics; None: a consumer of its group."""
+    options: GroupOptions = field(default_factory=GroupOptions)
+    """What it says of its group, which is declared so if it is not there."""
     closes_engine: bool = False
     """Whether its engine was made of a URL for this consumer, so that the end of its runner closes its connections."""
 

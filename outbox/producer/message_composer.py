@@ -14,7 +14,15 @@ from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages import limits
 from outbox_core.messages.ids import new_message_id
-from outbox_core.messages.message import CONTENT_TYPE, NO_HEADERS, Message, check_deliver_at, check_mapping, encode_body
+from outbox_core.messages.message import (
+    CONTENT_TYPE,
+    NO_HEADERS,
+    ORDERED_HEADER,
+    Message,
+    check_deliver_at,
+    check_mapping,
+    encode_body,
+)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -40,8 +48,11 @@ class Composer:
         message_id: str | None,
         deliver_at: datetime | None,
         delay: timedelta | None,
+        is_ordered: bool = False,
     ) -> Message:
-        """Returns the message. A `delay` counts by this host's clock. Raises InvalidMessage with the reason."""
+        """Returns the message; of an ordered topic with the header that tells consumers so.
+
+        A `delay` counts by this host's clock. Raises InvalidMessage with the reason."""
         encoded, content_type = encode_body(body)
         if len(encoded) > self._body_bytes_max:
             raise InvalidMessage(
@@ -53,6 +64,8 @@ class Composer:
         named = dict(headers) if headers else {}
         if content_type is not None and not any(name.lower() == CONTENT_TYPE for name in named):
             named[CONTENT_TYPE] = content_type
+        if is_ordered and len(named) < limits.HEADERS_MAX:
+            named.setdefault(ORDERED_HEADER, "key")
         message = Message(
             id=message_id if message_id is not None else new_message_id(),
             topic=topic,

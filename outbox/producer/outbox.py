@@ -134,8 +134,9 @@ class Outbox:
         NoTransaction, or NotSupported for a delay that the broker does not support; then nothing was published.
         """
         message = self._composer.compose(
-            topic, body, key=key, headers=headers, message_id=message_id, deliver_at=deliver_at, delay=delay
-        )
+            topic, body, key=key, headers=headers, message_id=message_id, deliver_at=deliver_at, delay=delay,
+            is_ordered=topic in self._ordered,
+        )  # fmt: skip
         if message.deliver_at_ms is not None and not self._is_timed:
             self._require(Capability.DELAY)
         row = self._publish_row(message, delay=delay)

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+from outbox.consumers.group_declaration import GroupDeclarer
 from outbox.consumers.handler import (
     ENDED_BY_HANDLER,
     Consumer,
@@ -57,6 +58,7 @@ class ConsumerRun:
         self._broker = broker
         self._deliveries_max = deliveries_max
         self._forwarding = threading.Lock()
+        self._groups = GroupDeclarer(broker)
         capture.deliver = self.forward  # immediately, or a timely cancel would be too late
 
     def __call__(self, consumers: Sequence[Consumer], *, connection: Connection | None = None) -> RunReport:
@@ -102,6 +104,8 @@ class ConsumerRun:
                 return
             consumer, topic = places[number % len(places)]
             self.forward()
+            if consumer.broadcast is None:
+                self._groups.declare(topic, consumer.group, consumer.options)
             found = self._broker.pull(topic, _group(consumer), max_messages=1, invisible_ms=consumer.invisible_ms)
             idle = 0 if found else idle + 1
             for delivery in found:

@@ -16,10 +16,9 @@ from outbox_broker.http.delivery_handlers import ANSWER_COPIES
 from outbox_broker.http.problems import Problem
 from outbox_broker.http.request_context import Call
 from outbox_core.common.errors import InUse
-from outbox_core.messages.message import DeadLetter, GroupConfig
+from outbox_core.messages.message import DeadLetter
 from outbox_core.protocol.problem import ProblemKind
 from outbox_core.protocol.wire import (
-    BackoffSettings,
     DeleteQuery,
     Encoding,
     GroupAnswer,
@@ -28,11 +27,10 @@ from outbox_core.protocol.wire import (
     NoRequest,
     PageQuery,
     SeekRequest,
-    StartAt,
     TopicAnswer,
     TopicsAnswer,
 )
-from outbox_core.protocol.wire_conversion import text_body
+from outbox_core.protocol.wire_conversion import group_config_of, group_settings_of, text_body
 from outbox_core.protocol.wire_dead import (
     DeadMessage,
     Failures,
@@ -67,12 +65,12 @@ def group(call: Call) -> GroupAnswer:
     with _not_found():
         figures = call.groups.group_figures(call.topic, call.group)
         config = call.groups.group_config(call.topic, call.group)
-    return GroupAnswer(topic=call.topic, group=call.group, figures=dict(figures), settings=settings_of(config))
+    return GroupAnswer(topic=call.topic, group=call.group, figures=dict(figures), settings=group_settings_of(config))
 
 
 def declare(call: Call) -> NoAnswer:
     """Create a group, or change its settings."""
-    config = config_of(call.read(GroupSettings))
+    config = group_config_of(call.read(GroupSettings))
     call.operators.declare_group(call.topic, call.group, config, quota=call.principal.quota)
     return NoAnswer()
 
@@ -147,37 +145,6 @@ def redrive(call: Call) -> RedriveAnswer:
     with _not_found():
         count = call.operators.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
     return RedriveAnswer(redriven=count)
-
-
-def config_of(settings: GroupSettings) -> GroupConfig:
-    """Converts settings from the wire to the engine's; raises InvalidMessage if they contradict each other."""
-    start, backoff = settings.start, settings.backoff
-    return GroupConfig(
-        start="at" if isinstance(start, StartAt) else start,
-        start_at_ms=start.at_ms if isinstance(start, StartAt) else None,
-        filter=settings.filter,
-        max_attempts=settings.max_attempts,
-        backoff_initial_ms=backoff.initial_ms,
-        backoff_multiplier=backoff.multiplier,
-        backoff_max_ms=backoff.max_ms,
-        ordered=settings.ordered,
-    )
-
-
-def settings_of(config: GroupConfig) -> GroupSettings:
-    """Converts the engine's settings to the wire."""
-    start: str | StartAt = config.start if config.start_at_ms is None else StartAt(at_ms=config.start_at_ms)
-    return GroupSettings(
-        start=start,  # type: ignore[arg-type]  # GroupConfig has checked that it is one of the two words
-        filter=config.filter,
-        max_attempts=config.max_attempts,
-        backoff=BackoffSettings(
-            initial_ms=config.backoff_initial_ms,
-            multiplier=config.backoff_multiplier,
-            max_ms=config.backoff_max_ms,
-        ),
-        ordered=config.ordered,
-    )
 
 
 def _pause(call: Call, *, paused: bool) -> NoAnswer:

@@ -99,6 +99,14 @@ class TopicAdmin(Protocol):
 
 
 @runtime_checkable
+class GroupSettingsReader(Protocol):
+    """An additional admin operation of our own broker, over HTTP or embedded."""
+
+    def group_config(self, topic: str, group: str) -> GroupConfig | None:
+        """Returns the group's settings; None if the group or its topic is not there."""
+
+
+@runtime_checkable
 class BrokerAdmin(Protocol):
     """The operations that operators and set-up code need of a broker."""
 

@@ -23,6 +23,8 @@ from outbox_core.messages.failure_history import History
 
 CONTENT_TYPE: Final = "content-type"
 JSON_CONTENT_TYPE: Final = "application/json"
+ORDERED_HEADER: Final = "outbox-ordered"
+"""On a message of a topic that its producer keeps in order, with the value "key": consumers can tell who lost it."""
 DUE_HEADER: Final = "outbox-deliver-at-ms"
 """The header with the requested due time of a message that a delay service, or the outbox, publishes as due now."""
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})

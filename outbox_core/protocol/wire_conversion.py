@@ -7,8 +7,17 @@ from base64 import b64decode, b64encode
 from typing import Any, Final
 
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.messages.message import Delivery, Message
-from outbox_core.protocol.wire import Encoding, NewMessage, PackedMessage, PackedPulledMessage, PulledMessage
+from outbox_core.messages.message import Delivery, GroupConfig, Message
+from outbox_core.protocol.wire import (
+    BackoffSettings,
+    Encoding,
+    GroupSettings,
+    NewMessage,
+    PackedMessage,
+    PackedPulledMessage,
+    PulledMessage,
+    StartAt,
+)
 from outbox_core.protocol.wire_multi_topic_publish import MultiTopicMessage, PackedMultiTopicMessage
 
 _LONG_BYTES: Final = 4 * 1024
@@ -145,3 +154,34 @@ def _base64(body: str) -> bytes:
         return b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidMessage(f"the body is not base64: {error}") from error
+
+
+def group_config_of(settings: GroupSettings) -> GroupConfig:
+    """Converts settings from the wire; raises InvalidMessage if they contradict each other."""
+    start, backoff = settings.start, settings.backoff
+    return GroupConfig(
+        start="at" if isinstance(start, StartAt) else start,
+        start_at_ms=start.at_ms if isinstance(start, StartAt) else None,
+        filter=settings.filter,
+        max_attempts=settings.max_attempts,
+        backoff_initial_ms=backoff.initial_ms,
+        backoff_multiplier=backoff.multiplier,
+        backoff_max_ms=backoff.max_ms,
+        ordered=settings.ordered,
+    )
+
+
+def group_settings_of(config: GroupConfig) -> GroupSettings:
+    """Converts the settings of a group to the wire."""
+    start: str | StartAt = config.start if config.start_at_ms is None else StartAt(at_ms=config.start_at_ms)
+    return GroupSettings(
+        start=start,  # type: ignore[arg-type]  # GroupConfig has checked that it is one of the two words
+        filter=config.filter,
+        max_attempts=config.max_attempts,
+        backoff=BackoffSettings(
+            initial_ms=config.backoff_initial_ms,
+            multiplier=config.backoff_multiplier,
+            max_ms=config.backoff_max_ms,
+        ),
+        ordered=config.ordered,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker_adapter.embedded import EmbeddedBroker
+from broker_adapter.embedded import EmbeddedAdmin, EmbeddedBroker
 from outbox.testing import AdvancingClock
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, BrokerUnavailable
@@ -43,6 +43,14 @@ class WatchedBroker(EmbeddedBroker):
         self.begun = 0
         self.read_fails: list[BrokerError] = []
         self.pull_fails: list[Exception] = []
+        self.settings_fail = 0
+
+    @property
+    def admin(self) -> EmbeddedAdmin:
+        if self.settings_fail:
+            self.settings_fail -= 1
+            raise BrokerUnavailable("down")
+        return super().admin
 
     def pull(self, topic: str, group: str, *, wait_ms: int = 0, **options: Any) -> list[Delivery]:
         if self.pull_fails:
