@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import logging
 import sys
 import tempfile
 import time
@@ -58,6 +59,8 @@ def main() -> int:
     parser.add_argument("--minimise", action="store_true", help="shrink what fails")
     parser.add_argument("--failures", type=int, default=10, help="how many to show at most")
     options = parser.parse_args()
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # connections that were killed cannot be reset
+    logging.getLogger("outbox").setLevel(logging.CRITICAL)
     name = options.database.removeprefix("async-")
     with contextlib.ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(dir=scratch_folder(), prefix="model-")))

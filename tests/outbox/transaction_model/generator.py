@@ -120,10 +120,12 @@ class _Generator:
 
     def program(self, seed: int) -> Program:
         """The program."""
-        pool_size = self._random.choice((1, 1, 2, 2, 3))
+        pool_size = self._random.choice((1, 2, 2, 3))
         steps: list[Step] = []
         for _ in range(self._random.randint(STEPS_MIN, STEPS_MAX)):
             steps += self._next()
+        if self._random.random() < 0.7:
+            steps += self._end_all()
         return Program(
             seed=seed, pool_size=pool_size, steps=tuple(steps), finish=self._random.choice((Finish.CLOSE, Finish.DROP))
         )
@@ -177,7 +179,7 @@ class _Generator:
         steps.append(OpenSession(slot, bind, factory, mode, two_phase))
         if self._random.random() < 0.3:
             self._state.blocks[slot] += 1
-            steps.append(Begin(slot))
+            steps.append(Begin(slot, self._is_block()))
         return steps
 
     def _begin_connection(self, slot: str) -> Step:
@@ -234,9 +236,23 @@ class _Generator:
                 step = Commit(self._random.choice(sorted(self._state.connections)))
             case _:
                 step = Commit(slot)
+        depth = self._state.blocks.get(slot, 0)
+        if depth and self._random.random() < 0.7:
+            self._state.blocks[slot] = 0
+            return [*(End(slot, Ending.LEAVE) for _ in range(depth)), step]
         if self._random.random() < 0.12:
             return [step, Commit(slot)]
         return [step]
+
+    def _end_all(self) -> Sequence[Step]:
+        """What a careful application does in the end: leave the blocks, commit the rest."""
+        leaves = [
+            EndConnection(slot, Ending.LEAVE) if slot in CONNECTIONS else End(slot, Ending.LEAVE)
+            for slot, depth in sorted(self._state.blocks.items(), reverse=True)
+            for _ in range(depth)
+        ]
+        slots = [*sorted(self._state.sessions), *sorted(self._state.connections)]
+        return [*leaves, *(Commit(slot) for slot in slots)]
 
     def _block(self) -> Sequence[Step]:
         if self._state.connections and self._random.random() < 0.25:
@@ -245,10 +261,10 @@ class _Generator:
         if slot != CURRENT:
             self._state.blocks[slot] += 1
             if self._random.random() < 0.2:
-                return [Begin(slot)]
+                return [Begin(slot, self._is_block())]
         elif not self._random.randrange(2):
             return [BeginNested(slot), self._payment(slot), End(slot, self._random.choice(tuple(Ending)))]
-        return [BeginNested(slot)]
+        return [BeginNested(slot, self._is_block())]
 
     # -- what goes past the session ----------------------------------------------------------------------------------
 
@@ -365,6 +381,9 @@ class _Generator:
         if kind is not None:
             self._state.in_body.pop()
         return tuple(steps)
+
+    def _is_block(self) -> bool:
+        return self._random.random() < 0.5
 
     def _number(self) -> int:
         self._state.numbers += 1

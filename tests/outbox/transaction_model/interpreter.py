@@ -27,6 +27,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox import Outbox, OutboxError
+from outbox.store.database import WRITE_LOCK_FIRST
 from tests.outbox.transaction_model.business import PAYMENTS, STANDING_ROW, WITNESSES, Payment, Witness
 from tests.outbox.transaction_model.steps import (
     CURRENT,
@@ -117,11 +118,12 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a step ended. `alive`: of one that should have ended a transaction, whether it is still open."""
+    """How a step ended. `alive`: whether one that failed has ended no transaction."""
 
     failure: Failure | None = None
     error: str = ""
     alive: bool = False
+    after_refusal: bool = False
 
 
 @dataclass(slots=True)
@@ -136,11 +138,19 @@ class Trace:
     messages: dict[int, list[str]] = field(default_factory=dict)
     """The ids of the messages that were published without an error, by number."""
     publishers: dict[int, str] = field(default_factory=dict)
+    opened: set[Path] = field(default_factory=set)
+    """The steps that began a block."""
     pairs: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+    """Numbers of witnesses that waited for a flush, in a Session on a Connection whose savepoints it does not know."""
+    silent: set[int] = field(default_factory=set)
+    """Torn numbers before a commit that went well, of which no error has told."""
     uncertain: set[int] = field(default_factory=set)
     """Numbers of which the plain run cannot say what became of them."""
     torn: set[int] = field(default_factory=set)
-    """Numbers whose transaction a procedure may have committed before their messages were written."""
+    """Numbers whose rows may have been committed out of sight, before their messages were written: the program must
+    have been told so.
+    """
     checked_out: int = 0
 
     def failed(self, path: Path) -> bool:
@@ -215,7 +225,16 @@ class _Place:
     blocks: list[Any] = field(default_factory=list)
     slot: str = ""
     connection_slot: str | None = None
+    owner: Session | None = None
+    """The Session of a Connection that a block of the outbox has opened."""
+    context: tuple[int, int] = (0, 0)
+    """The box and the thread of a body: a function of another box, or in another thread, does not join it."""
     diverged: bool = False
+    """In the plain run: a lock, or a full pool, was met by one of the runs alone."""
+    has_waiting_witness: bool = False
+    """In the plain run: a witness waits for a flush, which may fail, where a message waits for the commit."""
+    refused: bool = False
+    """In the plain run: the outbox has refused something in the other one."""
 
     @property
     def is_connection(self) -> bool:
@@ -247,6 +266,9 @@ class Run:
         self._current: list[_Place] = []
         self._roots: weakref.WeakKeyDictionary[Session, weakref.ref[RootTransaction]] = weakref.WeakKeyDictionary()
         self._is_async = side.async_engine is not None
+        self._told = False
+        self._ended: set[str] = set()
+        """Slots where a statement has ended SQLite's transaction: what comes then commits by itself."""
 
     def run(self) -> Trace:
         """Perform all steps, let go of everything, and look at each connection of the pool."""
@@ -272,7 +294,7 @@ class Run:
             outcome = leading.outcomes.get(here)
             if outcome is None or outcome.failure is None:
                 continue
-            if outcome.failure is Failure.CANCELLED and self._followed is None:
+            if outcome.failure is Failure.CANCELLED and self._followed is None and not isinstance(step, Cancelled):
                 raise asyncio.CancelledError
             if not swallows:
                 raise Declined
@@ -282,7 +304,10 @@ class Run:
             seen = self._followed.outcomes.get(path)
             if seen is None or self._passes_over(step, seen):
                 return
+        if isinstance(step, Begin | BeginNested | BeginConnection):
+            self.trace.opened.add(path)
         self._attempt(path, lambda: self._do(step, path), slot=getattr(step, "slot", None))
+        self._note_commit(step, path)
 
     def _passes_over(self, step: Step, seen: Outcome) -> bool:
         """Whether the plain run must not do what the outbox refused; does what stands for it."""
@@ -290,9 +315,11 @@ class Run:
         if seen.failure is Failure.CANCELLED and not isinstance(step, Cancelled | Transactional | BoxBegin):
             self._diverge(place)
             return True
-        if place is not None and place.diverged and seen.failure is not None:
-            return True
-        if seen.failure is not Failure.REFUSED:
+        if seen.failure is None:
+            return False
+        if seen.failure is Failure.REFUSED:
+            self._note_refused(place)
+        elif seen.failure is Failure.LOST or place is None or not place.diverged:
             return False
         match step:
             case Transactional() | BoxBegin() | InThread() | Cancelled():
@@ -311,6 +338,8 @@ class Run:
         match step:
             case End(ending=ending) | EndConnection(ending=ending) if place.blocks:
                 block = place.blocks.pop()
+                if block is None:
+                    return
                 if ending is Ending.LEAVE:
                     self._leave(block, Declined())
                 elif not seen.alive:
@@ -327,17 +356,42 @@ class Run:
     def _attempt(self, path: Path, act: Callable[[], None], *, slot: str | None) -> Outcome:
         place = None if slot is None else self._place(slot)
         root = self._root(place)
+        before = self._state(place, root)
         try:
             act()
             outcome = Outcome()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            outcome = Outcome(_failure(error), _shown(error), self._is_alive(place, root))
+            outcome = Outcome(
+                _failure(error), _shown(error), alive=self._state(place, root) == before,
+                after_refusal=place is not None and (place.refused or place.diverged or place.has_waiting_witness),
+            )  # fmt: skip
         self.trace.outcomes[path] = outcome
+        if outcome.failure is not None and place is not None and self._opened_there(path):
+            place.blocks.append(None)
         if outcome.failure in {Failure.LOCKED, Failure.NO_CONNECTION, Failure.CANCELLED, Failure.LOST}:
             self._note_divergence(path, outcome, slot)
         return outcome
+
+    def _opened_there(self, path: Path) -> bool:
+        """Whether the other run has a block of this step, which failed here."""
+        followed = self._followed
+        return followed is not None and path in followed.opened and not followed.failed(path)
+
+    def _note_refused(self, place: _Place | None) -> None:
+        """What the outbox has refused once fails on in other words: the session's, and those of its Connection."""
+        for family in self._family(place):
+            family.refused = True
+
+    def _family(self, place: _Place | None) -> list[_Place]:
+        """The places that share a Connection with this one."""
+        if place is None:
+            return []
+        if place.slot == CURRENT:
+            return list(self._current)
+        slots = {place.slot, place.connection_slot or place.slot}
+        return [place, *(other for other in self._places.values() if {other.slot, other.connection_slot} & slots)]
 
     def _note_divergence(self, path: Path, outcome: Outcome, slot: str | None) -> None:
         """Where only one run met a lock, or a full pool, the plain run is no measure of that slot any more."""
@@ -353,9 +407,10 @@ class Run:
             return
         slots = {one.slot for one in self._places.values()} | {CURRENT}
         if place is not None:
-            place.diverged = True
-            slots = {place.slot, place.connection_slot or place.slot}
-            slots |= {one.slot for one in self._places.values() if one.connection_slot in slots}
+            slots = {place.slot}
+            for family in self._family(place):
+                family.diverged = True
+                slots |= {family.slot}
         for numbers in (followed.rows, followed.publishers):
             self.trace.uncertain |= {number for number, slot in numbers.items() if slot in slots}
 
@@ -368,10 +423,10 @@ class Run:
         known = self._roots.get(place.session)
         return None if known is None else known()
 
-    def _is_alive(self, place: _Place | None, root: RootTransaction | None) -> bool:
-        if root is not None:
-            return root.is_active
-        return place is not None and not place.is_connection and place.session.in_transaction()
+    def _state(self, place: _Place | None, root: RootTransaction | None) -> tuple[bool, bool]:
+        """Whether the Connection's transaction is open, and the Session's."""
+        in_session = place is not None and not place.is_connection and place.session.in_transaction()
+        return root is not None and root.is_active, in_session
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -413,7 +468,7 @@ class Run:
                     Opening.NESTED: place.handle.begin_nested,
                     Opening.TWO_PHASE: place.plain_connection.begin_twophase,
                 }[opening]()
-                place.blocks.append(self._wait(begun.start()) if hasattr(begun, "start") else begun)
+                place.blocks.append(self._begun(begun, is_block=False))
             case EndConnection(ending=ending):
                 if place.blocks:
                     self._end(place.blocks.pop(), ending)
@@ -434,8 +489,7 @@ class Run:
         bind = connection if connection is not None else self._bind
         options: dict[str, Any] = {"bind": bind}
         if step.bind is Bind.CLASSES_ON_FIRST_CONNECTION:
-            plain = connection.sync_connection if isinstance(connection, AsyncConnection) else connection
-            options = {"binds": {Payment: plain, Witness: plain}}
+            options = {"binds": {Payment: connection, Witness: connection}}
         options |= {"twophase": step.two_phase, "join_transaction_mode": step.join_mode}
         place = _Place(
             self._made(step.factory, options), slot=step.slot,
@@ -486,6 +540,11 @@ class Run:
                 if statement is Statement.CALL_COMMIT or way is Way.CURSOR:
                     self.trace.torn |= set(self.trace.rows) | set(self.trace.messages)
                 self._execute(place, text(statement), way)
+                is_sqlite = self._side.engine.dialect.name == "sqlite"
+                if statement is Statement.AUTOCOMMIT or (
+                    is_sqlite and statement in {Statement.COMMIT, Statement.ROLLBACK}
+                ):
+                    self._ended |= {place.slot, place.connection_slot or place.slot}
             case FailFlush():
                 self._fail_flush(place)
             case WaitForLock():
@@ -499,11 +558,11 @@ class Run:
 
     def _do_in_transaction(self, step: Step, place: _Place) -> None:  # noqa: C901
         match step:
-            case Begin():
+            case Begin(is_block=is_block):
                 if not place.is_connection:
-                    place.blocks.append(self._enter(place.handle.begin()))
-            case BeginNested():
-                place.blocks.append(self._enter(place.handle.begin_nested()))
+                    place.blocks.append(self._begun(place.handle.begin(), is_block))
+            case BeginNested(is_block=is_block):
+                place.blocks.append(self._begun(place.handle.begin_nested(), is_block))
             case End(ending=ending):
                 if place.blocks:
                     self._end(place.blocks.pop(), ending)
@@ -539,6 +598,16 @@ class Run:
             if leading.failed((*path, index)):
                 return
         self.trace.pairs.add(step.number)
+        self._write_waiting(step)
+
+    def _write_waiting(self, step: Pay) -> None:
+        """Write a witness that went before its row, if that alone is written by it."""
+        place = self._place(step.slot)
+        if self._followed is None or place is None or place.is_connection or self.trace.lazy:
+            return
+        if step.order is Order.MESSAGE_FIRST and step.way is not RowWay.ADD:
+            place.session.flush()
+            self.trace.waiting.discard(step.number)
 
     def _write_row(self, place: _Place, number: int, way: RowWay) -> None:
         values = {"id": self._row_id(number), "note": "paid"}
@@ -560,6 +629,8 @@ class Run:
 
     def _publish(self, step: Publish, place: _Place) -> None:
         number = step.number
+        if self._ended & {place.slot, place.connection_slot}:
+            self.trace.torn.add(number)
         if self._followed is not None:
             try:
                 self._write_witness(place, number)
@@ -581,12 +652,13 @@ class Run:
     def _write_witness(self, place: _Place, number: int) -> None:
         values = {"id": self._row_id(number)}
         root = self._root(place)
-        if place.is_connection:
-            self._below(place).execute(insert(WITNESSES), values)
-        elif root is None or not root.is_active:
+        if not place.is_connection and (root is None or not root.is_active):
+            place.has_waiting_witness = True
             place.session.add(Witness(**values))  # publish() begins nothing at the database, and this neither
-        else:
-            self._wait(place.handle.execute(insert(WITNESSES), values))
+            if place.connection_slot is not None:
+                self.trace.waiting.add(number)
+        else:  # not by the Session, which would flush
+            self._below(place).execute(insert(WITNESSES), values)
 
     def _given(self, place: _Place) -> Any:
         in_function = self._current and place is self._current[-1] and not place.is_connection
@@ -636,6 +708,8 @@ class Run:
             connection.execute(statement)
 
     def _end(self, block: Any, ending: Ending) -> None:
+        if block is None:
+            return
         match ending:
             case Ending.COMMIT:
                 self._wait(block.commit())
@@ -738,8 +812,8 @@ class Run:
     def _cancelled(self, body: tuple[Step, ...], path: Path) -> None:
         self._body(body, path, swallows=True)
 
-    def _in_body(self, step: Transactional | BoxBegin, path: Path, handle: Any) -> None:
-        place = _Place(handle, slot=CURRENT)
+    def _in_body(self, step: Transactional | BoxBegin, path: Path, handle: Any, owner: Session | None = None) -> None:
+        place = _Place(handle, slot=CURRENT, owner=owner, context=(step.box, threading.get_ident()))
         if not place.is_connection:
             self._watch(place.session)
         self._current.append(place)
@@ -753,7 +827,7 @@ class Run:
 
     def _call(self, step: Transactional, path: Path) -> None:
         if self._followed is not None:
-            with self._plain_transaction(step.propagation) as session:
+            with self._plain_transaction(step) as session:
                 self._in_body(step, path, session)
             return
         box = self._side.boxes[step.box % len(self._side.boxes)]
@@ -767,17 +841,20 @@ class Run:
             box.transactional(propagation=step.propagation)(lambda session: self._in_body(step, path, session))()
 
     @contextlib.contextmanager
-    def _plain_transaction(self, propagation: Propagation) -> Iterator[Any]:
+    def _plain_transaction(self, step: Transactional) -> Iterator[Any]:
         """What a transactional function does, by SQLAlchemy alone."""
-        current = self._current[-1] if self._current and not self._current[-1].is_connection else None
-        joined = current if current is not None and current.session.in_transaction() else None
-        if joined is not None and propagation is Propagation.REQUIRED:
-            yield joined.handle
-        elif joined is not None and propagation is Propagation.NESTED:
-            with self._block(joined.handle.begin_nested()):
-                yield joined.handle
+        context = (step.box, threading.get_ident())
+        current = next((place for place in reversed(self._current) if place.context == context), None)
+        joined = None
+        if current is not None and (current.owner or current.session).in_transaction():
+            joined = current.owner or current.handle
+        if joined is not None and step.propagation is Propagation.REQUIRED:
+            yield joined
+        elif joined is not None and step.propagation is Propagation.NESTED:
+            with self._block(joined.begin_nested()):
+                yield joined
         else:
-            session = AsyncSession(self._bind) if self._is_async else Session(self._bind)
+            session = AsyncSession(self._writing_bind) if self._is_async else Session(self._writing_bind)
             with self._block(session), self._block(session.begin()):
                 yield session
 
@@ -797,8 +874,8 @@ class Run:
             with self._side.boxes[step.box % len(self._side.boxes)].begin() as connection:
                 self._in_body(step, path, connection)
         else:
-            with self._side.engine.begin() as connection:
-                self._in_body(step, path, connection)
+            with Session(self._writing_bind) as session, session.begin():
+                self._in_body(step, path, session.connection(), session)
 
     def _in_thread(self, body: tuple[Step, ...], path: Path) -> None:
         if self._is_async:
@@ -814,7 +891,7 @@ class Run:
         """Let go of everything, as a request does at its end."""
         if self._program.finish is Finish.CLOSE or self._is_async:
             for slot, place in sorted(self._places.items(), reverse=True):  # sessions before their connections
-                self._attempt(("end", slot), lambda place=place: self._close(place), slot=None)
+                self._attempt(("end", slot), lambda place=place: self._close(place), slot=slot)
         self._places.clear()
 
     def _last_strangers(self) -> None:
@@ -843,6 +920,11 @@ class Run:
     def _bind(self) -> Any:
         return self._side.async_engine or self._side.engine
 
+    @property
+    def _writing_bind(self) -> Any:
+        """For what the outbox opens itself: it takes SQLite's write lock first."""
+        return self._bind.execution_options(**{WRITE_LOCK_FIRST: True})
+
     def _wait(self, done: Any) -> Any:
         """The result of a call, which an async one has to be waited for."""
         return await_only(done) if self._is_async and hasattr(done, "__await__") else done
@@ -854,6 +936,11 @@ class Run:
 
     def _enter(self, block: Any) -> Any:
         return await_only(block.__aenter__()) if hasattr(block, "__aenter__") else block.__enter__()
+
+    def _begun(self, block: Any, is_block: bool) -> Any:
+        if is_block:
+            return self._enter(block)
+        return await_only(block.start()) if hasattr(block, "start") else block
 
     def _leave(self, block: Any, error: BaseException | None) -> None:
         arguments = (None, None, None) if error is None else (type(error), error, None)
@@ -894,16 +981,12 @@ def _failure(error: BaseException) -> Failure:
         return Failure.NO_CONNECTION
     if not isinstance(error, DBAPIError):
         return Failure.OTHER
-    if _is_ours(error.statement or ""):
+    if "outbox" in (error.statement or ""):
         return Failure.REFUSED
     if error.connection_invalidated:
         return Failure.LOST
     code = error.orig.args[0] if error.orig is not None and error.orig.args else None
     return Failure.LOCKED if code in _LOCK_CODES or "database is locked" in str(error.orig) else Failure.OTHER
-
-
-def _is_ours(statement: str) -> bool:
-    return "outbox" in statement or statement.startswith("BEGIN IMMEDIATE")
 
 
 def _shown(error: BaseException) -> str:

@@ -88,20 +88,22 @@ def _rows_beside_plain(observed: Observed) -> list[str]:
 
 
 def _raised_by_plain(observed: Observed) -> list[str]:
-    """Steps that went well with messages and fail without; what a lock or a full pool does to one side is no fault."""
+    """Steps that went well with messages and fail without, before anything was refused; what a lock or a full pool does
+    to one side is no fault.
+    """
     found = []
     for path, outcome in observed.plain.outcomes.items():
         seen = observed.trace.outcomes.get(path)
         if seen is None or seen.failure is not None or outcome.failure in {None, Failure.LOCKED}:
             continue
-        if outcome.failure is not Failure.NO_CONNECTION:
+        if outcome.failure is not Failure.NO_CONNECTION and not outcome.after_refusal:
             found.append(f"step {path} went well, and fails in plain SQLAlchemy: {outcome.error}")
     return found
 
 
 def _beside_plain(observed: Observed, sent: Sent) -> list[str]:
     found = _rows_beside_plain(observed)
-    judged = observed.trace.uncertain | observed.plain.uncertain | torn(observed.trace)
+    judged = observed.trace.uncertain | observed.plain.uncertain | observed.plain.waiting | torn(observed.trace)
     published = {number for number in observed.trace.messages if number not in judged}
     for number in sorted(published):
         ids = observed.trace.messages[number]
@@ -123,8 +125,7 @@ def _deliveries(observed: Observed, sent: Sent) -> list[str]:
 
 
 def torn(trace: Trace) -> set[int]:
-    """The numbers whose transaction a procedure committed before its messages were written, and where the program was
-    told so by an error afterwards.
+    """The numbers whose rows were committed out of sight before their messages were written, and where no commit went
+    well afterwards as if nothing had been.
     """
-    told = any(outcome.failure is Failure.REFUSED for outcome in trace.outcomes.values())
-    return trace.torn if told else set()
+    return trace.torn - trace.silent

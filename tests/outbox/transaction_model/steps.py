@@ -202,16 +202,18 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """`session.begin()`, whose block is kept."""
+    """`session.begin()`, whose transaction is kept; `is_block`: by `with`."""
 
     slot: str
+    is_block: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class BeginNested:
-    """`session.begin_nested()`, whose block is kept."""
+    """`session.begin_nested()`, whose savepoint is kept; `is_block`: by `with`."""
 
     slot: str
+    is_block: bool = True
 
 
 @dataclass(frozen=True, slots=True)
