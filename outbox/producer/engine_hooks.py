@@ -6,6 +6,7 @@ session_hooks and consumers query this state and decide what follows.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ _doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
 """By transaction, why the server ended it. No value may refer to its key, which would then be kept for ever."""
 _watched: WeakSet[Dialect] = WeakSet()
 _listening = threading.Lock()
+_WRITES_ROWS: Final = re.compile(r"(?:INSERT|UPDATE|DELETE|REPLACE|WITH)\b", re.IGNORECASE)
 _BEFORE_ALL: Final = -1
 """The start of a savepoint that is older than our tracking: before anything was published in the transaction."""
 
@@ -132,8 +134,8 @@ class DriverTransaction:
     """
 
     __slots__ = (
-        "_before_rollback", "_held", "_participants", "_savepoints", "driver_connection", "ended_by", "is_over",
-        "is_undone", "undone", "writes",
+        "_before_rollback", "_held", "_participants", "_savepoints", "driver_connection", "ended_by", "is_idle",
+        "is_over", "is_undone", "undone", "writes",
     )  # fmt: skip
 
     def __init__(self, driver_connection: object) -> None:
@@ -143,6 +145,8 @@ class DriverTransaction:
         """Whether a statement in it wrote, judging by the first word of each statement."""
         self.ended_by: str | None = None
         """The first words of the statement that ended it; later statements belong to another transaction, or none."""
+        self.is_idle: bool = False
+        """Whether a statement ended it, and none has begun another."""
         self.is_over: bool = False
         """Whether it was committed or rolled back below SQLAlchemy's events of Sessions, or its connection was lost."""
         self.is_undone: bool = False
@@ -190,7 +194,8 @@ class DriverTransaction:
 
     def end_by_statement(self, words: str, *, begins_another: bool) -> None:
         """Called before a statement that ends the transaction. Raises UsageError if the transaction contains messages,
-        so that the statement is not run. No effect if nothing was done before, and another transaction begins with it.
+        so that the statement is not run. No effect if nothing was done before. `begins_another`: whether what follows
+        is in a transaction again.
         """
         for participant in self._participants:
             participant.refuse_end(words, self.undone)
@@ -198,8 +203,7 @@ class DriverTransaction:
             raise unsent_error(words)
         if self.writes or self._savepoints:
             self.ended_by = words
-        else:
-            self.ended_by = None if begins_another else words
+        self.is_idle = not begins_another
 
     def begin_savepoint(self, name: str) -> None:
         """Called when a statement begins a savepoint."""
@@ -323,7 +327,7 @@ def _known(connection: Connection) -> DriverTransaction | None:
     return _transactions.get(id(connection.connection.dbapi_connection))
 
 
-def _execute(_cursor: object, statement: str, _parameters: object, context: ExecutionContext) -> None:
+def _execute(cursor: Any, statement: str, _parameters: object, context: ExecutionContext) -> None:
     """Called before each statement of a tracked dialect."""
     mysql = context.dialect.name in MYSQL_DIALECTS
     found = statement_effect(statement, mysql=mysql)
@@ -331,9 +335,23 @@ def _execute(_cursor: object, statement: str, _parameters: object, context: Exec
         return
     transaction = driver_transaction(context.root_connection)
     if found is WRITES:
+        if transaction.is_idle:
+            if not _WRITES_ROWS.match(first_words(statement)):
+                return  # it stands at once, by itself
+            _begin_before_rows(context.root_connection, cursor)
+            transaction.is_idle = False
         transaction.writes = True
     elif context.root_connection.in_transaction():  # else it is the BEGIN itself
         _note(transaction, found, statement, mysql=mysql)
+
+
+def _begin_before_rows(connection: Connection, cursor: Any) -> None:
+    """Begin a transaction on SQLite, as the servers and its driver's own mode do before a row is written: behind a
+    COMMIT by hand the row would stand at once, whatever becomes of the Session and its messages.
+    """
+    driver_connection: Any = connection.connection.driver_connection
+    if not driver_connection.in_transaction:  # the COMMIT may have failed
+        cursor.execute("BEGIN")
 
 
 def _note(transaction: DriverTransaction, found: StatementEffect, statement: str, *, mysql: bool) -> None:

@@ -283,16 +283,20 @@ def is_mendable(error: DBAPIError) -> bool:
 
 
 def is_autocommit(connection: Connection) -> bool:
-    """Returns whether each statement commits by itself, by the connection's options or the engine's. No I/O."""
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-        return True
+    """Returns whether each statement commits by itself. No I/O.
+
+    The driver knows, where it can be asked: an option that SQLAlchemy refused, as in the middle of a transaction, stays
+    among the connection's.
+    """
     driver_connection = connection.connection.dbapi_connection
     if connection.dialect.name not in MYSQL_DIALECTS or driver_connection is None:
-        return False  # SQLite: prepare_sqlite begins real transactions whatever the driver's mode
+        # SQLite: prepare_sqlite begins real transactions whatever the driver's mode; an engine that asks for none is
+        # taken at its word.
+        return connection.engine.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
     try:
         return connection.dialect.detect_autocommit_setting(driver_connection)
     except NotImplementedError:
-        return False
+        return connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
 
 
 def _create(database: URL | str) -> Engine:

@@ -7,11 +7,12 @@ Both are read on the connections that the business uses: after a failover the se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DBAPIError
 
 from outbox.store.database import MYSQL_DIALECTS
 from outbox.store.row import OutboxRow
@@ -23,6 +24,7 @@ ROW_BYTES_MAX: Final = 2 * 1024
 STATEMENT_BYTES_MAX: Final = 4 * 1024
 """The bytes of the INSERT before its rows."""
 _PACKET_KEY: Final = "outbox.max_allowed_packet"
+_PACKET: Final = "SELECT @@max_allowed_packet"
 _ENGINE_OF: Final = (
     "SELECT t.engine, e.transactions FROM information_schema.tables t "
     "LEFT JOIN information_schema.engines e ON e.engine = t.engine WHERE t.table_schema = %s AND t.table_name = %s"
@@ -70,20 +72,22 @@ class ServerLimits:
         """Returns the limit as read on this connection, which may be older than this Outbox, or another engine's."""
         info = connection.info
         if _PACKET_KEY not in info:
-            self._connected(connection.connection, connection.connection)
+            for (found,) in _ask(connection, _PACKET):
+                info[_PACKET_KEY] = self._packet_bytes = int(found)
         known: int | None = info.get(_PACKET_KEY)
         return known
 
     def _connected(self, connection: Any, record: Any) -> None:
         """Read the limits on a new connection, without SQLAlchemy, so that no transaction begins."""
         if _PACKET_KEY not in record.info:
-            for (found,) in _query(connection, "SELECT @@max_allowed_packet", (), self._driver_error):
-                record.info[_PACKET_KEY] = int(found)
+            with suppress(self._driver_error), closing(connection.cursor()) as cursor:
+                cursor.execute(_PACKET)
+                for (found,) in cursor.fetchall():
+                    record.info[_PACKET_KEY] = int(found)
         self._packet_bytes = record.info.get(_PACKET_KEY, self._packet_bytes)
 
     def _refuse_without_transactions(self, connection: Connection, table: MessageTable) -> None:
-        found = _query(connection.connection, _ENGINE_OF, (table.schema, table.name), _driver_error(connection.dialect))
-        for engine, transactions in found:
+        for engine, transactions in _ask(connection, _ENGINE_OF, table.schema, table.name):
             if transactions != "YES":
                 raise ConfigurationError(
                     f"{table.schema}.{table.name} is on the storage engine {engine}, which keeps no transactions: a "
@@ -93,16 +97,22 @@ class ServerLimits:
             self._sound.add(table)
 
 
-def _query(
-    connection: Any, question: str, parameters: tuple[Any, ...], driver_error: type[Exception]
-) -> list[tuple[Any, ...]]:
-    """Returns no rows if the query fails: the next statement on the connection will report the cause."""
-    with closing(connection.cursor()) as cursor:
+def _ask(connection: Connection, question: str, *parameters: str | None) -> Sequence[tuple[Any, ...]]:
+    """Returns no rows if the query fails: the next statement on the connection will report the cause. A lost connection
+    is reported here, since the driver tells its first user alone how it was lost.
+    """
+    driver_error = _driver_error(connection.dialect)
+    with closing(connection.connection.cursor()) as cursor:
         try:
             cursor.execute(question, parameters)
             return list(cursor.fetchall())
-        except driver_error:
-            return []
+        except driver_error as error:
+            if not connection.dialect.is_disconnect(error, connection.connection, cursor):  # type: ignore[arg-type]
+                return []
+            connection.invalidate(error)
+            raise DBAPIError.instance(
+                question, None, error, driver_error, connection_invalidated=True, dialect=connection.dialect
+            ) from error
 
 
 def _driver_error(dialect: Dialect) -> type[Exception]:
