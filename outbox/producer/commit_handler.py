@@ -37,6 +37,12 @@ class CommitHandler:
         """Returns whether this connection belongs to the outbox's own engine, with whatever options."""
         return connection.engine.pool is self._engine.pool
 
-    def bind_arguments(self, session: Session) -> dict[str, Engine | Connection]:
-        """Returns the arguments that select the outbox's database; only a session without a bind needs them."""
-        return {"bind": self._engine} if session.bind is None else {}
+    def connect(self, session: Session) -> Connection:
+        """Returns a connection of the session to the outbox's database, by the session's own routing if that leads
+        there. A Session that routes what it only reads to a follower has no statement that would lead to the primary.
+        """
+        if session.bind is not None:
+            routed = session.connection()
+            if not self._writer.is_follower(routed):
+                return routed
+        return session.connection(bind_arguments={"bind": self._engine})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from outbox.producer.unit_of_work import UnitOfWork
@@ -25,5 +25,7 @@ class CommitPort(Protocol):
     def is_own(self, connection: Connection) -> bool:
         """Returns whether this connection belongs to the outbox's own engine."""
 
-    def bind_arguments(self, session: Session) -> dict[str, Engine | Connection]:
-        """Returns the arguments that select the outbox's database among those of a session."""
+    def connect(self, session: Session) -> Connection:
+        """Returns a connection of a session that has none to the outbox's database. One that leads elsewhere is refused
+        by write().
+        """

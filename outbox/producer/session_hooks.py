@@ -262,7 +262,7 @@ def _connection_for(session: Session, state: _SessionState, box: CommitPort) -> 
         if joined.is_used and (connection := joined.connection) is not None
     ]
     if not used:
-        return session.connection(bind_arguments=_message_bind(session, box))
+        return _connect(session, box)
     sharing = [connection for connection, _ in used if box.shares_database(connection)]
     writing = [connection for connection, transaction in used if transaction.writes]
     if not session.twophase:
@@ -277,7 +277,7 @@ def _connection_for(session: Session, state: _SessionState, box: CommitPort) -> 
             f"this session has {len(sharing)} transactions open on the outbox's server, and a message can be in one: "
             "make the Outbox with the engine that the business writes with"
         )
-    return session.connection(bind_arguments=_message_bind(session, box))
+    return _connect(session, box)
 
 
 def _refuse_several(writing: Sequence[Connection], sharing: Sequence[Connection]) -> None:
@@ -294,9 +294,9 @@ def _refuse_several(writing: Sequence[Connection], sharing: Sequence[Connection]
         )
 
 
-def _message_bind(session: Session, box: CommitPort) -> dict[str, Engine | Connection]:
-    """Returns the bind by which a Session without a connection gets one to the outbox's database: the open Connection
-    that classes are bound to, or the outbox's own engine if the Session has no bind.
+def _connect(session: Session, box: CommitPort) -> Connection:
+    """Returns a connection to the outbox's database for a Session that has none: the open Connection that classes are
+    bound to, or what the outbox finds.
 
     Raises ConfigurationError if classes are bound to several such Connections.
     """
@@ -305,7 +305,7 @@ def _message_bind(session: Session, box: CommitPort) -> dict[str, Engine | Conne
         raise ConfigurationError(
             f"this session is bound to {len(bound)} Connections to the outbox's server, and a message can be in one"
         )
-    return {"bind": next(iter(bound.values()))} if bound else box.bind_arguments(session)
+    return session.connection(bind_arguments={"bind": next(iter(bound.values()))}) if bound else box.connect(session)
 
 
 def _binds(session: Session) -> Collection[Engine | Connection]:

@@ -60,7 +60,11 @@ class UnitWriter:
 
     def shares_database(self, connection: Connection) -> bool:
         """Returns whether a transaction of this connection can contain the outbox's rows."""
-        return self._identity.is_of(connection)
+        return self._identity.is_of(connection) and not self._identity.is_follower(connection)
+
+    def is_follower(self, connection: Connection) -> bool:
+        """Returns whether this connection only reads a copy of the outbox's database."""
+        return self._identity.is_follower(connection)
 
     def write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
         """Write a unit's rows on the connection whose transaction is about to commit. An error dooms it: a part of the
@@ -148,7 +152,7 @@ class UnitWriter:
         return written
 
     def _refuse_foreign(self, connection: Connection) -> None:
-        if not self.shares_database(connection):
+        if not self._identity.is_of(connection):
             raise ConfigurationError(
                 "this session is on another database than the outbox: business tables and message table must share "
                 "one server, or no transaction can hold both"

@@ -6,11 +6,12 @@ A URL does not say where a connection leads: `creator`, `connect_args`, option f
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, literal_column, select
 
 from outbox.store.database import MYSQL_DIALECTS, NO_SUCH_TABLE, PRIVILEGE_MISSING
 from outbox.store.schema import outbox_tables
@@ -21,6 +22,14 @@ from outbox_core.common.table_place import TablePlace
 _KEY: Final = "outbox.identity"
 _NOT_THERE: Final = NO_SUCH_TABLE | PRIVILEGE_MISSING
 """The server's answers where another outbox's tables are, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """The id of the tables, None without any; whether the server only reads, as a follower does."""
+
+    id: str | None
+    reads: bool = False
 
 
 class DatabaseIdentity:
@@ -45,32 +54,39 @@ class DatabaseIdentity:
             return True
         if (connection.dialect.name in MYSQL_DIALECTS) is not (self._engine.dialect.name in MYSQL_DIALECTS):
             return False
-        return self._read(connection) == self._own
+        return self._read(connection).id == self._own
+
+    def is_follower(self, connection: Connection) -> bool:
+        """Returns whether the connection of another pool reaches a copy of the tables that takes no writes."""
+        return (
+            connection.engine.pool is not self._engine.pool and self.is_of(connection) and self._read(connection).reads
+        )
 
     @cached_property
     def _own(self) -> str:
         connect_once(self._engine)
         with self._engine.connect() as connection:
-            own = self._read(connection)
+            own = self._read(connection).id
             if own is None:
                 raise tables_missing(connection, self._schema)
         return own
 
-    def _read(self, connection: Connection) -> str | None:
+    def _read(self, connection: Connection) -> _Identity:
         if connection.dialect.name not in MYSQL_DIALECTS:
-            return _file_of(connection)
+            return _Identity(_file_of(connection))
         connect_once(self._engine)
         place = table_place(self._engine.dialect, self._schema)
-        known: dict[TablePlace, str | None] = connection.info.setdefault(_KEY, {})
-        if place not in known:
-            known[place] = _id_at(connection, place)
+        known: dict[TablePlace, _Identity] = connection.info.setdefault(_KEY, {})
+        # A follower is asked each time: once it is the primary, its connections stay and it takes writes.
+        if place not in known or known[place].reads:
+            known[place] = _identity_at(connection, place)
         return known[place]
 
 
-def _id_at(connection: Connection, place: TablePlace) -> str | None:
-    """Returns the id by the driver alone: nothing of SQLAlchemy's may begin a transaction for it."""
+def _identity_at(connection: Connection, place: TablePlace) -> _Identity:
+    """Returns what a server says, by the driver alone: nothing of SQLAlchemy's may begin a transaction for it."""
     identity = outbox_tables(place).identity
-    question = str(select(identity.c.id).compile(dialect=connection.dialect))
+    question = str(select(identity.c.id, literal_column("@@global.read_only")).compile(dialect=connection.dialect))
     driver_error: type[Exception] = connection.dialect.loaded_dbapi.Error
     with closing(connection.connection.cursor()) as cursor:
         try:
@@ -79,8 +95,8 @@ def _id_at(connection: Connection, place: TablePlace) -> str | None:
         except driver_error as error:
             if not error.args or error.args[0] not in _NOT_THERE:
                 raise DatabaseUnavailable(f"a connection did not say which database it is on ({error})") from error
-            return None
-    return None if row is None else str(row[0])
+            return _Identity(None)
+    return _Identity(None) if row is None else _Identity(str(row[0]), reads=str(row[1]).upper() not in {"0", "OFF"})
 
 
 def _file_of(connection: Connection) -> str:

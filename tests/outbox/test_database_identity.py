@@ -8,7 +8,7 @@ from typing import Any
 
 import pymysql
 import pytest
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import Engine, create_engine, event, make_url, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
@@ -16,6 +16,7 @@ from outbox import Outbox
 from outbox.migrate import upgrade
 from outbox_core.common.errors import ConfigurationError
 from tests.fixtures.databases import Database
+from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop, open_shop
 
@@ -169,3 +170,51 @@ def test_one_sqlite_file_is_one_database_by_whatever_path(sqlite_shop: Shop, tmp
 
     engine.dispose()
     assert (sqlite_shop.payments(), sqlite_shop.row_topics()) == ([1], ["paid"])
+
+
+# -- a follower has the same identity ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def follower(mariadb: Database, mysql_like_of_module: LocalServer) -> Iterator[Shop]:
+    """A server that reads, with a copy of the tables of `mariadb`: their id too."""
+    url = make_url(mysql_like_of_module.url).set(database=mariadb.business)
+    copy = Database(name="mysql", url=url.render_as_string(hide_password=False), schema=mariadb.schema)
+    mysql_like_of_module.execute(f"CREATE DATABASE {copy.business}")
+    try:
+        with open_shop(copy) as shop:
+            yield shop
+    finally:
+        mysql_like_of_module.execute("SET GLOBAL read_only = 0")
+        mysql_like_of_module.drop(copy)
+
+
+@pytest.mark.mysql
+@pytest.mark.parametrize("reads_first", [False, True])
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_session_that_routes_reads_to_a_follower_publishes_on_the_primary(
+    mariadb: Database, follower: Shop, reads_first: bool, writes: bool
+) -> None:
+    with open_shop(mariadb) as primary:
+        with primary.engine.connect() as connection:
+            own = connection.scalar(select(primary.tables.identity.c.id))
+        follower.execute(f"UPDATE {mariadb.schema}.identity SET id = '{own}'")
+        follower.execute("SET GLOBAL read_only = 1")
+
+        class RoutingSession(Session):
+            def get_bind(self, *arguments: Any, bind: Any = None, **options: Any) -> Any:
+                if bind is not None:
+                    return bind
+                return primary.engine if self._flushing else follower.engine
+
+        box = primary.box(RecordingBroker(), sender=NO_SENDER)
+        with RoutingSession(bind=follower.engine) as session, session.begin():
+            if reads_first:
+                session.execute(text("SELECT 1"))
+            if writes:
+                session.add(Payment(id=1))
+            box.publish("paid", "1", session=session)
+
+        assert primary.row_topics() == ["paid"]
+        assert primary.payments() == ([1] if writes else [])
+        assert follower.rows() == []
