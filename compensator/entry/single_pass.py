@@ -9,6 +9,7 @@ from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.source import Source
 from compensator.work.source_schedule import HeldBack, MoreRowsDue
 from compensator.work.source_turn import TurnOptions, Turns
+from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
 from outbox_core.runtime.event_logger import EventLogger
@@ -16,6 +17,8 @@ from outbox_core.runtime.event_logger import EventLogger
 logger: EventLogger = EventLogger(__name__)
 
 TURNS_MAX = 100_000
+SETTLE_REPEATS_MAX = 5
+SETTLE_BACKOFF = Backoff(initial_ms=200, max_ms=5_000)
 
 
 def run_single_pass(
@@ -42,7 +45,23 @@ def run_single_pass(
         except OutboxError as error:
             logger.warning("pass_failed", extra={"source": source.name, "error": str(error)})
             errors.append(error)
+    for source in sources:
+        total = add(total, _settle_again(source))
     return total, errors
+
+
+def _settle_again(source: Source) -> BatchTotals:
+    """Settle what the source's database refused to settle: after this process nobody knows that it was sent."""
+    total, never = BatchTotals(), threading.Event()
+    for attempt in range(1, SETTLE_REPEATS_MAX + 1):
+        if not source.batches.unsettled_batches:
+            break
+        never.wait(SETTLE_BACKOFF.delay_ms(attempt) / 1_000)
+        try:
+            total = add(total, source.batches.settle_again())
+        except OutboxError as error:
+            logger.warning("pass_not_settled", extra={"source": source.name, "error": str(error)})
+    return total
 
 
 def _turns(turns: Turns) -> Iterator[BatchTotals]:

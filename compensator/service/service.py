@@ -267,6 +267,9 @@ class CompensatorService:
         ended = [one.stop(timeout_ms=_left_ms(ends_ms)) for one in self._timers]
         ended += [self._ended(worker, ends_ms) for worker in self._workers]
         ended.append(self._tasks.stop(timeout_ms=_left_ms(ends_ms)))
+        for source in self._sources.values():
+            with contextlib.suppress(OutboxError):  # the last attempt: else the rows are sent again
+                source.batches.settle_again()
         self._mine = frozenset()
         self._assignment.leave()
         return all(ended)

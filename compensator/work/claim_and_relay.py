@@ -14,7 +14,7 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine
 
-from compensator.core.batch_totals import BatchTotals
+from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.batch_bytes import BatchBytes
 from compensator.work.poison_row_isolation import IsolatingRelay, SentBatch
 from compensator.work.retry_log import RetryLog
@@ -35,6 +35,9 @@ from outbox_core.common.errors import BrokerError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.timing_port import TimedRow
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
 
 HELD_ROWS_MAX: Final = 1_000
 """A claim ends once it has postponed so many rows behind older ones, even if it has found none to send."""
@@ -118,6 +121,8 @@ class Batches:
         self._retries = RetryLog(source, clock=self._clock)
         self._in_hand: dict[str, Mapping[str, Collection[str]]] = {}
         """By token and order key, rows claimed and not settled. Batches are sent in the order of their claims."""
+        self._unsettled: deque[SentBatch] = deque()
+        """Batches that the broker has answered and the database refused to settle."""
         random = Random()
         relay = Relay(
             engine=engine,
@@ -200,12 +205,40 @@ class Batches:
             raise
 
     def settle(self, sent: SentBatch) -> BatchTotals:
-        """Write the results of rows. Raises DatabaseUnavailable: then they are sent again when the lease ends."""
+        """Write the results of rows. Raises DatabaseUnavailable, SchemaMissing, ConfigurationError: then call
+        settle_again(), or they are sent again when the lease ends.
+        """
         self._retries.write(sent)
         try:
-            return self._relay.settle(sent)
+            return self._settle(sent)
         finally:
             self._in_hand.pop(sent.token, None)
+
+    @property
+    def unsettled_batches(self) -> int:
+        """Returns how many batches settle_again() would settle."""
+        return len(self._unsettled)
+
+    def settle_again(self) -> BatchTotals:
+        """Write the results that could not be written before, of batches whose lease lasts. Raises as settle() does."""
+        total = BatchTotals()
+        for _ in range(len(self._unsettled)):
+            try:
+                sent = self._unsettled.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if sent.in_time():
+                total = add(total, self._settle(sent))
+            else:
+                logger.warning("settlements_given_up", extra={"rows": len(sent.unsettled or ())})
+        return replace(total, outage=None)  # not one of today: the broker answered these batches in an earlier turn
+
+    def _settle(self, sent: SentBatch) -> BatchTotals:
+        settled = self._relay.settle(sent)
+        if settled.error is not None:
+            self._unsettled.append(settled)
+            raise settled.error
+        return settled.answer
 
     def release(self, claimed: ClaimedBatch, *, error: BrokerError | None) -> None:
         """Release rows that will not be sent now, without using up an attempt. Raises DatabaseUnavailable."""

@@ -37,7 +37,10 @@ UNFORESEEN: Final = "an error that nobody foresaw; the compensator's log has it 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentBatch:
     """A batch that the broker has answered. `settlements` are not written yet; `settled` are those already written,
-    if the batch had to be split. `in_time`: as in Relay.send, if they have to be sent again.
+    once all are, or if the batch had to be split. `in_time`: as in Relay.send, if they have to be sent again.
+
+    After a settlement that failed with `error`, `unsettled` are those of the settlements that are not written yet, and
+    `stale` counts the rows among the others that had another owner.
     """
 
     rows: Sequence[OutboxRow]
@@ -46,6 +49,9 @@ class SentBatch:
     outage: BrokerError | None = None
     settled: BatchTotals | None = None
     in_time: Callable[[], bool] = lambda: True
+    unsettled: Sequence[RowSettlement] | None = None
+    stale: int = 0
+    error: OutboxError | None = None
 
     @property
     def accepted(self) -> Mapping[str, Collection[str]]:
@@ -93,15 +99,20 @@ class IsolatingRelay:
         settled = self._apart(rows, token=token, in_time=in_time)
         return SentBatch(rows=rows, token=token, outage=settled.outage, settled=settled)
 
-    def settle(self, sent: SentBatch) -> BatchTotals:
-        """Write the results of rows. Raises only the documented errors of Relay.settle."""
+    def settle(self, sent: SentBatch) -> SentBatch:
+        """Write the results of rows that are not written yet. Returns the batch with its `settled` totals, or with the
+        error and what is left, to be settled again.
+        """
         if sent.settled is not None:
-            return sent.settled
-        settle = partial(self._relay.settle, sent.settlements, token=sent.token)
-        changed = self._try(sent.rows, settle, first=True)
-        if changed is None:
-            return self._apart(sent.rows, token=sent.token, in_time=sent.in_time)
-        return replace(sent.answer, stale=len(sent.settlements) - changed)
+            return sent
+        settlements = sent.settlements if sent.unsettled is None else sent.unsettled
+        report = self._try(sent.rows, partial(self._relay.settle, settlements, token=sent.token), first=True)
+        if report is None:
+            return replace(sent, settled=self._apart(sent.rows, token=sent.token, in_time=sent.in_time))
+        stale = sent.stale + len(settlements) - len(report.unsettled) - report.changed
+        if report.error is not None:
+            return replace(sent, unsettled=report.unsettled, stale=stale, error=report.error)
+        return replace(sent, settled=replace(sent.answer, stale=stale), unsettled=(), error=None)
 
     def release(self, rows: Sequence[OutboxRow], error: BrokerError | None, *, token: str) -> None:
         """Release rows that were not sent, due after a delay after an outage, else at once. Uses up no attempt."""

@@ -60,10 +60,14 @@ class Turns:
         """
 
     def take(self, *, going_on: Callable[[], bool]) -> TurnReport:
-        """Run one turn. `going_on` is called before each claim and send. Raises DatabaseUnavailable, SchemaMissing."""
+        """Run one turn. `going_on` is called before each claim and send. Raises DatabaseUnavailable, SchemaMissing.
+
+        First it settles what the last turn could not, whether or not the broker may be asked.
+        """
+        settled = self.source.batches.settle_again()
         held_ms = self.source.gate.wait_ms(self._options.batch_rows)
         if held_ms and self._is_polled_lately():
-            return TurnReport(outcome=HeldBack(held_ms))
+            return TurnReport(outcome=HeldBack(held_ms), report=settled)
         began_ms, self._polled_ms = self._clock.monotonic_ms(), None
         polled = self.source.poll()
         found = polled.due
@@ -76,7 +80,7 @@ class Turns:
         self._polled_ms = began_ms
         return TurnReport(
             outcome=work.outcome(next_due_ms=_next_due_ms(found)),
-            report=add(work.total, BatchTotals(held=work.held)),
+            report=add(settled, add(work.total, BatchTotals(held=work.held))),
             topics=work.topics,
             oldest_due_us=max(0, -found[0].due_in_us) if found else 0,
             pending=bool(found) or not polled.whole,

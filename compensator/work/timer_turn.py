@@ -59,11 +59,15 @@ def take_timer_turn(
     clock: Clock,
     going_on: Callable[[], bool],
 ) -> TimerTurnReport:
-    """Run one turn. Raises BrokerError for the timing store; DatabaseUnavailable, SchemaMissing."""
+    """Run one turn. Raises BrokerError for the timing store; DatabaseUnavailable, SchemaMissing.
+
+    First it settles what the last turn could not.
+    """
+    settled = source.batches.settle_again()
     work = _TimerWork(source, queue, slots, options=options, clock=clock, going_on=going_on)
     run_pipeline(work)
     return TimerTurnReport(
-        report=work.total,
+        report=add(settled, work.total),
         topics=work.topics,
         next_ms=_until(work.next_at_ms.values(), now_ms=clock.monotonic_ms()),
         answered=frozenset(work.next_at_ms),

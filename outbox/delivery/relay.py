@@ -12,11 +12,12 @@ from random import Random
 from typing import Final, assert_never
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from outbox.delivery.key_waves import runs, waves
 from outbox.delivery.send_decision import Decision, Hold, RowSettlement, SendBatch
 from outbox.store.async_background import AsyncBackground, transact
-from outbox.store.database import CONFLICT_RETRIES_MAX, database_errors, retry_conflicts
+from outbox.store.database import CONFLICT_RETRIES_MAX, database_errors, is_unreachable, retry_conflicts
 from outbox.store.message_table import MessageStore
 from outbox.store.order_table import Barrier
 from outbox.store.row import OutboxRow
@@ -31,6 +32,7 @@ from outbox_core.common.errors import (
     DatabaseUnavailable,
     InvalidMessage,
     NotAuthorized,
+    OutboxError,
 )
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.capabilities import Capability, capabilities_of
@@ -84,6 +86,18 @@ class DeliveryReport:
     outage: BrokerError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SettleReport:
+    """The result of settling: how many rows the token still owned; and the settlements that could not be written, with
+    the first of their errors. Those may be repeated, also if it is unknown whether they were written: the token guards
+    each row.
+    """
+
+    changed: int
+    unsettled: Sequence[RowSettlement] = ()
+    error: OutboxError | None = None
+
+
 class Relay:
     """Delivers rows that a token owns. Thread-safe; holds no transaction open during requests to the broker."""
 
@@ -120,14 +134,16 @@ class Relay:
         in send().
         """
         settlements, outage = self.send(rows, in_time=in_time)
-        changed = self.settle(settlements, token=token)
+        settled = self.settle(settlements, token=token)
+        if settled.error is not None:
+            raise settled.error
         kinds = [type(settlement.decision) for settlement in settlements]
         return DeliveryReport(
             accepted=kinds.count(Acceptance),
             retried=kinds.count(Retry),
             held=kinds.count(Hold),
             parked=kinds.count(Park),
-            stale=len(settlements) - changed,
+            stale=len(settlements) - settled.changed,
             outage=outage,
         )
 
@@ -285,23 +301,34 @@ class Relay:
 
     # -- the second half: into the table -----------------------------------------------------------------------------
 
-    def settle(self, settlements: Sequence[RowSettlement], *, token: str) -> int:
-        """Write decisions to the table, equal ones together, in short transactions; returns how many rows the token
-        still owned.
+    def settle(self, settlements: Sequence[RowSettlement], *, token: str) -> SettleReport:
+        """Write decisions to the table, equal ones together, in short transactions. What one of them fails with does
+        not keep the others from being written, unless the database cannot be reached.
         """
         alike: defaultdict[tuple[MessageTable | None, Decision], list[RowSettlement]] = defaultdict(list)
         for settlement in settlements:
             alike[(settlement.table, settlement.decision)].append(settlement)
-        changed = 0
-        for (table, decision), ones in alike.items():
-            for start in range(0, len(ones), SETTLE_ROWS_MAX):
-                chunk = ones[start : start + SETTLE_ROWS_MAX]
-                settle = partial(self._settle_alike, self._store.at(table), decision, chunk, token=token)
+        chunks = [
+            (self._store.at(table), decision, ones[start : start + SETTLE_ROWS_MAX])
+            for (table, decision), ones in alike.items()
+            for start in range(0, len(ones), SETTLE_ROWS_MAX)
+        ]
+        changed, unsettled, error = 0, list[RowSettlement](), None
+        for number, (store, decision, chunk) in enumerate(chunks):
+            settle = partial(self._settle_alike, store, decision, chunk, token=token)
+            try:
                 with database_errors(self._engine.url):
-                    changed += _retry_takeovers(partial(retry_conflicts, settle))
-        if changed < len(settlements):
-            logger.warning("settled_after_lease_was_lost", extra={"rows": len(settlements) - changed})
-        return changed
+                    changed += _retry_takeovers(partial(_retry_if_lost, partial(retry_conflicts, settle)))
+            except OutboxError as failed:
+                error = error or failed
+                unsettled += chunk
+                if is_unreachable(failed.__cause__):
+                    unsettled += [settlement for *_, rest in chunks[number + 1 :] for settlement in rest]
+                    break
+        stale = len(settlements) - len(unsettled) - changed
+        if stale:
+            logger.warning("settled_after_lease_was_lost", extra={"rows": stale})
+        return SettleReport(changed, unsettled, error)
 
     def _settle_alike(
         self, store: MessageStore, decision: Decision, settlements: Sequence[RowSettlement], *, token: str
@@ -336,6 +363,18 @@ class Relay:
 
 class _TakenOverError(Exception):
     """A row got another owner between its archive entry and its removal; the transaction is rolled back."""
+
+
+def _retry_if_lost(settle: Callable[[], int]) -> int:
+    """Retries a settlement once on a new connection. It is unknown whether a COMMIT in flight was done: if so, the
+    token owns none of its rows any more, and the second one changes nothing.
+    """
+    try:
+        return settle()
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+    return settle()
 
 
 def _retry_takeovers(settle: Callable[[], int]) -> int:

@@ -25,7 +25,8 @@ from outbox.producer.timer_adder import TimerAdder
 from outbox.store.fork_gate import fork_gate
 from outbox.store.row import OutboxRow
 from outbox.telemetry import NO_TELEMETRY, Telemetry
-from outbox_core.common.errors import ConfigurationError, OutboxError
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.delivery_decision import Acceptance
 from outbox_core.messages.ids import new_token
@@ -34,6 +35,8 @@ from outbox_core.runtime.event_logger import EventLogger
 logger: EventLogger = EventLogger(__name__)
 
 IDLE_WAIT_MS: Final = 5_000
+DATABASE_BACKOFF: Final = Backoff(initial_ms=50, max_ms=1_000)
+"""The delay after which a settlement that failed is repeated, and a send for which the order could not be read."""
 _senders: WeakSet[Sender] = WeakSet()
 _watching = threading.Lock()
 _hooks_set: list[bool] = []
@@ -51,7 +54,7 @@ class SenderLimits:
     saves round trips.
     A message of an ordered key that must wait for an older one of another owner is retried after `held_delay_ms`.
     Accepted rows are removed from the table in batches, after `settle_delay_ms` at most: after a crash in between they
-    are sent again under the same ids.
+    are sent again under the same ids. A removal that failed is repeated until the lease ends.
     """
 
     queue_rows_max: int = 10_000
@@ -82,6 +85,14 @@ class _Commit:
     rows: Sequence[OutboxRow]
     deadline_ms: int
     body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsettled:
+    """What the broker answered for a row, not written to the table yet, and until when the row's lease lasts."""
+
+    settlement: RowSettlement
+    until_ms: int
 
 
 @contextmanager
@@ -124,10 +135,12 @@ class Sender:
         self._closing = False
         self._stopping = threading.Event()
         self._give_up_at_ms = 0
-        self._unsettled: list[RowSettlement] = []
+        self._unsettled: dict[str, _Unsettled] = {}
         self._settle_at_ms = 0
+        self._settle_failures = 0
         self._held: list[_Commit] = []
         self._held_until_ms = 0
+        self._read_failures = 0
         _watch(self)
 
     @property
@@ -196,18 +209,17 @@ class Sender:
             if batch:
                 self._attempt(partial(self._send, batch))
                 self._stopping.wait(self._limits.gather_ms / 1000)
-            if self._unsettled and (not batch or self._settle_is_due()):
+            if self._unsettled and self._settle_is_due():
                 self._attempt(self._settle)
-        self._attempt(self._settle)
 
     def _next_batch(self) -> list[_Commit] | None:
         """Waits for commits and returns up to a batch of them; empty when a settlement is due, None to stop."""
         with self._wake:
             while not self._queue_held():
-                if self._closing and not self._held:
-                    return None
                 if self._unsettled and self._settle_is_due():
                     return []
+                if self._closing and not self._held and not self._may_repeat():
+                    return None
                 self._asleep = True
                 self._wake.wait(max(0, self._next_look_ms() - _monotonic_ms()) / 1000)
                 self._asleep = False
@@ -259,29 +271,43 @@ class Sender:
     def _send(self, commits: Sequence[_Commit]) -> None:
         rows = [row for commit in commits for row in commit.rows]
         until_ms = min(commit.deadline_ms for commit in commits)
-        settlements, _ = self._relay.send(rows, accepted=self._accepted(), in_time=lambda: _monotonic_ms() < until_ms)
+        try:
+            settlements, _ = self._relay.send(
+                rows, accepted=self._accepted(), in_time=lambda: _monotonic_ms() < until_ms
+            )
+        except DatabaseUnavailable:  # the order could not be read, so nothing was sent
+            self._read_failures += 1
+            self._hold(commits, {row.id for row in rows}, delay_ms=DATABASE_BACKOFF.delay_ms(self._read_failures))
+            raise
+        self._read_failures = 0
         if not self._unsettled:
             self._settle_at_ms = _monotonic_ms() + self._limits.settle_delay_ms
-        held = {one.row_id for one in settlements if isinstance(one.decision, Hold)}
-        self._unsettled += [one for one in settlements if one.row_id not in held]
+        held = {settlement.row_id for settlement in settlements if isinstance(settlement.decision, Hold)}
+        lease_ends_ms = until_ms + self._limits.lease_margin_ms
+        self._unsettled.update(
+            (settlement.row_id, _Unsettled(settlement, lease_ends_ms))
+            for settlement in settlements
+            if settlement.row_id not in held
+        )
         if held:
-            self._hold(commits, held)
+            self._hold(commits, held, delay_ms=self._limits.held_delay_ms)
 
     def _accepted(self) -> dict[str, set[str]]:
         """Returns, by order key, the ids that the broker has accepted and that are not settled in the table yet."""
         found: defaultdict[str, set[str]] = defaultdict(set)
-        for one in self._unsettled:
-            if one.number is not None and isinstance(one.decision, Acceptance):
-                found[one.number[0]].add(one.row_id)
+        for row_id, unsettled in self._unsettled.items():
+            settlement = unsettled.settlement
+            if settlement.number is not None and isinstance(settlement.decision, Acceptance):
+                found[settlement.number[0]].add(row_id)
         return found
 
-    def _hold(self, commits: Sequence[_Commit], held: set[str]) -> None:
+    def _hold(self, commits: Sequence[_Commit], held: set[str], *, delay_ms: int) -> None:
         """Keep rows that wait for an older message, or came too late, within their lease; after it the compensator owns
         them.
         """
         with self._wake:
             if not self._held:  # else younger ones, held batch after batch, would put off the older ones for ever
-                self._held_until_ms = _monotonic_ms() + self._limits.held_delay_ms
+                self._held_until_ms = _monotonic_ms() + delay_ms
             for commit in commits:
                 waiting = [row for row in commit.rows if row.id in held]
                 if waiting:
@@ -290,11 +316,37 @@ class Sender:
                     self._count(kept, 1)
 
     def _settle_is_due(self) -> bool:
-        return len(self._unsettled) >= self._limits.settle_rows_max or _monotonic_ms() >= self._settle_at_ms
+        if self._settle_failures:  # the database must have time to recover, however many rows there are
+            return _monotonic_ms() >= self._settle_at_ms
+        is_batch = len(self._unsettled) >= self._limits.settle_rows_max
+        return is_batch or self._closing or _monotonic_ms() >= self._settle_at_ms
+
+    def _may_repeat(self) -> bool:
+        """Whether a settlement that failed is still to be repeated before this thread ends."""
+        return bool(self._unsettled) and _monotonic_ms() < self._give_up_at_ms
 
     def _settle(self) -> None:
-        settlements, self._unsettled = self._unsettled, []
-        self._relay.settle(settlements, token=self._token)
+        """Write settlements. Those that could not be written stay, to be repeated while their rows' leases last."""
+        failed = list(self._unsettled)  # also where an unforeseen error ends this
+        try:
+            report = self._relay.settle(
+                [unsettled.settlement for unsettled in self._unsettled.values()], token=self._token
+            )
+            failed = [settlement.row_id for settlement in report.unsettled]
+            if report.error is not None and not self._settle_failures:
+                raise report.error
+        finally:
+            self._repeat_later(failed)
+
+    def _repeat_later(self, failed: Sequence[str]) -> None:
+        now_ms = _monotonic_ms()
+        ours = [row_id for row_id in failed if now_ms < self._unsettled[row_id].until_ms]
+        kept = ours[-self._limits.queue_rows_max :]
+        if len(kept) < len(failed):
+            logger.warning("settlements_given_up", extra={"rows": len(failed) - len(kept)})
+        self._unsettled = {row_id: self._unsettled[row_id] for row_id in kept}
+        self._settle_failures = self._settle_failures + 1 if kept else 0
+        self._settle_at_ms = now_ms + DATABASE_BACKOFF.delay_ms(self._settle_failures)
 
     def _attempt(self, act: Callable[[], None]) -> None:
         """Run `act`; errors do not end the loop: the rows are safe in the table, and the compensator sends them."""
@@ -319,8 +371,10 @@ class Sender:
         self._asleep = False
         self._closing = False
         self._stopping = threading.Event()
-        self._unsettled = []
+        self._unsettled = {}
+        self._settle_failures = 0
         self._held = []
+        self._read_failures = 0
 
 
 def _queued_rows(sender: ref[Sender]) -> int:

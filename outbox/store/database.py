@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import URL, Dialect, ExceptionContext
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
@@ -49,6 +49,10 @@ WRITE_LOCK_FIRST: Final = "outbox_write_lock_first"
 A transaction that reads first cannot become a writer after another one has written: it fails immediately with "database
 is locked". One that begins as a writer waits for the lock.
 """
+
+_POOL_PINGS: Final = "outbox_pool_pings"
+"""The execution option of engines whose pool pings a connection before it lends it, as those that open_engine makes."""
+_IS_NEW: Final = "outbox.is_new"
 
 MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
 _SUPPORTED: Final = MYSQL_DIALECTS | {"sqlite"}
@@ -131,10 +135,13 @@ def background_engine(engine: Engine) -> Engine:
     never lock a gap that a producer's INSERT needs. They use utf8mb4, or keys would be read back as question marks,
     wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most, and leave a server that became read-only. They are made by the
     same driver, connect_args and creator as the given engine's; those of an async driver are for an AsyncBackground.
+    A connection that the server has ended, since it was idle for too long, is replaced before it is used.
     """
     pool = engine.pool.recreate()
     if engine.dialect.name in MYSQL_DIALECTS:
         event.listen(pool, "connect", partial(_prepare_background, engine.dialect))
+        if not engine.get_execution_options().get(_POOL_PINGS, False):
+            event.listen(pool, "checkout", partial(_replace_if_ended, engine.dialect))
     second = Engine(pool, engine.dialect, engine.url)
     event.listen(second, "handle_error", _leave_read_only_server)
     if engine.dialect.name == "sqlite":
@@ -229,7 +236,7 @@ def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
         )
     if code == _PACKET_TOO_LARGE:
         return ConfigurationError(f"a statement was too large for {shown} ({said}); raise max_allowed_packet there")
-    if code in _UNREACHABLE or error.connection_invalidated or _CANNOT_OPEN in said:
+    if is_unreachable(error):
         cure = "check that its folder is there and may be written to" if _CANNOT_OPEN in said else _CHECK_SERVER
         return DatabaseUnavailable(f"cannot reach the database {shown} ({said}); {cure}")
     return DatabaseUnavailable(f"the database {shown} failed a statement ({said})")
@@ -271,6 +278,15 @@ def is_read_only(error: DBAPIError) -> bool:
     return code in _READ_ONLY_SERVER or (code == _OPTION_FORBIDS and "read" in str(error.orig).lower())
 
 
+def is_unreachable(error: BaseException | None) -> bool:
+    """Returns whether no connection was free, the server did not answer, or it ended the connection: another statement
+    would fail as well.
+    """
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, PoolTimeoutError)
+    return error_code(error) in _UNREACHABLE or error.connection_invalidated or _CANNOT_OPEN in str(error.orig)
+
+
 def is_mendable(error: DBAPIError) -> bool:
     """Returns whether translate() gives a cure that the driver's text lacks: tables, privileges, a read-only server."""
     code = error_code(error)
@@ -308,7 +324,8 @@ def _create(database: URL | str) -> Engine:
         is_bounded = "connect_timeout" in url.query  # an argument would override the URL
         if url.get_backend_name() in MYSQL_DIALECTS and url.get_driver_name() == "pymysql" and not is_bounded:
             arguments["connect_args"] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
-        engine = create_engine(url, pool_pre_ping=url.get_backend_name() in MYSQL_DIALECTS, **arguments)
+        pings = url.get_backend_name() in MYSQL_DIALECTS
+        engine = create_engine(url, pool_pre_ping=pings, execution_options={_POOL_PINGS: pings}, **arguments)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise ConfigurationError(
             f"not a database URL that can work ({error}); use one like mysql+pymysql://user@host/database "
@@ -326,6 +343,15 @@ def _leave_read_only_server(context: ExceptionContext) -> None:
         context.is_disconnect = True
 
 
+def _replace_if_ended(dialect: Dialect, connection: Any, record: Any, _fairy: object) -> None:
+    if record.info.pop(_IS_NEW, False):
+        return
+    try:
+        dialect.do_ping(connection)
+    except dialect.loaded_dbapi.Error as error:
+        raise DisconnectionError("the server has ended this connection") from error  # the pool opens another one
+
+
 def _unsupported(product: str) -> ConfigurationError:
     return ConfigurationError(
         f"the outbox runs on MySQL, MariaDB and SQLite, not on {product}; "
@@ -333,7 +359,8 @@ def _unsupported(product: str) -> ConfigurationError:
     )
 
 
-def _prepare_background(dialect: Dialect, connection: Any, _record: object) -> None:
+def _prepare_background(dialect: Dialect, connection: Any, record: Any) -> None:
+    record.info[_IS_NEW] = True
     # Set on the dialect, so that even an AUTOCOMMIT engine has transactions here: archiving and removing a row are one.
     dialect.set_isolation_level(connection, "READ COMMITTED")
     if hasattr(connection, "set_character_set"):  # for both server and driver; a URL may have charset=latin1

@@ -164,6 +164,7 @@ def source_of(
         options=ClaimOptions(lease_ms=lease_ms),
         source=resource.name,
         telemetry=telemetry,
+        clock=clock,
     )
     source = Source(
         resource,
