@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 
 import pytest
-from confluent_kafka import KafkaError
 
 from broker_adapter.kafka.client_settings import KafkaServers, client_settings, producer_settings
 from broker_adapter.kafka.kafka_publisher import KafkaPublisher
-from broker_adapter.kafka.producer_connection import KafkaRecord, ProducerConnection
+from broker_adapter.kafka.producer_connection import KafkaRecord, KafkaReport, ProducerConnection
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.client_pool import ClientPool
 from outbox_core.common.clock import SystemClock
@@ -20,6 +20,7 @@ from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
+from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.broker_adapter.publishing.publisher_conformance import publish_until_stored
 from tests.engines.kafka.kafka_cluster import KafkaCluster
 from tests.engines.kafka.kafka_engine import KafkaEngine
@@ -41,10 +42,10 @@ def test_small_messages_are_stored_though_together_they_pass_the_topics_limit(
     batch = [message(topic, number) for number in range(40)]
     batch[20] = message(topic, 20, body=b"x" * 5_000)
 
-    results = broker.publish(batch)
+    results = publish_isolated(broker.publish, batch).results
     broker.close()
 
-    rejected = [one.id for one in results if one.status is PublishStatus.REJECTED]
+    rejected = [one.id for one in results.values() if one.status is PublishStatus.REJECTED]
     assert rejected == ["m-20"]
     assert {one.id for one in own_engine.read(topic, count=39)} == {one.id for one in batch} - {"m-20"}
 
@@ -54,7 +55,7 @@ class CountedConnection(ProducerConnection):
 
     trips = 0
 
-    def store(self, records: Sequence[KafkaRecord], *, deadline_ms: int) -> list[KafkaError | None]:
+    def store(self, records: Sequence[KafkaRecord], *, deadline_ms: int) -> list[KafkaReport]:
         """Store them."""
         self.trips += 1
         return super().store(records, deadline_ms=deadline_ms)
@@ -72,10 +73,10 @@ def test_many_small_messages_beyond_the_topics_limit_cost_few_round_trips(
     batch[MANY // 2] = message(topic, MANY // 2, body=b"x" * 20_000)
 
     with closing(KafkaPublisher(ClientPool(lambda: connection), servers, clock=clock)) as publisher:
-        results = publisher.publish(batch, timeout_ms=TIMEOUT_MS)
+        results = publish_isolated(partial(publisher.publish, timeout_ms=TIMEOUT_MS), batch).results
 
     assert connection.trips < MANY / 5
-    rejected = [one.id for one in results if one.status is PublishStatus.REJECTED]
+    rejected = [one.id for one in results.values() if one.status is PublishStatus.REJECTED]
     assert rejected == [f"m-{MANY // 2}"]
     read = [one.id for one in own_engine.read(topic, count=MANY - 1)]
     assert sorted(read) == sorted({f"m-{number}" for number in range(MANY)} - set(rejected))
