@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
+import pytest
 from sqlalchemy.orm import Session
 
 from outbox_core.messages.connect import connect
 from outbox_core.messages.message import PublishStatus
-from tests.broker_adapter.publishing.engine_under_test import EngineUnderTest
+from tests.broker_adapter.publishing.engine_under_test import EngineUnderTest, Poison
 from tests.broker_adapter.publishing.publisher_conformance import with_option
 from tests.outbox.shop import Payment, Shop
 
 WAIT_SECONDS = 300
 PAYMENTS = 60
+ROW_BODY_BYTES_MAX = 4 * 1024 * 1024
 
 
 def test_what_was_committed_while_the_server_was_down_is_resent_and_read_by_the_plain_client(
@@ -60,7 +62,9 @@ def test_rows_that_the_engine_refuses_are_parked_alone_with_the_reason_and_their
     other = f"{topic}.second"
     engine.make_topic(other)
     box = sqlite_shop.box(engine.url)
-    poisons = [one for one in engine.poisons(topic) if one.status is PublishStatus.REJECTED]
+    poisons = [one for one in engine.poisons(topic) if one.status is PublishStatus.REJECTED and fits_a_row(one)]
+    if not poisons:
+        pytest.skip("this engine refuses only what an Outbox refuses before")
     expected: dict[str, set[str]] = defaultdict(set)
 
     with Session(sqlite_shop.engine) as session, session.begin():
@@ -86,3 +90,8 @@ def test_rows_that_the_engine_refuses_are_parked_alone_with_the_reason_and_their
         assert (state, poison.says.lower() in error) == ("parked", True), (poison, error)
     for name, ids in expected.items():
         assert sorted(one.id for one in engine.read(name, count=len(ids))) == sorted(ids)
+
+
+def fits_a_row(poison: Poison) -> bool:
+    """Whether an Outbox takes it, which has a limit of its own for bodies."""
+    return len(poison.parts.get("body", b"")) <= ROW_BODY_BYTES_MAX

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,7 @@ from broker_adapter.rabbitmq import open_broker as open_rabbitmq
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.message import Message, PublishStatus
+from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.broker_adapter.publishing.publisher_conformance import message, publish_until_stored
 from tests.broker_adapter.rabbitmq.rabbitmq_engine import PASSWORD, USER, RabbitMqEngine
 from tests.broker_adapter.rabbitmq.rabbitmq_server import DISK_FREE_LIMIT, HOST, MESSAGE_BYTES_MAX, wait_for
@@ -317,3 +319,32 @@ def test_a_batch_under_way_when_the_broker_is_closed_ends_with_it(engine: Rabbit
 def test_a_server_that_is_not_there_is_an_outage_with_its_address(open_broker: Open) -> None:
     with pytest.raises(BrokerUnavailable, match=f"{HOST}:1"):
         open_broker(f"rabbitmq://{HOST}:1?timeout_ms=60000").publish([message("t", 0)])
+
+
+@pytest.mark.parametrize("place", [0, 10, 19], ids=["first", "middle", "last"])
+def test_a_topic_that_the_user_may_not_write_to_is_deferred_and_the_others_come_at_most_twice(
+    engine: RabbitMqEngine, open_broker: Open, topic: str, place: int
+) -> None:
+    """The server ends the channel at the first of them, with what it has not confirmed of those before."""
+    user, exchange = f"u-{topic}", f"x-{topic}"
+    engine.server.api("PUT", f"exchanges/%2F/{exchange}", type="topic", durable=True)
+    engine.server.add_user(user, PASSWORD)
+    engine.server.api("PUT", f"topic-permissions/%2F/{user}", exchange=exchange, write=f"^{topic}\\.ok", read="")
+    topics = [f"{topic}.ok1", f"{topic}.ok2"]
+    for name in topics:
+        engine.server.declare(name)
+        engine.server.bind(exchange, name, name)
+    broker = open_broker(f"{engine.url_of(user, PASSWORD)}?exchange={exchange}")
+    batch = [message(topics[number % 2], number) for number in range(20)]
+    batch[place] = message(f"{topic}.denied", place)
+
+    published = publish_isolated(broker.publish, batch)
+
+    denied = published.results[place]
+    assert (denied.status, "ACCESS_REFUSED" in str(denied.error)) == (PublishStatus.DEFERRED, True)
+    assert {one.status for at, one in published.results.items() if at != place} == {PublishStatus.STORED}
+    for name in topics:
+        wanted = {one.id for one in batch if one.topic == name}
+        copies = Counter(one.id for one in engine.read(name, count=len(wanted)))
+        assert set(copies) == wanted
+        assert max(copies.values()) <= 2

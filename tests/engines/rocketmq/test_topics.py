@@ -12,6 +12,7 @@ from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
+from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.engines.rocketmq.rocketmq_cluster import RocketMqCluster
 from tests.engines.rocketmq.rocketmq_engine import RocketMqEngine
 
@@ -101,11 +102,13 @@ def test_a_message_that_only_the_broker_finds_too_large_is_rejected_and_the_othe
     bodies = [b"x", b"x" * 100_000, b"x" * 1_000]
     engine.cluster.client.set_broker("maxMessageSize", 65_536)
     try:
-        together = broker.publish([Message(id=f"m{n}", topic=topic, body=body) for n, body in enumerate(bodies)])
+        batch = [Message(id=f"m{n}", topic=topic, body=body) for n, body in enumerate(bodies)]
+        published = publish_isolated(broker.publish, batch)
         alone = broker.publish([Message(id="alone", topic=topic, body=bodies[1])])
     finally:
         engine.cluster.client.set_broker("maxMessageSize", 4_194_304)
 
+    together = [published.results[place] for place in range(3)]
     assert [one.status for one in (*together, *alone)] == [STORED, REJECTED, STORED, REJECTED]
     assert "too large for the broker" in str(alone[0].error)
 
