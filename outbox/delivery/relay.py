@@ -36,7 +36,7 @@ from outbox_core.common.errors import (
 )
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.capabilities import Capability, capabilities_of
-from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, decide, moving_topics, retry
+from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, TopicStalls, decide, retry
 from outbox_core.messages.message import (
     CancelStatus,
     Message,
@@ -120,6 +120,7 @@ class Relay:
         self._random = random
         self._telemetry = telemetry
         self._path = path
+        self._stalls = TopicStalls()
 
     @property
     def broker(self) -> Broker:
@@ -237,14 +238,13 @@ class Relay:
     def _publish(self, row_messages: Sequence[_RowMessage], batch: SendBatch) -> BrokerError | None:
         messages = [message for _, message in row_messages]
         published = publish_isolated(self._publish_once, messages, in_time=batch.in_time)
-        answered = [(messages[place], result) for place, result in published.results.items()]
-        moving = moving_topics(answered)
+        stalls = self._stalls.tried((messages[place], result) for place, result in published.results.items())
         for place, result in published.results.items():
             row, message = row_messages[place]
             decision = decide(
                 result,
                 attempts=row.attempts,
-                is_moving=message.topic in moving,
+                stalls=stalls[message.topic],
                 backoff=self._policy.backoff,
                 jitter=batch.jitter,
             )

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from outbox_broker.common.cancel_topic_patterns import scope_of
-from outbox_broker.delay_service.target_publisher import publish_to_target, timed
+from outbox_broker.delay_service.target_publisher import TargetPublisher, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, OTHERS, Publishable
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.disk_reserve import DiskSpace, is_refused
 from outbox_broker.log.sync_times import TimedStorage
-from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
+from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.schedule.schedule_runner import ScheduleRunner
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
@@ -72,12 +72,13 @@ class DelayProxy:
         or the bookies of a cluster. `claim_ahead_ms`: see ScheduleRunner.
         """
         self._schedule = schedule
-        self._target = target
         self._clock = clock
         self.syncs = syncs
         self._room = room
         self._counters: Counter[tuple[str, str, str]] = Counter()
-        self.service = ScheduleRunner(schedule, deliver=self._deliver, clock=clock, claim_ahead_ms=claim_ahead_ms)
+        self._publisher = TargetPublisher(target, clock=clock, count=self._count)
+        deliver = self._publisher.deliver
+        self.service = ScheduleRunner(schedule, deliver=deliver, clock=clock, claim_ahead_ms=claim_ahead_ms)
 
     def served(self) -> ServicePorts:
         """Returns the ports for an HTTP server."""
@@ -174,10 +175,18 @@ class DelayProxy:
         self, message_id: str, *, topics: Sequence[str] | None = None
     ) -> Mapping[str, object] | None:  # fmt: skip
         """Returns id, topic and due time of the scheduled message with this id on the topics that a pattern of `topics`
-        matches (None: on any).
+        matches (None: on any); of one that the target refused for good, why, and when it is tried again.
         """
         found = self._schedule.find(message_id, scope_of(topics))
-        return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
+        if found is None:
+            return None
+        refused = self._publisher.refusals.get((found.topic, found.id))
+        return {
+            "id": found.id,
+            "topic": found.topic,
+            "deliver_at_ms": found.due_ms,
+            **({} if refused is None else {"refused": refused}),
+        }
 
     def knows(self, topic: str, message_id: str) -> bool:
         """Returns whether a message is scheduled, was dispatched lately, or is canceled, also ahead of its arrival."""
@@ -244,15 +253,3 @@ class DelayProxy:
     def groups(self, _topic: str) -> list[str]:
         """Returns none: consumers pull from the target."""
         return []
-
-    # -- delivering --------------------------------------------------------------------------------------------------
-
-    def _deliver(self, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
-        """Publish to the target; returns the rejected messages, and raises if the whole batch may be retried."""
-        refused = publish_to_target(self._target, batch)
-        refused_by_topic = Counter(one.topic for one in refused)
-        fired = Counter(one.topic for one in batch) - refused_by_topic
-        for what, by_topic in (("fired", fired), ("refused_by_target", refused_by_topic)):
-            for topic, messages in by_topic.items():
-                self._count(what, topic, messages)
-        return refused

@@ -1,27 +1,37 @@
-"""Converts messages to the schedule's form, and publishes them to the target broker. No timing, no retries."""
+"""Converts messages to the schedule's form, publishes them to the target broker, and decides on what it does not take.
+
+What a refused batch is parted into, and whether a message is tried again or parked, is decided in outbox_core, as for
+rows of an outbox. No timing here: the schedule brings messages again at the due times that they are given.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Final, assert_never
 
 import msgspec
 
 from outbox_broker.schedule.delay_store import TimedMessage
-from outbox_core.common.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    InvalidMessage,
-    NotAuthenticated,
-    NotAuthorized,
-    NotSupported,
-    StorageFailed,
-)
-from outbox_core.messages.message import DUE_HEADER, Message
+from outbox_broker.schedule.schedule_runner import DeliveryOutcome
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, TopicStalls, decide
+from outbox_core.messages.message import DUE_HEADER, Message, PublishResult, PublishStatus
 from outbox_core.messages.publish_guard import PublishTarget
+from outbox_core.messages.refused_batch_isolation import publish_isolated
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
+
+PARKED_AGAIN_MS: Final = 3_600_000
+"""A message that the target refused for good is kept until it is canceled, and tried again each hour; never dropped."""
+REFUSALS_MAX: Final = 1_000
+"""Reasons that are remembered; the oldest are forgotten first. The messages stay, and their reason is logged hourly."""
+_LOG_AGAIN_MS: Final = 60_000
+_LOGGED_TOPICS_MAX: Final = 1_000
 
 
 class _StoredMessage(msgspec.Struct, array_like=True, frozen=True):
@@ -33,6 +43,8 @@ class _StoredMessage(msgspec.Struct, array_like=True, frozen=True):
     created_at_ms: int
     deliver_at_ms: int | None = None
     """What was asked for; what waits behind a refusal is due later. None where nothing was, or by older code."""
+    attempts: int = 0
+    """How often the target did not take it for now; older code drops the number, and begins with the first delay."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -54,48 +66,121 @@ def published(one: TimedMessage) -> Message:
     return msgspec.structs.replace(_for_now(one, stored, stored.headers), deliver_at_ms=stored.deliver_at_ms)
 
 
-def publish_to_target(target: PublishTarget, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
-    """Publish to the target; returns the rejected messages, splitting the batch until the topic, or the message, at
-    fault is isolated.
+class TargetPublisher:
+    """Publishes due messages, and counts what became of them. Used by one thread; `refusals` may be read by any."""
 
-    Raises if the whole batch may be retried. Messages published twice in either case are dropped by the target by id.
-    """
+    def __init__(
+        self,
+        target: PublishTarget,
+        *,
+        clock: Clock,
+        count: Callable[[str, str, int], None],
+        backoff: Backoff | None = None,
+        random: Random | None = None,
+    ) -> None:
+        """`count(what, topic, messages)` gets fired, deferred_by_target and refused_by_target."""
+        self.refusals: dict[tuple[str, str], str] = {}
+        """By topic and id, why the target refused messages for good, the newest last."""
+        self._target = target
+        self._clock = clock
+        self._count = count
+        self._backoff = backoff or Backoff()
+        self._random = random or Random()
+        self._stalls = TopicStalls()
+        self._logged_at_ms: dict[str, int] = {}
+
+    def deliver(self, batch: Sequence[TimedMessage]) -> DeliveryOutcome:
+        """Publish messages; those that the target does not take come again, each at its own time. An outage ends it:
+        what it leaves has to be given again.
+        """
+        results: dict[int, PublishResult] = {}
+        readable: dict[int, Message] = {}
+        for place, one in enumerate(batch):
+            try:
+                readable[place] = _message(one)
+            except InvalidMessage as error:
+                results[place] = PublishResult(one.id, PublishStatus.REJECTED, str(error))
+        places = list(readable)
+        answer = publish_isolated(self._target.publish, list(readable.values()))
+        results.update((places[at], result) for at, result in answer.results.items())
+        stalls = self._stalls.tried((readable[places[at]], result) for at, result in answer.results.items())
+        again = self._settle(batch, results, stalls=stalls)
+        left = {(batch[place].topic, batch[place].id) for place in range(len(batch)) if place not in results}
+        return DeliveryOutcome(again=again, left=left, outage=answer.outage)
+
+    def _settle(
+        self, batch: Sequence[TimedMessage], results: Mapping[int, PublishResult], *, stalls: Mapping[str, int]
+    ) -> list[TimedMessage]:
+        now_ms, jitter = self._clock.now_ms(), self._random.random()
+        again: list[TimedMessage] = []
+        fired: Counter[str] = Counter()
+        deferred: defaultdict[str, list[tuple[TimedMessage, str]]] = defaultdict(list)
+        parked: defaultdict[str, list[tuple[TimedMessage, str]]] = defaultdict(list)
+        for place, result in results.items():
+            one = batch[place]
+            attempts = 0 if result.status.is_success else _attempts(one) + 1
+            decision = decide(
+                result, attempts=attempts, stalls=stalls.get(one.topic, 1), backoff=self._backoff, jitter=jitter
+            )
+            match decision:
+                case Acceptance():
+                    fired[one.topic] += 1
+                case Retry(delay_ms, error):
+                    again.append(_tried(one, due_ms=now_ms + delay_ms, attempts=attempts))
+                    deferred[one.topic].append((one, error))
+                case Park(error):
+                    again.append(msgspec.structs.replace(one, due_ms=now_ms + PARKED_AGAIN_MS))
+                    parked[one.topic].append((one, error))
+                case _:
+                    assert_never(decision)
+            self._remember(one, decision)
+        for topic, messages in fired.items():
+            self._count("fired", topic, messages)
+        for topic, refusals in deferred.items():
+            self._count("deferred_by_target", topic, len(refusals))
+            if self._is_time_to_log(topic):
+                _log("delivery_deferred", refusals)
+        for topic, refusals in parked.items():
+            self._count("refused_by_target", topic, len(refusals))
+            _log("delivery_refused", refusals)
+        return again
+
+    def _remember(self, one: TimedMessage, decision: Acceptance | Retry | Park) -> None:
+        if self.refusals:
+            self.refusals.pop((one.topic, one.id), None)
+        if isinstance(decision, Park):
+            self.refusals[one.topic, one.id] = decision.error
+            if len(self.refusals) > REFUSALS_MAX:
+                del self.refusals[next(iter(self.refusals))]
+
+    def _is_time_to_log(self, topic: str) -> bool:
+        """A full queue defers each second: a line a topic and minute says enough."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._logged_at_ms.get(topic, now_ms - _LOG_AGAIN_MS) < _LOG_AGAIN_MS:
+            return False
+        self._logged_at_ms.pop(topic, None)  # so that the oldest line stays the first entry
+        self._logged_at_ms[topic] = now_ms
+        if len(self._logged_at_ms) > _LOGGED_TOPICS_MAX:
+            del self._logged_at_ms[next(iter(self._logged_at_ms))]
+        return True
+
+
+def _log(event: str, refusals: Sequence[tuple[TimedMessage, str]]) -> None:
+    first, error = refusals[0]
+    fields = {"topic": first.topic, "first_message_id": first.id, "messages": len(refusals), "error": error}
+    logger.warning(event, extra=fields)
+
+
+def _attempts(one: TimedMessage) -> int:
     try:
-        results = target.publish([_message(one) for one in batch])
-    except (BrokerUnavailable, NotAuthenticated, StorageFailed):
-        raise
-    except (NotAuthorized, NotSupported) as error:
-        return _parted(target, _by_topic(batch), error)
-    except (BrokerRefused, InvalidMessage) as error:
-        return _parted(target, [[one] for one in batch], error)
-    refused: list[TimedMessage] = []
-    for one, result in zip(batch, results, strict=True):
-        if not result.status.is_success:
-            refused.append(one)
-            _log_refused([one], str(result.error))
-    return refused
+        return _stored(one).attempts
+    except InvalidMessage:
+        return 0
 
 
-def _parted(
-    target: PublishTarget, parts: Sequence[Sequence[TimedMessage]], error: BrokerRefused | InvalidMessage
-) -> list[TimedMessage]:
-    if len(parts) != 1:
-        return [one for part in parts for one in publish_to_target(target, part)]
-    _log_refused(parts[0], str(error))
-    return list(parts[0])
-
-
-def _by_topic(batch: Sequence[TimedMessage]) -> list[list[TimedMessage]]:
-    parts: defaultdict[str, list[TimedMessage]] = defaultdict(list)
-    for one in batch:
-        parts[one.topic].append(one)
-    return list(parts.values())
-
-
-def _log_refused(refused: Sequence[TimedMessage], error: str) -> None:
-    first = refused[0]
-    fields = {"topic": first.topic, "first_message_id": first.id, "messages": len(refused), "error": error}
-    logger.warning("delivery_refused", extra=fields)
+def _tried(one: TimedMessage, *, due_ms: int, attempts: int) -> TimedMessage:
+    payload = _encode(msgspec.structs.replace(_stored(one), attempts=attempts))
+    return msgspec.structs.replace(one, due_ms=due_ms, payload=payload)
 
 
 def _message(one: TimedMessage) -> Message:

@@ -32,7 +32,11 @@ _BY_TOPIC: Final = {
     "fired": ("broker_messages_dispatched", "Scheduled messages that fell due."),
     "refused_by_target": (
         "broker_delay_refused_messages",
-        "Scheduled messages that a delay service's target refused; each is tried, and counts, again each hour.",
+        "Scheduled messages that a delay service's target refused for good; each counts again as it is tried, hourly.",
+    ),
+    "deferred_by_target": (
+        "broker_delay_deferred_messages",
+        "Scheduled messages that a delay service's target did not take for now; each try counts.",
     ),
     "quarantined": ("broker_messages_quarantined", "Damaged messages that became dead letters, once for each group."),
     "broadcast": ("broker_messages_broadcast", "Messages read by readers without a group."),

@@ -101,7 +101,13 @@ def scheduled_message(call: Call) -> ScheduledMessage:
     found = call.served.producers.scheduled_message(_check_id(call.item, where="path.id"), topics=call.principal.topics)
     if found is None:
         raise Problem(ProblemKind.NOT_FOUND, f"no message is scheduled under the id {call.item}")
-    return ScheduledMessage(id=call.item, topic=str(found["topic"]), deliver_at_ms=int(str(found["deliver_at_ms"])))
+    refused = found.get("refused")
+    return ScheduledMessage(
+        id=call.item,
+        topic=str(found["topic"]),
+        deliver_at_ms=int(str(found["deliver_at_ms"])),
+        refused=None if refused is None else str(refused),
+    )
 
 
 def _published(call: Call) -> Iterable[NewMessage]:

@@ -51,7 +51,9 @@ class ForProducers(Protocol):
     def scheduled_message(
         self, message_id: str, /, *, topics: Sequence[str] | None
     ) -> Mapping[str, object] | None:  # fmt: skip
-        """Returns id, topic and due time of one scheduled message on topics that a pattern matches (None: on any)."""
+        """Returns id, topic and due time of one scheduled message on topics that a pattern matches (None: on any); and
+        as `refused` why the target of a delay service refused it for good, where it did.
+        """
 
 
 class ForConsumers(Protocol):

@@ -11,13 +11,12 @@ meets, that step is repeated, and no other batch is claimed before. After a kill
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
-
-import msgspec
 
 from outbox_broker.schedule.delay_store import BatchClaim, DelayStore, DueBatch, TimedMessage
 from outbox_broker.schedule.dispatch_health import DispatchHealth
@@ -30,10 +29,20 @@ from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
-Deliver = Callable[[Sequence[TimedMessage]], Sequence[TimedMessage]]
-"""Delivers messages; returns the rejected ones. Raises OutboxError if all of them may be retried."""
-REFUSED_AGAIN_MS: Final = 3_600_000
-"""A message rejected by the target is kept, and retried each hour; it is never dropped."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryOutcome:
+    """What became of messages: all were delivered but those that come `again`, each at its new due time, and, after an
+    `outage`, those that are `left` (by topic and id), which have to be delivered as they are.
+    """
+
+    again: Sequence[TimedMessage] = ()
+    left: AbstractSet[tuple[str, str]] = frozenset()
+    outage: OutboxError | None = None
+
+
+Deliver = Callable[[Sequence[TimedMessage]], DeliveryOutcome]
+"""Delivers messages. Raises OutboxError if nothing is known of any of them: then all are delivered again."""
 CLAIMS_MAX: Final = 3
 """Batches in flight: what is due within two halves of the time ahead, and what came meanwhile."""
 _TOGETHER_MAX: Final = 256
@@ -43,13 +52,15 @@ _TOGETHER_BYTES_MAX: Final = 512 * 1024
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """A batch that was claimed and is not settled: how many of its messages, the first ones, were delivered, and which
-    of these the target rejected.
+    """A batch that was claimed and is not settled: how many of its messages, the first ones, were `delivered`, as far
+    as the target took them; `answered`, by topic and id, are those behind, of which an outage left others; `again` are
+    those of all these that come again.
     """
 
     claim: BatchClaim
     delivered: int = 0
-    refused: list[TimedMessage] = field(default_factory=list)
+    answered: set[tuple[str, str]] = field(default_factory=set)
+    again: list[TimedMessage] = field(default_factory=list)
     is_durable: bool = False
 
     @property
@@ -77,21 +88,35 @@ class _InFlight:
         return sum(map(len, self.batch.payloads[self.delivered : self.delivered + count]))
 
     def messages(self, count: int | None = None) -> list[TimedMessage]:
-        """Returns the next messages; without a count, all that are left."""
+        """Returns those of the next messages that were not answered; without a count, of all that are left."""
+        return [message for _, message in self.numbered(count)]
+
+    def numbered(self, count: int | None = None) -> list[tuple[int, TimedMessage]]:
+        """The same, with the number of their arrival."""
         batch, end = self.batch, None if count is None else self.delivered + count
         part = slice(self.delivered, end)
-        return list(map(TimedMessage, batch.dues[part], batch.ids[part], batch.topics[part], batch.payloads[part]))
+        messages = map(TimedMessage, batch.dues[part], batch.ids[part], batch.topics[part], batch.payloads[part])
+        numbered = zip(batch.seqs[part], messages, strict=True)
+        if not self.answered:
+            return list(numbered)
+        return [(seq, message) for seq, message in numbered if (message.topic, message.id) not in self.answered]
 
-    def add_delivered(self, count: int, *, refused: set[tuple[str, str]]) -> list[int]:
-        """Count the next messages as delivered, or as refused; returns the due times of those that were not refused."""
-        part = slice(self.delivered, self.delivered + count)
-        dues = self.batch.dues[part]
-        if refused:
-            messages = self.messages(count)
-            self.refused += [one for one in messages if (one.topic, one.id) in refused]
-            dues = [one.due_ms for one in messages if (one.topic, one.id) not in refused]
-        self.delivered += count
-        return dues
+    def settle(
+        self, count: int, *, again: Mapping[tuple[str, str], TimedMessage], left: AbstractSet[tuple[str, str]]
+    ) -> list[int]:
+        """Take what became of the next messages; returns the due times of those that the target took."""
+        if not again and not left and not self.answered:
+            dues = self.batch.dues[self.delivered : self.delivered + count]
+            self.delivered += count
+            return dues
+        done = [message for message in self.messages(count) if (message.topic, message.id) not in left]
+        keys = [(message.topic, message.id) for message in done]
+        self.again += [again[key] for key in keys if key in again]
+        self.answered.update(keys)
+        if len(self.messages(count)) == 0:
+            self.delivered += count
+            self.answered.clear()
+        return [message.due_ms for message, key in zip(done, keys, strict=True) if key not in again]
 
 
 class ScheduleRunner:
@@ -243,13 +268,16 @@ class ScheduleRunner:
         if self._failed_steps:
             with self._health.attempt():
                 self._schedule.check_ready()
-        refused = {(one.topic, one.id) for one in self._deliver(_in_order(due))}
+        outcome = self._deliver(_in_order(due))
+        again = {(one.topic, one.id): one for one in outcome.again}
         now_ms = self._clock.now_ms()
         for one, count in due:
-            dues = one.add_delivered(count, refused=refused)
+            dues = one.settle(count, again=again, left=outcome.left)
             self.delivered += len(dues)
-            self.refused += count - len(dues)
             self.lateness.add_due(dues, now_ms=now_ms)
+        self.refused += len(outcome.again)
+        if outcome.outage is not None:
+            raise outcome.outage
 
     def _settle(self) -> bool:
         """Settle the batches that are delivered; returns whether there were any."""
@@ -260,17 +288,15 @@ class ScheduleRunner:
 
     def _settle_one(self, one: _InFlight) -> None:
         """Settle a batch; what was refused comes again later, what was not delivered when it is due."""
-        again_at_ms = self._clock.now_ms() + REFUSED_AGAIN_MS
-        again = [msgspec.structs.replace(message, due_ms=again_at_ms) for message in one.refused]
         with self._health.attempt():
-            self._schedule.fired(one.batch.number, again=[*again, *one.messages()])
+            self._schedule.fired(one.batch.number, again=[*one.again, *one.messages()])
         self._in_flight.remove(one)
 
     def _give_back(self) -> None:
         """Settle what was delivered in part, so that none of it comes twice. What another process has taken over comes
         again whole.
         """
-        for one in [one for one in self._in_flight if one.delivered]:
+        for one in [one for one in self._in_flight if one.delivered or one.answered]:
             with suppress(OutboxError):
                 self._settle_one(one)
 
@@ -306,6 +332,5 @@ def _in_order(due: Sequence[tuple[_InFlight, int]]) -> list[TimedMessage]:
         return one.messages(count)
     found: list[tuple[tuple[int, int], TimedMessage]] = []
     for one, count in due:
-        seqs = one.batch.seqs[one.delivered : one.delivered + count]
-        found += (((message.due_ms, seq), message) for message, seq in zip(one.messages(count), seqs, strict=True))
+        found += (((message.due_ms, seq), message) for seq, message in one.numbered(count))
     return [message for _, message in sorted(found, key=itemgetter(0))]

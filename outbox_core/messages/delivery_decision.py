@@ -6,7 +6,8 @@ outage, which no message caused, the keeper stops, and tries the same again afte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -43,13 +44,40 @@ class Park:
     error: str
 
 
+class TopicStalls:
+    """How often each topic was tried since it last took a message. Thread-safe; forgets the oldest of many topics.
+
+    A full queue that is being emptied takes some of each batch, or none of one and some of the next: with the delays
+    of its messages' own attempts, a burst above what it holds would wait for minutes while there is room each second.
+    """
+
+    def __init__(self, topics_max: int = 10_000) -> None:
+        self._topics_max = topics_max
+        self._lock = threading.Lock()
+        self._stalls: dict[str, int] = {}
+
+    def tried(self, answers: Iterable[tuple[Message, PublishResult]]) -> Mapping[str, int]:
+        """Take the answers to a batch; returns, by topic, how often it was tried in vain, this time included."""
+        took: dict[str, bool] = {}
+        for message, result in answers:
+            took[message.topic] = took.get(message.topic, False) or result.status.is_success
+        with self._lock:
+            stalls = {topic: 0 if moves else self._stalls.get(topic, 0) + 1 for topic, moves in took.items()}
+            for topic, count in stalls.items():
+                self._stalls.pop(topic, None)  # so that the oldest stays the first entry
+                if count:
+                    self._stalls[topic] = count
+            while len(self._stalls) > self._topics_max:
+                del self._stalls[next(iter(self._stalls))]
+        return stalls
+
+
 def decide(
-    result: PublishResult, *, attempts: int, is_moving: bool, backoff: Backoff, jitter: float
+    result: PublishResult, *, attempts: int, stalls: int, backoff: Backoff, jitter: float
 ) -> Acceptance | Retry | Park:
     """Returns what becomes of a message that was tried `attempts` times, this one included.
 
-    `is_moving`: its topic took other messages at the same time, as a full queue does that is being emptied. Then the
-    delay does not grow: a burst above what a queue holds would wait for minutes while there is room again each second.
+    `stalls`: how often its topic was tried in vain (TopicStalls): the delay grows with the smaller number of the two.
     `jitter`, 0 to 1, chooses within the backoff's spread; messages of one batch share it, so that they are settled
     together.
     """
@@ -60,7 +88,7 @@ def decide(
             return Park(f"rejected by the broker: {result.error or _NO_REASON}")
         case PublishStatus.DEFERRED:
             error = f"deferred by the broker: {result.error or _NO_REASON}"
-            return retry(error, attempts=1 if is_moving else attempts, backoff=backoff, jitter=jitter)
+            return retry(error, attempts=min(attempts, max(1, stalls)), backoff=backoff, jitter=jitter)
         case _:
             assert_never(result.status)
 
@@ -69,8 +97,3 @@ def retry(error: str, *, attempts: int, backoff: Backoff, jitter: float) -> Retr
     """Returns the retry of a message that waits for an operator, or for room, by its own backoff."""
     delay_ms = int(backoff.delay_ms(attempts) * (1 - backoff.jitter * jitter))
     return Retry(max(1, delay_ms), error, tried=True)
-
-
-def moving_topics(results: Iterable[tuple[Message, PublishResult]]) -> set[str]:
-    """Returns the topics that took a message."""
-    return {message.topic for message, result in results if result.status.is_success}

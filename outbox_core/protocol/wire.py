@@ -257,11 +257,14 @@ class ScheduledAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class ScheduledMessage(_Answer, frozen=True, kw_only=True):
-    """A message that waits for its due time."""
+    """A message that waits for its due time. `refused`: why the target of a delay service refused it for good, as far
+    as that is remembered; it is tried again at `deliver_at_ms`.
+    """
 
     id: str
     topic: str
     deliver_at_ms: int
+    refused: str | None = None
 
 
 # -- groups and topics ------------------------------------------------------------------------------------------------

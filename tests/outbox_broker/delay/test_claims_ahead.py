@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
+from outbox_broker.delay_service.target_publisher import PARKED_AGAIN_MS
 from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
-from outbox_broker.schedule.schedule_runner import REFUSED_AGAIN_MS, ScheduleRunner
+from outbox_broker.schedule.schedule_runner import DeliveryOutcome, ScheduleRunner
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from tests.outbox_broker.delay.conftest import NOW_MS, Opened, flush, put, recorded, timed
@@ -28,12 +30,14 @@ class Target:
     def ids(self) -> list[str]:
         return [one for _, ids in self.came for one in ids]
 
-    def __call__(self, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
+    def __call__(self, batch: Sequence[TimedMessage]) -> DeliveryOutcome:
         assert all(one.due_ms <= self._clock.now_ms() for one in batch), "early"
         if self.errors:
             raise self.errors.pop(0)
         self.came.append((self._clock.now_ms() - NOW_MS, [one.id for one in batch]))
-        return [one for one in batch if one.id in self.refuses]
+        again_at_ms = self._clock.now_ms() + PARKED_AGAIN_MS
+        refused = [structs.replace(one, due_ms=again_at_ms) for one in batch if one.id in self.refuses]
+        return DeliveryOutcome(again=refused)
 
 
 class Turned:
@@ -156,7 +160,7 @@ def test_of_a_batch_of_which_a_part_was_delivered_only_the_rest_comes_after_a_st
     turned.restart()
     turned.until(500)
     assert turned.target.came == [(100, ["a"]), (101, ["b"]), (140, ["d"])]
-    turned.until(500 + REFUSED_AGAIN_MS)
+    turned.until(500 + PARKED_AGAIN_MS)
     assert turned.target.ids == ["a", "b", "d", "a"]
 
 
@@ -199,7 +203,7 @@ def test_of_messages_that_are_delivered_together_those_that_are_refused_are_trie
 
     turned.until(600)
     turned.target.refuses = set()
-    turned.until(600 + REFUSED_AGAIN_MS)
+    turned.until(600 + PARKED_AGAIN_MS)
 
     assert turned.target.ids == ["a", "c", "b", "b", "c"] or turned.target.ids == ["a", "c", "b", "c", "b"]
     assert (turned.service.delivered, turned.service.refused) == (3, 2)
@@ -210,9 +214,9 @@ def test_of_messages_that_are_delivered_together_those_that_are_refused_are_trie
 def test_large_messages_of_several_claims_are_delivered_batch_by_batch(turned: Turned, size_bytes: int) -> None:
     delivered: list[list[str]] = []
 
-    def deliver(batch: Sequence[TimedMessage]) -> list[TimedMessage]:
+    def deliver(batch: Sequence[TimedMessage]) -> DeliveryOutcome:
         delivered.append([one.id for one in batch])
-        return []
+        return DeliveryOutcome()
 
     service = ScheduleRunner(turned.schedule, deliver=deliver, clock=turned.clock, claim_ahead_ms=AHEAD_MS)
     put(turned.schedule, NOW_MS, TimedMessage(NOW_MS + 40, "a", "t", bytes(size_bytes)))

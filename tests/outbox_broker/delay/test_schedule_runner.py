@@ -13,11 +13,12 @@ from msgspec import structs
 
 from broker_adapter.embedded import EmbeddedBroker
 from outbox_broker.delay_service.delay_proxy import COUNTERS_MAX, DelayProxy
+from outbox_broker.delay_service.target_publisher import PARKED_AGAIN_MS
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
 from outbox_broker.schedule.lateness import Lateness
-from outbox_broker.schedule.schedule_runner import REFUSED_AGAIN_MS, ScheduleRunner
+from outbox_broker.schedule.schedule_runner import DeliveryOutcome, ScheduleRunner
 from outbox_broker.schedule.service_thread import PAUSE_MS_MAX
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
@@ -36,6 +37,10 @@ from tests.outbox_broker.delay.conftest import (
 from tests.outbox_broker.polling import until
 
 
+def put_off(message: TimedMessage) -> TimedMessage:
+    return structs.replace(message, due_ms=message.due_ms + PARKED_AGAIN_MS)
+
+
 class Target:
     """Takes batches, or does what it is told instead."""
 
@@ -45,12 +50,12 @@ class Target:
         self.refuses: set[str] = set()
         self.took = threading.Event()
 
-    def __call__(self, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
+    def __call__(self, batch: Sequence[TimedMessage]) -> DeliveryOutcome:
         if self.errors:
             raise self.errors.pop(0)
         self.batches.append([one.id for one in batch])
         self.took.set()
-        return [one for one in batch if one.id in self.refuses]
+        return DeliveryOutcome(again=[put_off(one) for one in batch if one.id in self.refuses])
 
 
 @pytest.fixture
@@ -146,7 +151,7 @@ def test_what_the_target_refuses_is_kept_and_tried_again_later_also_after_a_rest
     schedule = opened.open()
     found = schedule.find("bad")
     assert found is not None
-    assert found.due_ms == NOW_MS + REFUSED_AGAIN_MS
+    assert found.due_ms == NOW_MS + PARKED_AGAIN_MS
     assert schedule.cancel(["bad", "good"], now_ms=NOW_MS) == ["canceled", "too_late"]
     assert schedule.due(NOW_MS + DAY_MS) is None
 
@@ -372,7 +377,7 @@ def test_a_message_that_was_refused_at_first_tells_its_own_due_time_not_that_of_
         patched.setattr(broker, "publish", refusing)
         turned(front)
 
-    clock.advance(REFUSED_AGAIN_MS)
+    clock.advance(PARKED_AGAIN_MS)
     turned(front)
     front.close()
 

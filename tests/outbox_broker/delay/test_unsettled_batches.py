@@ -11,9 +11,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from outbox_broker.delay_service.target_publisher import PARKED_AGAIN_MS
 from outbox_broker.schedule.delay_store import TimedMessage
-from outbox_broker.schedule.schedule_runner import REFUSED_AGAIN_MS, ScheduleRunner
+from outbox_broker.schedule.schedule_runner import DeliveryOutcome, ScheduleRunner
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, StorageFailed
@@ -48,20 +50,20 @@ class Target:
         self.outcomes: list[str] = []
         self._disk = disk
 
-    def __call__(self, batch: Sequence[TimedMessage]) -> list[TimedMessage]:
+    def __call__(self, batch: Sequence[TimedMessage]) -> DeliveryOutcome:
         outcome = self.outcomes.pop(0) if self.outcomes else "delivered"
         if outcome == "out":
             raise BrokerUnavailable("out")
         if outcome == "defect":
             raise ZeroDivisionError("a defect of the target's client")
         if outcome == "refused":
-            return list(batch)
+            return DeliveryOutcome(again=[structs.replace(one, due_ms=one.due_ms + HOUR_MS) for one in batch])
         self.came += [one.id for one in batch]
         if outcome == "killed":
             raise Killed
         if outcome == "no room to settle":
             self._disk.fail("write", errno.ENOSPC)
-        return []
+        return DeliveryOutcome()
 
 
 class Fixture:
@@ -203,7 +205,7 @@ def test_whatever_becomes_of_a_batch_it_is_delivered_and_settled(tmp_path: Path,
         fixture.target.outcomes = [first, *later]
         for _ in range(12):
             try:
-                fixture.round(REFUSED_AGAIN_MS)
+                fixture.round(PARKED_AGAIN_MS)
             except Killed:
                 fixture.restart()
             fixture.disk.mend()
