@@ -13,7 +13,7 @@ from outbox_core.common.errors import BrokerError, BrokerUnavailable, InvalidMes
 from outbox_core.messages.broker_port import BrokerAdmin
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection, Weakness
-from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
+from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX, INVISIBLE_MS_DEFAULT
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
@@ -211,7 +211,7 @@ def _answer_at_once(
         if not can_delay:
             return PublishResult(message.id, PublishStatus.REJECTED, _NO_DELAY)
         try:
-            check_deliver_at(message.deliver_at_ms, now_ms=now_ms)
+            check_deliver_at(message.deliver_at_ms, now_ms=now_ms, later_by_ms=CLOCK_DIFFERENCE_MS_MAX)
         except InvalidMessage as error:
             return PublishResult(message.id, PublishStatus.REJECTED, str(error))
     if message.topic in refused:

@@ -22,7 +22,7 @@ from outbox_broker.schedule.schedule_runner import ScheduleRunner
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.messages.limits import DELAY_MAX_MS
+from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.messages.topic_figures import topic_figures
@@ -162,7 +162,7 @@ class DelayProxy:
         """Returns (start of the minute, hour or day, number of messages due)."""
         if bucket not in BUCKETS_MS:
             raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
-        end_ms = self._clock.now_ms() + DELAY_MAX_MS + 1
+        end_ms = self._clock.now_ms() + DELAY_ACCEPTED_MS_MAX + 1
         return self._schedule.histogram(
             topic=topic, from_ms=from_ms or 0, to_ms=end_ms if to_ms is None else to_ms, bucket_ms=BUCKETS_MS[bucket]
         )

@@ -23,7 +23,7 @@ from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.scheduled_message_encoding import encode_marker
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
-from outbox_core.messages.limits import DELAY_MAX, DELAY_MAX_MS
+from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX, DELAY_MAX
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -153,7 +153,7 @@ class Publisher:
         return self._context.schedule.histogram(
             topic=topic,
             from_ms=0 if from_ms is None else from_ms,
-            to_ms=now_ms + DELAY_MAX_MS + 1 if to_ms is None else to_ms,
+            to_ms=now_ms + DELAY_ACCEPTED_MS_MAX + 1 if to_ms is None else to_ms,
             bucket_ms=BUCKETS_MS[bucket],
         )
 
@@ -249,7 +249,7 @@ class Publisher:
         return (
             bool(dues)
             and now_ms < min(dues)
-            and max(dues) <= now_ms + DELAY_MAX_MS
+            and max(dues) <= now_ms + DELAY_ACCEPTED_MS_MAX
             and self._state.topics.keys() >= {one.topic for one in batch}
             and len(set(ids)) == len(ids)
             and not self._state.recent.has_any(ids)
@@ -295,7 +295,7 @@ class Publisher:
     def _problem(
         self, message: Message, *, now_ms: int, topics_new: set[str], quota: ClientTopicQuota | None
     ) -> str | None:
-        if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_MAX_MS:
+        if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_ACCEPTED_MS_MAX:
             return _DELAY_TOO_LONG
         if message.topic in self._state.topics or message.topic in topics_new:
             return None

@@ -10,7 +10,7 @@ from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import Scheduled
 from outbox_broker.schedule.sorted_run import DUE, ID, TOPIC, Entry, TimedMessage, new_entries
-from outbox_core.messages.limits import DELAY_MAX_MS
+from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import PublishStatus
 
 
@@ -42,7 +42,7 @@ class MessageIntake:
         statuses: list[PublishStatus] = []
         canceled, seq = state.canceled, state.next_seq
         seen: set[tuple[str, str]] = set()
-        latest_ms = now_ms + DELAY_MAX_MS
+        latest_ms = now_ms + DELAY_ACCEPTED_MS_MAX
         ids = [one.id for one in batch]
         is_plain = batch and max(map(DUE, batch)) <= latest_ms and len(set(ids)) == len(ids)
         if is_plain and not self._recent.may_know(ids, map(TOPIC, batch)):

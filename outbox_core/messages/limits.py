@@ -15,6 +15,10 @@ BATCH_MESSAGES_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 DELAY_MAX: Final = timedelta(days=731)
 DELAY_MAX_MS: Final = 731 * 24 * 60 * 60 * 1000
+CLOCK_DIFFERENCE_MS_MAX: Final = 60 * 60 * 1000
+"""How far clocks of hosts may be apart: the publisher's clock bounds a delay, so those that get the message later
+accept as much more by their own, rather than park what was published within the bound."""
+DELAY_ACCEPTED_MS_MAX: Final = DELAY_MAX_MS + CLOCK_DIFFERENCE_MS_MAX
 PULL_MESSAGES_MAX: Final = 1000
 PULL_WAIT_MS_MAX: Final = 60_000
 INVISIBLE_MS_DEFAULT: Final = 30_000

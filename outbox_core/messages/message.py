@@ -282,11 +282,11 @@ def check_mapping(headers: object) -> None:
         raise InvalidMessage(f"the headers must be a mapping of names to values, not {type(headers).__name__}")
 
 
-def check_deliver_at(deliver_at_ms: int, *, now_ms: int) -> int:
-    """Return the due time, or raise InvalidMessage if it is more than 731 days ahead. A past time means now;
-    times before 1970 become 1970.
+def check_deliver_at(deliver_at_ms: int, *, now_ms: int, later_by_ms: int = 0) -> int:
+    """Return the due time, or raise InvalidMessage if it is more than 731 days and `later_by_ms` ahead. A past time
+    means now; times before 1970 become 1970.
     """
-    if deliver_at_ms - now_ms > limits.DELAY_MAX_MS:
+    if deliver_at_ms - now_ms > limits.DELAY_MAX_MS + later_by_ms:
         raise InvalidMessage(
             f"a delay may be at most {limits.DELAY_MAX.days} days; "
             f"this one is {(deliver_at_ms - now_ms) // 86_400_000:,} days"

@@ -20,7 +20,7 @@ from outbox_broker.engine.timer import TOLD_MS
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
 from outbox_core.journal.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, SegmentKind, segment_paths
-from outbox_core.messages.limits import DELAY_MAX_MS
+from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX, DELAY_MAX_MS
 from outbox_core.messages.message import Delivery, GroupConfig, Message
 from tests.outbox_broker.failing_storage import FailingStorage, HeldSyncs
 from tests.outbox_broker.open_files import open_files
@@ -1051,18 +1051,18 @@ def test_what_fell_due_while_the_broker_was_down_is_delivered_at_once_and_once(
     assert {"stored": 2, "scheduled": 1}.items() <= engine.topic_figures(TOPIC).items()
 
 
-def test_a_delay_of_731_days_is_kept_over_a_restart_and_a_longer_one_rejected(
+def test_a_delay_of_731_days_by_a_clock_an_hour_ahead_is_kept_over_a_restart_and_a_longer_one_rejected(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
     engine = open_engine()
-    longest_ms = clock.now_ms() + DELAY_MAX_MS
+    longest_ms = clock.now_ms() + DELAY_MAX_MS + CLOCK_DIFFERENCE_MS_MAX
 
     assert publish(engine, "longest", deliver_at_ms=longest_ms) == ["stored"]
     [refused] = engine.publish([message("beyond", deliver_at_ms=longest_ms + 1)])
 
     assert (refused.status, refused.error) == ("rejected", "a delay may be at most 731 days")
     engine = open_engine()
-    clock.advance(DELAY_MAX_MS - 1)
+    clock.advance(DELAY_MAX_MS + CLOCK_DIFFERENCE_MS_MAX - 1)
     assert pull_ids(engine) == []
     clock.advance(1)
     assert pull_ids(engine) == ["longest"]

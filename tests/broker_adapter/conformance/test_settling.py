@@ -434,3 +434,17 @@ def test_first_deliveries_are_not_cut_while_suspected_messages_are_tried_again(b
 
     assert [len(ids) for ids in pulled] in ([4, 8, 4], [8, 4, 4])
     assert all(ids <= suspected or ids == fresh for ids in pulled)
+
+
+def test_a_nack_that_does_not_count_is_ready_at_once_and_leaves_attempts_as_they_were(
+    broker: Broker, topic: str
+) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=1, backoff_initial_ms=60_000))
+    publish(broker, topic)
+
+    for _ in range(3):
+        [delivery] = broker.pull(topic, "g")
+        assert delivery.attempt == 1
+        assert broker.nack([delivery.receipt], counts=False, reason="consumer stops") == ["requeued"]
+
+    assert broker.admin.dead(topic, "g")[0] == []

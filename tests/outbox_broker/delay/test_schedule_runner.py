@@ -23,7 +23,7 @@ from outbox_broker.schedule.service_thread import PAUSE_MS_MAX
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, InvalidMessage, NotSupported
-from outbox_core.messages.limits import DELAY_MAX_MS, HEADERS_MAX
+from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX, DELAY_ACCEPTED_MS_MAX, DELAY_MAX_MS, HEADERS_MAX
 from outbox_core.messages.message import DUE_HEADER, PublishResult, PublishStatus
 from tests.outbox_broker.delay.conftest import (
     DAY_MS,
@@ -230,6 +230,8 @@ def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
 ) -> None:
     front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
 
+    of_a_clock_ahead = message("ahead", ahead_ms=DELAY_MAX_MS + CLOCK_DIFFERENCE_MS_MAX)
+    assert front.publish([of_a_clock_ahead])[0].status == "stored"
     results = front.publish([message("now"), message("later", ahead_ms=500), message("far", ahead_ms=732 * DAY_MS)])
     assert [result.status for result in results] == ["stored", "stored", "rejected"]
     assert "731 days" in str(results[2].error)
@@ -280,7 +282,8 @@ def test_topics_that_clients_invent_do_not_make_the_figures_grow_without_end(
     front.publish([message("kept", ahead_ms=1)])
 
     for names in (["orders"], [f"refused-{number}" for number in range(10)]):
-        front.publish([structs.replace(message(name, ahead_ms=DELAY_MAX_MS + 1), topic=name) for name in names])
+        too_late = [message(name, ahead_ms=DELAY_ACCEPTED_MS_MAX + 1) for name in names]
+        front.publish([structs.replace(refused, topic=refused.id) for refused in too_late])
     counted = dict(front.counters())
     for first in range(0, COUNTERS_MAX, 1_000):
         names = [f"topic-{first + number}" for number in range(1_000)]

@@ -37,6 +37,7 @@ local function settle(id)
     end
     redis.call('ZREM', log, id)
     redis.call('HDEL', body, id)
+    redis.call('ZADD', ids, now_us, id) -- a repeat is told by its body until here, and from here on by its id
     if needed > 1 then redis.call('HDEL', acks, id) end
 end
 

@@ -2,7 +2,7 @@
 -- Gives deliveries back: to retry, or to dead where their attempts are used up.
 --
 -- Keys:      those of the slot and the group
--- Arguments: 1  ms until they are visible; empty: the group's backoff  2  the reason  3  1 if the attempt counts, else 0
+-- Arguments: 1  ms until they are visible; empty: the group's backoff, or none where the attempt does not count  2  the reason  3  1 if the attempt counts, else 0
 --            then for each receipt its epoch and id
 -- Returns:   for each in order 1 (in retry), 2 (dead) or 3 (stale)
 -- Invariant: what was given back has no valid receipt until it is delivered again.
@@ -17,7 +17,7 @@ local function nack(epoch, id)
     local found = delivery_of(id, epoch)
     if not found then return 3 end
     found[1], found[6] = 0, 0
-    local delay_ms = ARGV[1] == '' and backoff_ms(found[2]) or tonumber(ARGV[1])
+    local delay_ms = tonumber(ARGV[1]) or (ARGV[3] == '1' and backoff_ms(found[2]) or 0)
     local visible_us = now_us + math.floor(delay_ms * 1000)
     if ARGV[3] == '1' then
         return fail(id, found, ARGV[2], visible_us) and 2 or 1

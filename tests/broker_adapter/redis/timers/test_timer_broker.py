@@ -424,3 +424,23 @@ def test_more_messages_than_a_millisecond_has_places_keep_the_order_of_their_pub
             pulled += [delivery.id for delivery in deliveries]
 
         assert pulled == sent
+
+
+def test_a_repeat_is_known_for_the_window_after_the_acknowledgement_however_long_the_message_waited(
+    shared: RedisServer,
+) -> None:
+    topic, window_ms = f"t.{new_message_id()}", 1_000
+    with contextlib.closing(connect(url_of(shared, f"&window_ms={window_ms}"))) as broker:
+        due_ms = time.time_ns() // 1_000_000 + 3 * window_ms
+        scheduled = Message(id="a", topic=topic, body=b"x", deliver_at_ms=due_ms)
+        broker.publish([scheduled])
+        broker.publish([message(topic)])  # as other publishes do, it forgets ids that are older than the window
+        [other] = broker.pull(topic, "g", wait_ms=WAIT_MS)
+        broker.ack([other.receipt])
+        [delivery] = broker.pull(topic, "g", wait_ms=WAIT_MS)
+        broker.publish([message(topic)])
+
+        assert broker.ack([delivery.receipt]) == [AckStatus.ACKED]
+        [again] = broker.publish([scheduled])
+
+        assert again.status == PublishStatus.DUPLICATE
