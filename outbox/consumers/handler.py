@@ -21,8 +21,14 @@ from sqlalchemy.orm import Session
 
 from outbox.consumers.group_declaration import GroupOptions
 from outbox.consumers.inbox_table import InboxStore
-from outbox.producer.engine_hooks import ending_statement, is_over, refuse_if_rolled_back
-from outbox.store.database import CONFLICTS, error_code, is_autocommit, translate
+from outbox.producer.engine_hooks import (
+    ending_statement,
+    is_over,
+    keep_mark,
+    refuse_autocommit,
+    refuse_if_rolled_back,
+)
+from outbox.store.database import CONFLICTS, error_code, translate
 from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError
 from outbox_core.common.utf8_text import utf8_text
 from outbox_core.messages.broadcast_port import Start
@@ -110,7 +116,8 @@ class Consumer:
         With an inbox the handler's effect and the mark commit together: a handled message is not handled again, however
         often it is delivered. Raises NotTried if the inbox's database fails before the handler is called,
         CommittedByHandler if the handler has committed its session, and the mark with it, before it failed, and
-        NoTransaction if it returned although its session was rolled back or closed.
+        NoTransaction if it returned although its session was rolled back or closed, or its transaction ended out of the
+        session's sight, as by a procedure.
         """
         if self.is_async:
             raise ConfigurationError(f"{self.handler} is async: await handle_async(delivery)")
@@ -173,19 +180,22 @@ class Consumer:
     def _mark(self, connection: Connection, delivery: Delivery) -> bool:
         if self.store is None:
             return True
-        if is_autocommit(connection):
-            raise ConfigurationError(
-                "the inbox's engine is in AUTOCOMMIT: effect and mark would not commit together; use another engine"
-            )
-        return self.store.mark(connection, group=self.group, message_id=delivery.id, topic=delivery.topic)
+        refuse_autocommit(connection, "effect and mark would not commit together")
+        is_new = self.store.mark(connection, group=self.group, message_id=delivery.id, topic=delivery.topic)
+        keep_mark(connection)
+        return is_new
 
     def _refuse_if_undone(self, connection: Connection, delivery: Delivery) -> None:
         """Raise an error if the mark was rolled back below the session, by the server or by a statement: part of the
         effect was too, and what followed must not be committed.
         """
         refuse_if_rolled_back(connection)
-        if ending_statement(connection) is not None and not self._has_mark(connection, delivery):
-            raise NoTransaction(ENDED_BY_HANDLER)
+        words = ending_statement(connection)
+        if words is None:
+            return
+        refuse_autocommit(connection, "effect and mark do not commit together")
+        if not self._has_mark(connection, delivery):
+            raise NoTransaction(f"{words} ended this transaction: {ENDED_BY_HANDLER}")
 
     def _is_marked(self, engine: Engine, delivery: Delivery) -> bool:
         """Returns whether the mark is committed; False if the inbox cannot be read."""

@@ -18,8 +18,15 @@ from outbox.consumers.handler import (
     refuse_generator,
 )
 from outbox.consumers.inbox_table import InboxStore
-from outbox.producer.engine_hooks import is_over, listen_to_engines, refuse_if_doomed
-from outbox.store.database import is_autocommit, open_engine
+from outbox.producer.engine_hooks import (
+    ending_statement,
+    is_over,
+    keep_mark,
+    listen_to_engines,
+    refuse_autocommit,
+    refuse_if_rolled_back,
+)
+from outbox.store.database import open_engine
 from outbox.store.table_placement import connect_once
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 from outbox_core.messages.message import check_group, check_message_id, check_topic
@@ -93,22 +100,24 @@ class Inbox:
         return Outcome.HANDLED
 
     def _mark(self, connection: Connection, message_id: str, group: str, topic: str) -> bool:
-        if is_autocommit(connection):
-            raise ConfigurationError(
-                "this session is in AUTOCOMMIT: effect and mark would not commit together; use another engine"
-            )
+        refuse_autocommit(connection, "effect and mark would not commit together")
         connect_once(self._engine)  # the session may be another engine's
-        return self._store.mark(
+        is_new = self._store.mark(
             connection, group=check_group(group), message_id=check_message_id(message_id), topic=check_topic(topic)
         )
+        keep_mark(connection)
+        return is_new
 
     def _is_kept(
         self, connection: Connection, begun: RootTransaction | None, message_id: str, group: str, topic: str
     ) -> bool:
         """Returns whether the mark is in the open transaction, or committed by the handler."""
-        if not is_over(connection, begun):
-            refuse_if_doomed(connection)
+        was_ended = is_over(connection, begun)
+        refuse_if_rolled_back(connection)
+        if not was_ended:
             return True
+        if ending_statement(connection) is not None:
+            refuse_autocommit(connection, "effect and mark do not commit together")
         with connection.engine.connect() as other:
             return self._store.handled(other, group=group, message_id=message_id, topic=topic)
 

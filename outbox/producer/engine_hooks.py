@@ -17,14 +17,31 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import Dialect, ExceptionContext, ExecutionContext
-from sqlalchemy.engine.base import RootTransaction
+from sqlalchemy.engine.base import RootTransaction, TwoPhaseTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool, PoolProxiedConnection
 
-from outbox.producer.statement_effect import READS, WRITES, Effect, StatementEffect, first_words, statement_effect
+from outbox.producer.statement_effect import (
+    ENDS,
+    MAY_END,
+    READS,
+    WRITES,
+    Effect,
+    StatementEffect,
+    first_words,
+    statement_effect,
+)
+from outbox.producer.transaction_continuity import UNSEEN, Continuity
 from outbox.producer.unit_of_work import UnitOfWork, next_moment
-from outbox.store.database import DEADLOCK, LOCK_WAIT_TIMEOUT, MYSQL_DIALECTS, RECORD_CHANGED, error_code
-from outbox_core.common.errors import NoTransaction, OutboxError, TransactionDoomed, UsageError
+from outbox.store.database import (
+    DEADLOCK,
+    LOCK_WAIT_TIMEOUT,
+    MYSQL_DIALECTS,
+    RECORD_CHANGED,
+    error_code,
+    is_autocommit,
+)
+from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError, TransactionDoomed, UsageError
 
 if TYPE_CHECKING:
     from outbox.producer.commit_port import CommitPort
@@ -134,12 +151,17 @@ class DriverTransaction:
     """
 
     __slots__ = (
-        "_before_rollback", "_held", "_participants", "_savepoints", "driver_connection", "ended_by", "is_idle",
-        "is_over", "is_undone", "undone", "writes",
+        "_before_rollback", "_held", "_participants", "_savepoints", "continuity", "driver_connection", "ended_by",
+        "has_mark", "is_idle", "is_joined", "is_over", "is_undone", "undone", "writes",
     )  # fmt: skip
 
-    def __init__(self, driver_connection: object) -> None:
+    def __init__(self, driver_connection: Any, dialect: Dialect) -> None:
         self.driver_connection = driver_connection
+        self.continuity = Continuity(driver_connection, dialect)
+        self.is_joined: bool = False
+        """Whether a Session has taken part in it, which may have ended before."""
+        self.has_mark: bool = False
+        """Whether an inbox's mark is in it."""
         self._participants: list[Participant] = []
         self.writes: bool = False
         """Whether a statement in it wrote, judging by the first word of each statement."""
@@ -159,6 +181,8 @@ class DriverTransaction:
 
     def join(self, participant: Participant) -> None:
         """Register a Session's part, to be asked before the transaction ends. Idempotent."""
+        self.is_joined = True
+        self.look()
         if participant not in self._participants:
             self._participants.append(participant)
 
@@ -179,6 +203,50 @@ class DriverTransaction:
         """Raise UsageError if a participant has not written its messages yet."""
         for participant in self._participants:
             participant.refuse_commit(self.undone)
+
+    def refuse_if_ended_unseen(self) -> None:
+        """Called before a COMMIT: raise NoTransaction if there are messages in it, and what they were written with has
+        ended before. Raises the driver's error if the server does not say.
+        """
+        if self.has_messages:
+            self.look()
+            self.settle()
+            self.refuse_if_ended()
+
+    def refuse_if_ended(self) -> None:
+        """Raise NoTransaction if something has ended it."""
+        if self.ended_by is not None:
+            raise NoTransaction(
+                f"{self.ended_by} ended this transaction before: what it had done is committed or rolled back without "
+                "its messages; commit and roll back by the Session, and run what commits or rolls back by itself, as a "
+                "procedure may, in a transaction of its own"
+            )
+
+    @property
+    def has_messages(self) -> bool:
+        """Returns whether a Session has published in it, even if what it published was rolled back to a savepoint."""
+        for participant in self._participants:  # any() of a generator takes twice the time, at each commit
+            if participant.units:
+                return True
+        return bool(self._held)
+
+    def settle(self) -> None:
+        """Ask the server whether what may have ended the transaction has. Raises the driver's error."""
+        words = self.continuity.settle()
+        if words is not None:
+            self.end_unseen(words)
+
+    def look(self) -> None:
+        """Look whether the driver says that the transaction has ended. No I/O."""
+        if self.continuity.look():
+            self.end_unseen(self.continuity.doubted or UNSEEN)
+
+    def end_unseen(self, words: str) -> None:
+        """Called when the transaction is found to have ended: what follows is to be rolled back with the commit that is
+        refused.
+        """
+        self.ended_by = self.ended_by or words
+        self.is_idle = self.continuity.is_sqlite  # elsewhere the next statement begins another
 
     def committed(self) -> None:
         """Called after the COMMIT: run the registered functions."""
@@ -201,6 +269,7 @@ class DriverTransaction:
             participant.refuse_end(words, self.undone)
         if self._held:
             raise unsent_error(words)
+        self.continuity.expect_end()
         if self.writes or self._savepoints:
             self.ended_by = words
         self.is_idle = not begins_another
@@ -258,7 +327,7 @@ def driver_transaction(connection: Connection) -> DriverTransaction:
     driver_connection = connection.connection.dbapi_connection
     known = _transactions.get(id(driver_connection))
     if known is None:
-        known = DriverTransaction(driver_connection)
+        known = DriverTransaction(driver_connection, connection.dialect)
         if driver_connection is not None:  # else the pool has closed it: there is nothing to commit
             _transactions[id(driver_connection)] = known
     return known
@@ -285,12 +354,20 @@ def refuse_if_doomed(connection: Connection) -> None:
     NoTransaction if a statement has ended it.
     """
     refuse_if_rolled_back(connection)
-    words = ending_statement(connection)
-    if words is not None:
-        raise NoTransaction(
-            f"{words} ended this transaction before: what it had done is committed or rolled back without its "
-            "messages; commit and roll back by the Session, and run what commits implicitly in a transaction of its own"
-        )
+    known = None if connection.get_transaction() is None else _known(connection)
+    if known is not None:
+        _refuse_if_ended(connection, known)
+
+
+def _refuse_if_ended(connection: Connection, transaction: DriverTransaction) -> None:
+    _replace_if_switched(connection, transaction)
+    transaction.refuse_if_ended()
+
+
+def _replace_if_switched(connection: Connection, transaction: DriverTransaction) -> None:
+    """Have the pool replace a connection that a procedure has switched to autocommit."""
+    if transaction.ended_by is not None and is_autocommit(connection):
+        _replace_later(connection)
 
 
 def refuse_if_rolled_back(connection: Connection) -> None:
@@ -311,8 +388,50 @@ def ending_statement(connection: Connection) -> str | None:
 
 
 def is_over(connection: Connection, begun: RootTransaction | None) -> bool:
-    """Returns whether a transaction of this connection has ended: by its Session, its Connection or a statement."""
-    return begun is None or not begun.is_active or ending_statement(connection) is not None
+    """Returns whether a transaction of this connection has ended: by its Session, its Connection or a statement, or
+    may have, as the server does not say. Asks it where a procedure was called.
+    """
+    if begun is None or not begun.is_active:
+        return True
+    known = _known(connection)
+    if known is None:
+        return False
+    try:
+        known.look()
+        known.settle()
+    except connection.dialect.loaded_dbapi.Error:
+        known.end_unseen(UNSEEN)
+    _replace_if_switched(connection, known)
+    return known.ended_by is not None
+
+
+def keep_mark(connection: Connection) -> None:
+    """Called when an inbox's mark is in this connection's transaction, before the handler's effect: track its end."""
+    watch_dialect(connection.dialect)
+    transaction = driver_transaction(connection)
+    transaction.has_mark = True
+    transaction.look()
+
+
+def refuse_autocommit(connection: Connection, because: str) -> None:
+    """Raise ConfigurationError if each statement of this connection commits by itself, NoTransaction if a statement of
+    its transaction has switched it over. The pool replaces such a connection.
+    """
+    if not is_autocommit(connection):
+        return
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        raise ConfigurationError(f"this connection is in AUTOCOMMIT, by its options: {because}; use another engine")
+    _replace_later(connection)
+    words = ending_statement(connection)
+    if words is not None:
+        raise NoTransaction(
+            f"{words} has switched this connection to AUTOCOMMIT, and ended its transaction: {because}; leave the "
+            "commit to the Session or the consumer. The pool replaces the connection"
+        )
+    raise ConfigurationError(
+        f"this connection is in AUTOCOMMIT: {because}; if that is its engine's setting, use another engine. If not, "
+        "something that ran on it before has switched it over (as SET autocommit = 1 does), and the pool replaces it"
+    )
 
 
 def undone_spans(connection: Connection) -> list[tuple[int, int]]:
@@ -333,7 +452,13 @@ def _execute(cursor: Any, statement: str, _parameters: object, context: Executio
     found = statement_effect(statement, mysql=mysql)
     if found is READS:
         return
-    transaction = driver_transaction(context.root_connection)
+    connection = context.root_connection
+    transaction = driver_transaction(connection)
+    transaction.look()
+    if transaction.continuity.doubted is not None:
+        transaction.settle()
+        if transaction.has_messages:
+            _refuse_if_ended(connection, transaction)
     if found is WRITES:
         if transaction.is_idle:
             if not _WRITES_ROWS.match(first_words(statement)):
@@ -341,8 +466,28 @@ def _execute(cursor: Any, statement: str, _parameters: object, context: Executio
             _begin_before_rows(context.root_connection, cursor)
             transaction.is_idle = False
         transaction.writes = True
-    elif context.root_connection.in_transaction():  # else it is the BEGIN itself
+    elif connection.in_transaction():  # else it is the BEGIN itself
         _note(transaction, found, statement, mysql=mysql)
+        if found is ENDS and transaction.is_joined and first_words(statement).upper().startswith("SET "):
+            # Autocommit: no other transaction begins, and whoever gets the connection next does not expect that.
+            transaction.end_unseen(first_words(statement))
+            _replace_later(connection)
+        if found is MAY_END and _shall_doubt(connection, transaction):
+            transaction.continuity.doubt(first_words(statement))
+
+
+def _replace_later(connection: Connection) -> None:
+    """Have the pool replace the driver's connection when it lends it again."""
+    connection.connection.invalidate(soft=True)
+
+
+def _shall_doubt(connection: Connection, transaction: DriverTransaction) -> bool:
+    """Returns whether to ask what a procedure did: only where a Session or a mark is, and something can end. In two
+    phases the servers refuse whatever would end it.
+    """
+    is_two_phase = isinstance(connection.get_transaction(), TwoPhaseTransaction)
+    is_ours = transaction.is_joined or transaction.has_mark
+    return is_ours and not is_two_phase and not is_autocommit(connection)
 
 
 def _begin_before_rows(connection: Connection, cursor: Any) -> None:
@@ -356,8 +501,10 @@ def _begin_before_rows(connection: Connection, cursor: Any) -> None:
 
 def _note(transaction: DriverTransaction, found: StatementEffect, statement: str, *, mysql: bool) -> None:
     match found.effect:
-        case Effect.READS | Effect.WRITES:
+        case Effect.READS:
             return
+        case Effect.WRITES | Effect.MAY_END:
+            transaction.writes = True
         case Effect.ENDS:
             words = first_words(statement)
             # SQLite is without a transaction after a COMMIT; elsewhere the next statement begins one.
@@ -386,6 +533,7 @@ def _wrap_commit(dialect: Dialect) -> None:
             return
         try:
             known.refuse_commit()
+            known.refuse_if_ended_unseen()
             commit(dbapi_connection)
         except (UsageError, dialect.loaded_dbapi.Error):
             # SQLAlchemy takes the transaction for ended now, and its pool hands the connection on as it is.
@@ -453,6 +601,9 @@ def _handle_error(context: ExceptionContext) -> None:
     transaction = connection.get_transaction()
     if isinstance(transaction, RootTransaction) and (context.is_disconnect or _rolled_back(connection, error)):
         _doomed[transaction] = without_frames(error)
+        known = _known(connection)
+        if known is not None:
+            known.end_unseen("an error that was swallowed")
 
 
 def without_frames(error: BaseException) -> BaseException:
@@ -478,9 +629,13 @@ def _restore_savepoints(connection: Connection, statement: str) -> None:
 
 
 def _rolled_back(connection: Connection, error: DBAPIError) -> bool:
-    """Returns whether the server ended the whole transaction: always for a deadlock's victim; for a lock wait only if
-    it is so configured. Errors of a single statement (a killed query, NOWAIT, a duplicate) leave the transaction open.
+    """Returns whether the database ended the whole transaction: always for a deadlock's victim; for a lock wait only
+    if it is so configured. Errors of a single statement (a killed query, NOWAIT, a duplicate) leave the transaction
+    open; on SQLite not those of OR ROLLBACK, ON CONFLICT ROLLBACK, RAISE(ROLLBACK) and of a full disk.
     """
+    if connection.dialect.name == "sqlite":
+        known = _known(connection)
+        return known is not None and known.continuity.look()
     match error_code(error):
         case code if code in _ENDS_TRANSACTION:
             return True

@@ -197,6 +197,7 @@ def _refuse_if_over(state: _SessionState) -> None:
     """Raise an error if the Session's transaction was ended below it: by its Connection, or by the server."""
     for joined in state.joined:
         connection = joined.connection
+        joined.transaction.look()
         if connection is None or joined.transaction.is_over or not connection.in_transaction():
             if connection is not None:
                 refuse_if_rolled_back(connection)

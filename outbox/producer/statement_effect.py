@@ -11,11 +11,14 @@ from typing import Final
 
 
 class Effect(StrEnum):
-    """The effect on the transaction. `ends` includes MySQL's implicit commits before it runs the statement."""
+    """The effect on the transaction. `ends` includes MySQL's implicit commits before it runs the statement; `may_end`
+    is the effect of what runs statements that are not in its text, or several.
+    """
 
     READS = "reads"
     WRITES = "writes"
     ENDS = "ends"
+    MAY_END = "may_end"
     BEGINS_SAVEPOINT = "begins_savepoint"
     ROLLS_BACK_TO_SAVEPOINT = "rolls_back_to_savepoint"
     RELEASES_SAVEPOINT = "releases_savepoint"
@@ -32,6 +35,7 @@ class StatementEffect:
 READS: Final = StatementEffect(Effect.READS)
 WRITES: Final = StatementEffect(Effect.WRITES)
 ENDS: Final = StatementEffect(Effect.ENDS)
+MAY_END: Final = StatementEffect(Effect.MAY_END)
 
 # Comments, and the opening of MySQL's executable ones (/*! ... */), whose text the server runs.
 _LEADING: Final = re.compile(r"(?:[\s;(]+|/\*(?!M?!).*?\*/|/\*M?!\d*|--(?:\s[^\n]*|$)|#[^\n]*)*", re.DOTALL)
@@ -43,8 +47,8 @@ _SAVEPOINT: Final = re.compile(
 )
 _ENDS_EVERYWHERE: Final = re.compile(r"(?:COMMIT|ROLLBACK|BEGIN|END)\b", re.IGNORECASE)
 # https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html and
-# https://mariadb.com/kb/en/sql-statements-that-cause-an-implicit-commit/. XA is left out: the servers reject it inside
-# a transaction, and SQLAlchemy's own two-phase commits use it.
+# https://mariadb.com/kb/en/sql-statements-that-cause-an-implicit-commit/. XA only reads here: the servers reject it
+# inside a transaction that it did not begin, and what it begins ends by SQLAlchemy's own two-phase commit alone.
 _ENDS_ON_MYSQL: Final = re.compile(
     r"START\s+TRANSACTION\b"
     r"|(?:CREATE|DROP)\s+(?!(?:OR\s+REPLACE\s+)?TEMPORARY\b)"
@@ -57,43 +61,65 @@ _ENDS_ON_MYSQL: Final = re.compile(
     r"|SET\b[^;]*\bAUTOCOMMIT\b\s*:?=\s*(?:1|ON|TRUE|DEFAULT)\b",
     re.IGNORECASE,
 )
+# Stored procedures, prepared statements, and MariaDB's compound statements, which run outside of procedures too; in its
+# Oracle mode BEGIN alone opens one. Functions and triggers are left out: the servers let none end a transaction.
+_MAY_END_ON_MYSQL: Final = re.compile(
+    r"BEGIN\s+(?!WORK\b)\w|(?:CALL|EXECUTE|IF|CASE|WHILE|REPEAT|FOR|LOOP|DECLARE)\b", re.IGNORECASE
+)
+# What a semicolon may stand in without ending a statement.
+_QUOTED: Final = re.compile(
+    r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|/\*(?!M?!).*?\*/|--\s[^\n]*|#[^\n]*", re.DOTALL
+)
+_FURTHER_STATEMENT: Final = re.compile(r";\s*[^\s;]")
 _READS: Final = re.compile(
-    r"(?:SELECT|SHOW|EXPLAIN|DESC|DESCRIBE|SET|USE|PRAGMA|VALUES|TABLE|HELP|DO)\b", re.IGNORECASE
+    r"(?:SELECT|SHOW|EXPLAIN|DESC|DESCRIBE|SET|USE|PRAGMA|VALUES|TABLE|HELP|DO|XA)\b", re.IGNORECASE
 )
 # https://mariadb.com/kb/en/set-statement/: what follows is the statement.
 _SET_STATEMENT: Final = re.compile(r"SET\s+STATEMENT\b.*?\bFOR\s+", re.IGNORECASE | re.DOTALL)
 _WITH: Final = re.compile(r"WITH\b", re.IGNORECASE)
 _WRITES_BEHIND_WITH: Final = re.compile(r"\b(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
 
+# A name may follow the first word, or a second word; both are without values, and an argument is not.
+_FIRST_WORDS: Final = re.compile(r"BEGIN\s+NOT\s+ATOMIC\b|[A-Z]+(?:\s+(?:`[^`]*`|[A-Z_@$][\w.@$]*))?", re.IGNORECASE)
+
 _BY_FIRST_WORD: Final = {"SELECT ": READS, "INSERT ": WRITES, "UPDATE ": WRITES, "DELETE ": WRITES}
 """The first words of nearly all statements: looked up before any pattern is matched."""
 
 
 def statement_effect(statement: str, *, mysql: bool) -> StatementEffect:
-    """Returns the statement's effect, from its first words. The body of a stored procedure is not seen: CALL writes."""
+    """Returns the statement's effect, from its first words; of several in one, which MySQL runs, `may_end`."""
     known = _BY_FIRST_WORD.get(statement[:7].upper())
-    if known is not None:
+    if known is not None and ";" not in statement:
         return known
-    at = _leading_end(statement)
-    settings = _SET_STATEMENT.match(statement, at)
-    if settings is not None:
-        return statement_effect(statement[settings.end() :], mysql=mysql)
-    savepoint = _SAVEPOINT.match(statement, at)
+    start = _start(statement)
+    savepoint = _SAVEPOINT.match(statement, start)
     if savepoint is not None:
         return _savepoint_effect(savepoint)
-    if _ENDS_EVERYWHERE.match(statement, at) or (mysql and _ENDS_ON_MYSQL.match(statement, at)):
+    if mysql and _MAY_END_ON_MYSQL.match(statement, start):
+        return MAY_END
+    if _ENDS_EVERYWHERE.match(statement, start) or (mysql and _ENDS_ON_MYSQL.match(statement, start)):
         return ENDS
-    if _READS.match(statement, at):
+    # asyncmy and aiomysql send several unasked, others where they are told to.
+    if mysql and ";" in statement and _FURTHER_STATEMENT.search(_QUOTED.sub("", statement[start:])):
+        return MAY_END
+    if _READS.match(statement, start):
         return READS
-    if _WITH.match(statement, at) and not _WRITES_BEHIND_WITH.search(statement, at):
+    if _WITH.match(statement, start) and not _WRITES_BEHIND_WITH.search(statement, start):
         return READS
     return WRITES
 
 
 def first_words(statement: str) -> str:
     """Returns the statement's first words for an error message, without any values."""
-    words = statement[_leading_end(statement) :].split()
-    return " ".join(words[:2])
+    words = _FIRST_WORDS.match(statement, _start(statement))
+    return "" if words is None else " ".join(words[0].split())
+
+
+def _start(statement: str) -> int:
+    """Returns where the statement itself begins, behind comments and MariaDB's settings for it."""
+    start = _leading_end(statement)
+    settings = _SET_STATEMENT.match(statement, start)
+    return start if settings is None else settings.end() + _leading_end(statement[settings.end() :])
 
 
 def _leading_end(statement: str) -> int:

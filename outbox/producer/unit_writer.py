@@ -12,9 +12,9 @@ import msgspec
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from outbox.producer.engine_hooks import without_frames
+from outbox.producer.engine_hooks import refuse_autocommit, without_frames
 from outbox.producer.unit_of_work import UnitOfWork
-from outbox.store.database import is_autocommit, is_mendable, is_schema_missing, now_us, translate
+from outbox.store.database import is_mendable, is_schema_missing, now_us, translate
 from outbox.store.database_identity import DatabaseIdentity
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
@@ -157,8 +157,7 @@ class UnitWriter:
                 "this session is on another database than the outbox: business tables and message table must share "
                 "one server, or no transaction can hold both"
             )
-        if is_autocommit(connection):
-            raise ConfigurationError("this connection is in AUTOCOMMIT: there is no transaction to publish in")
+        refuse_autocommit(connection, "there is no transaction to publish in")
 
 
 def _duplicate_id(rows: Sequence[OutboxRow]) -> str:

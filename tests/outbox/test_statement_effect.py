@@ -28,7 +28,16 @@ GOES_ON = [
     "WITH a AS (SELECT 1) SELECT 1",
     "CREATE TEMPORARY TABLE a (b INT)", "DROP TEMPORARY TABLE a", "CREATE OR REPLACE TEMPORARY TABLE a (b INT)",
     "INSERT INTO a VALUES ('COMMIT')", "UPDATE a SET b = 'ROLLBACK'", "REPLACE INTO a VALUES (1)", "XA END 'x'",
-    "ANALYZE FORMAT=JSON SELECT 1", "EXPLAIN SELECT 1", "CALL commits()",
+    "ANALYZE FORMAT=JSON SELECT 1", "EXPLAIN SELECT 1", "SELECT GROUP_CONCAT(a SEPARATOR '; ') FROM b",
+    "INSERT INTO a VALUES ('it''s; COMMIT', \"\\\"; COMMIT\")", "UPDATE a SET b = 1; -- as; was asked", "SELECT 1 ; ",
+]  # fmt: skip
+MAY_END_ON_MYSQL = [
+    "CALL settle()", "call shop.settle(1, 'x')", "/* why */ CALL settle", "/*!50000 CALL settle() */",
+    "SET STATEMENT max_statement_time = 1 FOR CALL settle()", "EXECUTE prepared USING @a", "EXECUTE IMMEDIATE 'COMMIT'",
+    "BEGIN NOT ATOMIC ROLLBACK; END", "begin rollback; end", "IF 1 THEN ROLLBACK; END IF",
+    "CASE WHEN 1 THEN ROLLBACK; END CASE", "WHILE @a DO ROLLBACK; END WHILE", "REPEAT ROLLBACK; UNTIL 1 END REPEAT",
+    "FOR i IN 1..2 DO ROLLBACK; END FOR", "LOOP ROLLBACK; END LOOP", "DECLARE i INT; BEGIN ROLLBACK; END",
+    "UPDATE a SET b = ';'; ROLLBACK", "SELECT 1;COMMIT", "INSERT INTO a VALUES (1); /* so */ COMMIT",
 ]  # fmt: skip
 
 
@@ -45,6 +54,16 @@ def test_sqlite_ends_the_transaction(statement: str) -> None:
 @pytest.mark.parametrize("statement", ["CREATE TABLE a (b INT)", "DROP TABLE a", "ALTER TABLE a ADD c INT"])
 def test_the_tables_of_sqlite_are_made_and_dropped_inside_the_transaction(statement: str) -> None:
     assert statement_effect(statement, mysql=False).effect is Effect.WRITES
+
+
+@pytest.mark.parametrize("statement", MAY_END_ON_MYSQL)
+def test_what_runs_statements_that_are_not_in_its_text_or_several_may_end_the_transaction(statement: str) -> None:
+    assert statement_effect(statement, mysql=True).effect is Effect.MAY_END
+
+
+@pytest.mark.parametrize("statement", ["BEGIN", "BEGIN WORK", "begin;", "BEGIN -- here"])
+def test_a_begin_that_opens_no_block_ends_the_transaction_before_it(statement: str) -> None:
+    assert statement_effect(statement, mysql=True).effect is Effect.ENDS
 
 
 @pytest.mark.parametrize("statement", GOES_ON)
@@ -83,8 +102,22 @@ def test_savepoints_are_told_apart_by_name_without_case_and_quotes(statement: st
     assert (found.effect, found.savepoint) == (effect, "here")
 
 
-def test_an_error_shows_the_first_words_and_no_value() -> None:
-    assert first_words("/* 'secret' */ SET PASSWORD = 'secret'") == "SET PASSWORD"
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("/* 'secret' */ SET PASSWORD = 'secret'", "SET PASSWORD"),
+        ("CALL  shop.settle('secret')", "CALL shop.settle"),
+        ("CALL `my proc`('secret')", "CALL `my proc`"),
+        ("EXECUTE IMMEDIATE'secret'", "EXECUTE IMMEDIATE"),
+        ("IF 4711 > @a THEN ROLLBACK; END IF", "IF"),
+        ("BEGIN NOT ATOMIC ROLLBACK; END", "BEGIN NOT ATOMIC"),
+        ("SET autocommit=1", "SET autocommit"),
+        ("SET STATEMENT max_statement_time=1 FOR /* so */ CALL settle(1)", "CALL settle"),
+        ("rollback", "rollback"),
+    ],
+)
+def test_an_error_shows_the_first_words_and_no_value(statement: str, words: str) -> None:
+    assert first_words(statement) == words
 
 
 def test_what_reads_within_settings_of_its_own_reads() -> None:
