@@ -13,41 +13,17 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fixtures.databases import Server
 from tests.fixtures.local_server import Durability, scratch_folder
 from tests.fixtures.servers import local_server
 from tests.outbox.transaction_model.generator import Kind, generate
-from tests.outbox.transaction_model.laboratory import Failed, Laboratory
+from tests.outbox.transaction_model.laboratory import Failed, Laboratory, kind_of, open_laboratory
 from tests.outbox.transaction_model.shrinker import shrink
 from tests.outbox.transaction_model.steps import Program
-from tests.outbox.transaction_model.twins import twins
 
 BATCH = 50
 DATABASES = ("sqlite", "mariadb", "mysql", "async", "async-mariadb", "async-mysql")
-
-
-def kind_of(database: str) -> Kind:
-    """What programs of a database may contain."""
-    return Kind(
-        has_server=database.endswith(("mariadb", "mysql")),
-        is_async=database.startswith("async"),
-        waits_are_short=not database.endswith("mysql"),
-    )
-
-
-@contextlib.contextmanager
-def laboratory(database: str, folder: Path, *, server: Server | None) -> Iterator[Laboratory]:
-    """A laboratory on fresh databases."""
-    is_async = database.startswith("async")
-    with twins(folder, server=server, is_async=is_async) as (with_messages, plain):
-        opened = Laboratory(folder, with_messages=with_messages, plain=plain)
-        try:
-            yield opened
-        finally:
-            opened.close()
 
 
 def main() -> int:
@@ -65,7 +41,7 @@ def main() -> int:
     with contextlib.ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(dir=scratch_folder(), prefix="model-")))
         server = closing.enter_context(local_server(name, Durability.NONE)) if name in {"mariadb", "mysql"} else None
-        lab = closing.enter_context(laboratory(options.database, folder, server=server))
+        lab = closing.enter_context(open_laboratory(options.database, folder, server=server))
         gc.collect()
         gc.freeze()  # a program's end looks for garbage, and only its own
         return _run(lab, kind_of(options.database), options)

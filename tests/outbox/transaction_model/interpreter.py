@@ -116,6 +116,9 @@ class Failure(StrEnum):
     OTHER = "other"
 
 
+_ONE_SIDED = frozenset({Failure.LOCKED, Failure.NO_CONNECTION, Failure.CANCELLED, Failure.LOST})
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a step ended. `alive`: whether one that failed has ended no transaction."""
@@ -370,9 +373,19 @@ class Run:
         self.trace.outcomes[path] = outcome
         if outcome.failure is not None and place is not None and self._opened_there(path):
             place.blocks.append(None)
-        if outcome.failure in {Failure.LOCKED, Failure.NO_CONNECTION, Failure.CANCELLED, Failure.LOST}:
-            self._note_divergence(path, outcome, slot)
+        self._note_divergence(path, outcome, place)
+        if outcome.failure is Failure.REFUSED:
+            self._told = True
         return outcome
+
+    def _note_commit(self, step: Step, path: Path) -> None:
+        """A commit that goes well says that all is well, unless the program was told otherwise before."""
+        commits = isinstance(step, Commit | Transactional | BoxBegin) or (
+            isinstance(step, End | EndConnection | EndRoot) and step.ending in {Ending.COMMIT, Ending.LEAVE}
+        )
+        is_there = isinstance(step, Transactional | BoxBegin) or self._place(getattr(step, "slot", "")) is not None
+        if commits and is_there and not self.trace.failed(path) and not self._told:
+            self.trace.silent |= self.trace.torn
 
     def _opened_there(self, path: Path) -> bool:
         """Whether the other run has a block of this step, which failed here."""
@@ -393,13 +406,16 @@ class Run:
         slots = {place.slot, place.connection_slot or place.slot}
         return [place, *(other for other in self._places.values() if {other.slot, other.connection_slot} & slots)]
 
-    def _note_divergence(self, path: Path, outcome: Outcome, slot: str | None) -> None:
-        """Where only one run met a lock, or a full pool, the plain run is no measure of that slot any more."""
-        if self._followed is None:
+    def _note_divergence(self, path: Path, outcome: Outcome, place: _Place | None) -> None:
+        """Where only one run met a lock, a full pool, or what follows from a refusal, the plain run is no measure of
+        that slot any more.
+        """
+        seen = None if self._followed is None else self._followed.outcomes.get(path)
+        if seen is None or (seen.failure is None) == (outcome.failure is None):
             return
-        seen = self._followed.outcomes.get(path)
-        if seen is None or seen.failure is None:
-            self._diverge(None if slot is None else self._place(slot))
+        is_aftermath = place is not None and (place.has_waiting_witness or place.refused)
+        if is_aftermath or {seen.failure, outcome.failure} & _ONE_SIDED:
+            self._diverge(place)
 
     def _diverge(self, place: _Place | None) -> None:
         followed = self._followed
@@ -411,7 +427,7 @@ class Run:
             for family in self._family(place):
                 family.diverged = True
                 slots |= {family.slot}
-        for numbers in (followed.rows, followed.publishers):
+        for numbers in (followed.rows, followed.publishers, self.trace.rows):
             self.trace.uncertain |= {number for number, slot in numbers.items() if slot in slots}
 
     def _root(self, place: _Place | None) -> RootTransaction | None:
@@ -735,8 +751,15 @@ class Run:
                 root.rollback()
             case Ending.CLOSE:
                 root.close()
+                self._forget_waiting(place)
             case _:
                 assert_never(ending)
+
+    def _forget_waiting(self, place: _Place) -> None:
+        """What waits for a flush outlives its transaction, as a message does not."""
+        if not place.is_connection:
+            for waiting in [one for one in place.session.new if isinstance(one, Witness)]:
+                place.session.expunge(waiting)
 
     def _close(self, place: _Place) -> None:
         place.blocks.clear()

@@ -7,6 +7,7 @@ back meanwhile, has sent, and a compensator's pass has sent the rest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import warnings
 from collections import Counter
@@ -26,8 +27,10 @@ from outbox.store.message_table import MessageStore
 from outbox.store.schema import outbox_tables
 from outbox.testing import AdvancingClock
 from outbox_core.messages.message import Message, PublishResult
+from tests.fixtures.databases import Server
 from tests.fixtures.table_scan import Scan
 from tests.outbox.transaction_model.business import STANDING_ROW, Payment, Witness
+from tests.outbox.transaction_model.generator import Kind
 from tests.outbox.transaction_model.interpreter import DELAY, NUMBERS_MAX, Run, Side, Trace
 from tests.outbox.transaction_model.oracle import Observed, Sent, judge, judge_before_delivery
 from tests.outbox.transaction_model.steps import (
@@ -40,7 +43,7 @@ from tests.outbox.transaction_model.steps import (
     Topic,
     walk,
 )
-from tests.outbox.transaction_model.twins import Twin
+from tests.outbox.transaction_model.twins import Twin, twins
 
 PULL_MAX = 500
 PULLS_WITHOUT_ANSWER_MAX = 100
@@ -236,6 +239,27 @@ class Laboratory:
                 twin.cut_off()
             else:
                 self._runner.run(greenlet_spawn(twin.cut_off))
+
+
+def kind_of(database: str) -> Kind:
+    """What programs of a database may contain."""
+    return Kind(
+        has_server=database.endswith(("mariadb", "mysql")),
+        is_async=database.startswith("async"),
+        waits_are_short=not database.endswith("mysql"),
+    )
+
+
+@contextlib.contextmanager
+def open_laboratory(database: str, folder: Path, *, server: Server | None) -> Iterator[Laboratory]:
+    """A laboratory on fresh databases."""
+    is_async = database.startswith("async")
+    with twins(folder, server=server, is_async=is_async) as (with_messages, plain):
+        opened = Laboratory(folder, with_messages=with_messages, plain=plain)
+        try:
+            yield opened
+        finally:
+            opened.close()
 
 
 def _taints(program: Program) -> bool:
