@@ -73,7 +73,7 @@ def _record(message: Message, settings: ClientSettings) -> PulsarRecord:
         key=message.key,
         body=message.body,
         properties=headers_with_type(message, attribute_prefix=None),
-        event_timestamp_ms=message.created_at_ms or None,
+        event_timestamp_ms=max(0, message.created_at_ms) or None,  # unsigned
     )
 
 

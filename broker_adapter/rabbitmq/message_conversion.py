@@ -50,7 +50,7 @@ def frame_of(message: Message) -> AmqpFrame:
             headers=engine_headers(message, attribute_prefix=ATTRIBUTE_PREFIX),
             delivery_mode=pika.DeliveryMode.Persistent.value,
             message_id=message.id,
-            timestamp=message.created_at_ms // 1000 or None,
+            timestamp=max(0, message.created_at_ms) // 1000 or None,  # unsigned: else the connection ends
             type=message.topic,
         ),
         body=message.body,

@@ -116,3 +116,10 @@ def test_what_amqp_cannot_carry_is_rejected_and_not_sent() -> None:
     assert ["content type" in str(batch.in_order()[0].error), "frame_max" in str(batch.in_order()[1].error)] == [
         True
     ] * 2
+
+
+def test_a_time_before_1970_is_left_out_and_fails_no_batch() -> None:
+    [frame] = batch_of(b"", created_at_ms=-5_000).next_run(confirmed_bytes_max=0).values()
+
+    assert frame.properties.timestamp is None
+    assert frame.properties.encode()  # type: ignore[no-untyped-call]
