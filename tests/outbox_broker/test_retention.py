@@ -142,6 +142,8 @@ def test_what_a_group_may_still_deliver_holds_its_segment_and_those_behind_it(
     before = segments(folder)
     held = engine.pull(TOPIC, "slow", max_messages=30, invisible_ms=2 * HOUR_MS)
     engine.ack([one.receipt for one in held[:-1]])
+    if how == "in flight":
+        engine.extend([held[-1].receipt], invisible_ms=2 * HOUR_MS, begun=True)  # so that its only attempt is used up
     if how == "unread":
         engine.nack([held[-1].receipt], delay_ms=0, counts=False)
     if how == "dead":
