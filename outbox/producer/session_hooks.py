@@ -155,7 +155,7 @@ def unit_of(session: Session, box: CommitPort) -> UnitOfWork:
     if savepoint is not None and state.scope(savepoint).is_undone:
         raise NoTransaction("this savepoint is rolled back, as after a failed flush: end its block before you publish")
     _join_all(session, state)
-    _join_given_connections(session, state)
+    _join_given_connections(session, state, box)
     _refuse_if_over(state)
     units = state.participant.units
     if box not in units:
@@ -358,17 +358,22 @@ def _join_all(session: Session, state: _SessionState) -> None:
     SQLAlchemy 2.0 has the connections of a transaction in a private attribute alone.
     """
     root = session.get_transaction()
-    for connection, *_ in () if root is None else vars(root)["_connections"].values():
+    connections = {} if root is None else vars(root)["_connections"]  # each twice: by itself and by its engine
+    if len(connections) == 2 * sum(joined.is_used for joined in state.joined):
+        return
+    for connection, *_ in connections.values():
         if not connection.invalidated:
             _join(state, connection, is_used=True)
 
 
-def _join_given_connections(session: Session, state: _SessionState) -> None:
-    """Join the open transactions of Connections that this Session is bound to and has not used yet: their owner may
-    commit first.
+def _join_given_connections(session: Session, state: _SessionState, box: CommitPort) -> None:
+    """Join the open transactions of Connections to the outbox's database that this Session is bound to and has not used
+    yet: their owner may commit first.
     """
     for bind in (session.bind, *_binds(session)):
-        if isinstance(bind, Connection) and bind.in_transaction() and not bind.invalidated:
+        if not isinstance(bind, Connection) or bind.invalidated or not bind.in_transaction():
+            continue
+        if box.shares_database(bind):
             _join(state, bind, is_used=False)
 
 

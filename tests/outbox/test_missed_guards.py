@@ -189,14 +189,10 @@ def test_an_autocommit_option_that_was_refused_in_a_transaction_refuses_no_commi
     assert (shop.payments(), shop.row_topics()) == ([1], ["paid.1"])
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_the_commit_of_a_killed_connection_says_what_the_server_said(
-    mysql_shop: Shop, broker: RecordingBroker, is_known: bool
-) -> None:
+def test_the_commit_of_a_killed_connection_says_what_the_server_said(mysql_shop: Shop, broker: RecordingBroker) -> None:
     box = mysql_shop.box(broker, sender=NO_SENDER)
-    engine = mysql_shop.engine if is_known else mysql_shop.other_engine()
 
-    with Session(engine) as session:
+    with Session(mysql_shop.engine) as session:
         session.execute(insert(Payment).values(id=1, note=""))
         box.publish("paid.1", "", session=session)
         connection_id = session.scalar(text("SELECT CONNECTION_ID()"))
