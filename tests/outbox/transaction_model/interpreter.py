@@ -23,7 +23,7 @@ from sqlalchemy.engine.base import RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox import Outbox, OutboxError
@@ -309,7 +309,7 @@ class Run:
                 return
         if isinstance(step, Begin | BeginNested | BeginConnection):
             self.trace.opened.add(path)
-        self._attempt(path, lambda: self._do(step, path), slot=getattr(step, "slot", None))
+        self._attempt(path, lambda: self._do(step, path), slot=getattr(step, "slot", None), step=step)
         self._note_commit(step, path)
 
     def _passes_over(self, step: Step, seen: Outcome) -> bool:
@@ -356,7 +356,9 @@ class Run:
             case _:
                 pass
 
-    def _attempt(self, path: Path, act: Callable[[], None], *, slot: str | None) -> Outcome:
+    def _attempt(
+        self, path: Path, act: Callable[[], None], *, slot: str | None, step: Step | None = None
+    ) -> Outcome:
         place = None if slot is None else self._place(slot)
         root = self._root(place)
         before = self._state(place, root)
@@ -374,6 +376,8 @@ class Run:
         if outcome.failure is not None and place is not None and self._opened_there(path):
             place.blocks.append(None)
         self._note_divergence(path, outcome, place)
+        if isinstance(step, Stranger) and outcome.failure is not None and self._followed is not None:
+            self.trace.uncertain.add(step.number)  # what plain SQLAlchemy cannot do, it need not do with messages
         if outcome.failure is Failure.REFUSED:
             self._told = True
         return outcome
@@ -536,7 +540,12 @@ class Run:
             if isinstance(root, RootTransaction):
                 roots[begun] = weakref.ref(root)
 
+        def forget(ended: Session, transaction: SessionTransaction) -> None:
+            if transaction.parent is None:
+                roots.pop(ended, None)
+
         event.listen(session, "after_begin", note)
+        event.listen(session, "after_transaction_end", forget)
 
     def _do_in_place(self, step: Step, place: _Place, path: Path) -> None:  # noqa: C901
         match step:
