@@ -48,6 +48,7 @@ def listen_to_sessions() -> None:
         if not event.contains(Session, "before_commit", _before_commit):
             # Inserted first: an application's listener that raises would prevent the call of later ones.
             event.listen(Session, "after_begin", _after_begin, insert=True)
+            event.listen(Session, "before_flush", _before_flush)
             event.listen(Session, "before_commit", _before_commit)
             event.listen(Session, "after_commit", _after_commit, insert=True)
             event.listen(Session, "after_rollback", _after_rollback)
@@ -222,6 +223,16 @@ def _refuse_if_doomed(state: _SessionState, box: CommitPort) -> None:
     for unit in state.participant.units.values():
         if unit.failed is not None:
             raise without_frames(unit.failed)  # a copy each time: what is raised gets frames
+
+
+def _before_flush(session: Session, _context: object, _instances: object) -> None:
+    """A flush behind a transaction that ended below its Session writes into another one, or commits by itself: a
+    commit by the Connection would then take the rows along, and not the messages that were published with them.
+    """
+    state = _states.get(session)
+    if state is not None:
+        for box in state.participant.units:
+            _refuse_if_doomed(state, box)
 
 
 def _before_commit(session: Session) -> None:

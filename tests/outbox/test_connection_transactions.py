@@ -615,3 +615,24 @@ def test_a_session_over_two_databases_in_two_phases_publishes(mysql_shop: Shop, 
 
     assert sent_and_closed(box, broker) == ["paid"]
     assert mysql_shop.payments() == [1, 2]
+
+
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only", "create_savepoint", "control_fully"])
+@pytest.mark.parametrize("by", ["commit", "flush", "begin_nested"])
+def test_a_row_that_waits_for_its_flush_does_not_go_into_the_connections_next_transaction(
+    shop: Shop, broker: RecordingBroker, mode: Any, by: str
+) -> None:
+    box = shop.box(broker)
+
+    with shop.engine.connect() as connection:
+        outer = connection.begin()
+        with Session(connection, join_transaction_mode=mode) as session:
+            session.add(Payment(id=1))
+            box.publish("paid.1", "", session=session)
+            outer.rollback()
+            with pytest.raises(NoTransaction, match="committed or rolled back by its Connection"):
+                getattr(session, by)()
+            connection.commit()
+
+    assert sent_and_closed(box, broker) == []
+    assert (shop.payments(), shop.rows()) == ([], [])
