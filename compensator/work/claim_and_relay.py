@@ -363,7 +363,7 @@ def _behind_us(barriers: Mapping[str, Barrier]) -> dict[str, int]:
 
 
 def _one_behind_us(barrier: Barrier, *, last_due_us: int) -> int:
-    if barrier.state is RowState.PARKED:
+    if barrier.state is not RowState.PENDING:
         return _up(barrier.due_at_us - barrier.due_in_us + PARKED_DELAY_MS * 1_000)
     return last_due_us + 1 if barrier.due_in_us <= 0 else _up(barrier.due_at_us + 1)
 

@@ -51,7 +51,7 @@ class MessageAdmin:
         self._now_us = now_us(dialect)
         nobodys = self._message.c.token.is_(None) | (self._message.c.due_at_us <= self._now_us)
         self._free = (self._message.c.state == RowState.PENDING) & nobodys
-        self._parked = self._message.c.state == RowState.PARKED
+        self._parked = self._message.c.state.in_([RowState.PARKED, RowState.HELD])
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

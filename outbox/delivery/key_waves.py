@@ -59,7 +59,7 @@ def waves(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
 
 def hold_delay_ms(barrier: Barrier) -> int:
     """Returns the delay after which messages that wait for this barrier are retried."""
-    if barrier.state is RowState.PARKED:
+    if barrier.state is not RowState.PENDING:
         return PARKED_DELAY_MS
     if barrier.leased:
         return IN_FLIGHT_DELAY_MS

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from outbox.producer.sender import Sender
 from outbox.producer.unit_of_work import UnitOfWork
 from outbox.producer.unit_writer import UnitWriter
+from outbox.store.schema import RowState
 from outbox.telemetry import Telemetry
 
 
@@ -22,7 +23,8 @@ class CommitHandler:
 
     def write(self, connection: Connection, unit: UnitOfWork) -> None:
         """Write a unit's rows, just before its commit. An error makes the commit fail and roll back."""
-        self._writer.write(connection, unit, token=self._sender.token)
+        state = RowState.PENDING if self._sender.may_send else RowState.HELD
+        self._writer.write(connection, unit, token=self._sender.token, state=state)
 
     def committed(self, unit: UnitOfWork) -> None:
         """Pass a committed unit to the sender. Never raises: the commit has succeeded, whether or not the send does."""

@@ -99,7 +99,7 @@ class _Unsettled:
 def sending_only_to(allowed: Callable[[Broker], bool]) -> Iterator[None]:
     """Inside the block, senders of this process send only to brokers that `allowed` accepts.
 
-    For tests: rows for other brokers stay in their tables, as with a full queue.
+    For tests: rows for other brokers are written as held, so that no other process sends them either.
     """
     _bounds_to_sending.append(allowed)
     try:
@@ -148,13 +148,18 @@ class Sender:
         """Returns the token that owns the rows which this process writes, until their lease ends."""
         return self._token
 
+    @property
+    def may_send(self) -> bool:
+        """Whether sends to the broker are allowed (sending_only_to)."""
+        return all(allowed(self._relay.broker) for allowed in _bounds_to_sending)
+
     def offer(self, rows: Sequence[OutboxRow], *, written_at_ms: int) -> None:
         """Queue the rows of a commit. Never blocks and never raises; if the queue is full or the broker is not allowed
         (sending_only_to), the rows stay in the table.
 
         `written_at_ms` is the monotonic time just before their INSERT: the lease ends no sooner than counted from it.
         """
-        if not all(allowed(self._relay.broker) for allowed in _bounds_to_sending):
+        if not self.may_send:
             return
         if self._timers is not None:
             timed = [row for row in rows if row.is_timed]

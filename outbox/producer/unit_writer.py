@@ -18,7 +18,7 @@ from outbox.store.database import is_mendable, is_schema_missing, now_us, transl
 from outbox.store.database_identity import DatabaseIdentity
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
-from outbox.store.schema import RowKind
+from outbox.store.schema import RowKind, RowState
 from outbox.store.server_limits import ServerLimits
 from outbox.store.table_placement import MessageTable, Placement, connect_once, is_left_beside, tables_missing
 from outbox.store.withdrawals import Withdrawals
@@ -66,7 +66,9 @@ class UnitWriter:
         """Returns whether this connection only reads a copy of the outbox's database."""
         return self._identity.is_follower(connection)
 
-    def write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
+    def write(
+        self, connection: Connection, unit: UnitOfWork, *, token: str, state: RowState = RowState.PENDING
+    ) -> None:
         """Write a unit's rows on the connection whose transaction is about to commit. An error dooms it: a part of the
         rows may be in the tables.
         """
@@ -74,12 +76,12 @@ class UnitWriter:
         self._refuse_foreign(connection)
         unit.start_lease()
         try:
-            self._write(connection, unit, token=token)
+            self._write(connection, unit, token=token, state=state)
         except BaseException as error:
             unit.failed = without_frames(error)
             raise
 
-    def _write(self, connection: Connection, unit: UnitOfWork, *, token: str) -> None:
+    def _write(self, connection: Connection, unit: UnitOfWork, *, token: str, state: RowState) -> None:
         try:
             wanted = self._placed(unit.rows)
             packet_bytes = self._bounds.check(connection, wanted, table=self._store.table)
@@ -87,7 +89,7 @@ class UnitWriter:
             if withdrawals:
                 wanted = [row for row in wanted if row not in withdrawals]
             rows = self._dated(connection, wanted)
-            written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes)
+            written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes, state=state)
             # After the INSERT: a cancel must find a message of its own transaction.
             withdrawn = [row for row in withdrawals if self._withdraw(connection, row)]
         except DBAPIError as error:
@@ -136,7 +138,13 @@ class UnitWriter:
         ]
 
     def _insert(
-        self, connection: Connection, rows: Sequence[OutboxRow], *, token: str, packet_bytes: int | None
+        self,
+        connection: Connection,
+        rows: Sequence[OutboxRow],
+        *,
+        token: str,
+        packet_bytes: int | None,
+        state: RowState,
     ) -> Sequence[OutboxRow]:
         """Insert the rows of each table, in the tables' order, so that transactions with the same ordered keys lock
         them in the same order.
@@ -147,7 +155,7 @@ class UnitWriter:
         written: list[OutboxRow] = []
         for table, ones in sorted(by_table.items(), key=itemgetter(0)) if len(by_table) > 1 else by_table.items():
             written += self._store.at(table).insert(
-                connection, ones, token=token, lease_us=self._lease_us, packet_bytes=packet_bytes
+                connection, ones, token=token, lease_us=self._lease_us, packet_bytes=packet_bytes, state=state
             )
         return written
 

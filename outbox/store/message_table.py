@@ -149,6 +149,7 @@ class MessageStore:
         token: str,
         lease_us: int,
         packet_bytes: int | None = None,
+        state: RowState = RowState.PENDING,
     ) -> Sequence[OutboxRow]:
         """Write rows that this token owns until now + lease, with as few multi-row INSERTs as the limits allow
         (mostly one; `packet_bytes` is the server's limit). Returns them as written: those of ordered keys with their
@@ -158,7 +159,7 @@ class MessageStore:
         if ordered:
             rows = self._order.number(connection, rows)
             self._order.enqueue(connection, rows)
-        self._insert(connection, rows, token=token, lease_us=lease_us, packet_bytes=packet_bytes)
+        self._insert(connection, rows, token=token, lease_us=lease_us, packet_bytes=packet_bytes, state=state)
         return rows
 
     # -- claiming ----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class RowInsert:
         self._dialect = dialect
         self._message = message_table(table.schema, table.name)
         self._mysql = dialect.name in MYSQL_DIALECTS
-        self._prepared: dict[tuple[int, bool], PreparedStatement] = {}
+        self._prepared: dict[tuple[int, bool, RowState], PreparedStatement] = {}
 
     def __call__(
         self,
@@ -48,6 +48,7 @@ class RowInsert:
         token: str,
         lease_us: int,
         packet_bytes: int | None,
+        state: RowState = RowState.PENDING,
     ) -> None:
         """`now` is equal for all rows of a statement: each gets a time one microsecond after the previous row's, so
         that due and creation times keep the order of a transaction's messages, whatever their ids are.
@@ -71,24 +72,26 @@ class RowInsert:
                     self._text(row.headers_json), row.body.hex() if self._mysql else row.body, row.body_sha256,
                     row.deliver_at_ms, place_us, row.order_key, row.order_seq,
                 )  # fmt: skip
-            connection.exec_driver_sql(self._statement(len(chunk), has_timed=has_timed).sql, tuple(parameters))
+            connection.exec_driver_sql(
+                self._statement(len(chunk), has_timed=has_timed, state=state).sql, tuple(parameters)
+            )
 
     def _text(self, text: str | None) -> str | None:
         """Encodes a text as hexadecimal digits of its UTF-8, independent of the connection's character set."""
         return text.encode().hex() if text is not None and self._mysql else text
 
-    def _statement(self, rows: int, *, has_timed: bool) -> PreparedStatement:
+    def _statement(self, rows: int, *, has_timed: bool, state: RowState) -> PreparedStatement:
         """Returns the INSERT for this number of rows, compiled once: SQLAlchemy compiles multi-row VALUES each time."""
-        if (rows, has_timed) not in self._prepared:
-            values = [self._values(number, has_timed=has_timed) for number in range(rows)]
+        if (rows, has_timed, state) not in self._prepared:
+            values = [self._values(number, has_timed=has_timed, state=state) for number in range(rows)]
             prepared = prepare(self._dialect, insert(self._message).values(values))
             names = _TIMED_PARAMETERS_IN_ORDER if has_timed else _PARAMETERS
             if list(prepared.names) != [f"{name}_{number}" for number in range(rows) for name in names]:
                 raise RuntimeError(f"SQLAlchemy bound the INSERT's parameters in an unexpected order: {prepared.names}")
-            self._prepared[(rows, has_timed)] = prepared
-        return self._prepared[(rows, has_timed)]
+            self._prepared[(rows, has_timed, state)] = prepared
+        return self._prepared[(rows, has_timed, state)]
 
-    def _values(self, number: int, *, has_timed: bool) -> dict[str, Any]:
+    def _values(self, number: int, *, has_timed: bool, state: RowState) -> dict[str, Any]:
         now = now_us(self._dialect)
         bound: dict[str, Any] = {
             name: bindparam(f"{name}_{number}", type_=BigInteger() if name in _INTEGERS else None)
@@ -98,7 +101,7 @@ class RowInsert:
         return {
             "id": bound["id"],
             "kind": bound["kind"],
-            "state": literal_column(f"'{RowState.PENDING.value}'"),
+            "state": literal_column(f"'{state.value}'"),
             "due_at_us": func.coalesce(self._latest(bound["due"], now), leased_us) if has_timed else leased_us,
             "token": bound["token"],
             # Attempts begun, of which the sender's after the commit is the first.

@@ -56,6 +56,8 @@ class RowState(StrEnum):
 
     PENDING = "pending"
     PARKED = "parked"
+    HELD = "held"
+    """Written by a process under the pytest plugin, which must not send; no claim selects it, whoever makes it."""
 
 
 class RowKind(StrEnum):

@@ -1,8 +1,13 @@
 """The pytest plugin `outbox`: fixtures for tests of services that publish and consume. Only pytest imports it.
 
-With the plugin this process sends nothing that the code under test commits, whatever broker its configuration names:
-the rows stay in the test's database. In-memory brokers do get messages, and so does any broker in a test that requests
-the fixture `outbox_sends`, or in all tests with `outbox_sends = true` in pytest's configuration.
+What holds: this process sends nothing that the code under test commits, whatever broker its configuration names, and
+nobody else does: its rows get the state `held`, which no sender and no compensator selects. In-memory brokers do get
+messages, and so does any broker in a test that requests the fixture `outbox_sends`, or in all tests with
+`outbox_sends = true` in pytest's configuration.
+
+What does not hold: processes that the tests start are not bound (only this one has the plugin), and neither is code
+that publishes before the plugin is loaded or by a broker's own client. A table that tests share with a service gets
+their rows, held; `outbox messages discard` removes them.
 """
 
 from __future__ import annotations
@@ -28,6 +33,13 @@ _asked: list[object] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the setting for test suites that use a real broker throughout."""
     parser.addini(_SENDS, "send what tests commit to the broker that the Outbox names", type="bool", default=False)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say first what the plugin does to what tests commit."""
+    if config.getini(_SENDS):
+        return "outbox: what tests commit is sent (outbox_sends = true)"
+    return "outbox: what this process commits is held and never sent; processes that it starts are not bound"
 
 
 def pytest_configure(config: pytest.Config) -> None:

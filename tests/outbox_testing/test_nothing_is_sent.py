@@ -10,7 +10,10 @@ import pytest
 
 from outbox_core.messages.connect import connect
 from tests.broker_adapter.servers import served
+from tests.fixtures.databases import Database
 from tests.house.test_rules import modules
+from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.shop import open_shop
 from tests.outbox_testing.guide import write_files
 from tests.outbox_testing.test_plugin import run_pytest
 
@@ -78,6 +81,39 @@ def test_a_live_broker_gets_what_a_test_asks_to_send_and_nothing_else(
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(found) == sent
+
+
+STATES = """
+from sqlalchemy import text
+from shop import engine, pay
+
+def test_of_the_service():
+    pay(71)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT state FROM outbox_message")) == "held"
+"""
+
+
+@pytest.mark.processes
+def test_a_compensator_sends_nothing_of_what_a_test_has_committed(tmp_path: Path) -> None:
+    folder = tmp_path / "service"
+    folder.mkdir()
+    for path in write_files(GUIDE, folder, broker_url=NAMED):
+        if path.name.startswith("test_"):
+            path.unlink()
+    (folder / "test_one.py").write_text(STATES)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+
+    done = run_pytest(folder, verbosity="-v")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "what this process commits is held and never sent" in done.stdout
+    shop = Database(name="sqlite", url=f"sqlite:///{folder / 'shop.db'}", schema=None)
+    with open_shop(shop, has_tables=True) as opened:
+        opened.end_leases()
+        assert opened.row_topics() == ["payment.completed"]
+        assert opened.scan(RecordingBroker()).run().claimed == 0
+        assert opened.row_topics() == ["payment.completed"]
 
 
 def test_no_test_of_ours_names_a_default_port() -> None:

@@ -14,9 +14,21 @@ from tests.outbox_testing.guide import write_files
 ROOT = Path(__file__).parents[2]
 
 
-def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, *, verbosity: str = "-q") -> subprocess.CompletedProcess[str]:
     """A pytest of its own, as far from ours as it can be."""
-    command = [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "."]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "pytest",
+        verbosity,
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        ".",
+    ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
