@@ -5,8 +5,7 @@ from __future__ import annotations
 from alembic import context
 
 from outbox.store.schema import outbox_tables
-from outbox.store.table_placement import VERSION_TABLE
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_place import VERSION_TABLE, TablePlace
 
 connection = context.config.attributes["connection"]
 place: TablePlace = context.config.attributes["place"]

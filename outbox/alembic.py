@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Table
 
-from outbox.store.table_placement import VERSION_TABLE
-from outbox_core.common.table_place import PREFIX
+from outbox_core.common.table_place import PREFIX, VERSION_TABLE
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from outbox.alembic import is_of_outbox
 from outbox.store.schema import OutboxTables, message_table_names, outbox_tables
-from outbox.store.table_placement import VERSION_TABLE, table_place, tables_in
-from outbox_core.common.table_place import TablePlace
+from outbox.store.table_placement import table_place, tables_in
+from outbox_core.common.table_place import VERSION_TABLE, TablePlace
 
 _WRITE: Final = "SELECT, INSERT, UPDATE, DELETE"
 _MAKE: Final = "CREATE, ALTER, INDEX, DROP"

@@ -35,7 +35,6 @@ from outbox.store.database import (
 from outbox.store.database_url import sync_url
 from outbox.store.schema import message_table, outbox_tables
 from outbox.store.table_placement import (
-    VERSION_TABLE,
     is_left_beside,
     is_schema_alone,
     placement_for,
@@ -44,7 +43,7 @@ from outbox.store.table_placement import (
     tables_missing,
 )
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_place import VERSION_TABLE, TablePlace
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)

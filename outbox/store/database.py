@@ -253,7 +253,7 @@ def _missing(code: int | None, said: str, url: URL) -> SchemaMissing:
     if code == _NO_SUCH_DATABASE and url.database and f"'{url.database}'" in said:
         return SchemaMissing(
             f"there is no database {url.database!r} at {shown}; create it, or name one that there is "
-            "(`outbox db upgrade` also takes a URL that names none, and ends with a slash)"
+            "(with --schema, `outbox db upgrade` also takes a URL that names none, and ends with a slash)"
         )
     return SchemaMissing(
         f"the outbox tables are missing or too old in {shown} ({said}); run: outbox db upgrade --url URL"

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.engine import Dialect
@@ -16,10 +15,7 @@ from sqlalchemy.engine import Dialect
 from outbox.store.database import MYSQL_DIALECTS
 from outbox.store.schema import TABLES_MAX, plain_message_table_name, split_message_table_name
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
-from outbox_core.common.table_place import SQLITE_PLACE, TablePlace, place_among
-
-BESIDE: Final = "outbox"
-VERSION_TABLE: Final = "outbox_alembic_version"
+from outbox_core.common.table_place import BESIDE, SIGNS_OF_SCHEMA, SQLITE_PLACE, TablePlace, left_beside, place_among
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,7 +48,7 @@ def is_left_beside(connection: Connection, schema: str | None) -> bool:
         return False
     if table_place(connection.dialect, schema).schema == BESIDE:
         return False
-    return {"message", VERSION_TABLE} <= tables_in(connection, BESIDE)
+    return tables_in(connection, BESIDE) >= SIGNS_OF_SCHEMA
 
 
 def is_schema_alone(connection: Connection, schema: str | None) -> bool:
@@ -61,7 +57,7 @@ def is_schema_alone(connection: Connection, schema: str | None) -> bool:
     if place.schema is None or not place.prefix:
         return False
     found = tables_in(connection, place.schema)
-    return {"message", VERSION_TABLE} <= found and plain_message_table_name(place) not in found
+    return found >= SIGNS_OF_SCHEMA and plain_message_table_name(place) not in found
 
 
 def tables_in(connection: Connection, schema: str | None) -> set[str]:
@@ -95,11 +91,7 @@ def tables_missing(connection: Connection, schema: str | None) -> ConfigurationE
             f"name it as the schema (schema=, --schema {place.schema}), and none in the URL, which may end with a slash"
         )
     if is_left_beside(connection, schema):
-        return ConfigurationError(
-            f"the database {place.schema} has no outbox tables, and this server has a schema {BESIDE!r} that has some: "
-            f'name schema="{BESIDE}" (--schema {BESIDE}), if its rows are of this service, or schema="{place.schema}" '
-            f"(--schema {place.schema}), if this is a new service"
-        )
+        return left_beside(place.schema)
     where = (
         "database" if place.schema is None else f"database {place.schema}" if place.prefix else f"schema {place.schema}"
     )

@@ -26,6 +26,11 @@ class TablePlace:
         return f"{self.prefix}{table}"
 
 
+BESIDE: Final = "outbox"
+"""The schema that was the default once."""
+VERSION_TABLE: Final = "outbox_alembic_version"
+SIGNS_OF_SCHEMA: Final = frozenset({"message", VERSION_TABLE})
+"""Tables by which a schema of the outbox's alone is known."""
 SQLITE_PLACE: Final = TablePlace(None, PREFIX)
 
 
@@ -44,3 +49,12 @@ def place_among(named: str | None, *, current: str | None) -> TablePlace:
             "business's database into the URL (mysql+pymysql://user@host/shop), or name a schema (schema=, --schema)"
         )
     return TablePlace(current, PREFIX)
+
+
+def left_beside(database: str | None) -> ConfigurationError:
+    """Returns the error of whoever found no tables in the business's database, and some in the schema BESIDE."""
+    return ConfigurationError(
+        f"the database {database} has no outbox tables, and this server has a schema {BESIDE!r} that has some: "
+        f'name schema="{BESIDE}" (--schema {BESIDE}), if its rows are of this service, or schema="{database}" '
+        f"(--schema {database}) for `outbox db upgrade`, if this is a new service"
+    )

@@ -17,6 +17,7 @@ from typing import Final, assert_never
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
+from outbox_core.common.table_place import BESIDE, SIGNS_OF_SCHEMA, left_beside
 from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, KeyFormat, Operator, Settings
 from spark_reconcile.core.time_range import EVER_MS, Span
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS, or_null, outside
@@ -310,6 +311,12 @@ def _message_statement(
     )  # fmt: skip
 
 
+def _is_left_beside(reader: DbApiReader, schema: str | None) -> bool:
+    """Whether the tables may be in the schema that once was the default, as outbox.store.table_placement has it."""
+    is_default = reader.place.backend is Backend.MYSQL and schema == reader.place.database != BESIDE
+    return is_default and set(reader.tables(schema=BESIDE)) >= SIGNS_OF_SCHEMA
+
+
 def _outbox_table(reader: DbApiReader, name: str, *, schema: str | None, like: str | None = None) -> str:
     """The quoted name of one of the outbox's tables. Raises SchemaMissing where it or a column of it is not there."""
     place = reader.place
@@ -317,6 +324,8 @@ def _outbox_table(reader: DbApiReader, name: str, *, schema: str | None, like: s
     needed = _NEEDED[like or name]
     missing = needed - set(reader.columns(table, schema=schema))
     if missing:
+        if len(missing) == len(needed) and _is_left_beside(reader, schema):
+            raise left_beside(schema)
         what = f"column {min(missing)} of" if len(missing) < len(needed) else "table"
         raise SchemaMissing(
             f"there is no {what} {schema + '.' if schema else ''}{table} in {place}; run: outbox db upgrade --url URL"

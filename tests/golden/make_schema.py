@@ -15,8 +15,8 @@ from sqlalchemy import Connection, inspect
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import open_engine
 from outbox.store.schema import outbox_tables
-from outbox.store.table_placement import VERSION_TABLE, table_place
-from outbox_core.common.table_place import TablePlace
+from outbox.store.table_placement import table_place
+from outbox_core.common.table_place import VERSION_TABLE, TablePlace
 
 FOLDER: Final = Path(__file__).parent
 BETWEEN: Final = ";\n\n"

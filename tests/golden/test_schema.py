@@ -13,8 +13,7 @@ from sqlalchemy.schema import CreateSchema
 from outbox.migrate.schema_upgrade import current, head, upgrade
 from outbox.store.database import open_engine
 from outbox.store.schema import OutboxTables, outbox_tables
-from outbox.store.table_placement import VERSION_TABLE
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_place import VERSION_TABLE, TablePlace
 from tests.fixtures.databases import Database
 from tests.golden.make_schema import BETWEEN, FOLDER
 from tests.migrations.test_migrations import differences

@@ -24,7 +24,8 @@ from outbox.cli.db_command import app as db_app
 from outbox.migrate.schema_upgrade import upgrade
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, OutboxError
-from spark_reconcile.sources.dbapi_reader import Place
+from spark_reconcile.sources.dbapi_reader import Place, reading
+from spark_reconcile.sources.sql_statements import outbox_statements
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
@@ -276,6 +277,11 @@ def compensate_without(url: URL) -> None:
         parts.close()
 
 
+def prove_without(url: URL) -> None:
+    with reading(Place.of(shown(url))) as reader:
+        outbox_statements(reader, schema=reader.place.schema_of(None))
+
+
 def lease_without(url: URL) -> None:
     options = {"database": {"url": shown(url)}, "broker": {"url": "memory://"}, "compensator": {"leases": True}}
     parts = wire(load(options, file=None), clock=SystemClock())
@@ -339,6 +345,7 @@ def once_default(mysql_like_of_module: LocalServer) -> Iterator[Database]:
         pytest.param(invoke(db_app, "upgrade"), id="db upgrade"),
         pytest.param(invoke(status_command.app), id="status"),
         pytest.param(invoke(messages_command.app, "list"), id="messages"),
+        pytest.param(prove_without, id="proof"),
     ],
 )
 def test_where_a_schema_outbox_may_have_unsent_rows_everything_is_refused_with_both_cures(
