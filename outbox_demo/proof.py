@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from sqlalchemy import Connection, Table, select
 
-from outbox.store.database import open_engine
+from outbox.store.database import background_engine, open_engine
 from outbox.store.schema import RowKind, outbox_tables
 from outbox.store.table_placement import table_place
 from outbox_core import CancelStatus
@@ -149,10 +149,12 @@ def later_reminders(plan: DemoPlan) -> list[str]:
 def connected(plan: DemoPlan) -> Iterator[Connection]:
     """A connection to the run's database, for the length of a block."""
     engine = open_engine(plan.url)
+    background = background_engine(engine)
     try:
-        with engine.connect() as connection:
+        with background.connect() as connection:
             yield connection
     finally:
+        background.dispose()
         engine.dispose()
 
 

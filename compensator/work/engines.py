@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from contextlib import closing
+from typing import Any, Final
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL
 
 from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine
 from outbox.store.database_url import sync_url
+from outbox_core.common.mysql_session import pin_session
 
 STATEMENT_SECONDS_MAX: Final = 60
 """A server that does not answer for so long is dead; our longest statement deletes 200 rows by primary key."""
@@ -43,7 +45,7 @@ def autocommit_engine(engine: Engine, *, recycle_seconds: int = READS_RECYCLE_SE
     Connections older than `recycle_seconds` are replaced. On SQLite such a read takes no lock for which a producer
     waits.
     """
-    return create_engine(
+    reads = create_engine(
         engine.url,
         isolation_level="AUTOCOMMIT",
         skip_autocommit_rollback=True,
@@ -51,6 +53,14 @@ def autocommit_engine(engine: Engine, *, recycle_seconds: int = READS_RECYCLE_SE
         pool_pre_ping=engine.dialect.name in MYSQL_DIALECTS,
         pool_recycle=recycle_seconds,
     )
+    if engine.dialect.name in MYSQL_DIALECTS:
+        event.listen(reads, "connect", _pin)
+    return reads
+
+
+def _pin(connection: Any, _record: object) -> None:
+    with closing(connection.cursor()) as cursor:
+        pin_session(cursor)
 
 
 def _bounded(database: URL | str) -> URL | str:

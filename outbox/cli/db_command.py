@@ -10,7 +10,7 @@ import typer
 from outbox.admin.grants import Role
 from outbox.admin.grants import grants as grants_of
 from outbox.migrate import schema_upgrade
-from outbox.store.database import MYSQL_DIALECTS, database_errors, open_engine
+from outbox.store.database import MYSQL_DIALECTS, background_engine, database_errors, open_engine
 from outbox.store.database_url import database_url
 from outbox.store.schema import TABLES_MAX
 from outbox_core.common.errors import ConfigurationError
@@ -81,10 +81,12 @@ def current(url: Url, schema: Schema = None, password_file: PasswordFile = None)
     Example: outbox db current --url mysql+pymysql://root@127.0.0.1/shop
     """
     engine = open_engine(database_url(url, password_file=password_file))
+    background = background_engine(engine)
     try:
-        with database_errors(engine.url), engine.connect() as connection:
+        with database_errors(engine.url), background.connect() as connection:
             found = schema_upgrade.current(connection, schema=schema)
     finally:
+        background.dispose()
         engine.dispose()
     typer.echo(found or "none")
     raise typer.Exit(0 if found == schema_upgrade.head() else 1)

@@ -61,6 +61,7 @@ class InboxStore:
         statement = select(inbox.c.message_id).where(
             inbox.c.consumer_group == group, inbox.c.topic == topic, inbox.c.message_id == message_id
         )
+        statement = statement.limit(1)  # it overrides a session's sql_select_limit of 0
         return connection.scalar(statement) is not None
 
     def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:

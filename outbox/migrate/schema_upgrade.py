@@ -27,6 +27,7 @@ from outbox.alembic import is_of_outbox
 from outbox.store.database import (
     LOCK_WAIT_TIMEOUT,
     MYSQL_DIALECTS,
+    background_engine,
     database_errors,
     error_code,
     open_engine,
@@ -79,11 +80,16 @@ def upgrade(
     if isinstance(database, Connection):
         return _upgrade_all(database, schema=schema, tables=tables, revision=revision)
     engine = open_engine(database if isinstance(database, Engine) else sync_url(database))
+    # The connections of an engine of theirs keep their session variables, as all of the business's.
+    background = writing_engine(engine) if engine is database else background_engine(engine)
     try:
         with database_errors(engine.url):
-            return _retry_while_locked(engine, partial(_upgrade_all, schema=schema, tables=tables, revision=revision))
+            return _retry_while_locked(
+                background, partial(_upgrade_all, schema=schema, tables=tables, revision=revision)
+            )
     finally:
         if engine is not database:
+            background.dispose()
             engine.dispose()
 
 
@@ -117,7 +123,7 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
     resting = threading.Event()
     for _ in range(LOCK_TRIES_MAX):
         try:
-            with writing_engine(engine).begin() as connection, _short_lock_waits(connection):
+            with engine.begin() as connection, _short_lock_waits(connection):
                 return upgrade_once(connection)
         except (DBAPIError, CommandError) as error:
             if _is_of_another_upgrade(error):

@@ -34,6 +34,7 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from outbox.store.database_url import read_url
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
+from outbox_core.common.mysql_session import pin_session
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -133,7 +134,8 @@ def background_engine(engine: Engine) -> Engine:
 
     On MySQL its connections are READ COMMITTED, whatever the business's isolation level: our DELETE and UPDATE must
     never lock a gap that a producer's INSERT needs. They use utf8mb4, or keys would be read back as question marks,
-    wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most, and leave a server that became read-only. They are made by the
+    wait BACKGROUND_LOCK_WAIT_SECONDS for a lock at most, have the session variables on which our statements depend
+    (pin_session), and leave a server that became read-only. They are made by the
     same driver, connect_args and creator as the given engine's; those of an async driver are for an AsyncBackground.
     A connection that the server has ended, since it was idle for too long, is replaced before it is used.
     """
@@ -361,20 +363,18 @@ def _unsupported(product: str) -> ConfigurationError:
 
 def _prepare_background(dialect: Dialect, connection: Any, record: Any) -> None:
     record.info[_IS_NEW] = True
+    with closing(connection.cursor()) as cursor:
+        pin_session(cursor)
+        cursor.execute(
+            f"SET SESSION innodb_lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
+            f"SESSION lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}"
+        )
     # Set on the dialect, so that even an AUTOCOMMIT engine has transactions here: archiving and removing a row are one.
     dialect.set_isolation_level(connection, "READ COMMITTED")
     if hasattr(connection, "set_character_set"):  # for both server and driver; a URL may have charset=latin1
         connection.set_character_set("utf8mb4")
     elif dialect.is_async:
         connection.run_async(_speak_utf8mb4)
-    with closing(connection.cursor()) as cursor:
-        cursor.execute(
-            f"SET SESSION innodb_lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
-            f"SESSION lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
-            # Removes MariaDB's mode in which '' is NULL; its replacement affects only DDL. All others are kept: the
-            # dialect quotes names according to ANSI_QUOTES.
-            "SESSION sql_mode = REPLACE(@@SESSION.sql_mode, 'EMPTY_STRING_IS_NULL', 'NO_ENGINE_SUBSTITUTION')"
-        )
     connection.commit()
 
 

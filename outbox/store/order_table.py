@@ -20,6 +20,7 @@ import msgspec
 from sqlalchemy import (
     BigInteger,
     BindParameter,
+    ColumnElement,
     Connection,
     Dialect,
     Table,
@@ -30,6 +31,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    literal_column,
     or_,
     select,
     union_all,
@@ -163,9 +165,16 @@ class OrderStore:
         for start in range(0, len(keys), _ROWS_A_STATEMENT_MAX):
             chunk = keys[start : start + _ROWS_A_STATEMENT_MAX]
             connection.execute(self._take(), [{"taken_key": key, "taken": by} for key in chunk])
-            mine = select(self._head.c.order_key, self._head.c.seq).where(self._head.c.order_key.in_(chunk))
-            found.update({row.order_key: row.seq for row in connection.execute(mine)})
+            found.update({key: int(seq) for key, seq in self._by_keys.rows(connection, self._numbers_of, chunk)})
         return found
+
+    def _numbers_of(self, keys: list[BindParameter[str]]) -> ClauseElement:
+        # The business's session may have a small max_join_size, which counts the rows of a list of keys but not of
+        # single ones, and a small sql_select_limit, which an explicit LIMIT overrides.
+        head = self._head
+        numbers = [select(head.c.order_key, head.c.seq).where(head.c.order_key == key) for key in keys]
+        limit: ColumnElement[int] = literal_column(str(len(keys)))
+        return union_all(*numbers).limit(limit) if len(numbers) > 1 else numbers[0].limit(limit)
 
     def _take(self) -> Any:
         taken = bindparam("taken", type_=BigInteger())

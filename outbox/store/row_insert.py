@@ -123,10 +123,15 @@ class RowInsert:
 
     def _bytes(self, value: Any) -> Any:
         """Decodes a body from hexadecimal digits; an empty body's are NULL under EMPTY_STRING_IS_NULL (MariaDB)."""
-        return func.coalesce(func.unhex(value), literal_column("x''")) if self._mysql else value
+        return func.coalesce(_unhex(value), literal_column("x''")) if self._mysql else value
 
     def _utf8(self, value: Any) -> Any:
-        return func.convert(func.unhex(value).op("USING")(literal_column("utf8mb4"))) if self._mysql else value
+        return func.convert(_unhex(value).op("USING")(literal_column("utf8mb4"))) if self._mysql else value
+
+
+def _unhex(digits: Any) -> Any:
+    # UNHEX reads bytes: under a collation_connection of utf16 or utf32 each digit has a zero before it: all are NULL.
+    return func.unhex(func.convert(digits.op("USING")(literal_column("ascii"))))
 
 
 def _chunks(rows: Sequence[OutboxRow], packet_bytes: int | None) -> list[Sequence[OutboxRow]]:

@@ -24,10 +24,11 @@ ROW_BYTES_MAX: Final = 2 * 1024
 STATEMENT_BYTES_MAX: Final = 4 * 1024
 """The bytes of the INSERT before its rows."""
 _PACKET_KEY: Final = "outbox.max_allowed_packet"
-_PACKET: Final = "SELECT @@max_allowed_packet"
+_PACKET: Final = "SELECT @@max_allowed_packet LIMIT 1"
 _ENGINE_OF: Final = (
     "SELECT t.engine, e.transactions FROM information_schema.tables t "
-    "LEFT JOIN information_schema.engines e ON e.engine = t.engine WHERE t.table_schema = %s AND t.table_name = %s"
+    "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
+    "WHERE t.table_schema = %s AND t.table_name = %s LIMIT 1"
 )
 
 

@@ -70,10 +70,10 @@ class Withdrawals:
         transaction ends.
         """
         scheduled = (message.c.id == message_id) & message.c.deliver_at_ms.is_not(None) & message.c.order_key.is_(None)
-        if not by_locking and connection.scalar(select(message.c.id).where(scheduled)) is None:
+        if not by_locking and connection.scalar(select(message.c.id).where(scheduled).limit(1)) is None:
             return None
         columns = (message.c.state, message.c.token, message.c.attempts, message.c.last_error)
-        locked = connection.execute(select(*columns).where(scheduled).with_for_update()).one_or_none()
+        locked = connection.execute(select(*columns).where(scheduled).limit(1).with_for_update()).one_or_none()
         if locked is None and by_locking:
             return None
         if locked is None or _may_have_been_sent(locked):

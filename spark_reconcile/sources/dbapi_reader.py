@@ -16,6 +16,7 @@ import pymysql
 from pymysql.cursors import Cursor, SSCursor
 
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
+from outbox_core.common.mysql_session import pin_session
 from outbox_core.common.table_place import SQLITE_PLACE, TablePlace, place_among
 
 CONNECT_SECONDS: Final = 10
@@ -301,7 +302,7 @@ def _open(place: Place, *, autocommit: bool = True, cursorclass: type[Cursor] = 
     if place.backend is Backend.SQLITE:
         uri = f"{Path(place.database).resolve().as_uri()}?mode=ro"
         return sqlite3.connect(uri, uri=True, timeout=CONNECT_SECONDS, isolation_level=None)
-    return pymysql.connect(
+    connection = pymysql.connect(
         host=place.host,
         port=place.port,
         user=place.user,
@@ -312,10 +313,15 @@ def _open(place: Place, *, autocommit: bool = True, cursorclass: type[Cursor] = 
         read_timeout=READ_SECONDS,
         cursorclass=cursorclass,
         autocommit=autocommit,
-        # TIMESTAMP columns are read in the session's time zone.
-        init_command="SET SESSION time_zone = '+00:00'",
         **_connect_options(place),
     )
+    try:
+        with closing(connection.cursor(Cursor)) as cursor:
+            pin_session(cursor)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _connect_options(place: Place) -> dict[str, Any]:
