@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from broker_adapter.publishing.fork_reset import reset_in_children
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import Storage
@@ -28,6 +27,7 @@ from outbox_core.messages.message import (
     NackStatus,
     PublishResult,
 )
+from outbox_core.runtime.process_fork import reset_in_children
 
 SCHEME: Final = "embedded:"
 

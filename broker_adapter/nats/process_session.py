@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 from broker_adapter.nats.event_loop import LoopThread
 from broker_adapter.nats.failover_connection import FailoverConnection, NatsServers
-from broker_adapter.publishing.fork_reset import reset_in_children
 from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.runtime.process_fork import reset_in_children
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from broker_adapter.publishing.fork_reset import reset_in_children
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.process_fork import reset_in_children
 
 
 class PooledClient(Protocol):

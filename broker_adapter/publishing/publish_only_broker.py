@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn, Protocol
 
 from broker_adapter.publishing.broker_url import TIMEOUT_MS_DEFAULT
-from broker_adapter.publishing.fork_reset import reset_in_children
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, InvalidMessage, NotSupported, StorageFailed
 from outbox_core.messages.broker_port import BrokerAdmin
@@ -26,6 +25,7 @@ from outbox_core.messages.message import (
     check_deliver_at,
 )
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.process_fork import reset_in_children
 
 logger: EventLogger = EventLogger(__name__)
 

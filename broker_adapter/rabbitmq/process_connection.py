@@ -9,9 +9,9 @@ from random import Random
 
 import pika
 
-from broker_adapter.publishing.fork_reset import reset_in_children
 from broker_adapter.rabbitmq.connection import RabbitMqConnection
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.process_fork import reset_in_children
 
 
 class ProcessConnection:

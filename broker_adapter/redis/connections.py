@@ -26,12 +26,12 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from broker_adapter.publishing.broker_url import BrokerUrl
-from broker_adapter.publishing.fork_reset import reset_in_children
 from broker_adapter.redis.errors import CLIENT_ERRORS
 from broker_adapter.redis.login import login_settings
 from broker_adapter.redis.redis_options import database_of
 from broker_adapter.redis.sentinel_servers import open_sentinel_servers, refuse_sentinel_options
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.process_fork import reset_in_children
 
 Command = Sequence[str | bytes | int]
 Answer = Any

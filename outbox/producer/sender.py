@@ -31,6 +31,7 @@ from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.delivery_decision import Acceptance
 from outbox_core.messages.ids import new_token
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -146,6 +147,7 @@ class Sender:
     @property
     def token(self) -> str:
         """Returns the token that owns the rows which this process writes, until their lease ends."""
+        notice_fork()
         return self._token
 
     @property
@@ -159,6 +161,7 @@ class Sender:
 
         `written_at_ms` is the monotonic time just before their INSERT: the lease ends no sooner than counted from it.
         """
+        notice_fork()
         if not self.may_send:
             return
         if self._timers is not None:
@@ -186,6 +189,7 @@ class Sender:
 
         Unsent rows stay in the table, and the compensator sends them.
         """
+        notice_fork()
         timeout_ms = self._limits.close_timeout_ms if timeout_ms is None else timeout_ms
         with self._wake:
             self._closing = True
@@ -396,17 +400,11 @@ def _watch(sender: Sender) -> None:
     """Register this sender to be reset in forked children and drained at exit; the first one installs the hooks."""
     with _watching:
         if not _hooks_set:
-            os.register_at_fork(after_in_child=_after_fork_in_child)
             fork_gate.register()
             atexit.register(_at_exit)
             _hooks_set.append(True)
         _senders.add(sender)
-
-
-def _after_fork_in_child() -> None:
-    """Reset all senders: the child has none of the parent's threads, and must send nothing of the parent's queue."""
-    for sender in list(_senders):
-        sender.reset_after_fork()
+    reset_in_children(sender)
 
 
 def _drain_with_multiprocessing() -> None:

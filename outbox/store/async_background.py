@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from outbox.store.event_loop_thread import EventLoopThread
 from outbox.store.fork_gate import fork_gate
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.process_fork import notice_fork
 
 T = TypeVar("T")
 STOP_SECONDS_MAX: Final = 5.0
@@ -110,6 +111,7 @@ class AsyncBackground:
 
 def transact(engine: Engine | AsyncBackground, work: Callable[[Connection], T]) -> T:
     """Run the work in a transaction on a background connection, sync or async; a fork waits for its end."""
+    notice_fork()
     with fork_gate.transaction():
         if isinstance(engine, AsyncBackground):
             return engine.transact(work)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from outbox_core.runtime.process_fork import reset_in_children
+
 FORK_WAIT_SECONDS_MAX: Final = 2.0
 
 
@@ -30,7 +32,8 @@ class ForkGate:
 
     def register(self) -> None:
         """Install the gate for all forks of this process; the hook cannot be removed."""
-        os.register_at_fork(before=self.close, after_in_parent=self.reopen, after_in_child=self.reset)
+        os.register_at_fork(before=self.close, after_in_parent=self.reopen)
+        reset_in_children(self)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -57,7 +60,7 @@ class ForkGate:
             self._forking -= 1
             self._changed.notify_all()
 
-    def reset(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the gate in the child, which has none of its parent's threads."""
         self._changed = threading.Condition(threading.Lock())
         self._open = 0

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from outbox import Outbox, SenderLimits
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox_core.messages.message import Message
 from outbox_core.runtime.logs import event_name
+from tests.fixtures.forks import FORKS
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
 
@@ -215,14 +216,17 @@ def test_the_sender_goes_on_after_an_outage_and_after_the_database_refused_to_se
     assert sorted(message.body for message in broker.stored) == [b"0", b"1", b"2"]
 
 
-def test_a_forked_child_sends_its_own_commits_and_none_of_its_parents(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_forked_child_sends_its_own_commits_and_none_of_its_parents(
+    shop: Shop, tmp_path: Path, fork: Callable[[], int]
+) -> None:
     parents = HangingBroker()
     box = shop.box(parents)
     pay(shop, box, 0)
     assert parents.entered.wait(WAIT_SECONDS)
     pay(shop, box, 1)  # queued when the fork happens
 
-    child = os.fork()
+    child = fork()
     if child == 0:
         os._exit(child_status(shop, box, parents, tmp_path / "sent"))
     _, status = os.waitpid(child, 0)
@@ -284,7 +288,10 @@ def test_a_fork_waits_for_an_open_transaction_of_the_sender_so_that_its_child_ca
     assert sqlite_shop.rows() == []
 
 
-def test_a_child_does_not_share_the_parents_background_connections(mysql_shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_child_does_not_share_the_parents_background_connections(
+    mysql_shop: Shop, tmp_path: Path, fork: Callable[[], int]
+) -> None:
     broker = RecordingBroker()
     connections = Connections(mysql_shop.engine)
     box = mysql_shop.box(broker)
@@ -294,7 +301,7 @@ def test_a_child_does_not_share_the_parents_background_connections(mysql_shop: S
         time.sleep(0.001)
     assert connections.used["sender"]
 
-    child = os.fork()
+    child = fork()
     if child == 0:
         os._exit(status_with_connections_of_its_own(mysql_shop, box, connections))
     _, status = os.waitpid(child, 0)
