@@ -181,7 +181,7 @@ def test_the_schedule_is_told_by_bucket_and_by_message(client: Client, shared_ur
     one = client("GET", f"{shared_url}/v1/scheduled/{topic}-1").json()
 
     assert counts == {"bucket": "day", "counts": [{"at_ms": at_ms, "messages": 2}], "next_from_ms": None}
-    assert one == {"id": f"{topic}-1", "topic": topic, "deliver_at_ms": at_ms + 1}
+    assert one == {"id": f"{topic}-1", "topic": topic, "deliver_at_ms": at_ms + 1, "refused": None}
     assert client("GET", f"{shared_url}/v1/scheduled/never").status_code == 404
     by_command = CliRunner().invoke(app, ["scheduled", "--url", shared_url, "--topic", topic, "--bucket", "day"])
     one_by_command = CliRunner().invoke(app, ["scheduled", f"{topic}-1", "--url", shared_url])
