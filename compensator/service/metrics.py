@@ -67,14 +67,19 @@ class CompensatorMetrics:
         self._pending = self._gauge("pending_messages", "Rows that wait, counted up to a bound.", "source")
         self._retrying = self._gauge("retrying_messages", f"Rows tried {RETRYING_ATTEMPTS} times or more.", "source")
         self._parked = self._gauge("parked_messages", "Rows set aside for people.", "source")
-        self._oldest = self._gauge("oldest_due_age_seconds", "How long the longest due row has been due.", "source")
+        self._oldest = self._gauge(
+            "oldest_due_age_seconds", "How long the oldest message waits, since commit or due time.", "source"
+        )
         self._oldest_at = self._gauge(
-            "oldest_pending_timestamp_seconds", "Since when the longest due row has been due; 0 if none is.", "source"
+            "oldest_pending_timestamp_seconds",
+            "Since when the oldest message waits; 0 if none does.",
+            "source",
         )
         self._by_source = (
             self._last_success, self._leader, self._pending, self._retrying, self._parked, self._oldest,
             self._oldest_at,
         )  # fmt: skip
+        self._ages_us: dict[str, int] = {}
         self._make_timer_metrics()
         self._slots = SlotGauges(self.registry)
         self._begin_at_zero()
@@ -114,9 +119,9 @@ class CompensatorMetrics:
         if turn.report.parked:
             self._parked.labels(source).inc(turn.report.parked)
         if turn.oldest_due_us is not None:
-            self._oldest.labels(source).set(turn.oldest_due_us / 1_000_000)
-            since = now_seconds - turn.oldest_due_us / 1_000_000 if turn.oldest_due_us else 0
-            self._oldest_at.labels(source).set(since)
+            # Not less than was counted: a row that an outage has put off is not due, and yet it waits.
+            if not turn.pending or turn.oldest_due_us > self._ages_us.get(source, -1):
+                self._set_age(source, turn.oldest_due_us, now_seconds=now_seconds)
             if not turn.pending:
                 self._pending.labels(source).set(0)
                 self._retrying.labels(source).set(0)
@@ -126,7 +131,12 @@ class CompensatorMetrics:
         del source
         self._scans.labels("error").inc()
 
-    def set_counts(self, source: str, counts: SourceCounts) -> None:
+    def _set_age(self, source: str, age_us: int, *, now_seconds: float) -> None:
+        self._ages_us[source] = age_us
+        self._oldest.labels(source).set(age_us / 1_000_000)
+        self._oldest_at.labels(source).set(now_seconds - age_us / 1_000_000 if age_us else 0)
+
+    def set_counts(self, source: str, counts: SourceCounts, *, now_seconds: float) -> None:
         """Set the gauges of a source's tables, unless it was given away meanwhile."""
         with self._lock:
             if not self._is_served.get(source, True):
@@ -134,6 +144,7 @@ class CompensatorMetrics:
             self._pending.labels(source).set(counts.pending)
             self._retrying.labels(source).set(counts.retrying)
             self._parked.labels(source).set(counts.parked)
+            self._set_age(source, counts.oldest_due_age_us, now_seconds=now_seconds)
 
     def record_timers(self, source: str, *, late_ms: Sequence[int], complete: bool) -> None:
         """Record a turn of timers: of each batch, for how long its first timer was due."""
@@ -193,6 +204,7 @@ class CompensatorMetrics:
         if not ours:
             for gauge in self._by_source:
                 gauge.remove_by_labels({"source": source})
+            self._ages_us.pop(source, None)
         self._leader.labels(source).set(1 if ours else 0)
 
     def watch_broker(self, broker: str, is_out: Callable[[], bool]) -> None:

@@ -65,7 +65,7 @@ class Upkeep:
         self._counted_at_ms[source.name] = self._clock.monotonic_ms()
         self._busy.discard(source.name)
         try:
-            self._metrics.set_counts(source.name, source.counts())
+            self._metrics.set_counts(source.name, source.counts(), now_seconds=self._clock.now_ms() / 1_000)
         except OutboxError as error:
             self._metrics.record_task_failure("gauges")
             logger.warning("count_failed", extra={"source": source.name, "error": str(error)})

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 
-from outbox.store.bounded_counts import count_retrying, count_rows
+from outbox.store.bounded_counts import count_rows, oldest_wanted_age_us, retrying_rows, sample_pending
 from outbox.store.database import now_us
 from outbox.store.prepared_statements import HintedStatement, prepare
 from outbox.store.schema import RowState, along_due_index
@@ -72,13 +72,14 @@ class DuePoll:
 @dataclass(frozen=True, slots=True)
 class TableCounts:
     """How many rows of a message table are pending, of those retrying (see bounded_counts.py), and parked, each counted
-    up to a limit.
+    up to a limit; and for how long the oldest pending message has been wanted.
     """
 
     table: str
     pending: int
     retrying: int
     parked: int
+    oldest_due_age_us: int
 
 
 class DueTables:
@@ -119,9 +120,9 @@ class DueTables:
             self._counts = self._count_statements(rows_max)
             self._counted_up_to = rows_max
         return [
-            TableCounts(self.tables[number], pending, retrying, parked)
+            TableCounts(self.tables[number], pending, retrying, parked, max(0, age_us or 0))
             for statement in self._counts
-            for number, pending, retrying, parked in map(tuple[Any, ...], statement.run(connection, {}))
+            for number, pending, retrying, parked, age_us in map(tuple[Any, ...], statement.run(connection, {}))
         ]
 
     def _count_statements(self, rows_max: int) -> list[HintedStatement]:
@@ -140,12 +141,14 @@ class DueTables:
         """One row: the table's number and its bounded counts."""
         pending, parked = message.c.state == _PENDING, message.c.state == _PARKED
         hint = self.tables[number] if is_hinted else None
+        sample = sample_pending(message, pending, rows_max=rows_max, table=hint, dialect=self._dialect)
         return select(
             literal_column(str(number)).label("n"),
             count_rows(message, pending, rows_max=rows_max).label("pending"),
-            count_retrying(message, pending, rows_max=rows_max, table=hint, dialect=self._dialect).label("retrying"),
+            retrying_rows(sample).label("retrying"),
             count_rows(message, parked, rows_max=rows_max).label("parked"),
-        )
+            oldest_wanted_age_us(sample, now_us(self._dialect)).label("age"),
+        ).select_from(sample)
 
     def _poll_statements(self) -> list[HintedStatement]:
         """Like _count_statements(), with a parameter for each table; one more SELECT returns the database's time."""
@@ -181,6 +184,8 @@ def _message(schema: str | None, name: str) -> FromClause:
         column("due_at_us", BigInteger()),
         column("id"),
         column("attempts", Integer()),
+        column("created_at_us", BigInteger()),
+        column("deliver_at_ms", BigInteger()),
     )
     return table(name, *columns, schema=schema).alias("m")
 

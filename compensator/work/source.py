@@ -30,11 +30,14 @@ COUNTED_ROWS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCounts:
-    """How many rows are pending, of those retrying, and parked, each table counted up to COUNTED_ROWS_MAX."""
+    """How many rows are pending, of those retrying, and parked, each table counted up to COUNTED_ROWS_MAX; and for how
+    long the oldest pending message has been wanted.
+    """
 
     pending: int
     retrying: int
     parked: int
+    oldest_due_age_us: int = 0
 
 
 class Source:
@@ -98,6 +101,7 @@ class Source:
             pending=sum(one.pending for one in found),
             retrying=sum(one.retrying for one in found),
             parked=sum(one.parked for one in found),
+            oldest_due_age_us=max((one.oldest_due_age_us for one in found), default=0),
         )
 
     def _poll(self, connection: Connection, tables: DueTables) -> DuePoll:

@@ -115,8 +115,9 @@ class _State:
         total, age_seconds = self.total, self.total.oldest_due_age_us / 1_000_000
         weaknesses = 0 if self.inspection is None else len(self.inspection.weaknesses)
         found = {
-            f"the oldest message is due for {age_seconds:,.1f} s, more than {overdue_seconds:g} s: is a compensator "
-            "running, and its broker up? Why each waits: outbox messages list": age_seconds > overdue_seconds,
+            f"the oldest message waits for {age_seconds:,.1f} s since it was committed or due, more than "
+            f"{overdue_seconds:g} s: is a compensator running, and its broker up? Why each waits: outbox messages "
+            "list": age_seconds > overdue_seconds,
             f"{total.retrying:,} retrying: the broker refused each for now, {RETRYING_ATTEMPTS} times or more (about a "
             "minute). Why: outbox messages list": total.retrying > 0,
             f"{total.parked:,} parked, which nothing sends: outbox messages list --state parked": total.parked > 0,
@@ -198,7 +199,7 @@ def _print(state: _State) -> None:
 
 def _print_backlogs(tables: Mapping[str, Backlog], total: Backlog) -> None:
     """Prints the tables that have rows, and the sum."""
-    shown = Table("table", *("waiting", "due", "oldest due for", "retrying", "parked"), show_footer=len(tables) > 1)
+    shown = Table("table", *("waiting", "due", "oldest wanted for", "retrying", "parked"), show_footer=len(tables) > 1)
     for column in shown.columns[1:]:
         column.justify = "right"
     busy = {name: one for name, one in tables.items() if one.pending or one.parked or len(tables) == 1}
@@ -224,7 +225,7 @@ def _print_sharing(sharing: SourceOwners) -> None:
 
 
 def _cells(backlog: Backlog) -> Sequence[str]:
-    age = f"{backlog.oldest_due_age_us / 1_000_000:,.1f} s" if backlog.due else "-"
+    age = f"{backlog.oldest_due_age_us / 1_000_000:,.1f} s" if backlog.oldest_due_age_us else "-"
     return _figure(backlog.pending), _figure(backlog.due), age, _figure(backlog.retrying), _figure(backlog.parked)
 
 

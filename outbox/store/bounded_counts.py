@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, FromClause, func, literal, select
+from sqlalchemy import ColumnElement, FromClause, Subquery, case, func, literal, select
 from sqlalchemy.engine import Dialect
 
 from outbox.store.schema import along_due_index
@@ -21,21 +21,44 @@ def count_rows(message: FromClause, condition: ColumnElement[bool], *, rows_max:
     return select(func.count()).select_from(inner).scalar_subquery()
 
 
-def count_retrying(
+def sample_pending(
     message: FromClause, pending: ColumnElement[bool], *, rows_max: int, table: str | None, dialect: Dialect
-) -> Any:
-    """Returns a scalar subquery: how many of the `rows_max` pending rows that fall due first are retrying.
+) -> Subquery:
+    """Returns a subquery with `attempts` and `wanted_at_us` of the `rows_max` pending rows that fall due first.
 
-    The index (state, due_at_us, id) does not contain the attempts, so that each row is looked up: `table` is the name
-    for a hint that makes MySQL and MariaDB scan the index; None: no hint, the server chooses.
+    The index (state, due_at_us, id) does not contain them, so that each row is looked up: `table` is the name for a
+    hint that makes MySQL and MariaDB scan the index; None: no hint, the server chooses.
     """
     sample = (
-        select(message.c.attempts)
+        select(message.c.attempts, _wanted_at_us(message, dialect).label("wanted_at_us"))
         .where(pending)
         .order_by(message.c.state, message.c.due_at_us, message.c.id)
         .limit(rows_max)
     )
     if table is not None:
         sample = along_due_index(sample, message, table=table, dialect=dialect)
-    inner = sample.subquery()
-    return select(func.count()).select_from(inner).where(inner.c.attempts >= RETRYING_ATTEMPTS).scalar_subquery()
+    return sample.subquery()
+
+
+def retrying_rows(sample: Subquery) -> ColumnElement[int]:
+    """Returns how many rows of the sample are retrying."""
+    return func.count(case((sample.c.attempts >= RETRYING_ATTEMPTS, 1)))
+
+
+def oldest_wanted_age_us(sample: Subquery, now_us: ColumnElement[int]) -> ColumnElement[int]:
+    """Returns for how long the oldest row of the sample is wanted; NULL without a row, negative if none is yet."""
+    return now_us - func.min(sample.c.wanted_at_us)
+
+
+def _wanted_at_us(message: FromClause, dialect: Dialect) -> ColumnElement[int]:
+    """Returns since when a message should be at the broker: its commit, or its due time if it waits for that here.
+
+    Not its `due_at_us`: each probe of an outage puts the row off, and would make it young again. A row that waits for
+    its due time here, for a timing store, is never due before it; one that the broker is to delay is due before.
+    """
+    least, greatest = (func.min, func.max) if dialect.name == "sqlite" else (func.least, func.greatest)
+    deliver_at_us = message.c.deliver_at_ms * 1000
+    waits_here = message.c.due_at_us >= deliver_at_us
+    wanted_at_us = case((waits_here, greatest(message.c.created_at_us, deliver_at_us)), else_=message.c.created_at_us)
+    result: ColumnElement[int] = least(message.c.due_at_us, wanted_at_us)
+    return result

@@ -33,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ClauseElement
 
-from outbox.store.bounded_counts import count_retrying, count_rows
+from outbox.store.bounded_counts import count_rows, oldest_wanted_age_us, retrying_rows, sample_pending
 from outbox.store.database import Write, by_primary_key, now_us
 from outbox.store.order_table import Barrier, KeyRun, OrderStore
 from outbox.store.prepared_statements import HintedStatement, PreparedByIds, prepare
@@ -68,7 +68,7 @@ _ROW_COLUMNS: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
     """The backlog of a message table: counts of pending, of due and unleased, of retrying (see bounded_counts.py), and
-    of parked rows; the age of the oldest due row.
+    of parked rows; for how long the oldest pending message has been wanted, since its commit or its due time.
     """
 
     pending: int
@@ -359,14 +359,14 @@ class MessageStore:
         message = self._message
         pending, parked = message.c.state == _PENDING, message.c.state == _PARKED
         due = pending & (message.c.due_at_us <= self._now_us)
-        oldest = select(func.min(message.c.due_at_us)).where(due).scalar_subquery()
+        sample = sample_pending(message, pending, rows_max=rows_max, table=hint, dialect=self._dialect)
         return select(
             count_rows(message, pending, rows_max=rows_max),
             count_rows(message, due, rows_max=rows_max),
-            count_retrying(message, pending, rows_max=rows_max, table=hint, dialect=self._dialect),
+            retrying_rows(sample),
             count_rows(message, parked, rows_max=rows_max),
-            self._now_us - oldest,
-        )
+            oldest_wanted_age_us(sample, self._now_us),
+        ).select_from(sample)
 
 
 def outbox_row(row: Sequence[Any], table: MessageTable, *, begun: int = 0) -> OutboxRow:

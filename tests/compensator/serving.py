@@ -75,8 +75,8 @@ class WatchedMetrics(CompensatorMetrics):
         super().record_failed_turn(source)
         self._tell(lambda: self.failures.update([source]))
 
-    def set_counts(self, source: str, counts: SourceCounts) -> None:
-        super().set_counts(source, counts)
+    def set_counts(self, source: str, counts: SourceCounts, *, now_seconds: float) -> None:
+        super().set_counts(source, counts, now_seconds=now_seconds)
         self._tell(lambda: self.counts.update({source: counts}))
 
     def note_breaker(self, _broker: str, state: BreakerState) -> None:

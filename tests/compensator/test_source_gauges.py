@@ -86,7 +86,7 @@ def test_what_ends_after_its_source_was_given_away_brings_back_no_gauge(metrics:
 
     metrics.set_served({"source": False})
     metrics.record_turn("source", late, seconds=1, now_seconds=2)
-    metrics.set_counts("source", SourceCounts(pending=1, retrying=1, parked=1))
+    metrics.set_counts("source", SourceCounts(pending=1, retrying=1, parked=1), now_seconds=2)
 
     assert ours == HOUR_US / 1_000_000
     for gauge in (OLDEST_DUE, LAST_SUCCESS, "outbox_parked_messages", "outbox_pending_messages"):

@@ -531,7 +531,10 @@ def test_status_says_by_its_exit_status_whether_all_is_well(sqlite_shop: Shop) -
     ]
     assert [len(lines) for lines in reasons] == [1, 0, 1, 0, 1]
     assert reasons[0] == [f"not ok: the tables are at revision none, not {schema_upgrade.head()}: outbox db upgrade"]
-    assert re.fullmatch(r"not ok: the oldest message is due for 3,\d{3}\.\d s, more than 60 s: .*", reasons[2][0])
+    assert re.fullmatch(
+        r"not ok: the oldest message waits for 3,\d{3}\.\d s since it was committed or due, more than 60 s: .*",
+        reasons[2][0],
+    )
     assert reasons[4] == ["not ok: 1 parked, which nothing sends: outbox messages list --state parked"]
     assert "outbox_message" in well.stdout
 
