@@ -30,9 +30,9 @@ class AdmissionGate:
         lock: threading.Lock,
         breaker: Breaker,
         limits: Sequence[RateLimiter],
-        on_change: Callable[[BreakerState], None],
+        on_change: Callable[[BreakerState, str], None],
     ) -> None:
-        """`lock` is shared by all gates that share the breaker or a limit; `on_change` gets each new state."""
+        """`lock` is shared by all gates that share the breaker or a limit; `on_change` gets a new state and why."""
         self._clock = clock
         self._lock = lock
         self._breaker = breaker
@@ -56,7 +56,8 @@ class AdmissionGate:
             for limit in self._limits:
                 limit.give_back(rows - (permit.rows if permit else 0))
             after = self._breaker.state
-        self._tell(before, after)
+        is_probe = after is BreakerState.HALF_OPEN
+        self._tell(before, after, "its pause is over: a probe is sent" if is_probe else "the broker answers")
         return permit
 
     def settle(self, permit: Permit, report: BatchTotals | None) -> None:
@@ -74,12 +75,13 @@ class AdmissionGate:
                 retry_after_ms=_retry_after_ms(report),
             )
             after = self._breaker.state
-        self._tell(before, after)
+        outage = None if report is None else report.outage
+        self._tell(before, after, str(outage) if outage is not None else "the broker answers")
 
-    def _tell(self, before: BreakerState, after: BreakerState) -> None:
+    def _tell(self, before: BreakerState, after: BreakerState, reason: str) -> None:
         """Called without the lock: listeners have locks of their own, and may ask gates."""
         if after is not before:
-            self._on_change(after)
+            self._on_change(after, reason)
 
 
 class Gates:
@@ -105,7 +107,7 @@ class Gates:
             lock=self._lock,
             breaker=breaker,
             limits=[*self._total, *own],
-            on_change=lambda state: self._tell(broker, state),
+            on_change=lambda state, reason: self._tell(broker, state, reason),
         )
 
     def listen(self, listener: Callable[[str, BreakerState], None]) -> None:
@@ -123,10 +125,10 @@ class Gates:
         with self._lock:
             return self._breakers[broker].is_out(now_ms=self._clock.monotonic_ms())
 
-    def _tell(self, broker: str, state: BreakerState) -> None:
+    def _tell(self, broker: str, state: BreakerState, reason: str) -> None:
         # A probe of a broker that is still out changes the state twice: only what lasts is worth a warning.
         level = logging.INFO if state is BreakerState.HALF_OPEN else logging.WARNING
-        logger.log(level, "breaker_changed", extra={"broker": broker, "state": str(state)})
+        logger.log(level, "breaker_changed", extra={"broker": broker, "state": str(state), "reason": reason})
         for listener in self._listeners:
             listener(broker, state)
 

@@ -426,6 +426,8 @@ class ConsumerRunner:
                     thread = threading.Thread(target=self._work, args=(one, topic), name=name, daemon=True)
                     thread.start()
                     self._threads.append(thread)
+        consumes = [f"{topic}/{one.group} x {one.workers}" for one in self._consumers for topic in one.topics]
+        logger.info("consumers_started", extra={"broker": self._broker_name, "consumes": consumes})
 
     def _declare_groups(self) -> None:
         """Declare the groups, so that a setting that is refused is raised where the consumers are started. While the

@@ -40,6 +40,7 @@ from outbox_core.messages.capabilities import Capability, capabilities_of
 from outbox_core.messages.connect import connect, connect_timing
 from outbox_core.messages.message import Message, check_message_id, check_topic
 from outbox_core.messages.timing_port import TimerSink
+from outbox_core.runtime.logs import mask_secrets
 
 S = TypeVar("S", Session, AsyncSession)
 BODY_BYTES_DEFAULT: Final = 4 * 1024 * 1024
@@ -106,7 +107,11 @@ class Outbox:
         relay = Relay(
             engine=self._background, store=store, broker=self.broker, policy=policy, random=random, telemetry=telemetry
         )
-        self._sender = Sender(relay, limits=senders, telemetry=telemetry, timers=self._timers(timing, store, telemetry))
+        broker_name = mask_secrets(broker) if isinstance(broker, str) else type(broker).__name__
+        self._sender = Sender(
+            relay, limits=senders, telemetry=telemetry, timers=self._timers(timing, store, telemetry),
+            broker_name=broker_name,
+        )  # fmt: skip
         self._commits = CommitHandler(engine=self.engine, writer=self._writer, sender=self._sender, telemetry=telemetry)
         _listen(self.engine)
 

@@ -25,8 +25,9 @@ from outbox.producer.timer_adder import TimerAdder
 from outbox.store.fork_gate import fork_gate
 from outbox.store.row import OutboxRow
 from outbox.telemetry import NO_TELEMETRY, Telemetry
+from outbox.telemetry.failure_log import root_cause
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
+from outbox_core.common.errors import BrokerError, ConfigurationError, DatabaseUnavailable, OutboxError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.delivery_decision import Acceptance
 from outbox_core.messages.ids import new_token
@@ -119,10 +120,15 @@ class Sender:
         limits: SenderLimits,
         telemetry: Telemetry = NO_TELEMETRY,
         timers: TimerAdder | None = None,
+        broker_name: str = "broker",
     ) -> None:
-        """`timers` gets the rows that the message table holds until they are due."""
+        """`timers` gets the rows that the message table holds until they are due. `broker_name`: for logs, without
+        secrets.
+        """
         self._relay = relay
         self._timers = timers
+        self._broker_name = broker_name
+        self._is_out = False
         self._limits = limits
         self._telemetry = telemetry
         telemetry.watch_queue(partial(_queued_rows, ref(self)))
@@ -281,7 +287,7 @@ class Sender:
         rows = [row for commit in commits for row in commit.rows]
         until_ms = min(commit.deadline_ms for commit in commits)
         try:
-            settlements, _ = self._relay.send(
+            settlements, outage = self._relay.send(
                 rows, accepted=self._accepted(), in_time=lambda: _monotonic_ms() < until_ms
             )
         except DatabaseUnavailable:  # the order could not be read, so nothing was sent
@@ -289,6 +295,7 @@ class Sender:
             self._hold(commits, {row.id for row in rows}, delay_ms=DATABASE_BACKOFF.delay_ms(self._read_failures))
             raise
         self._read_failures = 0
+        self._log_outage(outage)
         if not self._unsettled:
             self._settle_at_ms = _monotonic_ms() + self._limits.settle_delay_ms
         held = {settlement.row_id for settlement in settlements if isinstance(settlement.decision, Hold)}
@@ -300,6 +307,15 @@ class Sender:
         )
         if held:
             self._hold(commits, held, delay_ms=self._limits.held_delay_ms)
+
+    def _log_outage(self, outage: BrokerError | None) -> None:
+        """Log the beginning and the end of an outage, a line each: what is committed meanwhile waits in the table."""
+        if outage is not None and not self._is_out:
+            extra = {"broker": self._broker_name, "error": str(outage), "cause": str(root_cause(outage))}
+            logger.warning("broker_outage_began", extra=extra)
+        elif outage is None and self._is_out:
+            logger.warning("broker_outage_ended", extra={"broker": self._broker_name})
+        self._is_out = outage is not None
 
     def _accepted(self) -> dict[str, set[str]]:
         """Returns, by order key, the ids that the broker has accepted and that are not settled in the table yet."""

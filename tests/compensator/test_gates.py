@@ -65,4 +65,7 @@ def test_the_end_of_an_outage_is_a_warning_as_its_beginning_is(caplog: pytest.Lo
     run_outage(Gates(clock=clock, random=Random(0), breaker=OPTIONS), clock)
 
     states = [vars(one)["state"] for one in caplog.records if one.getMessage().startswith("breaker_changed")]
+    reasons = [vars(one)["reason"] for one in caplog.records if one.getMessage().startswith("breaker_changed")]
     assert states == ["open", "open", "closing", "closed"]
+    assert reasons[-2:] == ["the broker answers"] * 2
+    assert reasons[0] == "down"

@@ -604,3 +604,15 @@ def test_a_long_reason_is_cut(watched: WatchedBroker, running: Running) -> None:
     watched.wait_for(lambda: len(watched.nacks) == 2)
 
     assert [len(nack["reason"]) for nack in watched.nacks] == [REASON_CHARS_MAX] * 2
+
+
+def test_a_consumer_process_says_at_its_start_what_it_consumes(
+    watched: WatchedBroker, running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    running(consumer(["orders", "bills"], group="g", workers=2)(lambda _one: None))
+
+    (record,) = (one for one in caplog.records if event_name(one) == "consumers_started")
+    assert vars(record)["consumes"] == ["orders/g x 2", "bills/g x 2"]
+    assert vars(record)["broker"] == "WatchedBroker"
