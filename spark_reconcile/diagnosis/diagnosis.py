@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
 from spark_reconcile.core.dataframes import listed
-from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.settings import BusinessRule, Settings
 from spark_reconcile.diagnosis.clock_offsets import ComparedTimes, Differences, measured_differences
 from spark_reconcile.diagnosis.findings_outside_extent import extents_of, findings_outside
 from spark_reconcile.diagnosis.rows_of_other_hours import UNASKED
@@ -17,7 +17,9 @@ from spark_reconcile.results.common_causes import (
     OFFSET_ROWS_MIN,
     Cause,
     Offset,
+    RuleMatches,
     extent_causes,
+    key_causes,
     offset_causes,
     shared_offset_ms,
 )
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 PENDING_SHARE_MIN: Final = 0.01
 """Share of pending verdicts that is normal in a run with correct clocks."""
+_WITHOUT_MESSAGE: Final = frozenset({"no_message", "message_in_grace"})
+_WITHOUT_ROW: Final = "no_business_row"
 Tables = Callable[[], "tuple[DataFrame, DataFrame]"]
 """Loads the verdicts on messages and deliveries, and those on business rows; called only if needed."""
 
@@ -56,7 +60,7 @@ def diagnose(
     tables: Tables, *, evidence: Evidence, settings: Settings, verdict_counts: Sequence[VerdictCount],
     inputs: Sequence[InputExtent], displaced: Callable[[DataFrame], Evidence] | None = None,
 ) -> list[Cause]:  # fmt: skip
-    """Returns the causes of a run's verdicts, those that explain most first.
+    """Returns the causes of a run's verdicts: rules whose keys are none of the messages', then those that explain most.
 
     `displaced`: given verdicts on messages, loads evidence with the business rows of their keys; for a run that has
     read business rows of a time range only.
@@ -64,7 +68,33 @@ def diagnose(
     extents = extents_of(verdict_counts, inputs, settings.rules)
     found = extent_causes(findings_outside(*tables(), extents)) if extents else []
     found += _offset_causes(_TimedEvidence(tables, evidence, displaced), settings, verdict_counts)
-    return sorted(found, key=lambda cause: (-cause.count, cause.sentence))
+    # By the hour, rows whose times are off are not read beside their messages: their keys are none of these, either.
+    explained = {cause.what for cause in found if cause.source == "business"}
+    matches = [one for one in rule_matches(verdict_counts, settings.rules) if one.rule not in explained]
+    return [*key_causes(matches), *sorted(found, key=lambda cause: (-cause.count, cause.sentence))]
+
+
+def rule_matches(verdict_counts: Sequence[VerdictCount], rules: Sequence[BusinessRule]) -> list[RuleMatches]:
+    """Counts, for each rule that alone covers its topic, rows with and without messages, and the reverse."""
+    topics = [rule.topic for rule in rules]
+    found = []
+    for rule in rules:
+        if topics.count(rule.topic) > 1:
+            continue
+        rows = {True: 0, False: 0}
+        messages = {True: 0, False: 0}
+        for one in verdict_counts:
+            if one.scope is Scope.BUSINESS and one.of == rule.name:
+                rows[one.rule in _WITHOUT_MESSAGE] += one.count
+            elif one.scope is Scope.MESSAGE and one.topic == rule.topic:
+                messages[one.rule == _WITHOUT_ROW] += one.count
+        found.append(
+            RuleMatches(
+                rule=rule.name, topic=rule.topic, key_column=rule.key_column, matched=rows[False],
+                unmatched=rows[True], asked_for=messages[False], unasked_for=messages[True],
+            )
+        )  # fmt: skip
+    return found
 
 
 @dataclass(frozen=True, slots=True)

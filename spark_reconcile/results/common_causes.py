@@ -12,6 +12,8 @@ from spark_reconcile.rules.verdict_rule import Scope
 
 FINDINGS_MIN: Final = 100
 """Fewer findings of a rule need no common cause: users read them one by one."""
+UNMATCHED_MIN: Final = 5
+"""Fewer rows and messages may miss each other one by one."""
 SHARE_MIN: Final = 0.95
 OFFSET_ROWS_MIN: Final = 20
 """Fewer rows may have the same difference by chance."""
@@ -82,6 +84,35 @@ class OutOfRangeFindings:
     findings: int
     before: int
     after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleMatches:
+    """How many rows of a business rule have a message (`matched`), or none, and how many messages of its topic, which
+    no other rule covers, have a row (`asked_for`), or none.
+    """
+
+    rule: str
+    topic: str
+    key_column: str
+    matched: int
+    unmatched: int
+    asked_for: int
+    unasked_for: int
+
+
+def key_causes(found: Iterable[RuleMatches]) -> list[Cause]:
+    """Returns a cause for each rule none of whose rows has the key of any message: that is the rule, not its rows."""
+    return [
+        Cause(
+            sentence=f"None of {one.unmatched:,} rows of the rule {one.rule!r} has the key of any of "
+            f"{one.unasked_for:,} messages on its topic {one.topic}: compare what {one.key_column} holds with the keys "
+            "that are published; another column, key_format or topic may be meant",
+            source="business", what=one.rule, count=one.unmatched + one.unasked_for,
+        )
+        for one in found
+        if min(one.unmatched, one.unasked_for) >= UNMATCHED_MIN and not one.matched and not one.asked_for
+    ]  # fmt: skip
 
 
 def extent_causes(found: Iterable[OutOfRangeFindings]) -> list[Cause]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reconcile import Condition, Settings, Summary, run, run_windows
+from spark_reconcile import BusinessRule, Condition, Settings, Summary, run, run_windows
+from spark_reconcile.diagnosis.diagnosis import rule_matches
 from spark_reconcile.diagnosis.findings_outside_extent import extents_of
 from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.results.common_causes import (
@@ -18,6 +19,7 @@ from spark_reconcile.results.common_causes import (
     OutOfRangeFindings,
     RuleExtent,
     extent_causes,
+    key_causes,
     offset_causes,
     shared_offset_ms,
 )
@@ -290,3 +292,40 @@ def _moment(time_ms: int) -> str:
     from datetime import UTC, datetime
 
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _counted(scope: Scope, topic: str, of: str, rule: str, count: int) -> VerdictCount:
+    return VerdictCount(
+        scope=scope, topic=topic, of=of, state=State.LOST, severity=Severity.FINDING, rule=rule, count=count
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("announced", "lost", "stored", "unasked", "rules", "is_cause"),
+    [
+        (0, 40, 0, 38, 1, True),
+        (0, 40, 0, 38, 2, False),  # another rule's rows may ask for them
+        (1, 40, 0, 38, 1, False),
+        (0, 40, 1, 38, 1, False),
+        (0, 4, 0, 38, 1, False),
+        (0, 40, 0, 4, 1, False),
+    ],
+)
+def test_a_rule_none_of_whose_rows_matches_any_message_is_one_cause_and_the_first(
+    announced: int, lost: int, stored: int, unasked: int, rules: int, is_cause: bool
+) -> None:
+    rule = BusinessRule(name="orders", table="t", key_column="order_no", time_column="at", topic=PAID)
+    counts = [
+        _counted(Scope.BUSINESS, PAID, "orders", "announced", announced),
+        _counted(Scope.BUSINESS, PAID, "orders", "no_message", lost),
+        _counted(Scope.MESSAGE, PAID, "", "stored", stored),
+        _counted(Scope.MESSAGE, PAID, "", "no_business_row", unasked),
+        _counted(Scope.MESSAGE, OPENED, "", "stored", 7), _counted(Scope.BUSINESS, OPENED, "others", "announced", 7),
+    ]  # fmt: skip
+
+    causes = key_causes(rule_matches(counts, [rule, *[replace(rule, name="more")] * (rules - 1)]))
+
+    assert [one.count for one in causes] == [lost + unasked] * is_cause
+    for cause in causes:
+        assert "None of 40 rows of the rule 'orders' has the key of any of 38 messages" in cause.sentence
+        assert "order_no" in cause.sentence
