@@ -356,9 +356,7 @@ class Run:
             case _:
                 pass
 
-    def _attempt(
-        self, path: Path, act: Callable[[], None], *, slot: str | None, step: Step | None = None
-    ) -> Outcome:
+    def _attempt(self, path: Path, act: Callable[[], None], *, slot: str | None, step: Step | None = None) -> Outcome:
         place = None if slot is None else self._place(slot)
         root = self._root(place)
         before = self._state(place, root)
