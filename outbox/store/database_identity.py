@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, literal_column, select
+from sqlalchemy.exc import DBAPIError
 
 from outbox.store.database import MYSQL_DIALECTS, NO_SUCH_TABLE, PRIVILEGE_MISSING
 from outbox.store.schema import outbox_tables
@@ -87,12 +88,19 @@ def _identity_at(connection: Connection, place: TablePlace) -> _Identity:
     """Returns what a server says, by the driver alone: nothing of SQLAlchemy's may begin a transaction for it."""
     identity = outbox_tables(place).identity
     question = str(select(identity.c.id, literal_column("@@global.read_only")).compile(dialect=connection.dialect))
-    driver_error: type[Exception] = connection.dialect.loaded_dbapi.Error
+    driver_error: Any = connection.dialect.loaded_dbapi.Error
     with closing(connection.connection.cursor()) as cursor:
         try:
             cursor.execute(question)
             row: Any = cursor.fetchone()
         except driver_error as error:
+            if connection.dialect.is_disconnect(error, None, cursor):
+                # As SQLAlchemy does for a statement of its own: else the rollback that follows fails with an error that
+                # says nothing, and hides this one.
+                connection.invalidate(error)
+                raise DBAPIError.instance(
+                    question, (), error, driver_error, connection_invalidated=True, dialect=connection.dialect
+                ) from error
             if not error.args or error.args[0] not in _NOT_THERE:
                 raise DatabaseUnavailable(f"a connection did not say which database it is on ({error})") from error
             return _Identity(None)
