@@ -253,7 +253,7 @@ def test_a_source_that_is_named_twice_is_an_error() -> None:
     config = load(
         {
             "broker": {"url": "http://b"},
-            "compensator": {"sources": [{"url": "mysql+pymysql://u@h/a"}, {"url": "mysql+pymysql://u@h/b"}]},
+            "compensator": {"sources": [{"url": "mysql+pymysql://u@h/a"}, {"url": "mysql+pymysql://v@h/a"}]},
         },
         file=None,
     )

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Consumer, NotTried, consumer
 from outbox.consumers.consumer_decorator import CommittedByHandler, Outcome
+from outbox.store.table_placement import connect_once
 from outbox_core.common.errors import NoTransaction
 from outbox_core.messages.message import Delivery
 from outbox_core.runtime.logs import event_name
@@ -220,6 +221,7 @@ def test_a_deadlock_at_the_mark_is_a_conflict_and_no_outage(mysql_shop: Shop) ->
         lambda session, one: session.add(Payment(id=int(one.body)))
     )
     assert pay.store is not None
+    assert pay.engine is not None
     outcomes: list[object] = []
 
     def handle() -> None:
@@ -230,6 +232,7 @@ def test_a_deadlock_at_the_mark_is_a_conflict_and_no_outage(mysql_shop: Shop) ->
 
     threads = [threading.Thread(target=handle) for _ in range(2)]
     with mysql_shop.other_engine().connect() as first:
+        connect_once(pay.engine)
         pay.store.mark(first, group="g", message_id="m-1", topic="orders")
         for thread in threads:
             thread.start()
