@@ -57,7 +57,7 @@ AcceptMissing = Annotated[
     list[str] | None,
     typer.Option(
         "--accept-missing", metavar="SOURCE",
-        help="Judge although this source lost evidence that an earlier run had, as the error named it; for one run.",
+        help="Judge although evidence of this source is missing, as the error named it; for one run.",
     ),
 ]  # fmt: skip
 Quiet = Annotated[

@@ -221,14 +221,15 @@ class Grace:
 class Settings:
     """One reconciliation: the sources, the rules, the bounds, and the output folder.
 
-    `schema` has the outbox tables, if they are not in the database of the URL (SQLite ignores it). `outboxes`: more of
-    them, on any number of instances. `archives`: folders of Parquet files into which archive rows were moved, same
-    columns; a text is a URL (`s3a://bucket/archive`), passed to Spark unchanged. `broker_data` and `output` are local
-    folders. `complete_since_ms`: the archive has every row sent since then; `archive_days`, `inbox_days`: the
-    compensator's retention. Without both: since the oldest row. `until`: until when databases are complete that have no
-    `until` of their own. `delay`: a delay cluster whose due messages go to this broker. `groups`: consumer groups that
-    the broker must know, each as `group` or `topic/group`. `accept_missing`: sources whose loss of evidence this one
-    run accepts. `keep_days`: how long the folders of runs are kept, by default for ever. `limits` decide no verdict.
+    `schema` has the outbox tables, if they are not in the database of the URL (SQLite ignores it). `outboxes`: more
+    of them, on any number of instances. `archives`: folders of Parquet files into which archive rows were moved,
+    same columns; a text is a URL (`s3a://bucket/archive`), passed to Spark unchanged. `archive`: whether sent rows
+    are kept at all. `broker_data` and `output` are local folders. `complete_since_ms`: the archive has every row
+    sent since then; `archive_days`, `inbox_days`: the compensator's retention. Without both: since the oldest row.
+    `until`: until when databases are complete that have no `until` of their own. `delay`: a delay cluster whose due
+    messages go to this broker. `groups`: consumer groups that the broker must know, each as `group` or
+    `topic/group`. `accept_missing`: sources whose loss of evidence this one run accepts. `keep_days`: how long the
+    folders of runs are kept, by default for ever. `limits` decide no verdict.
     """
 
     database_url: str = field(repr=False)
@@ -237,6 +238,7 @@ class Settings:
     schema: str | None = None
     outboxes: Sequence[OutboxSource] = ()
     archives: Sequence[Path | str] = ()
+    archive: bool = True
     complete_since_ms: int | None = None
     archive_days: float | None = None
     inbox_days: float | None = None

@@ -29,7 +29,9 @@ from spark_reconcile.core.settings import (
 _UNTIL: Final = frozenset({"complete_until", "lag_seconds"})
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "": frozenset({"database", "outboxes", "archive", "broker", "rules", "inboxes", "grace", "output", "delay"}),
-    "database": frozenset({"url", "password_file", "schema", "complete_since", "archive_days", "inbox_days"}) | _UNTIL,
+    "database": frozenset(
+        {"url", "password_file", "schema", "archive", "complete_since", "archive_days", "inbox_days"}
+    ) | _UNTIL,
     "outboxes": frozenset({"url", "schema"}) | _UNTIL,
     "archive": frozenset({"parquet"}),
     "broker": frozenset({"data", "groups"}),
@@ -72,6 +74,7 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
             outboxes=tuple(one for table in _tables(config, "outboxes") for one in _outboxes(table)),
             archives=tuple(_archive(one, folder) for one in _listed(_table(config, "archive"), "parquet", "archive")),
             complete_since_ms=_time_ms(database, "database"),
+            archive=_flag(database, "archive", "database"),
             archive_days=_number(database, "archive_days", "database"),
             inbox_days=_number(database, "inbox_days", "database"),
             until=_until(database, "database"),
@@ -120,6 +123,13 @@ def _rule(table: Mapping[str, Any]) -> BusinessRule:
         complete_since_ms=_time_ms(table, "rules"),
         until=_until(table, "rules"),
     )
+
+
+def _flag(table: Mapping[str, Any], name: str, of: str) -> bool:
+    found = table.get(name, True)
+    if not isinstance(found, bool):
+        raise ConfigurationError(f"[{of}]: {name} is true or false, not {found!r}")
+    return found
 
 
 def _key_format(name: str) -> KeyFormat:

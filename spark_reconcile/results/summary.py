@@ -127,6 +127,8 @@ class Summary:
     windows: WindowCounts | None = None
     clocks: Mapping[str, int] = field(default_factory=dict)
     unjudged: Sequence[UnjudgedHours] = ()
+    shortened: Sequence[str] = ()
+    """A sentence for each source that an earlier run saw to reach further."""
     took_seconds: Mapping[str, float] = field(default_factory=dict)
     grace: Grace | None = None
     """The time limits of the verdicts; None for runs of older versions, which did not store them."""
@@ -203,7 +205,8 @@ class Summary:
     @property
     def _gone(self) -> str:
         gone = [f"{one.hours:,} hours of the {one.source} ({one.what})" for one in self.unjudged if one.hours]
-        return f" Purged before they were judged: {', '.join(gone)}." if gone else ""
+        purged = f" Purged before they were judged: {', '.join(gone)}." if gone else ""
+        return purged + "".join(f" {sentence}." for sentence in self.shortened)
 
     @property
     def clock_sentences(self) -> list[str]:

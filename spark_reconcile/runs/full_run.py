@@ -107,7 +107,7 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
     evidence, axis = job.evidence, axis_of(job.evidence)
     placement = by_bucket(axis)
     try:
-        check_evidence(evidence, job.settings, job.plan, now_ms=job.now_ms)
+        shortened = check_evidence(evidence, job.settings, job.plan, now_ms=job.now_ms)
         job.say(f"giving verdicts on {evidence.row_count:,} rows")
         first = job.judge(evidence, placement)
         found = recheck(job, evidence, first, placement)
@@ -127,7 +127,9 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
     first.release()
     watch.lap("count")
     job.say("writing the report")
-    summary = replace(summary, causes=causes, took_seconds=watch.laps, clocks=job.plan.clocks)
+    summary = replace(
+        summary, causes=causes, took_seconds=watch.laps, clocks=job.plan.clocks, shortened=shortened
+    )  # fmt: skip
     publish(summary, job.settings, stage=stage)
     keep_totals(evidence, job.settings, job.plan, now_ms=job.now_ms)
     remove_runs(job.settings.output, keep_days=job.settings.keep_days, newest=stage.run_id)

@@ -121,15 +121,14 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
     begun = store.begun(now)
     job = replace(job, late=first_looked_at_late(windows, store.windows, begun, now))
     try:
-        check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
+        shortened = check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
         job.say(f"comparing digests of {job.evidence.row_count:,} rows in {len(windows):,} windows")
         compared = compare(job, FileDigestCache(job.settings.output, job.settings.limits, checkpoint=store.checkpoint))
         judged = judge_windows(job, windows, compared, store=store)
         overdue = overdue_outside(job, windows, table=stage.table("overdue"))
         watch.lap("judge")
         shown = {start: store.windows[start] for start in windows}
-        flow = _flow(compared, windows, shown)
-        hours = sampled_hours(job.evidence, windows)
+        flow, hours = _flow(compared, windows, shown), sampled_hours(job.evidence, windows)
         causes = diagnose(
             lambda: window_tables(job.session, store, windows), evidence=job.evidence, settings=job.settings,
             verdict_counts=verdict_counts_of(window.result for window in shown.values()), inputs=sources,
@@ -145,6 +144,7 @@ def _run(job: RunContext, windows: Sequence[int], store: WindowStore, *, stage: 
         causes=causes,
         inputs=with_notes(sources, gone),
         unjudged=gone,
+        shortened=shortened,
         folder=str(stage.final),
         windows=replace(
             counts_of(shown, before=[one.result for start, one in store.windows.items() if start < windows[0]]),

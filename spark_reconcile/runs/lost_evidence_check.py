@@ -1,4 +1,5 @@
-"""Detects evidence that a source had in an earlier run and lost since, without a purge or deletion that explains it.
+"""Detects evidence that a source had in an earlier run and lost since, without a purge or deletion that explains it;
+and evidence that a first run must expect, since the broker has the other half of it.
 
 Compares sources as a whole: "no row in this time range" is not "no row". Reads only totals.json.
 """
@@ -47,9 +48,10 @@ class LostEvidence:
     cure: str
 
 
-def check_evidence(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int) -> None:
+def check_evidence(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int) -> list[str]:
     """Refuse to evaluate if the action log lost its end, evidence of earlier runs is missing, or the settings name a
-    group unknown to the broker. Unproven losses are noted with the evidence.
+    group unknown to the broker. Unproven losses are noted with the evidence. Returns a sentence for each source that
+    an earlier run saw to reach further, which retention may explain: for the headline.
 
     Raises NotComparable; ConfigurationError if a name is wrong, or if a source in `settings.accept_missing` misses
     nothing.
@@ -59,7 +61,8 @@ def check_evidence(evidence: Evidence, settings: Settings, plan: SourcePlan, *, 
         torn = evidence.torn.get("action log", "")
         evidence.torn = {**evidence.torn, "action log": "; ".join(filter(None, (torn, note)))}
     known = _known(evidence)
-    missing = find_missing(read_totals(settings.output), evidence, settings, plan, known=known, now_ms=now_ms)
+    before = read_totals(settings.output)
+    missing = find_missing(before, evidence, settings, plan, known=known, now_ms=now_ms)
     accepted = set(settings.accept_missing)
     needless = sorted(accepted - {one.name for one in missing})
     if needless:
@@ -72,11 +75,12 @@ def check_evidence(evidence: Evidence, settings: Settings, plan: SourcePlan, *, 
         more = f"; and {len(refused) - NAMED_MAX:,} more" if len(refused) > NAMED_MAX else ""
         options = " ".join(f"--accept-missing {one.name!r}" for one in refused[:NAMED_MAX])
         raise NotComparable(
-            f"evidence is missing that an earlier run had, so nothing is judged: {named}{more}. Where that was done on "
+            f"evidence is missing, so nothing is judged: {named}{more}. Where that was done on "
             f"purpose, run it once with {options}, or move {settings.output / TOTALS_FILE} away to forget all of it"
         )
     logs = {log: sum(one.rows for one in evidence.counts if one.leg == log) for log in LOGS}
     check_names(settings, known, plan.extents, rows=logs)
+    return shortened(before, evidence, settings, plan.extents)
 
 
 def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int) -> None:
@@ -114,6 +118,7 @@ def find_missing(
     """Returns what is missing compared to the totals of earlier runs, for sources that are in the settings."""
     return [
         *_tables(before, settings, plan.extents, now_ms=now_ms),
+        *_never_there(before, evidence, settings, plan.extents, now_ms=now_ms),
         *_logs(before, settings, evidence),
         *_groups(before, settings, evidence, known=known),
     ]
@@ -133,6 +138,62 @@ def is_gone(before: SourceTotals, now: TableExtent, *, since_ms: int | None) -> 
         return now.first_ms is None or now.first_ms > before.first_ms
     # Of the rows in between only the last one is known.
     return before.last_ms >= since_ms and (now.first_ms is None or now.first_ms > before.last_ms)
+
+
+def shortened(before: KeptTotals, evidence: Evidence, settings: Settings, extents: Sequence[TableExtent]) -> list[str]:
+    """Returns a sentence for each source that begins later, or ends earlier, than an earlier run saw it."""
+    told = []
+    for extent in extents:
+        noted = before.sources.get(extent.name)
+        if noted is None or extent.first_ms is None or extent.last_ms is None or not noted.first_ms:
+            continue
+        is_kept = _kept(settings, extent, now_ms=0)[0] is not None
+        if extent.first_ms > noted.first_ms and not is_kept:
+            told.append(_moved(extent.name, "begins at", noted, noted.first_ms, extent.first_ms))
+        if extent.last_ms < noted.last_ms:
+            told.append(_moved(extent.name, "ends at", noted, noted.last_ms, extent.last_ms))
+    for log in LOGS:
+        name, segments = _log_name(log, settings), evidence.surveyed[log]
+        noted = before.sources.get(name)
+        begins_ms = 0 if begins_whole(segments) else segments[0].created_at_ms
+        # The reach of a log that was dropped in part is later than its first segment, by the skew.
+        if noted is not None and begins_ms > (noted.complete_since_ms or 0):
+            told.append(_moved(name, "begins at", noted, noted.first_ms, begins_ms))
+    return told
+
+
+def _moved(name: str, verb: str, noted: SourceTotals, before_ms: int, now_ms: int) -> str:
+    return (
+        f"The {name} {verb} {utc_text(now_ms)}, where a run at {utc_text(noted.noted_at_ms)} saw it reach to "
+        f"{utc_text(before_ms)}"
+    )
+
+
+def _never_there(
+    before: KeptTotals, evidence: Evidence, settings: Settings, extents: Sequence[TableExtent], *, now_ms: int
+) -> Iterator[LostEvidence]:
+    """Empty tables that no run has noted, while the broker has what goes with their rows."""
+    old_ms = now_ms - settings.grace.ms
+    archives = [extent for extent in extents if extent.leg is Leg.ARCHIVE]
+    has_archive = settings.archive and not settings.archives and all(extent.is_empty for extent in archives)
+    topics = {*evidence.known_topics, *(rule.topic for rule in settings.rules)}
+    for extent in extents:
+        if not extent.is_empty or extent.name in before.sources:
+            continue
+        since_ms, _ = _kept(settings, extent, now_ms=now_ms)
+        if extent.leg is Leg.INBOX:
+            noted = [one for one in evidence.counts if one.leg == "actions" and one.note == f"acked {extent.what}"]
+            what, cure = "acknowledgements of this group", "name the inbox that its consumers write, or leave it out"
+        else:
+            noted = [one for one in evidence.counts if one.leg == "messages" and one.topic in topics and has_archive]
+            what, cure = "messages on topics of this outbox", "say archive = false in [database] if it is off"
+        # Newer ones came after the table was read; of older ones than are kept, the rows are purged.
+        noted = [one for one in noted if 0 < one.first_ms < old_ms and one.last_ms >= (since_ms or 0)]
+        if noted:
+            yield LostEvidence(
+                name=extent.name, had=f"it is empty, while the broker has {sum(one.rows for one in noted):,} {what}",
+                cure=f"Restore it from a copy, or {cure}",
+            )  # fmt: skip
 
 
 def _tables(

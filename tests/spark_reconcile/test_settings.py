@@ -16,6 +16,7 @@ import pytest
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import CompletenessBound, Condition, Operator, Settings
+from spark_reconcile.core.settings import KeyFormat
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.load.spark_session import spark_session
 from spark_reconcile.sources.dbapi_reader import Place
@@ -364,3 +365,16 @@ def _settings(folder: Path, text: str) -> Settings:
 def _outbox(*arguments: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "outbox", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+def test_the_settings_say_that_there_is_no_archive_and_how_a_key_is_written() -> None:
+    rule = {"name": "r", "table": "t", "key_column": "id", "time_column": "at", "topic": "t", "key_format": "uuid"}
+    tables = {"database": {"url": "sqlite:///a.db", "archive": False}, "broker": {"data": "data"}, "rules": [rule]}
+
+    settings = settings_of(tables)
+
+    assert not settings.archive
+    assert settings.rules[0].key_format is KeyFormat.UUID
+    for wrong in ({"database": {"url": "sqlite:///a.db", "archive": "no"}}, {"rules": [{**rule, "key_format": "x"}]}):
+        with pytest.raises(ConfigurationError, match=r"archive is true or false|key_format is one of hex, uuid"):
+            settings_of({**tables, **wrong})

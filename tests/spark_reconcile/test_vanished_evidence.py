@@ -19,7 +19,7 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup
 from outbox_core.messages.message import GroupConfig, Message
-from spark_reconcile import InboxSource, NotComparable, Settings, Summary, run, run_windows
+from spark_reconcile import BusinessRule, InboxSource, NotComparable, Settings, Summary, run, run_windows
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
@@ -37,7 +37,7 @@ from spark_reconcile.results.source_history import (
     read_totals,
     write_totals,
 )
-from spark_reconcile.runs.lost_evidence_check import find_missing, is_gone
+from spark_reconcile.runs.lost_evidence_check import find_missing, is_gone, shortened
 from spark_reconcile.sources.log_segments import LogSegment, survey
 from spark_reconcile.sources.sql_statements import Leg
 from tests.fixtures.databases import Database
@@ -308,6 +308,97 @@ def test_the_settings_of_a_group_s_inboxes_say_which_of_its_effects_no_purge_tak
     assert ["let inbox_days in the settings say" in one.cure for one in missing] == [True] * gone
 
 
+EMPTY_INBOX = TableExtent(name="inbox", leg=Leg.INBOX, what=TICKETS, first_ms=None, last_ms=None)
+EMPTY_ARCHIVE = TableExtent(name="archive", leg=Leg.ARCHIVE, what="", first_ms=None, last_ms=None)
+FULL_ARCHIVE = TableExtent(name="other", leg=Leg.ARCHIVE, what="", first_ms=NOW_MS - HOUR_MS, last_ms=NOW_MS - HOUR_MS)
+SUMMARY = Summary(
+    run_id="r", judged_at_ms=1, business_rows=0, messages=0, message_groups=0, stored=0, delivered=0, redelivered=0,
+    acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0,
+)  # fmt: skip
+NOTED_EMPTY = SourceTotals(rows=0, first_ms=0, last_ms=0, complete_since_ms=None, noted_at_ms=NOW_MS - HOUR_MS)
+
+
+@pytest.mark.parametrize(
+    ("extents", "settings", "noted", "ages_h", "missing"),
+    [
+        ([EMPTY_INBOX, EMPTY_ARCHIVE], {}, [], (3, 2), ["inbox", "archive"]),
+        ([EMPTY_INBOX, EMPTY_ARCHIVE], {}, ["inbox"], (3, 2), ["archive"]),
+        ([EMPTY_INBOX, EMPTY_ARCHIVE], {}, ["inbox", "archive"], (3, 2), []),
+        ([EMPTY_INBOX, EMPTY_ARCHIVE], {"archive": False}, [], (3, 2), ["inbox"]),
+        ([EMPTY_INBOX, EMPTY_ARCHIVE], {"archives": ["s3a://moved"]}, [], (3, 2), ["inbox"]),
+        ([EMPTY_ARCHIVE, FULL_ARCHIVE], {}, [], (3, 2), []),
+        ([EMPTY_INBOX, EMPTY_ARCHIVE], {}, [], (0, 0), []),  # they came while the tables were read
+        ([EMPTY_INBOX], {"inbox_days": 0.1}, [], (30, 20), []),  # a purge took their effects
+        ([EMPTY_INBOX], {"inbox_days": 0.1}, [], (30, 1), ["inbox"]),
+        ([EMPTY_ARCHIVE], {"archive_days": 0.1}, [], (30, 20), []),
+        ([EMPTY_ARCHIVE], {"archive_days": 0.1}, [], (30, 1), ["archive"]),
+    ],
+)
+def test_an_empty_table_is_missing_where_the_broker_has_what_goes_with_its_rows(
+    tmp_path: Path, extents: list[TableExtent], settings: dict[str, Any], noted: list[str], ages_h: tuple[int, int],
+    missing: list[str],
+) -> None:  # fmt: skip
+    times = {"first_ms": NOW_MS - ages_h[0] * HOUR_MS, "last_ms": NOW_MS - ages_h[1] * HOUR_MS}
+    evidence = whole_logs()
+    evidence.counts = [
+        LegCount(leg="actions", topic=PAID, note=f"acked {TICKETS}", rows=5, **times),
+        LegCount(leg="messages", topic=PAID, note="", rows=5, **times),
+        LegCount(leg="messages", topic="of another outbox", note="", rows=7, first_ms=1, last_ms=NOW_MS),
+    ]
+    given = Settings(
+        database_url="sqlite:///none", broker_data=tmp_path, output=tmp_path, inboxes=[InboxSource(group=TICKETS)],
+        rules=[BusinessRule(name="r", table="t", key_column="id", time_column="at", topic=PAID)], **settings,
+    )  # fmt: skip
+    known = KnownGroups(pairs=frozenset(), deleted=frozenset(), is_complete=True, is_whole=True)
+
+    found = find_missing(
+        KeptTotals(sources=dict.fromkeys(noted, NOTED_EMPTY)), evidence, given,
+        SourcePlan((), (), 0, extents=extents), known=known, now_ms=NOW_MS,
+    )  # fmt: skip
+
+    assert [one.name for one in found] == missing
+    assert all("while the broker has 5 " in one.had for one in found)
+
+
+@pytest.mark.parametrize(
+    ("now_h", "archive_days", "first_offset", "told"),
+    [
+        ((8, 4), None, 0, []),
+        ((8, 1), None, 0, []),
+        ((6, 4), None, 0, ["archive begins at"]),
+        ((6, 4), 0.2, 0, []),  # a purge may take these
+        ((8, 6), None, 0, ["archive ends at"]),
+        ((8, 6), 1, 0, ["archive ends at"]),
+        ((8, 4), None, 4096, ["message log in BROKER begins at", "action log in BROKER begins at"]),
+    ],
+)
+def test_a_source_that_reaches_less_far_than_an_earlier_run_saw_is_told_in_the_headline(
+    tmp_path: Path, now_h: tuple[int, int], archive_days: float | None, first_offset: int, told: list[str]
+) -> None:
+    def noted(first_h: int, last_h: int) -> SourceTotals:
+        first_ms, last_ms = (NOW_MS - age * HOUR_MS for age in (first_h, last_h))
+        return SourceTotals(rows=9, first_ms=first_ms, last_ms=last_ms, complete_since_ms=0, noted_at_ms=NOW_MS)
+
+    settings = Settings(
+        database_url="sqlite:///none", broker_data=tmp_path, output=tmp_path, archive_days=archive_days
+    )  # fmt: skip
+    before = {"archive": noted(8, 4), **{f"{log} in {tmp_path}": noted(8, 4) for log in ("message log", "action log")}}
+    first_ms, last_ms = (NOW_MS - age * HOUR_MS for age in now_h)
+    extent = TableExtent(name="archive", leg=Leg.ARCHIVE, what="", first_ms=first_ms, last_ms=last_ms)
+    evidence = whole_logs()
+    evidence.surveyed = {
+        log: [LogSegment(path="s", first_offset=first_offset, created_at_ms=NOW_MS, size_bytes=0, last=True)]
+        for log in evidence.surveyed
+    }
+
+    found = shortened(KeptTotals(sources=before), evidence, settings, [extent])
+
+    begun = [one.removeprefix("The ").replace(str(tmp_path), "BROKER").partition(" 20")[0] for one in found]
+    assert begun == told
+    summary = replace(SUMMARY, shortened=found)
+    assert all(one in summary.headline for one in found)
+
+
 def test_totals_are_read_back_and_what_no_run_wrote_is_refused(tmp_path: Path) -> None:
     source = SourceTotals(rows=1, first_ms=2, last_ms=3, complete_since_ms=None, noted_at_ms=4, end_offset=5)
     totals = KeptTotals(sources={"inbox": source}, groups={"b": BrokerGroups(pairs=[(PAID, MAIL)], noted_at_ms=6)})
@@ -326,16 +417,27 @@ def test_totals_are_read_back_and_what_no_run_wrote_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.spark
-def test_what_a_first_run_cannot_know_is_in_the_notes_of_the_sources(
+def test_a_first_run_on_emptied_tables_is_refused_unless_that_is_accepted_or_the_settings_say_so(
     spark: SparkSession, sqlite: Database, tmp_path: Path, world: World
 ) -> None:
     world.inbox, world.archive = [], []
-    summary = run(world.write(sqlite, tmp_path / "emptied"), session=spark, now_ms=NOW_MS)
+    settings = world.write(sqlite, tmp_path / "emptied")
+    inbox, archive = (f"{name} in {tmp_path / 'business.db'}" for name in (f"inbox {TICKETS}", "archive"))
+
+    for first in (lambda: run(settings, session=spark, now_ms=NOW_MS), lambda: narrow(settings, spark)):
+        with pytest.raises(
+            NotComparable,
+            match=rf"{inbox}: it is empty, while the broker has 5 acknow.*{archive}: it is empty.* has 5 messages.*"
+            rf"archive = false.*--accept-missing '{inbox}' --accept-missing '{archive}'",
+        ):
+            first()
+    summary = run(replace(settings, accept_missing=[inbox, archive]), session=spark, now_ms=NOW_MS)
 
     assert "5 acknowledgements of this group: whether it was emptied cannot be known; " in note_of(summary, TICKETS)
     assert "their inbox in another schema, name it in [[inboxes]]" in note_of(summary, TICKETS)
     assert "5 messages on topics of this outbox: whether it was emptied" in note_of(summary, "sent messages")
     assert "whether it was emptied cannot be known" in (Path(summary.folder) / "report.html").read_text()
+    assert narrow(settings, spark).balanced, "what was accepted once is known"
 
     new = World()
     new.sent("first", key=str(new.order()))
