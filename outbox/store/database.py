@@ -327,7 +327,8 @@ def _create(database: URL | str) -> Engine:
         if url.get_backend_name() in MYSQL_DIALECTS and url.get_driver_name() == "pymysql" and not is_bounded:
             arguments["connect_args"] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
         pings = url.get_backend_name() in MYSQL_DIALECTS
-        engine = create_engine(url, pool_pre_ping=pings, execution_options={_POOL_PINGS: pings}, **arguments)
+        options = {_POOL_PINGS: True} if pings else {}
+        engine = create_engine(url, pool_pre_ping=pings, execution_options=options, **arguments)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise ConfigurationError(
             f"not a database URL that can work ({error}); use one like mysql+pymysql://user@host/database "
