@@ -71,9 +71,7 @@ class CompensatorMetrics:
             "oldest_due_age_seconds", "How long the oldest message waits, since commit or due time.", "source"
         )
         self._oldest_at = self._gauge(
-            "oldest_pending_timestamp_seconds",
-            "Since when the oldest message waits; 0 if none does.",
-            "source",
+            "oldest_pending_timestamp_seconds", "Since when the oldest message waits; 0 if none does.", "source"
         )
         self._by_source = (
             self._last_success, self._leader, self._pending, self._retrying, self._parked, self._oldest,

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox
 from outbox.migrate import upgrade
+from outbox.store.database_identity import DatabaseIdentity
 from outbox_core.common.errors import ConfigurationError
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import LocalServer
@@ -121,14 +122,14 @@ def test_a_session_on_the_same_database_shares_it_however_it_is_reached(
 def test_a_connection_is_asked_once_and_one_of_the_outbox_s_own_pool_never(mysql_shop: Shop) -> None:
     questions: list[str] = []
     engine = mysql_shop.other_engine(pool_size=1, max_overflow=0)
-    box = mysql_shop.box(RecordingBroker(), sender=NO_SENDER)
-    with Session(engine) as session, session.begin():
-        box.publish("paid", "", session=session)
+    identity = DatabaseIdentity(mysql_shop.engine, schema=mysql_shop.database.schema)
+    with engine.connect() as connection:
+        assert identity.is_of(connection)
     for one in (engine, mysql_shop.engine):
         with one.connect() as connection:
             before = asked(connection)
             for _ in range(5):
-                box._writer.shares_database(connection)
+                assert identity.is_of(connection)
             questions.append(str(asked(connection) - before))
 
     assert questions == ["1", "1"]  # each the question itself

@@ -136,7 +136,7 @@ class Hostile:
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := self.ask(question)) != answer:
             assert time.monotonic() < deadline, found
-            time.sleep(0.02)
+            time.sleep(0.01)
 
 
 @pytest.fixture
