@@ -36,6 +36,7 @@ class CompensatorMetrics:
         self.registry = CollectorRegistry() if registry is None else registry
         self._topics: set[str] = set()
         self._lock = threading.Lock()
+        self._ages_us: dict[str, int] = {}
         self._is_served: Mapping[str, bool] = {}
         """By source; empty until the sources are assigned, when turns of any are recorded."""
         self._scans = self._counter("compensator_scans", "Turns of sources, by result.", "result")
@@ -77,12 +78,11 @@ class CompensatorMetrics:
             self._last_success, self._leader, self._pending, self._retrying, self._parked, self._oldest,
             self._oldest_at,
         )  # fmt: skip
-        self._ages_us: dict[str, int] = {}
         self._make_timer_metrics()
-        self._slots = SlotGauges(self.registry)
         self._begin_at_zero()
 
     def _make_timer_metrics(self) -> None:
+        self._slots = SlotGauges(self.registry)
         self._timer_lateness = Histogram(
             "outbox_compensator_timer_lateness_seconds",
             "How long the first timer of a batch had been due when it was taken from the timing store.",

@@ -83,32 +83,18 @@ def consumer(
     (True or "latest") or the topic's ("earliest"); `group` is only its name in logs and metrics. A failed message is
     retried in place, up to 16 times, and then skipped. There is no inbox: its marks belong to a group.
 
-    `ordered` (one message of a key at a time, in order, through failures too), `max_attempts`, `backoff` (its jitter is
-    the broker's), `filter` ("" for everything) and `start` ("earliest", "latest" or a datetime) declare the group if it
-    is not there. Where it is, other attempts or another backoff are left as they are stored, with a warning; another
-    order or filter is refused when the consumer starts; the start counts for a new group only.
+    `ordered` (one message of a key at a time), `max_attempts`, `backoff` (without its jitter), `filter` and `start`
+    make a group that is not there. Of one that is, another order or filter is refused, and the rest stays as it is stored.
     """
     topics = tuple(check_topic(one) for one in ((topic,) if isinstance(topic, str) else topic))
     group = check_group(group)
-    _check("topics", len(topics), at_most=TOPICS_MAX)
-    _check("workers", workers, at_most=WORKERS_MAX)
-    _check("prefetch", prefetch, at_most=PULL_MESSAGES_MAX)
-    _check("invisible_ms", invisible_ms, at_most=INVISIBLE_MS_MAX)
-    _check("handle_ms_max", handle_ms_max, at_most=None)
-    begins = None if broadcast is False else _broadcast_start(str(broadcast), inbox=inbox, workers=workers)
-    options = GroupOptions(
-        ordered=ordered, max_attempts=max_attempts, backoff=backoff, filter=filter, start=start
-    )  # fmt: skip
-    if begins is not None and not options.is_empty:
-        raise ConfigurationError("a broadcast consumer has no group that ordered, filter and the like could be said of")
-    engine = None if inbox is None else open_engine(inbox)
+    _check_bounds(
+        len(topics), workers=workers, prefetch=prefetch, invisible_ms=invisible_ms, handle_ms_max=handle_ms_max
+    )
+    options = GroupOptions(ordered=ordered, max_attempts=max_attempts, backoff=backoff, filter=filter, start=start)
+    begins = None if broadcast is False else _broadcast_start(str(broadcast), inbox, workers, options)
+    engine, async_engine = (None, None) if inbox is None else _open_inbox(inbox)
     store = None if engine is None else InboxStore(dialect=engine.dialect, schema=schema)
-    async_engine = inbox if isinstance(inbox, AsyncEngine) else None
-    if engine is not None:
-        listen_to_engines()
-        watch_dialect(engine.dialect)
-        if engine.dialect.is_async and async_engine is None:
-            async_engine = AsyncEngine(engine)
 
     def decorate(function: Callable[..., object]) -> Consumer:
         check_handler(function, engine)
@@ -119,6 +105,23 @@ def consumer(
         )  # fmt: skip
 
     return decorate
+
+
+def _check_bounds(topics: int, *, workers: int, prefetch: int, invisible_ms: int, handle_ms_max: int) -> None:
+    _check("topics", topics, at_most=TOPICS_MAX)
+    _check("workers", workers, at_most=WORKERS_MAX)
+    _check("prefetch", prefetch, at_most=PULL_MESSAGES_MAX)
+    _check("invisible_ms", invisible_ms, at_most=INVISIBLE_MS_MAX)
+    _check("handle_ms_max", handle_ms_max, at_most=None)
+
+
+def _open_inbox(inbox: Engine | AsyncEngine | URL | str) -> tuple[Engine, AsyncEngine | None]:
+    engine = open_engine(inbox)
+    listen_to_engines()
+    watch_dialect(engine.dialect)
+    if isinstance(inbox, AsyncEngine):
+        return engine, inbox
+    return engine, AsyncEngine(engine) if engine.dialect.is_async else None
 
 
 def run_consumers(
@@ -158,7 +161,7 @@ def _needed_capability(one: Consumer) -> Capability:
     return Capability.PULL if one.broadcast is None else Capability.BROADCAST
 
 
-def _broadcast_start(broadcast: str, *, inbox: object, workers: int) -> Start:
+def _broadcast_start(broadcast: str, inbox: object, workers: int, options: GroupOptions) -> Start:
     starts: dict[str, Start] = {"True": "latest", "latest": "latest", "earliest": "earliest"}
     if broadcast not in starts:
         raise ConfigurationError(f'broadcast is True, "latest" or "earliest", not {broadcast!r}')
@@ -166,6 +169,8 @@ def _broadcast_start(broadcast: str, *, inbox: object, workers: int) -> Start:
         raise ConfigurationError(
             "a broadcast consumer has no inbox: what one process has handled, all others would take for a duplicate"
         )
+    if not options.is_empty:
+        raise ConfigurationError("a broadcast consumer has no group that ordered, filter and the like could be said of")
     if workers != 1:
         raise ConfigurationError("a broadcast consumer has one worker a topic: it handles messages in their order")
     return starts[broadcast]

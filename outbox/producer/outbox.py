@@ -96,8 +96,7 @@ class Outbox:
             engine=self.engine, store=store, lease_ms=senders.lease_ms, placement=self.placement,
             keep_archive=policy.keep_archive,
         )  # fmt: skip
-        self._is_timed = timing is not None
-        self._ordered = _ordered_topics(ordered)
+        self._is_timed, self._ordered = timing is not None, _ordered_topics(ordered)
         self._sessions = _sessions_of(self.engine, database, session_factory)
         telemetry = telemetry or default_telemetry()
         self._composer = Composer(
@@ -107,11 +106,8 @@ class Outbox:
         relay = Relay(
             engine=self._background, store=store, broker=self.broker, policy=policy, random=random, telemetry=telemetry
         )
-        broker_name = mask_secrets(broker) if isinstance(broker, str) else type(broker).__name__
-        self._sender = Sender(
-            relay, limits=senders, telemetry=telemetry, timers=self._timers(timing, store, telemetry),
-            broker_name=broker_name,
-        )  # fmt: skip
+        self._sender = Sender(relay, limits=senders, telemetry=telemetry, timers=self._timers(timing, store, telemetry))
+        self._sender.broker_name = _shown(broker)
         self._commits = CommitHandler(engine=self.engine, writer=self._writer, sender=self._sender, telemetry=telemetry)
         _listen(self.engine)
 
@@ -251,6 +247,10 @@ class Outbox:
     def _add(self, row: OutboxRow, given: AnySession | None) -> None:
         session = self._sessions.publishing_session(given)
         session_hooks.unit_of(session, self._commits).add(row, session_hooks.open_savepoints(session))
+
+
+def _shown(broker: Broker | str) -> str:
+    return mask_secrets(broker) if isinstance(broker, str) else type(broker).__name__
 
 
 def _ordered_topics(ordered: Collection[str]) -> frozenset[str]:

@@ -120,14 +120,12 @@ class Sender:
         limits: SenderLimits,
         telemetry: Telemetry = NO_TELEMETRY,
         timers: TimerAdder | None = None,
-        broker_name: str = "broker",
     ) -> None:
-        """`timers` gets the rows that the message table holds until they are due. `broker_name`: for logs, without
-        secrets.
-        """
+        """`timers` gets the rows that the message table holds until they are due."""
         self._relay = relay
         self._timers = timers
-        self._broker_name = broker_name
+        self.broker_name: str = "broker"
+        """For logs, without secrets."""
         self._is_out = False
         self._limits = limits
         self._telemetry = telemetry
@@ -311,10 +309,10 @@ class Sender:
     def _log_outage(self, outage: BrokerError | None) -> None:
         """Log the beginning and the end of an outage, a line each: what is committed meanwhile waits in the table."""
         if outage is not None and not self._is_out:
-            extra = {"broker": self._broker_name, "error": str(outage), "cause": str(root_cause(outage))}
+            extra = {"broker": self.broker_name, "error": str(outage), "cause": str(root_cause(outage))}
             logger.warning("broker_outage_began", extra=extra)
         elif outage is None and self._is_out:
-            logger.warning("broker_outage_ended", extra={"broker": self._broker_name})
+            logger.warning("broker_outage_ended", extra={"broker": self.broker_name})
         self._is_out = outage is not None
 
     def _accepted(self) -> dict[str, set[str]]:
