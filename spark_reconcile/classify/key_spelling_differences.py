@@ -1,15 +1,18 @@
-"""Finds business rows and messages whose keys differ only in case or trailing blanks, among the findings alone.
+"""Finds business rows and messages whose keys differ only in their spelling, among the findings alone.
 
-Spark compares keys byte by byte; MySQL's default collations compare such keys as equal, so the code that published the
-message may have seen one key where Spark reads two. Without this the row would be lost, and its message a phantom.
+Spark compares keys byte by byte; a database may call more keys equal: MySQL's default collations those that differ in
+case or in accents. So the code that published the message may have seen one key where Spark reads two. Without this the
+row would be lost, and its message a phantom. Keys that differ in case or trailing blanks are taken for one in every
+database; of others the column's own collation is asked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.verdict_override import overruled, rule_named
-from spark_reconcile.core.dataframes import computed
+from spark_reconcile.core.dataframes import listed
 from spark_reconcile.rules.business_row_rules import BUSINESS_ROW_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES
 from spark_reconcile.rules.verdict_rule import Scope, VerdictRule
@@ -19,31 +22,72 @@ if TYPE_CHECKING:
 
 _UNASKED: Final = f"scope = '{Scope.MESSAGE}' and rule = 'no_business_row' and message_key is not null"
 _UNANSWERED: Final = "rule in ('no_message', 'too_few_messages')"
+KEYS_MAX: Final = 2_000
+"""Of up to so many rows and messages, the keys are compared by the database, too."""
+EqualKeys = Callable[[str, Sequence[str], Sequence[str]], Iterable[tuple[str, str]]]
+"""Given a topic, keys of rows and keys of messages, returns those pairs that are equal."""
 _FOLDED: Final = "lower(rtrim(message_key)) as folded"
 _OF_MESSAGE: Final = "key_spelling_differs"
 _OF_ROW: Final = "message_key_spelling_differs"
 
 
 def with_key_spelling_differences(
-    table: DataFrame, business: DataFrame, *, is_few: bool
+    table: DataFrame, business: DataFrame, *, is_few: bool, equal_keys: EqualKeys = lambda *_: ()
 ) -> tuple[DataFrame, DataFrame]:
     """Returns both verdict tables; a phantom message and the row that requires it get the rule `key_spelling_differs`.
 
-    Rows with other verdicts are not changed. Of many rows nothing is joined if either side has none.
+    `equal_keys`: the pairs, of keys of rows and of messages on a topic, that the rows' database calls equal. Rows with
+    other verdicts are not changed. Of many rows nothing is joined if either side has none.
     """
     unanswered = business.where(_UNANSWERED).selectExpr("topic", "message_key", _FOLDED)
-    unasked = table.where(_UNASKED).selectExpr("message_id", "topic", _FOLDED)
+    unasked = table.where(_UNASKED).selectExpr("message_id", "topic", "message_key", _FOLDED)
     if not is_few and (unanswered.isEmpty() or unasked.isEmpty()):
         return table, business
-    pairs = computed(unasked.join(unanswered, ["topic", "folded"]), is_few=is_few)
-    if pairs.is_empty():
-        return table, business
-    messages = pairs.frame.select("message_id", "topic").distinct()
-    rows = pairs.frame.select("topic", "message_key").distinct()
+    both = unanswered.selectExpr("cast(null as string) as message_id", "topic", "message_key").unionByName(
+        unasked.select("message_id", "topic", "message_key")
+    )
+    found = both.limit(KEYS_MAX + 1).collect()
+    if len(found) > KEYS_MAX:
+        # So many are no matter of spelling, and the database is not asked about each with each.
+        pairs = unasked.join(unanswered.withColumnRenamed("message_key", "row_key"), ["topic", "folded"])
+        messages = pairs.select("message_id", "topic").distinct()
+        rows = pairs.selectExpr("topic", "row_key as message_key").distinct()
+    else:
+        matched = _matched([tuple(row) for row in found], equal_keys)
+        if not matched:
+            return table, business
+        of_messages = sorted({(message_id, topic) for message_id, topic, _ in matched})
+        of_rows = sorted({(topic, row_key) for _, topic, row_key in matched})
+        messages = listed(table.sparkSession, of_messages, "message_id string, topic string")
+        rows = listed(table.sparkSession, of_rows, "topic string, message_key string")
     return (
         _renamed(table, messages, ["message_id", "topic"], rule_named(MESSAGE_RULES, _OF_MESSAGE), where=_UNASKED),
         _renamed(business, rows, ["topic", "message_key"], rule_named(BUSINESS_ROW_RULES, _OF_ROW), where=_UNANSWERED),
     )
+
+
+def _matched(found: Sequence[tuple[str | None, str, str | None]], equal_keys: EqualKeys) -> set[tuple[str, str, str]]:
+    """Returns the message id, the topic and the row's key of each pair that is one key; `found`: of rows the first is
+    None.
+    """
+    matched: set[tuple[str, str, str]] = set()
+    for topic in {topic for _, topic, _ in found}:
+        here = [(message_id, key) for message_id, of, key in found if of == topic and key]
+        rows = sorted({key for message_id, key in here if message_id is None})
+        messages: dict[str, list[str]] = {}
+        for message_id, key in here:
+            if message_id is not None:
+                messages.setdefault(key, []).append(message_id)
+        if not rows or not messages:
+            continue
+        pairs = {(row, key) for row in rows for key in messages if _folded(row) == _folded(key)}
+        pairs.update(equal_keys(topic, rows, sorted(messages)))
+        matched |= {(message_id, topic, row) for row, key in pairs for message_id in messages[key]}
+    return matched
+
+
+def _folded(key: str) -> str:
+    return key.rstrip(" ").lower()
 
 
 def _renamed(frame: DataFrame, among: DataFrame, on: list[str], rule: VerdictRule, *, where: str) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.read_plan import SourcePlan
 from spark_reconcile.load.spark_session import few_rows
 from spark_reconcile.recheck.suspect_rereading import Suspects, reread_suspects
+from spark_reconcile.sources.key_collations import Pair, equal_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +51,10 @@ class RunContext:
     def slack_ms(self) -> int:
         """Permitted distance of the times of ids and rows."""
         return int(self.settings.grace.slack_seconds * 1000)
+
+    def equal_keys(self, topic: str, of_rows: Sequence[str], of_messages: Sequence[str]) -> Iterable[Pair]:
+        """Ask the databases of a topic's rules which of these keys they call equal."""
+        return equal_keys(self.settings, topic, of_rows=of_rows, of_messages=of_messages)
 
     def few_rows(self) -> AbstractContextManager[None]:
         """Configure Spark for queries on few rows, within this context; where all rows of the run are few, it is

@@ -113,8 +113,9 @@ def _reconcile(job: RunContext, *, stage: Staging, watch: StepTimer) -> Summary:
         found = recheck(job, evidence, first, placement)
         tables = verdicts(found.judged), business_verdicts(found.judged, job.settings)
         table, business = with_key_spelling_differences(
-            *in_parallel(*(frame.localCheckpoint for frame in tables)), is_few=evidence.is_few
-        )
+            *in_parallel(*(frame.localCheckpoint for frame in tables)), is_few=evidence.is_few,
+            equal_keys=job.equal_keys,
+        )  # fmt: skip
         watch.lap("judge")
         job.say("counting the verdicts")
         summary = _count(job, found.cleared, table, business, axis, stage=stage)

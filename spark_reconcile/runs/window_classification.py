@@ -40,6 +40,6 @@ def window_verdicts(job: RunContext, legs: Legs, batch: Sequence[int]) -> Window
     # Checkpoints: writing, counting and examples would each plan the recheck's unions again.
     tables = verdicts(found.judged), business_verdicts(found.judged, job.settings)
     table, business = with_key_spelling_differences(
-        *in_parallel(*(frame.localCheckpoint for frame in tables)), is_few=evidence.is_few
+        *in_parallel(*(frame.localCheckpoint for frame in tables)), is_few=evidence.is_few, equal_keys=job.equal_keys
     )
     return WindowVerdicts(table=table, business=business, cleared=found.cleared)

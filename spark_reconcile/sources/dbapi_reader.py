@@ -209,6 +209,16 @@ class DbApiReader:
         )
         return bool(found)
 
+    def collation(self, table: str, column: str, *, schema: str | None) -> tuple[str, str]:
+        """Returns the character set and the collation of a column of MySQL or MariaDB; empty if it is no text."""
+        found = self.rows(
+            "SELECT character_set_name, collation_name FROM information_schema.columns "
+            "WHERE table_schema = ? AND table_name = ? AND column_name = ?",
+            (schema or self.place.database, table, column),
+        )
+        charset, collation = found[0] if found else ("", "")
+        return str(charset or ""), str(collation or "")
+
     def tables(self, *, schema: str | None) -> list[str]:
         """Returns the tables of a schema, sorted."""
         if self.place.backend is Backend.SQLITE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,13 @@ from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, PAID, TICKETS, Wo
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SPELT = [("A1", "a1"), ("b2", "b2 "), ("c3 ", "C3"), ("same", "same"), ("lost", None), (None, "phantom")]
+ACCENTED = [
+    ("Muller", "M\N{LATIN SMALL LETTER U WITH DIAERESIS}ller"),
+    ("strasse", "stra\N{LATIN SMALL LETTER SHARP S}e"),
+    ("cafe\N{COMBINING ACUTE ACCENT}", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"),
+    ("same", "same"), ("lost", None), (None, "phantom"),
+]  # fmt: skip
 RESPELLED = {
     ("message", "key_spelling_differs", "mismatch", "finding"): 3,
     ("business", "message_key_spelling_differs", "mismatch", "finding"): 3,
@@ -52,6 +60,23 @@ def test_by_the_hour_such_keys_are_the_same_findings(sqlite: Database, tmp_path:
     assert _findings(summary) == RESPELLED
 
 
+@pytest.mark.spark
+def test_keys_that_the_collation_of_the_column_calls_equal_are_the_same_finding_whole_and_by_the_hour(
+    mysql_like: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    exact = _with_text_keys(mysql_like, tmp_path / "exact", pairs=ACCENTED, collation="utf8mb4_bin")
+
+    strict = run(exact, session=spark, now_ms=NOW_MS, pause=no_wait)
+    settings = _with_text_keys(mysql_like, tmp_path, pairs=ACCENTED, collation="utf8mb4_unicode_ci")
+    whole = run(settings, session=spark, now_ms=NOW_MS, pause=no_wait)
+    by_the_hour = run_windows(settings, since_ms=NOW_MS - 2 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=no_wait)
+
+    assert _findings(whole) == _findings(by_the_hour) == RESPELLED
+    assert _findings(strict) == {
+        ("business", "no_message", "lost", "finding"): 4, ("message", "no_business_row", "phantom", "finding"): 4,
+    }  # fmt: skip
+
+
 def _findings(summary: Summary) -> dict[tuple[str, str, str, str], int]:
     return {
         (str(one.scope), one.rule, str(one.state), str(one.severity)): one.count
@@ -60,23 +85,25 @@ def _findings(summary: Summary) -> dict[tuple[str, str, str, str], int]:
     }
 
 
-def _with_text_keys(database: Database, folder: Path) -> Settings:
+def _with_text_keys(
+    database: Database, folder: Path, *, pairs: Sequence[tuple[str | None, str | None]] = SPELT, collation: str = ""
+) -> Settings:
     """Orders whose keys are texts, as rows have them and as their messages were published."""
     world = World()
     world.groups()
-    pairs = [("A1", "a1"), ("b2", "b2 "), ("c3 ", "C3"), ("same", "same"), ("lost", None), (None, "phantom")]
-    for _, message in pairs:
+    for number, (_, message) in enumerate(pairs):
         if message is not None:
-            world.sent(f"m-{message.strip()}", key=message)
-            sequence = world.store(f"m-{message.strip()}", key=message)
+            sequence = world.store(world.sent(f"m-{number}", key=message), key=message)
             for group in (TICKETS, MAIL):
-                world.done(f"m-{message.strip()}", sequence, group, age_ms=HOUR_MS)
+                world.done(f"m-{number}", sequence, group, age_ms=HOUR_MS)
     settings = world.write(database, folder)
     engine = create_engine(database.url)
     try:
         with engine.begin() as connection:
             connection.execute(text("DROP TABLE IF EXISTS bookings"))
-            connection.execute(text("CREATE TABLE bookings (code VARCHAR(32) NOT NULL, at_us BIGINT NOT NULL)"))
+            connection.execute(
+                text(f"CREATE TABLE bookings (code VARCHAR(32) {_collate(collation)} NOT NULL, at_us BIGINT NOT NULL)")
+            )
             for row, _ in pairs:
                 if row is not None:
                     values = {"code": row, "at_us": (NOW_MS - HOUR_MS) * 1000}
@@ -85,3 +112,7 @@ def _with_text_keys(database: Database, folder: Path) -> Settings:
         engine.dispose()
     rule = replace(settings.rules[0], table="bookings", key_column="code", time_column="at_us", where=[], topic=PAID)
     return replace(settings, rules=[rule])
+
+
+def _collate(collation: str) -> str:
+    return f"CHARACTER SET utf8mb4 COLLATE {collation}" if collation else ""

@@ -1,0 +1,59 @@
+"""Asks databases which keys they call equal: by the collation of a rule's key column, of keys that are given.
+
+A collation may ignore case, accents and trailing blanks, and take ß for ss, a ligature for its letters, and both
+Unicode forms of a letter for one. Which it does, only the database knows. No row of the business's table is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from spark_reconcile.core.settings import BusinessRule, Settings
+from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, reading
+
+KEYS_A_QUERY: Final = 200
+"""So many keys of rows are compared with so many of messages by one statement: each with each."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,64}", re.ASCII)
+Pair = tuple[str, str]
+"""The key of a row, and that of a message."""
+
+
+def equal_keys(
+    settings: Settings, topic: str, *, of_rows: Sequence[str], of_messages: Sequence[str]
+) -> dict[Pair, str]:
+    """Returns the pairs that the key column of a rule on this topic has for equal, with the collation's name. Raises
+    DatabaseUnavailable, and ConfigurationError where access is denied.
+    """
+    found: dict[Pair, str] = {}
+    for rule in settings.rules:
+        if rule.topic == topic and rule.key_format is None:
+            for url in settings.urls_of(rule):
+                place = Place.of(url)
+                if place.backend is Backend.MYSQL:
+                    with reading(place) as reader:
+                        found |= _equal_in(reader, rule, of_rows, of_messages)
+    return found
+
+
+def _equal_in(
+    reader: DbApiReader, rule: BusinessRule, of_rows: Sequence[str], of_messages: Sequence[str]
+) -> dict[Pair, str]:
+    schema, _, table = rule.table.rpartition(".")
+    charset, collation = reader.collation(table, rule.key_column, schema=schema or None)
+    if not _NAME.fullmatch(charset) or not _NAME.fullmatch(collation):
+        return {}  # a number, or bytes: its text has one spelling
+    found: dict[Pair, str] = {}
+    for rows in _chunks(of_rows):
+        for messages in _chunks(of_messages):
+            left, right = (" UNION ALL ".join(["SELECT ? AS k"] * len(keys)) for keys in (rows, messages))
+            row, message = (f"CONVERT({side}.k USING {charset}) COLLATE {collation}" for side in "rm")
+            # The names are the catalog's, the values are bound.
+            sql = f"SELECT r.k, m.k FROM ({left}) AS r JOIN ({right}) AS m ON {row} = {message}"  # noqa: S608
+            found |= {(str(one), str(other)): collation for one, other in reader.rows(sql, [*rows, *messages])}
+    return found
+
+
+def _chunks(keys: Sequence[str]) -> list[Sequence[str]]:
+    return [keys[start : start + KEYS_A_QUERY] for start in range(0, len(keys), KEYS_A_QUERY)]

@@ -1,0 +1,64 @@
+"""Which keys a database calls equal: its own collation is asked, about keys that are given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from spark_reconcile import BusinessRule, Settings
+from spark_reconcile.core.settings import KeyFormat
+from spark_reconcile.sources.key_collations import KEYS_A_QUERY, equal_keys
+from tests.fixtures.databases import Database
+from tests.spark_reconcile.world import PAID
+
+COMPOSED, DECOMPOSED = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
+ROWS = ["Muller", "strasse", COMPOSED, "other", "plain"]
+MESSAGES = ["M\N{LATIN SMALL LETTER U WITH DIAERESIS}ller", "STRA\N{LATIN SMALL LETTER SHARP S}E", DECOMPOSED, "plain?"]
+EQUAL = {(ROWS[0], MESSAGES[0]), (ROWS[1], MESSAGES[1]), (ROWS[2], MESSAGES[2])}
+
+
+@pytest.mark.parametrize(
+    ("column", "equal"),
+    [
+        ("VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci", EQUAL),
+        ("VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", set()),
+        ("BIGINT", set()),
+    ],
+    ids=["accents are ignored", "bytes", "a number"],
+)
+def test_the_collation_of_the_column_says_which_keys_are_equal(
+    mysql_like: Database, tmp_path: Path, column: str, equal: set[tuple[str, str]]
+) -> None:
+    settings = _settings(mysql_like, tmp_path, column)
+    # More than one statement compares.
+    filling = [f"key-{number}" for number in range(KEYS_A_QUERY)]
+
+    found = equal_keys(
+        settings, PAID, of_rows=[*filling, *ROWS], of_messages=[*(f"x{one}" for one in filling), *MESSAGES]
+    )
+
+    assert set(found) == equal
+    assert set(found.values()) <= {"utf8mb4_unicode_ci"}
+
+
+def test_of_another_topic_of_formatted_keys_and_of_sqlite_nothing_is_asked(
+    mysql_like: Database, sqlite: Database, tmp_path: Path
+) -> None:
+    settings = _settings(mysql_like, tmp_path, "VARCHAR(64)")
+    formatted = replace(settings, rules=[replace(settings.rules[0], key_format=KeyFormat.UUID)])
+    elsewhere = replace(settings, database_url=sqlite.url)
+
+    for given, topic in ((settings, "another"), (formatted, PAID), (elsewhere, PAID)):
+        assert equal_keys(given, topic, of_rows=["A"], of_messages=["a"]) == {}
+
+
+def _settings(database: Database, folder: Path, column: str) -> Settings:
+    engine = create_engine(database.url)
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE TABLE bookings (code {column}, at BIGINT)"))
+    engine.dispose()
+    rule = BusinessRule(name="r", table="bookings", key_column="code", time_column="at", topic=PAID)
+    return Settings(database_url=database.url, broker_data=folder, output=folder / "out", rules=[rule])
