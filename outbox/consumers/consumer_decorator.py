@@ -84,7 +84,7 @@ def consumer(
     retried in place, up to 16 times, and then skipped. There is no inbox: its marks belong to a group.
 
     `ordered` (one message of a key at a time), `max_attempts`, `backoff` (without its jitter), `filter` and `start`
-    make a group that is not there. Of one that is, another order or filter is refused, and the rest stays as it is stored.
+    make a group that is not there. Of one that is, another order or filter is refused; the rest stays as it is stored.
     """
     topics = tuple(check_topic(one) for one in ((topic,) if isinstance(topic, str) else topic))
     group = check_group(group)
