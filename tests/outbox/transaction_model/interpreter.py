@@ -270,6 +270,7 @@ class Run:
         self._roots: weakref.WeakKeyDictionary[Session, weakref.ref[RootTransaction]] = weakref.WeakKeyDictionary()
         self._is_async = side.async_engine is not None
         self._told = False
+        self._was_cancelled = False
         self._ended: set[str] = set()
         """Slots where a statement has ended SQLite's transaction: what comes then commits by itself."""
 
@@ -317,9 +318,14 @@ class Run:
         place = self._place(getattr(step, "slot", ""))
         if seen.failure is Failure.CANCELLED and not isinstance(step, Cancelled | Transactional | BoxBegin):
             self._diverge(place)
+            self._was_cancelled = True
             return True
         if seen.failure is None:
             return False
+        if self._was_cancelled and isinstance(step, Stranger) and seen.failure in _ONE_SIDED:
+            self.trace.uncertain.add(step.number)  # what was cancelled has the lock or the connection there alone
+        if isinstance(step, WriteRow) and (seen.failure is Failure.REFUSED or (place is not None and place.diverged)):
+            self.trace.uncertain.add(step.number)  # an object whose flush was refused still waits for one
         if seen.failure is Failure.REFUSED:
             self._note_refused(place)
         elif seen.failure is Failure.LOST or place is None or not place.diverged:
@@ -368,7 +374,7 @@ class Run:
         except BaseException as error:
             outcome = Outcome(
                 _failure(error), _shown(error), alive=self._state(place, root) == before,
-                after_refusal=place is not None and (place.refused or place.diverged or place.has_waiting_witness),
+                after_refusal=self._is_aftermath(place, path),
             )  # fmt: skip
         self.trace.outcomes[path] = outcome
         if outcome.failure is not None and place is not None and self._opened_there(path):
@@ -388,6 +394,16 @@ class Run:
         is_there = isinstance(step, Transactional | BoxBegin) or self._place(getattr(step, "slot", "")) is not None
         if commits and is_there and not self.trace.failed(path) and not self._told:
             self.trace.silent |= self.trace.torn
+
+    def _is_aftermath(self, place: _Place | None, path: Path) -> bool:
+        """Whether something was refused before, in this place or this body, or is no measure any more."""
+        if place is not None:
+            return place.refused or place.diverged or place.has_waiting_witness
+        followed = {} if self._followed is None else self._followed.outcomes
+        return any(
+            inside[: len(path)] == path and outcome.failure in {Failure.REFUSED, Failure.CANCELLED}
+            for inside, outcome in followed.items()
+        )
 
     def _opened_there(self, path: Path) -> bool:
         """Whether the other run has a block of this step, which failed here."""
@@ -413,7 +429,10 @@ class Run:
         that slot any more.
         """
         seen = None if self._followed is None else self._followed.outcomes.get(path)
-        if seen is None or (seen.failure is None) == (outcome.failure is None):
+        is_refused = place is not None and place.refused
+        if seen is None or (
+            (seen.failure is None) == (outcome.failure is None) and not (is_refused and seen.error != outcome.error)
+        ):
             return
         is_aftermath = place is not None and (place.has_waiting_witness or place.refused)
         if is_aftermath or {seen.failure, outcome.failure} & _ONE_SIDED:
@@ -619,6 +638,8 @@ class Run:
             self._perform(part, (*path, index))
             leading = self.trace if self._followed is None else self._followed
             if leading.failed((*path, index)):
+                if self._followed is None and self.trace.outcomes[*path, index].failure is Failure.CANCELLED:
+                    raise asyncio.CancelledError
                 return
         self.trace.pairs.add(step.number)
         self._write_waiting(step)

@@ -11,7 +11,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tests.outbox.transaction_model.interpreter import Failure, Trace
-from tests.outbox.transaction_model.steps import Execute, Program, Statement, walk
+from tests.outbox.transaction_model.steps import (
+    Below,
+    DoBelow,
+    End,
+    EndConnection,
+    Ending,
+    EndRoot,
+    Execute,
+    Program,
+    Statement,
+    Step,
+    walk,
+)
 
 _SPLITTING = frozenset({Statement.SAVEPOINT, Statement.ROLLBACK_TO, Statement.RELEASE})
 _OUT_OF_SIGHT = frozenset({Statement.CALL_COMMIT})
@@ -62,7 +74,7 @@ def _checked_out(observed: Observed) -> list[str]:
 
 def _pairs(program: Program, observed: Observed, sent: Sent) -> list[str]:
     """Needs no plain run: a row and its message were written in one step, so in one transaction and savepoint."""
-    splits = any(isinstance(step, Execute) and step.statement in _SPLITTING for step in walk(program.steps))
+    splits = any(_splits(step) for step in walk(program.steps))
     found = []
     for number in sorted(observed.trace.pairs):
         if number in observed.trace.uncertain or (splits and number in observed.trace.lazy):
@@ -74,6 +86,23 @@ def _pairs(program: Program, observed: Observed, sent: Sent) -> list[str]:
         if not has_row and len(missing) < len(ids):
             found.append(f"the message of row {number} was sent, and the row is not there")
     return found
+
+
+def _splits(step: Step) -> bool:
+    """Whether a step may end what a message is in, and not its row that waits for a flush: SQLAlchemy flushes that into
+    whatever is open then. Who ends transactions below a Session has to flush first.
+    """
+    match step:
+        case Execute(statement=statement):
+            return statement in _SPLITTING
+        case EndRoot(ending=ending) | End(ending=ending):
+            return ending is Ending.CLOSE
+        case EndConnection(ending=ending):
+            return ending in {Ending.ROLLBACK, Ending.CLOSE, Ending.FAIL}
+        case DoBelow(what=what):
+            return what in {Below.NESTED_ROLLBACK, Below.ROLLBACK}
+        case _:
+            return False
 
 
 def _rows_beside_plain(observed: Observed) -> list[str]:
