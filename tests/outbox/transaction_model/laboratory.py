@@ -49,7 +49,7 @@ PULL_MAX = 500
 PULLS_WITHOUT_ANSWER_MAX = 100
 PULL_WAIT_MS = 20
 CLOSE_TIMEOUT_MS = 3_000
-"""For so long a sender waits for older messages of its keys whose sender does not know of them: their answer was lost."""
+"""For so long a sender waits for older messages of its keys, which may be the compensator's by then."""
 BOXES = 2
 TOPICS = [f"{topic}.{box}" for topic in Topic for box in range(BOXES)]
 ORDERED = frozenset(f"{Topic.ORDERED}.{box}" for box in range(BOXES))
