@@ -20,7 +20,7 @@ from outbox_broker.log.sync_times import TimedStorage
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal.journal import segment_paths
-from outbox_core.messages.limits import DELAY_MAX_MS
+from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import GroupConfig, Message
 from tests.outbox_broker.mounts import small_disk
 from tests.outbox_broker.test_full_disk import MIB, fill
@@ -49,8 +49,8 @@ def publish(engine: Engine, *ids: str, topic: str = TOPIC) -> None:
 def test_dead_letters_are_counted_by_what_made_them(engine: Engine, clock: ManualClock) -> None:
     engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, "a", "b", "c")
-    receipts = [one.receipt for one in engine.pull(TOPIC, GROUP, max_messages=2, invisible_ms=50)]
-    engine.nack(receipts[:1])
+    [refused], _ = (engine.pull(TOPIC, GROUP, max_messages=1, invisible_ms=50) for _ in range(2))
+    engine.nack([refused.receipt])
     clock.advance(50)
     assert [one.id for one in engine.pull(TOPIC, GROUP)] == ["c"]
     engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=3))
@@ -89,7 +89,7 @@ def test_refused_messages_are_counted_by_reason_and_those_for_no_topic_under_one
     engine = open_engine(topics_max=1)
     publish(engine, "a")
 
-    far_ms = clock.now_ms() + DELAY_MAX_MS + 1
+    far_ms = clock.now_ms() + DELAY_ACCEPTED_MS_MAX + 1
     engine.publish([Message(id="far", topic=TOPIC, body=b"", deliver_at_ms=far_ms)])
     for number in range(5):
         publish(engine, f"x{number}", topic=f"invented-{number}")
