@@ -22,6 +22,7 @@ from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.runtime import logs
+from outbox_core.runtime.build_info import build
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
 from outbox_core.runtime.reload_signal import ReloadSignal
@@ -52,7 +53,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
                 reloads.start(lambda: reload_credentials(config, server.use))
                 freeze_what_stays()
                 with StorageWatch(service.check_usable, stop=server.stop) as watch:
-                    server.run(on_ready=lambda url: announce(url, config.ready_file), handle_signals=True)
+                    server.run(on_ready=service.announce, handle_signals=True)
                 watch.raise_failure()
         finally:
             bound.close()
@@ -93,6 +94,18 @@ class _RunningService:
     def served(self) -> ServicePorts:
         """Returns the ports for the server."""
         return self._proxy.served()
+
+    def announce(self, url: str) -> None:
+        """Report readiness, and log what was opened."""
+        announce(url, self._config.ready_file)
+        figures = self._schedule.figures()
+        logger.info(
+            "delay_service_opened",
+            extra={
+                "version": build().version, "folder": str(self._config.data), "scheduled": figures["scheduled"],
+                "quarantined_scheduled": figures["quarantined_messages"],
+            },
+        )  # fmt: skip
 
     def check_usable(self) -> None:
         """Raise StorageFailed if nothing can be made durable until the schedule is opened again."""

@@ -15,6 +15,7 @@ from outbox_broker.http.storage_watch import StorageWatch
 from outbox_broker.log.disk_reserve import FULL
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
+from outbox_core.runtime.build_info import build
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
 from outbox_core.runtime.reload_signal import ReloadSignal
@@ -49,7 +50,7 @@ def _serve(config: BrokerConfig, reloads: ReloadSignal) -> None:
             reloads.start(lambda: reload_credentials(config, server.use))
             freeze_what_stays()
             with StorageWatch(engine.check_usable, stop=server.stop) as watch:
-                server.run(on_ready=lambda url: _announce(url, config.ready_file), handle_signals=True)
+                server.run(on_ready=lambda url: _announce(url, engine, config), handle_signals=True)
             watch.raise_failure()
         finally:
             _forget(config.ready_file)
@@ -58,11 +59,27 @@ def _serve(config: BrokerConfig, reloads: ReloadSignal) -> None:
         bound.close()
 
 
-def _announce(url: str, ready_file: Path | None) -> None:
-    """Report readiness: in the file for scripts first, then, since people may wait for it, on stderr."""
-    if ready_file is not None:
-        _write_whole(ready_file, url + "\n")
+def _log_what_was_opened(engine: Engine, config: BrokerConfig) -> None:
+    figures = engine.log_figures()
+    logger.info(
+        "broker_opened",
+        extra={
+            "version": build().version, "folder": str(config.data), "durability": str(config.durability),
+            "topics": len(engine.topics()), "messages_bytes": figures["messages_bytes"],
+            "scheduled": figures["scheduled"], "quarantined_bytes": figures["quarantined_bytes"],
+            "quarantined_scheduled": figures["quarantined_scheduled"],
+        },
+    )  # fmt: skip
+
+
+def _announce(url: str, engine: Engine, config: BrokerConfig) -> None:
+    """Report readiness: in the file for scripts first, then, since people may wait for it, on stderr, and in the log
+    what was opened.
+    """
+    if config.ready_file is not None:
+        _write_whole(config.ready_file, url + "\n")
     print(f"broker ready at {url}", file=sys.stderr, flush=True)  # noqa: T201
+    _log_what_was_opened(engine, config)
 
 
 def _write_whole(ready_file: Path, text: str) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -230,5 +231,10 @@ def test_log_lines_are_json_and_bodies_are_not_in_them(tmp_path: Path, topic: st
         lines = process.stderr.read().splitlines()
 
     assert process.returncode == 0
-    assert {json.loads(line)["event"] for line in lines} >= {"server_stopping", "server_stopped"}
+    events = {json.loads(line)["event"]: json.loads(line) for line in lines}
+    assert events.keys() >= {"broker_opened", "server_stopping", "server_stopped"}
+    opened = events["broker_opened"]
+    assert (opened["folder"], opened["durability"], opened["topics"]) == (str(tmp_path / "data"), "fsync", 0)
+    assert opened["version"] == version("outbox-mq")
+    assert (opened["scheduled"], opened["quarantined_bytes"]) == (0, 0)
     assert "a-secret" not in "".join(lines)
