@@ -608,6 +608,8 @@ class Run:
             case End(ending=ending):
                 if place.blocks:
                     self._end(place.blocks.pop(), ending)
+                    if ending is Ending.CLOSE:
+                        self._forget_waiting(place)
             case Commit():
                 self._wait(place.handle.commit())
             case Rollback():
