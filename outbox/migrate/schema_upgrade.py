@@ -121,11 +121,13 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
     upgrades the same tables: of two that found a step undone, one fails in it.
     """
     resting = threading.Event()
+    last: DBAPIError | CommandError | None = None
     for _ in range(LOCK_TRIES_MAX):
         try:
             with engine.begin() as connection, _short_lock_waits(connection):
                 return upgrade_once(connection)
         except (DBAPIError, CommandError) as error:
+            last = error
             if _is_of_another_upgrade(error):
                 logger.info("upgrade_beside_another", extra={"error": str(error).partition("\n")[0]})
             elif isinstance(error, DBAPIError) and error_code(error) == LOCK_WAIT_TIMEOUT:
@@ -133,6 +135,11 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
             else:
                 raise
         resting.wait(LOCK_REST_SECONDS)
+    if last is not None and _is_of_another_upgrade(last):
+        raise DatabaseUnavailable(
+            f"another upgrade was in the way for {LOCK_TRIES_MAX} tries ({str(last).partition(chr(10))[0]}); see that "
+            "no other one runs, and run it again: it goes on where it stopped"
+        ) from last
     raise DatabaseUnavailable(
         f"an open transaction kept holding an outbox table for {LOCK_TRIES_MAX} tries; find it in "
         "information_schema.innodb_trx, end it, and run the upgrade again: it goes on where it stopped"

@@ -21,6 +21,11 @@ class CommitHandler:
         self._sender = sender
         self._telemetry = telemetry
 
+    @property
+    def place(self) -> str:
+        """Returns the name of the place that the outbox was given for its tables."""
+        return self._writer.place
+
     def write(self, connection: Connection, unit: UnitOfWork) -> None:
         """Write a unit's rows, just before its commit. An error makes the commit fail and roll back."""
         state = RowState.PENDING if self._sender.may_send else RowState.HELD

@@ -13,6 +13,10 @@ from outbox.producer.unit_of_work import UnitOfWork
 class CommitPort(Protocol):
     """Writes a transaction's messages just before its commit, and sends them after it. Compared by identity."""
 
+    @property
+    def place(self) -> str:
+        """Returns the name of the place of the outbox's tables, as the user gave it: outboxes are written in its order."""
+
     def write(self, connection: Connection, unit: UnitOfWork) -> None:
         """Write a unit's rows, just before its commit. An error makes the commit fail and roll back."""
 

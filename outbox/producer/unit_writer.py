@@ -54,6 +54,11 @@ class UnitWriter:
         self._identity = DatabaseIdentity(engine, schema=store.schema)
         self._bounds = ServerLimits(engine)
 
+    @property
+    def place(self) -> str:
+        """Returns the schema that the user named first, or an empty name for the business's own database."""
+        return self._store.schema or ""
+
     def refuse_early(self, row: OutboxRow) -> None:
         """Raise InvalidMessage for a row that exceeds the server's limits, as far as these are known. No I/O."""
         self._bounds.refuse_early(row)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from sqlalchemy import create_engine, func, select, text
+from sqlalchemy import create_engine, event, func, select, text
+from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from outbox import Outbox
@@ -35,6 +36,32 @@ def schemas(mysql_like: Database) -> Iterator[list[str]]:
         for name in names:
             connection.execute(text(f"DROP DATABASE IF EXISTS {name}"))
     engine.dispose()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_outboxes_of_one_session_are_written_in_one_order_whichever_published_first(
+    mysql_like: Database, schemas: list[str], first: int
+) -> None:
+    for name in schemas:
+        schema_upgrade.upgrade(mysql_like.url, schema=name)
+    engine = create_engine(mysql_like.url)
+    boxes = [
+        Outbox(engine, broker=RecordingBroker(), schema=name, sender=NO_SENDER, ordered={"ordered"}) for name in schemas
+    ]
+    written: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def record(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        written.extend(name for name in schemas if f"{name}." in statement.replace("`", "") and name not in written)
+
+    with Session(engine) as session, session.begin():
+        for box in (boxes[first], boxes[1 - first]):
+            box.publish("ordered", b"x", key="k", session=session)
+    for box in boxes:
+        box.close()
+    engine.dispose()
+
+    assert written == schemas
 
 
 def test_a_keys_table_is_its_crc32_over_the_number_of_tables(mysql_shop: Shop) -> None:

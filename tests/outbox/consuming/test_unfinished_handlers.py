@@ -270,7 +270,6 @@ class Bound:
         generator, async_generator, entered, entered_async, GeneratorCall(), AsyncGeneratorCall(), Bound().generator,
         functools.partial(generator), functools.partial(functools.partial(GeneratorCall(), 1), 2),
     ],
-    ids=str,
 )  # fmt: skip
 def test_what_is_seen_to_be_a_generator_is_refused_where_it_is_decorated(handler: Any) -> None:
     with pytest.raises(ConfigurationError, match="is a generator: calling it would run nothing"):
@@ -299,7 +298,7 @@ async def quietly(*_: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "handler", [AsyncCall(), functools.partial(AsyncCall()), functools.partial(functools.partial(quietly, 1))], ids=str
+    "handler", [AsyncCall(), functools.partial(AsyncCall()), functools.partial(functools.partial(quietly, 1))]
 )
 def test_an_async_call_below_objects_and_partials_is_awaited(handler: Any) -> None:
     made = consumer("orders", group="g")(handler)
@@ -335,7 +334,7 @@ def test_what_is_no_function_is_refused_where_it_is_decorated(handler: Any, cure
         consumer("orders", group="g")(handler)
 
 
-@pytest.mark.parametrize("returned", [None, 0, [], "text", object(), iter([1])], ids=str)
+@pytest.mark.parametrize("returned", [None, 0, [], "text", object(), iter([1])])
 def test_what_is_no_work_may_be_returned(returned: object) -> None:
     async def handler(_one: Delivery) -> object:
         return returned
