@@ -15,7 +15,7 @@ class CommitPort(Protocol):
 
     @property
     def place(self) -> str:
-        """Returns the name of the place of the outbox's tables, as the user gave it: outboxes are written in its order."""
+        """Returns the name of the place of the outbox's tables: outboxes are written in its order."""
 
     def write(self, connection: Connection, unit: UnitOfWork) -> None:
         """Write a unit's rows, just before its commit. An error makes the commit fail and roll back."""
