@@ -243,8 +243,8 @@ def _before_commit(session: Session) -> None:
     _flush_all(session)
     state = _state_of(session)
     _join_all(session, state)
-    # In one order, whichever published first: two transactions that publish under ordered keys of the same outboxes would
-    # lock these in opposite orders else, and one of them would be the victim of a deadlock.
+    # In one order, whichever published first: two transactions that publish under ordered keys of the same outboxes
+    # would lock these in opposite orders else, and one of them would be the victim of a deadlock.
     for box, unit in sorted(state.participant.units.items(), key=lambda published: published[0].place):
         _refuse_if_doomed(state, box)
         if unit.rows and not unit.written:
