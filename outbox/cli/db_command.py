@@ -57,7 +57,9 @@ def grants(
     host: Annotated[str, typer.Option("--host", help="Where the user connects from.")] = "%",
     password_file: PasswordFile = None,
 ) -> None:
-    """Print the statements that grant a role what it needs, table by table. Runs none of them.
+    """Print what to grant a role, table by table.
+
+    Runs none of the statements.
 
     Only `app` sees business tables; a reconciliation also needs SELECT on those that its rules name.
 

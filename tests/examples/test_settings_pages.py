@@ -36,7 +36,7 @@ def take(tables: dict[str, Any], file: Path) -> None:
         load_tokens(file)
     elif RECONCILIATION & tables.keys():
         found = read_config(file)
-        database = {name: value for name, value in found["database"].items() if name != "password_file"}
+        database = {name: value for name, value in found.get("database", {}).items() if name != "password_file"}
         settings_of({**found, "database": {"url": "sqlite:///shop.db", **database}})
     elif "compensator" in tables:
         compensator_config.load({}, file=file)
