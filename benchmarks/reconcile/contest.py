@@ -48,7 +48,7 @@ from spark_reconcile.recheck.suspect_rereading import Suspects, ids_frame, keys_
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.runs.window_evaluation import compare, judge_windows
 from spark_reconcile.sources.log_records import ACTION_SCHEMA
-from spark_reconcile.sources.parquet_archives import archive_frame
+from spark_reconcile.sources.parquet_archives import read_archive
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
 
@@ -97,7 +97,7 @@ def evidence_of(spark: SparkSession, folder: Path) -> Evidence:
     files = [
         _files(spark, folder / "business", Leg.BUSINESS, as_business),
         _files(spark, folder / "messages", MESSAGES, plain),
-        _files(spark, folder / "archive", Leg.ARCHIVE, lambda frame: archive_frame(frame, place="archive")),
+        read_archive(spark, folder / "archive").files,
     ]
     business, messages, archive = (one.read(one.names) for one in files)
     counts = [
@@ -126,7 +126,7 @@ def as_business(found: DataFrame) -> DataFrame:
         f"'{Leg.BUSINESS}' as leg", "cast(null as string) as id", "topic", "message_key",
         "cast(null as string) as consumer_group", "cast(null as string) as body_sha256",
         "deliver_at_ms", "created_ms", "created_ms as at_ms", "0L as attempts",
-        f"case topic {arms} end as note",
+        f"case topic {arms} end as note", "1L as due_unit_ms",
     )  # fmt: skip
 
 

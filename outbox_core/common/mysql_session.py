@@ -61,6 +61,8 @@ Without it a node that is behind reads a key's order without its oldest message,
 
 def pin_session(cursor: Any) -> None:
     """Sets all of these that the server has, on the cursor's connection, and commits nothing."""
+    # First, and without a literal: under utf16 the servers do not understand the literals of the next statement.
+    cursor.execute("SET SESSION collation_connection = utf8mb4_general_ci")
     # Comments by version, so that it is one statement for every server: MariaDB ignores those of MySQL 5.7 to 9.
     own = f"/*!80000 , {_session(_PINNED_ON_MYSQL)} */ /*M!100600 , {_session(_PINNED_ON_MARIADB)} */"
     cursor.execute(f"SET {_session(_PINNED)} {own}")

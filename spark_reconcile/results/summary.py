@@ -127,7 +127,7 @@ class Summary:
     windows: WindowCounts | None = None
     clocks: Mapping[str, int] = field(default_factory=dict)
     unjudged: Sequence[UnjudgedHours] = ()
-    shortened: Sequence[str] = ()
+    shortened: Sequence[str] = field(default_factory=list)
     """A sentence for each source that an earlier run saw to reach further."""
     took_seconds: Mapping[str, float] = field(default_factory=dict)
     grace: Grace | None = None

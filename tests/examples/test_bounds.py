@@ -47,7 +47,7 @@ CONSUMING = [
     f"| `prefetch`, messages of a worker's pull | 50 | {limits.PULL_MESSAGES_MAX:,};",
     f"| `invisible_ms` | {limits.INVISIBLE_MS_DEFAULT // 1000} s | {limits.INVISIBLE_MS_MAX // HOUR_MS} hours |",
     f"| `handle_ms_max` | {HANDLE_MS_MAX_DEFAULT // HOUR_MS} hour |",
-    f"| stop | {STOP_TIMEOUT_SECONDS:.0f} s | `stop(timeout_seconds=)`;",
+    f"| stop | {STOP_TIMEOUT_SECONDS:.0f} s | `stop(timeout_seconds=)`, one deadline for all of it;",
     f"a pull in progress ends within {PULL_WAIT_MS // 1000} s |",
     f"| acknowledgement | {ACK_TRIES_MAX} tries |",
 ]

@@ -111,7 +111,7 @@ def test_a_file_names_many_outboxes_shards_and_archives(tmp_path: Path) -> None:
     settings = settings_of(tables, folder=tmp_path)
 
     assert [(one.url, one.schema) for one in settings.all_outboxes] == [
-        ("sqlite:///a.db", "outbox"), ("sqlite:///b.db", "outbox"), ("mysql://h/shop", "o1"), ("mysql://h/shop", "o2"),
+        ("sqlite:///a.db", None), ("sqlite:///b.db", None), ("mysql://h/shop", "o1"), ("mysql://h/shop", "o2"),
     ]  # fmt: skip
     assert settings.urls_of(settings.rules[0]) == ["sqlite:///a.db", "sqlite:///b.db", "mysql://h/shop"]
     assert settings.urls_of(settings.rules[1]) == ["sqlite:///c.db"]
@@ -158,7 +158,7 @@ def _rows(settings: Settings, span: Span) -> list[str]:
     from spark_reconcile.sources.dbapi_reader import Place
     from spark_reconcile.sources.sql_source import Part, SqlReader
 
-    plan, found = check_sources(settings, span=span), []
+    plan, found = check_sources(settings, span=span, now_ms=NOW_MS), []
     for read in (*plan.inboxes, *plan.rest):
         reader = SqlReader(Place.of(read.url), list(read.statements), snapshot=True)
         for batch in reader.read(Part(tuple(range(len(read.statements))))):

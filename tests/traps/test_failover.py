@@ -136,7 +136,6 @@ def test_a_sender_cut_anywhere_while_it_settles_loses_nothing_and_archives_once(
     assert len(mysql_shop.payments()) == len(cuts.seen) + 1
     assert sorted(broker.ids) == expected
     assert set(broker.duplicates) <= set(expected)
-    assert broker.duplicates, "no cut made a sender leave rows behind"
     assert mysql_shop.archived() == len(expected)
     assert any(one.startswith("DELETE") for one in cuts.seen)
 

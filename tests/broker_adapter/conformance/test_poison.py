@@ -11,7 +11,7 @@ from broker_adapter.http import HttpBroker
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_core import Broker, Message
 from outbox_core.common.clock import SystemClock
-from outbox_core.messages.limits import DELAY_MAX_MS
+from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import PublishStatus
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 
@@ -46,7 +46,7 @@ def refused_alone(broker: Broker, topic: str, poison: Message, *, place: int) ->
 
 @PLACES
 def test_a_due_time_that_is_too_far_ahead_is_refused_alone(broker: Broker, topic: str, place: int) -> None:
-    due_ms = SystemClock().now_ms() + DELAY_MAX_MS + 3_600_000
+    due_ms = SystemClock().now_ms() + DELAY_ACCEPTED_MS_MAX + 3_600_000
 
     reason = refused_alone(broker, topic, Message(id="p", topic=topic, body=b"", deliver_at_ms=due_ms), place=place)
 

@@ -13,6 +13,7 @@ from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.schedule.stores.local_segments import HEADER_BYTES
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX
 from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.delay.conftest import (
     DAY_MS,
@@ -50,7 +51,7 @@ def test_what_is_due_comes_in_order_of_due_time_then_arrival_and_never_early(
 
 def test_two_years_and_not_a_millisecond_more(opened: Opened) -> None:
     schedule = opened.open()
-    last_ms = NOW_MS + 731 * DAY_MS
+    last_ms = NOW_MS + 731 * DAY_MS + CLOCK_DIFFERENCE_MS_MAX  # which the publisher's clock may be ahead
 
     assert schedule.schedule([timed("a", last_ms), timed("b", last_ms + 1)], now_ms=NOW_MS) == ["stored", "rejected"]
     flush(schedule, NOW_MS)
