@@ -16,13 +16,18 @@ bound_now(ARGV[2])
 -- Where in the store a message due at a millisecond stands: behind all that were added for it before. Sets order equal
 -- scores by member, so each gets a quarter of a microsecond of its own, which numbers of this size still tell apart. The
 -- 4,001st of a millisecond goes behind those of the next: late by that, never early, and still behind the ones before.
+-- Full milliseconds are passed once a call, not once a message.
+local reached = {}
 local function place_of(due_us)
+    local from_us = reached[due_us] or due_us
     while true do
         local last = redis.call(
-            'ZRANGE', store, string.format('(%.0f', due_us + 1000), due_us, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
-        if not last then return due_us end
-        if last + 0.25 < due_us + 1000 then return last + 0.25 end
-        due_us = due_us + 1000
+            'ZRANGE', store, string.format('(%.0f', from_us + 1000), from_us, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
+        if not last or last + 0.25 < from_us + 1000 then
+            reached[due_us] = from_us
+            return last and last + 0.25 or from_us
+        end
+        from_us = from_us + 1000
     end
 end
 
