@@ -61,7 +61,7 @@ def laboratory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenL
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sqlite", "async", *MYSQL_LIKE])
+@pytest.mark.parametrize("name", ["sqlite", *MYSQL_LIKE])  # `async`: by hand
 def test_committed_rows_have_exactly_their_messages_whatever_a_program_does(
     laboratory: OpenLaboratory, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
