@@ -106,7 +106,7 @@ class Participant:
     __slots__ = ("is_owner", "is_sealed", "units")
 
     def __init__(self, *, is_owner: bool = False) -> None:
-        self.is_owner = is_owner
+        self.is_owner: bool = is_owner
         """Whether the Session alone may commit, as one that the outbox has opened."""
         self.is_sealed: bool = False
         """Whether the Session commits, and has written its messages, or has rolled back: it takes no more."""
@@ -156,8 +156,8 @@ class DriverTransaction:
     )  # fmt: skip
 
     def __init__(self, driver_connection: Any, dialect: Dialect) -> None:
-        self.driver_connection = driver_connection
-        self.continuity = Continuity(driver_connection, dialect)
+        self.driver_connection: Any = driver_connection
+        self.continuity: Continuity = Continuity(driver_connection, dialect)
         self.is_joined: bool = False
         """Whether a Session has taken part in it, which may have ended before."""
         self.has_mark: bool = False

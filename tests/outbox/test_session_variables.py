@@ -127,7 +127,8 @@ class Hostile:
                 sql_select_limit=1_000, sql_big_selects=1, sql_mode="", completion_type=0, sql_safe_updates=0
             )
             closing.callback(engine.dispose)
-            with engine.begin() as connection:
+            # SERIALIZABLE locks what a query reads, in another order than the sender that settles meanwhile.
+            with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
                 result = connection.execute(text(question.replace("{s}", self.database.schema or "")), parameters)
                 return [tuple(row) for row in result] if result.returns_rows else []
 

@@ -138,8 +138,8 @@ def test_an_archive_without_a_column_is_refused_by_name(spark: SparkSession, sql
     with pytest.raises(ConfigurationError, match="there is no folder"):
         check_sources(settings)
     (tmp_path / "moved").mkdir()
-    columns = {name: ["1"] for name in ARCHIVE_COLUMNS if name != "body_sha256"}
-    pq.write_table(pa.table(columns), tmp_path / "moved" / "day.parquet")
+    columns = [pa.field(name, pa.int64()) for name in sorted(ARCHIVE_COLUMNS - {"body_sha256"})]
+    pq.write_table(pa.schema(columns).empty_table(), tmp_path / "moved" / "day.parquet")
 
     with pytest.raises(ConfigurationError, match="no column body_sha256"):
         run(settings, session=spark, now_ms=NOW_MS)

@@ -28,7 +28,8 @@ def child(tmp_path: Path) -> Iterator[Program]:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as program:  # fmt: skip
         assert program.stdout is not None
-        assert program.stdout.readline() == "begun m-0\n", program.communicate(timeout=WAIT_SECONDS)
+        said = [program.stdout.readline() for _ in range(2)]
+        assert (said[0].startswith("consumers_started "), said[1]) == (True, "begun m-0\n"), said
         yield program
 
 
