@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, QueuePool, StaticPool, event, insert, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -249,6 +250,48 @@ def test_the_next_transaction_on_sqlite_begins_behind_a_refused_commit(
     others_pay(sqlite_shop.engine)
 
     assert committed(sqlite_shop) == ([100], [])
+
+
+def by_its_session(session: Session) -> None:
+    session.commit()
+
+
+def by_the_connection_around_it(session: Session) -> None:
+    session.commit()
+    assert isinstance(session.bind, Connection)
+    session.bind.commit()
+
+
+@pytest.mark.parametrize("pool", sorted(POOLS.keys() - {"static"}))  # SQLite's sender needs another connection
+@pytest.mark.parametrize(
+    ("opened", "commits"),
+    [("engine", by_its_session), ("sessionmaker", by_its_session), ("connection", by_the_connection_around_it)],
+)
+def test_who_gets_the_connection_of_a_commit_that_the_database_refused_commits_nothing_but_its_own(
+    sqlite_shop: Shop, broker: RecordingBroker, opened: str, commits: Callable[[Session], None], pool: str
+) -> None:
+    """SQLite keeps the transaction open where its COMMIT meets a deferred constraint."""
+    sqlite_shop.execute(
+        "CREATE TABLE refund (id INTEGER PRIMARY KEY, payment INTEGER REFERENCES payment DEFERRABLE INITIALLY DEFERRED)"
+    )
+    engine = sqlite_shop.other_engine(**POOLS[pool])
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
+    box = sqlite_shop.box(broker, engine=engine)
+
+    session = SESSIONS[opened](engine)
+    if isinstance(session.bind, Connection):
+        session.bind.begin()
+    pay(box, session)
+    session.execute(text("INSERT INTO refund VALUES (1, 404)"))
+    with pytest.raises(IntegrityError, match="FOREIGN KEY"):
+        commits(session)
+    session.close()
+    if isinstance(session.bind, Connection):
+        session.bind.close()
+    others_pay(engine)
+
+    assert box.close()
+    assert (committed(sqlite_shop), broker.stored) == (([100], []), [])
 
 
 def test_a_session_that_is_kept_behind_its_refused_commit_is_in_nobodys_way(
