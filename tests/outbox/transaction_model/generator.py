@@ -73,6 +73,7 @@ JOIN_MODES = ("conditional_savepoint", "rollback_only", "create_savepoint", "con
 SESSIONS = ("s0", "s1", "s2")
 CONNECTIONS = ("c0", "c1")
 _ENDS_BY_COMMIT = (Ending.COMMIT, Ending.LEAVE)
+_ENDING = frozenset({Statement.COMMIT, Statement.ROLLBACK, Statement.DDL})
 _SERVER_ONLY = frozenset(
     {
         Statement.AUTOCOMMIT,
@@ -272,8 +273,9 @@ class _Generator:
         slot = self._slot()
         weights = [0 if one in _SERVER_ONLY and not self._kind.has_server else 1 for one in Statement]
         statement = self._random.choices(tuple(Statement), weights)[0]
-        # A driver's own cursor is nothing that SQLAlchemy can see.
-        way = self._random.choices(tuple(Way), (4, 2, 2, 0))[0]
+        # Of a driver's own cursor nothing is seen but that the transaction has ended.
+        cursor = 1 if statement in _ENDING else 0
+        way = self._random.choices(tuple(Way), (4, 2, 2, cursor))[0]
         steps: list[Step] = [Execute(slot, statement, way)]
         if statement is Statement.SAVEPOINT and self._random.random() < 0.8:
             end = self._random.choice((Statement.ROLLBACK_TO, Statement.ROLLBACK_TO, Statement.RELEASE))

@@ -116,7 +116,7 @@ class Failure(StrEnum):
     OTHER = "other"
 
 
-_ONE_SIDED = frozenset({Failure.LOCKED, Failure.NO_CONNECTION, Failure.CANCELLED, Failure.LOST})
+ONE_SIDED = frozenset({Failure.LOCKED, Failure.NO_CONNECTION, Failure.CANCELLED, Failure.LOST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ class Run:
             return True
         if seen.failure is None:
             return False
-        if self._was_cancelled and isinstance(step, Stranger) and seen.failure in _ONE_SIDED:
+        if self._was_cancelled and isinstance(step, Stranger) and seen.failure in ONE_SIDED:
             self.trace.uncertain.add(step.number)  # what was cancelled has the lock or the connection there alone
         if isinstance(step, WriteRow) and (seen.failure is Failure.REFUSED or (place is not None and place.diverged)):
             self.trace.uncertain.add(step.number)  # an object whose flush was refused still waits for one
@@ -435,7 +435,7 @@ class Run:
         ):
             return
         is_aftermath = place is not None and (place.has_waiting_witness or place.refused)
-        if is_aftermath or {seen.failure, outcome.failure} & _ONE_SIDED:
+        if is_aftermath or {seen.failure, outcome.failure} & ONE_SIDED:
             self._diverge(place)
 
     def _diverge(self, place: _Place | None) -> None:

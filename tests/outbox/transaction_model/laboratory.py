@@ -150,7 +150,7 @@ class Laboratory:
             plain_rows=self._numbers(self._plain.watching, Payment),
             witnesses=self._numbers(self._plain.watching, Witness),
         )
-        if _taints(program) or judge_before_delivery(observed):
+        if _taints(program) or judge_before_delivery(program, observed):
             self._dispose()
         return observed
 

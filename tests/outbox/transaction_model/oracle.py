@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tests.outbox.transaction_model.interpreter import Failure, Trace
+from tests.outbox.transaction_model.interpreter import ONE_SIDED, Outcome, Trace
 from tests.outbox.transaction_model.steps import (
     Below,
     DoBelow,
@@ -53,14 +53,14 @@ def judge(program: Program, observed: Observed, sent: Sent) -> list[str]:
     return [
         *_checked_out(observed),
         *_pairs(program, observed, sent),
-        *_beside_plain(observed, sent),
+        *_beside_plain(program, observed, sent),
         *_deliveries(observed, sent),
     ]
 
 
-def judge_before_delivery(observed: Observed) -> list[str]:
+def judge_before_delivery(program: Program, observed: Observed) -> list[str]:
     """Returns what is wrong with connections and rows."""
-    return [*_checked_out(observed), *_rows_beside_plain(observed)]
+    return [*_checked_out(observed), *_rows_beside_plain(program, observed)]
 
 
 def _checked_out(observed: Observed) -> list[str]:
@@ -74,11 +74,9 @@ def _checked_out(observed: Observed) -> list[str]:
 
 def _pairs(program: Program, observed: Observed, sent: Sent) -> list[str]:
     """Needs no plain run: a row and its message were written in one step, so in one transaction and savepoint."""
-    splits = any(_splits(step) for step in walk(program.steps))
+    unsure = _unsure(program, observed.trace)
     found = []
-    for number in sorted(observed.trace.pairs):
-        if number in observed.trace.uncertain or (splits and number in observed.trace.lazy):
-            continue
+    for number in sorted(observed.trace.pairs - unsure):
         has_row, ids = number in observed.rows, observed.trace.messages[number]
         missing = [message_id for message_id in ids if not sent.pulled[message_id] and message_id not in sent.left]
         if has_row and missing and number not in torn(observed.trace):
@@ -86,6 +84,14 @@ def _pairs(program: Program, observed: Observed, sent: Sent) -> list[str]:
         if not has_row and len(missing) < len(ids):
             found.append(f"the message of row {number} was sent, and the row is not there")
     return found
+
+
+def _unsure(program: Program, *traces: Trace) -> set[int]:
+    """Returns the numbers of which nothing is known: what an error on one side alone may have made differ, and rows
+    that waited for a flush in a program that splits.
+    """
+    splits = any(_splits(step) for step in walk(program.steps))
+    return set().union(*(trace.uncertain | (trace.lazy if splits else set()) for trace in traces))
 
 
 def _splits(step: Step) -> bool:
@@ -105,10 +111,10 @@ def _splits(step: Step) -> bool:
             return False
 
 
-def _rows_beside_plain(observed: Observed) -> list[str]:
-    judged = observed.trace.uncertain | observed.plain.uncertain
-    more = sorted(observed.rows - observed.plain_rows - judged)
-    fewer = sorted(observed.plain_rows - observed.rows - judged)
+def _rows_beside_plain(program: Program, observed: Observed) -> list[str]:
+    unsure = _unsure(program, observed.trace, observed.plain)
+    more = sorted(observed.rows - observed.plain_rows - unsure)
+    fewer = sorted(observed.plain_rows - observed.rows - unsure)
     return [
         *([f"rows {more} are committed, and plain SQLAlchemy would not have committed them"] if more else []),
         *([f"rows {fewer} are not there, and plain SQLAlchemy would have committed them"] if fewer else []),
@@ -117,22 +123,29 @@ def _rows_beside_plain(observed: Observed) -> list[str]:
 
 
 def _raised_by_plain(observed: Observed) -> list[str]:
-    """Steps that went well with messages and fail without, before anything was refused; what a lock or a full pool does
-    to one side is no fault.
+    """Steps that went well with messages and fail without, before anything was refused and before a step failed in two
+    ways; what a lock, a full pool or a lost connection does to one side is no fault.
     """
     found = []
     for path, outcome in observed.plain.outcomes.items():
         seen = observed.trace.outcomes.get(path)
-        if seen is None or seen.failure is not None or outcome.failure in {None, Failure.LOCKED}:
+        if seen is None or outcome.failure is None or outcome.failure in ONE_SIDED:
             continue
-        if outcome.failure is not Failure.NO_CONNECTION and not outcome.after_refusal:
+        if seen.failure is not None:
+            if _class_of(seen) != _class_of(outcome):
+                break
+        elif not outcome.after_refusal:
             found.append(f"step {path} went well, and fails in plain SQLAlchemy: {outcome.error}")
     return found
 
 
-def _beside_plain(observed: Observed, sent: Sent) -> list[str]:
-    found = _rows_beside_plain(observed)
-    judged = observed.trace.uncertain | observed.plain.uncertain | observed.plain.waiting | torn(observed.trace)
+def _class_of(outcome: Outcome) -> str:
+    return outcome.error.partition(":")[0]
+
+
+def _beside_plain(program: Program, observed: Observed, sent: Sent) -> list[str]:
+    found = _rows_beside_plain(program, observed)
+    judged = _unsure(program, observed.trace, observed.plain) | observed.plain.waiting | torn(observed.trace)
     published = {number for number in observed.trace.messages if number not in judged}
     for number in sorted(published):
         ids = observed.trace.messages[number]
