@@ -467,6 +467,10 @@ def _execute(cursor: Any, statement: str, _parameters: object, context: Executio
             transaction.is_idle = False
         transaction.writes = True
     elif connection.in_transaction():  # else it is the BEGIN itself
+        if transaction.is_idle and found.effect is Effect.BEGINS_SAVEPOINT:
+            # SQLite would begin a transaction with it, and commit that with its RELEASE.
+            _begin_before_rows(connection, cursor)
+            transaction.is_idle = False
         _note(transaction, found, statement, mysql=mysql)
         if found is ENDS and transaction.is_joined and first_words(statement).upper().startswith("SET "):
             # Autocommit: no other transaction begins, and whoever gets the connection next does not expect that.

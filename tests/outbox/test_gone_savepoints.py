@@ -98,6 +98,23 @@ def test_a_statement_that_ends_the_transaction_in_a_savepoint_on_sqlite_refuses_
     assert (sqlite_shop.payments(), sqlite_shop.rows()) == ([], [])
 
 
+def test_a_savepoint_behind_a_rollback_by_hand_on_sqlite_is_not_a_transaction_of_its_own(
+    sqlite_shop: Shop, broker: RecordingBroker
+) -> None:
+    """SQLite begins a transaction with a SAVEPOINT that is outside one, and commits it with its RELEASE."""
+    box = sqlite_shop.box(broker, sender=NO_SENDER)
+
+    with Session(sqlite_shop.engine) as session:
+        session.execute(text("ROLLBACK"))
+        with session.begin_nested():
+            pay(box, session, 1)
+        payments_meanwhile = sqlite_shop.payments()
+        session.commit()
+
+    assert payments_meanwhile == []
+    assert (sqlite_shop.payments(), sqlite_shop.row_topics()) == ([1], ["paid.1"])
+
+
 @pytest.mark.parametrize("left", ["a message", "nothing"])
 def test_a_savepoint_that_its_connection_released_below_the_session_fails_the_commit(
     shop: Shop, broker: RecordingBroker, left: str

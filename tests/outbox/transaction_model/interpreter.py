@@ -271,6 +271,7 @@ class Run:
         self._is_async = side.async_engine is not None
         self._told = False
         self._was_cancelled = False
+        self._was_refused = False
         self._ended: set[str] = set()
         """Slots where a statement has ended SQLite's transaction: what comes then commits by itself."""
 
@@ -322,11 +323,12 @@ class Run:
             return True
         if seen.failure is None:
             return False
-        if self._was_cancelled and isinstance(step, Stranger) and seen.failure in ONE_SIDED:
-            self.trace.uncertain.add(step.number)  # what was cancelled has the lock or the connection there alone
+        if isinstance(step, Stranger) and seen.failure in ONE_SIDED and (self._was_cancelled or self._was_refused):
+            self.trace.uncertain.add(step.number)  # what goes on there alone has the lock or the connection
         if isinstance(step, WriteRow) and (seen.failure is Failure.REFUSED or (place is not None and place.diverged)):
             self.trace.uncertain.add(step.number)  # an object whose flush was refused still waits for one
         if seen.failure is Failure.REFUSED:
+            self._was_refused = True
             self._note_refused(place)
         elif seen.failure is Failure.LOST or place is None or not place.diverged:
             return False

@@ -152,6 +152,8 @@ class Laboratory:
         )
         if _taints(program) or judge_before_delivery(program, observed):
             self._dispose()
+            for twin in (self._twin, self._plain):
+                twin.end_prepared()
         return observed
 
     def _run(self, side: Side, program: Program, followed: Trace | None) -> Trace:
@@ -209,7 +211,6 @@ class Laboratory:
 
     def _empty(self) -> None:
         for twin in (self._twin, self._plain):
-            twin.end_prepared()
             with twin.watching.begin() as connection:
                 connection.execute(delete(Payment).where(Payment.id != STANDING_ROW))
                 connection.execute(delete(Witness))

@@ -129,12 +129,13 @@ def _raised_by_plain(observed: Observed) -> list[str]:
     found = []
     for path, outcome in observed.plain.outcomes.items():
         seen = observed.trace.outcomes.get(path)
-        if seen is None or outcome.failure is None or outcome.failure in ONE_SIDED:
+        if seen is None:
             continue
         if seen.failure is not None:
-            if _class_of(seen) != _class_of(outcome):
+            fails_otherwise = outcome.failure is not None and _class_of(seen) != _class_of(outcome)
+            if fails_otherwise or (seen.failure in ONE_SIDED and seen.failure != outcome.failure):
                 break
-        elif not outcome.after_refusal:
+        elif outcome.failure is not None and outcome.failure not in ONE_SIDED and not outcome.after_refusal:
             found.append(f"step {path} went well, and fails in plain SQLAlchemy: {outcome.error}")
     return found
 

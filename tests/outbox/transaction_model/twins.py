@@ -13,6 +13,7 @@ from typing import Any
 import pymysql
 from sqlalchemy import Connection, Engine, create_engine, event, insert, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from outbox.store.database import open_engine
@@ -23,6 +24,7 @@ from tests.outbox.transaction_model.business import STANDING_ROW, Business, Paym
 from tests.outbox.transaction_model.interpreter import Side
 
 KILLED_WITHIN_SECONDS = 30
+END_SECONDS_MAX = 60
 PROCEDURES = (
     "CREATE PROCEDURE does_nothing() BEGIN SELECT 1; END",
     "CREATE PROCEDURE commits() BEGIN COMMIT; END",
@@ -198,13 +200,20 @@ class Twin:
             event.listen(side.engine, "connect", _never_wait)
 
     def end_prepared(self) -> None:
-        """Roll back the transactions of two phases that somebody prepared and left."""
+        """Roll back the transactions of two phases that somebody prepared and left, once the server has seen that their
+        connections are closed.
+        """
         if self.database.name == "sqlite":
             return
-        with self.watching.connect() as connection:
-            for _, _, _, xid in connection.execute(text("XA RECOVER")).all():
-                with contextlib.suppress(Exception):
-                    connection.exec_driver_sql(f"XA ROLLBACK '{xid}'")
+        deadline = time.monotonic() + END_SECONDS_MAX
+        # XA RECOVER begins a transaction, in which XA ROLLBACK is refused.
+        with self.watching.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            while prepared := connection.execute(text("XA RECOVER")).all():
+                assert time.monotonic() < deadline, prepared
+                for *_, xid in prepared:
+                    with contextlib.suppress(DBAPIError):  # its connection has it still
+                        connection.exec_driver_sql(f"XA ROLLBACK X'{xid.hex()}'")
+                time.sleep(0.01)
 
     def close(self) -> None:
         """Close the engines of nobody else."""
