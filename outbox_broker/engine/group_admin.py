@@ -193,6 +193,7 @@ class GroupAdmin:
             dead = [(one.first, one.end) for one in known.dead if one.reason != DAMAGED] if named is None else named
             count = len(known.dead)
             now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
+            known.note_time(now_ms)
             for start in range(0, len(dead), self._options.redrive_batch_max):
                 part: list[tuple[int, journal.Ids]] = [
                     (first, end - first)

@@ -112,7 +112,10 @@ class EngineTimer:
     def _visible_ms(self, topic: str, name: str) -> int | None:
         """Returns when a group next has a visible message; None while it is paused: a resume wakes it."""
         group = self._state.group(topic, name)
-        return None if group is None or group.paused else group.next_visible_ms()
+        if group is None or group.paused:
+            return None
+        group.note_time(self._clock.now_ms())
+        return group.next_visible_ms()
 
     # -- the keeper --------------------------------------------------------------------------------------------------
 

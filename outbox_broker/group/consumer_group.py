@@ -99,6 +99,8 @@ class Group:
         self.unsettled = UnsettledRuns(total, self.reasons)
         self.dead = DeadLetters(dead_letter_memory)
         self.redrive_pace = RateLimit()
+        self.latest_ms = 0
+        """The time that note_time() last got."""
         self.order: KeyOrder | None = None
         """Set if the group is ordered, or was and still has filed messages."""
         self.fresh_first = False
@@ -360,6 +362,18 @@ class Group:
                 self.unsettled.add(InFlightRun(place, place + count, ready_ms, 0, 0, self.generation, in_flight=False))
                 place += count
         return sum(end - first for first, end in found)
+
+    def note_time(self, now_ms: int) -> None:
+        """Moves a redrive back with a clock that stepped back: its times say how long to wait, by any clock.
+
+        Retries and invisible times stay as they were told to consumers.
+        """
+        back_ms, self.latest_ms = self.latest_ms - now_ms, now_ms
+        if back_ms <= 0:
+            return
+        if self.redrive_pace.second_ms > now_ms:
+            self.redrive_pace.second_ms -= back_ms
+        self.unsettled.bring_redriven_forward(back_ms, now_ms=now_ms)
 
     def redriving(self, *, now_ms: int) -> int:
         """Returns how many redriven messages are not visible yet."""

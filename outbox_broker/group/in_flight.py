@@ -141,10 +141,7 @@ class UnsettledRuns:
             self._firsts.insert(bisect_left(self._firsts, run.first), run.first)
         self._runs[run.first] = run
         self._count_run(run, run.count, runs=1)
-        heapq.heappush(self._order, (run.visible_at_ms, run.first))
-        if len(self._order) > _STALE_MAX + 2 * len(self._runs):
-            self._order = [(one.visible_at_ms, first) for first, one in self._runs.items()]
-            heapq.heapify(self._order)
+        self._put_in_order(run)
 
     def take(self, first: int, end: int) -> list[InFlightRun]:
         """Remove the runs of these sequences; runs that extend beyond are split."""
@@ -164,6 +161,15 @@ class UnsettledRuns:
                 self.add(replace(run, first=high))
             taken.append(run if run.count == high - low else replace(run, first=low, end=high))
         return taken
+
+    def bring_redriven_forward(self, ms: int, *, now_ms: int) -> None:
+        """Make redriven messages that are not visible yet visible `ms` milliseconds earlier."""
+        if not self._redriven:
+            return
+        for run in self._runs.values():
+            if run.is_redriven and run.visible_at_ms > now_ms:
+                run.visible_at_ms -= ms
+                self._put_in_order(run)
 
     def settle(self, first: int, end: int) -> None:
         """Drop these sequences, permanently."""
@@ -207,6 +213,12 @@ class UnsettledRuns:
                 return visible_at_ms
             heapq.heappop(self._order)
         return None
+
+    def _put_in_order(self, run: InFlightRun) -> None:
+        heapq.heappush(self._order, (run.visible_at_ms, run.first))
+        if len(self._order) > _STALE_MAX + 2 * len(self._runs):
+            self._order = [(one.visible_at_ms, first) for first, one in self._runs.items()]
+            heapq.heapify(self._order)
 
     def _remove(self, number: int, run: InFlightRun) -> None:
         del self._firsts[number]

@@ -55,6 +55,7 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     redrive_pace: tuple[int, int] = (0, 0)
     dead: DeadState | None = None
     reasons: ReasonTexts = []
+    latest_ms: int = 0
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -169,6 +170,7 @@ def _group(topic: str, group: Group) -> _Group:
         dead=group.dead.capture() if group.dead else None,
         redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
         order=None if group.order is None else group.order.capture(), reasons=group.reasons.capture(),
+        latest_ms=group.latest_ms,
     )  # fmt: skip
 
 
@@ -196,7 +198,7 @@ def _restore_group(group: Group, found: _Group) -> None:
         )  # fmt: skip
     if found.dead is not None:
         group.dead.restore(found.dead)
-    group.redrive_pace = RateLimit(*found.redrive_pace)
+    group.redrive_pace, group.latest_ms = RateLimit(*found.redrive_pace), found.latest_ms
     if found.order is not None:
         group.order = KeyOrder()
         group.order.restore(found.order)

@@ -24,6 +24,7 @@ from outbox_broker.log.segment_index import Directory
 from outbox_broker.log.topic_index import BlockPlace, Blocks, TopicIndex
 from outbox_broker.state.client_topic_quota import Coverage
 from outbox_broker.state.recent_ids import RecentIds
+from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
 from outbox_core.journal.journal import count_of
@@ -310,6 +311,8 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
                 group.die(Death(first, count_of(ids), attempts, action.reason, cause), at_ms=action.at_ms)
         case journal.Redriven():
             ranges = [(first, first + count_of(ids)) for first, ids in action.entries]
+            group.note_time(action.at_ms)
+            group.redrive_pace = RateLimit(*action.pace)  # which a step of the clock may have moved since the last one
             group.redrive(ranges, now_ms=action.at_ms, per_second=action.per_second)
         case journal.Sought():
             group.seek(action.position, generation=action.life)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,85 @@ def test_a_second_redrive_goes_on_behind_the_first(engine: Engine, clock: Manual
     assert pull_count(engine) == 2
     clock.advance(1_000)
     assert pull_count(engine) == 2
+
+
+HOUR_MS = 3_600_000
+
+
+def test_a_redrive_goes_on_after_a_step_of_the_clock_backwards(engine: Engine, clock: ManualClock) -> None:
+    with_dead(engine, 5)
+    engine.redrive(TOPIC, GROUP, per_second=2)
+    assert pull_count(engine) == 2
+
+    clock.step_wall(-HOUR_MS)
+    assert pull_count(engine) == 0, "and no faster than its rate"
+
+    clock.advance(1_000)
+    assert pull_count(engine) == 2
+    clock.advance(1_000)
+    assert pull_count(engine) == 1
+
+
+@pytest.mark.parametrize("segment_bytes", [4096, 1 << 20])
+@pytest.mark.parametrize("is_stepped_first", [True, False], ids=["stepped, started", "started, stepped"])
+def test_a_redrive_goes_on_after_a_step_backwards_and_a_restart(
+    open_engine: type_of_open, clock: ManualClock, segment_bytes: int, is_stepped_first: bool
+) -> None:
+    engine = open_engine(segment_bytes=segment_bytes)
+    with_dead(engine, 300)
+    engine.redrive(TOPIC, GROUP, per_second=100)
+    assert pull_count(engine) == 100
+    for _ in range(60):  # in the smaller segments, enough to begin new ones with checkpoints
+        engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+
+    if is_stepped_first:
+        clock.step_wall(-HOUR_MS)
+        assert pull_count(engine) == 0
+    engine = open_engine(segment_bytes=segment_bytes)
+    if not is_stepped_first:
+        clock.step_wall(-HOUR_MS)
+    assert pull_count(engine) == 0
+
+    clock.advance(1_000)
+    assert pull_count(engine) == 100
+    clock.advance(1_000)
+    assert pull_count(engine) == 100
+
+
+def test_a_redrive_begins_within_its_second_though_an_earlier_one_was_before_the_clock_stepped_back(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    engine = open_engine()
+    with_dead(engine, 2)
+    engine.redrive(TOPIC, GROUP, per_second=2)
+    engine.nack([one.receipt for one in engine.pull(TOPIC, GROUP, max_messages=2)], delay_ms=0)
+    clock.advance(1_000)
+
+    clock.step_wall(-HOUR_MS)
+    engine.redrive(TOPIC, GROUP, per_second=2)
+
+    engine = open_engine()
+    clock.advance(1_000)  # the rate holds for both together
+    assert pull_count(engine) == 2
+
+
+def test_a_pull_that_waits_gets_what_a_redrive_makes_ready_after_a_step_backwards(
+    engine: Engine, clock: ManualClock
+) -> None:
+    with_dead(engine, 2)
+    engine.redrive(TOPIC, GROUP, per_second=1)
+    assert pull_count(engine) == 1
+    woken = threading.Event()
+    unsubscribe = engine.subscribe(TOPIC, GROUP, woken.set)
+
+    clock.step_wall(-HOUR_MS)
+    assert pull_count(engine) == 0
+    woken.clear()
+    clock.advance(1_000)
+
+    assert woken.wait(60)
+    assert pull_count(engine) == 1
+    unsubscribe()
 
 
 def test_a_redrive_of_many_is_written_in_parts(open_engine: type_of_open) -> None:
