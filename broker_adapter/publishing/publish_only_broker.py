@@ -8,11 +8,11 @@ from typing import NoReturn, Protocol
 
 from broker_adapter.publishing.broker_url import TIMEOUT_MS_DEFAULT
 from outbox_core.common.clock import Clock, SystemClock
-from outbox_core.common.errors import BrokerError, BrokerUnavailable, InvalidMessage, NotSupported, StorageFailed
+from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotSupported, StorageFailed
 from outbox_core.messages.broker_port import BrokerAdmin
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection, Weakness
-from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX, INVISIBLE_MS_DEFAULT
+from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
@@ -22,7 +22,7 @@ from outbox_core.messages.message import (
     NackStatus,
     PublishResult,
     PublishStatus,
-    check_deliver_at,
+    refusal_of_delay,
 )
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.process_fork import reset_in_children
@@ -210,10 +210,8 @@ def _answer_at_once(
     if message.deliver_at_ms is not None and message.deliver_at_ms > now_ms:
         if not can_delay:
             return PublishResult(message.id, PublishStatus.REJECTED, _NO_DELAY)
-        try:
-            check_deliver_at(message.deliver_at_ms, now_ms=now_ms, later_by_ms=CLOCK_DIFFERENCE_MS_MAX)
-        except InvalidMessage as error:
-            return PublishResult(message.id, PublishStatus.REJECTED, str(error))
+        if refusal := refusal_of_delay(message, now_ms=now_ms):
+            return refusal
     if message.topic in refused:
         return PublishResult(
             message.id, PublishStatus.DEFERRED, f"refused because of strict=true: {refused[message.topic]}"

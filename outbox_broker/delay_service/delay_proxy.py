@@ -23,7 +23,7 @@ from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
-from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
+from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus, refusal_of_delay
 from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.messages.topic_figures import topic_figures
 
@@ -31,7 +31,6 @@ CLAIM_AHEAD_MS: Final = 50
 """How long before it is due a message is claimed, at most: from then on it cannot be canceled any more."""
 COUNTERS_MAX: Final = 40_000
 """Beyond so many, messages of further topics are counted together: clients can invent names."""
-_TOO_FAR: Final = "a delay may be at most 731 days"
 
 
 class PublishRoom(Protocol):
@@ -114,21 +113,23 @@ class DelayProxy:
         def finish() -> list[PublishResult]:
             self._schedule.commit(place)
             self.service.wake()
-            self._count_published(batch, statuses)
-            return [
-                PublishResult(message.id, status, _TOO_FAR if status is PublishStatus.REJECTED else None)
+            results = [
+                PublishResult(message.id, status)
+                if status is not PublishStatus.REJECTED
+                else refusal_of_delay(message, now_ms=now_ms) or PublishResult(message.id, status)
                 for message, status in zip(batch, statuses, strict=True)
             ]
+            self._count_published(batch, results)
+            return results
 
         return finish
 
-    def _count_published(self, batch: Sequence[Message], statuses: Sequence[PublishStatus]) -> None:
-        for message, status in zip(batch, statuses, strict=True):
-            if status is PublishStatus.REJECTED:  # a topic may only have been named
-                is_known = ("published_stored", message.topic, "") in self._counters
-                self._count("published_rejected_delay", message.topic if is_known else OTHERS)
-            else:
-                self._count(f"published_{status}", message.topic)
+    def _count_published(self, batch: Sequence[Message], results: Sequence[PublishResult]) -> None:
+        for message, result in zip(batch, results, strict=True):
+            what, topic = f"published_{result.status}", message.topic
+            if not result.status.is_success and ("published_stored", topic, "") not in self._counters:
+                topic = OTHERS  # a topic may only have been named
+            self._count(what + ("_delay" if result.status is PublishStatus.REJECTED else ""), topic)
 
     def _count(self, what: str, topic: str, messages: int = 1) -> None:
         place = (what, topic, "")

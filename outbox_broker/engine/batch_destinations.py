@@ -27,20 +27,20 @@ class BatchDestinations:
     topics_new: set[str] = field(default_factory=set)
     seen: set[tuple[str, str]] = field(default_factory=set)
 
-    def sort(self, message: Message, *, problem: str | None) -> None:
+    def sort(self, message: Message, *, problem: PublishResult | None) -> None:
         """Add the next message; the status of one that goes to the schedule is decided there."""
         status, place = PublishStatus.STORED, (message.topic, message.id)
         if problem is not None:
-            status = PublishStatus.REJECTED
-        elif place in self.seen or self.is_recent(*place):
+            self.results.append(problem)
+            return
+        if place in self.seen or self.is_recent(*place):
             status = PublishStatus.DUPLICATE
         elif (message.deliver_at_ms or 0) > self.now_ms or self.is_known(*place):
             self.later.append((len(self.results), message))
         else:
             self.plain.append(message)
-        if problem is None:
-            self.seen.add(place)
-        self.results.append(PublishResult(message.id, status, problem))
+        self.seen.add(place)
+        self.results.append(PublishResult(message.id, status))
 
 
 def arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:

@@ -23,14 +23,20 @@ from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.scheduled_message_encoding import encode_marker
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
-from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX, DELAY_MAX
-from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
+from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
+from outbox_core.messages.message import (
+    DELAY_TOO_LONG,
+    CancelStatus,
+    Message,
+    PublishResult,
+    PublishStatus,
+    refusal_of_delay,
+)
 
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 _SYNCS_BESIDE: Final = 2
 """Threads that sync the message log concurrently with the schedule's; waiters of the second share the first's sync."""
-_DELAY_TOO_LONG: Final = f"a delay may be at most {DELAY_MAX.days} days"
 OTHERS: Final = "~others"
 """Replaces the names of nonexistent topics in statistics; no topic can have this name."""
 
@@ -294,12 +300,13 @@ class Publisher:
 
     def _problem(
         self, message: Message, *, now_ms: int, topics_new: set[str], quota: ClientTopicQuota | None
-    ) -> str | None:
-        if message.deliver_at_ms is not None and message.deliver_at_ms - now_ms > DELAY_ACCEPTED_MS_MAX:
-            return _DELAY_TOO_LONG
+    ) -> PublishResult | None:
+        if refusal := refusal_of_delay(message, now_ms=now_ms):
+            return refusal
         if message.topic in self._state.topics or message.topic in topics_new:
             return None
-        return self._groups.topics_refused(len(topics_new) + 1, quota)
+        error = self._groups.topics_refused(len(topics_new) + 1, quota)
+        return None if error is None else PublishResult(message.id, PublishStatus.REJECTED, error)
 
     def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
         if all(one.status is PublishStatus.STORED for one in results):  # mostly
@@ -312,7 +319,7 @@ class Publisher:
         for (name, status, error), count in counts.items():
             what = f"published_{status}"
             if status is PublishStatus.REJECTED:
-                what += "_delay" if error == _DELAY_TOO_LONG else "_topics_max"
+                what += "_delay" if error == DELAY_TOO_LONG else "_topics_max"
             # A refused topic does not exist: names that clients can invent are not counted one by one.
             self._state.counters[what, name if name in self._state.topics else OTHERS, ""] += count
 

@@ -29,6 +29,10 @@ _HORIZONS_MS: Final = {"1m": 60_000, "1h": 3_600_000, "1d": 86_400_000, "30d": 3
 _BY_TOPIC: Final = {
     "published_stored": ("broker_messages_received", "Messages stored."),
     "published_duplicate": ("broker_messages_duplicate", "Messages passed over because their id was stored before."),
+    "published_deferred": (
+        "broker_messages_deferred",
+        "Messages not taken for now, since their publisher's clock differs by more than an hour from this host's.",
+    ),
     "fired": ("broker_messages_dispatched", "Scheduled messages that fell due."),
     "refused_by_target": (
         "broker_delay_refused_messages",

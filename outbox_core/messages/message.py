@@ -282,16 +282,34 @@ def check_mapping(headers: object) -> None:
         raise InvalidMessage(f"the headers must be a mapping of names to values, not {type(headers).__name__}")
 
 
-def check_deliver_at(deliver_at_ms: int, *, now_ms: int, later_by_ms: int = 0) -> int:
-    """Return the due time, or raise InvalidMessage if it is more than 731 days and `later_by_ms` ahead. A past time
-    means now; times before 1970 become 1970.
+def check_deliver_at(deliver_at_ms: int, *, now_ms: int) -> int:
+    """Return the due time, or raise InvalidMessage if it is more than 731 days ahead. A past time means now; times
+    before 1970 become 1970.
     """
-    if deliver_at_ms - now_ms > limits.DELAY_MAX_MS + later_by_ms:
-        raise InvalidMessage(
-            f"a delay may be at most {limits.DELAY_MAX.days} days; "
-            f"this one is {(deliver_at_ms - now_ms) // 86_400_000:,} days"
-        )
+    if deliver_at_ms - now_ms > limits.DELAY_MAX_MS:
+        raise InvalidMessage(f"{DELAY_TOO_LONG}; this one is {(deliver_at_ms - now_ms) // 86_400_000:,} days")
     return max(0, deliver_at_ms)
+
+
+DELAY_TOO_LONG: Final = f"a delay may be at most {limits.DELAY_MAX.days} days"
+CLOCKS_DIFFER: Final = (
+    f"its publisher's clock allowed the delay, and by the receiver's it is longer than {limits.DELAY_MAX.days} days: "
+    "set both hosts' clocks right"
+)
+
+
+def refusal_of_delay(message: Message, *, now_ms: int) -> PublishResult | None:
+    """Returns the answer on a message that is due too late by this host's clock; None if it is not.
+
+    Rejected if it is due too late by its publisher's clock, too; else deferred: clocks are apart by more than their
+    bound, and once they are right the message is as good as any.
+    """
+    due_ms, latest_ms = message.deliver_at_ms, limits.DELAY_ACCEPTED_MS_MAX
+    if due_ms is None or due_ms - now_ms <= latest_ms:
+        return None
+    if message.created_at_ms and due_ms - message.created_at_ms <= latest_ms:
+        return PublishResult(message.id, PublishStatus.DEFERRED, CLOCKS_DIFFER)
+    return PublishResult(message.id, PublishStatus.REJECTED, DELAY_TOO_LONG)
 
 
 def due_message(message: Message) -> Message:
