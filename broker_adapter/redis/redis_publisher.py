@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Final, Protocol
 
 from redis.exceptions import ResponseError
 
@@ -19,8 +19,14 @@ from broker_adapter.redis.stream_store import parts
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, NotAuthorized
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection
+from outbox_core.messages.durability_inspection import Inspection, Weakness
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
+
+_TRIMMED_AGAIN_MS: Final = 60_000
+_TRIMMED_TOPICS_MAX: Final = 1_000
 
 
 class RedisStore(Protocol):
@@ -38,7 +44,7 @@ class RedisStore(Protocol):
 
     def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
         """The call that stores messages of one place: 1 (stored) or 0 (repeat) for each in order; where one fails, the
-        error's text in its place and nothing for those behind it.
+        error's text in its place and nothing for those behind it. A list behind them: what was trimmed (append.lua).
         """
 
 
@@ -77,6 +83,7 @@ class RedisPublisher:
         self._masters = masters
         self._options = options
         self._clock = clock or SystemClock()
+        self._told_trimmed_until_ms: dict[str, int] = {}
 
     @property
     def product(self) -> str:
@@ -117,10 +124,11 @@ class RedisPublisher:
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:  # noqa: ARG002 - topics have no settings
         """Ask each master about its settings; topics have none of their own."""
         reports = self._masters.ask(Deadline(self._clock, timeout_ms))
+        of_url = () if self._options.maxlen is None else (_trimming(self._options.maxlen),)
         return Inspection(
             product=self.product,
             version=min(report.version for report in reports),
-            weaknesses=tuple(one for report in reports for one in report.weaknesses),
+            weaknesses=(*of_url, *(one for report in reports for one in report.weaknesses)),
         )
 
     def close(self) -> None:
@@ -134,6 +142,8 @@ class RedisPublisher:
             by_place[place].append(message)
         stored = [_Part(place, messages, self._store.call(place, messages)) for place, messages in by_place.items()]
         self._sender.send([one.call for one in stored], deadline, replicas=replicas)
+        for sent in stored:
+            self._tell_trimmed(sent)
         failures = {one.place: error for one in stored if (error := self._failure_of(one)) is not None}
         results = {one.place: _results(one) for one in stored if one.place not in failures}
         answered = {at: next(results[place]) for at, place in enumerate(places) if place in results}
@@ -141,12 +151,38 @@ class RedisPublisher:
             raise min(failures.values(), key=lambda error: isinstance(error, NotAuthorized)).with_answered(answered)
         return list(answered.values())
 
+    def _tell_trimmed(self, part: _Part) -> None:
+        """Log what ?maxlen= deleted, a line a topic and minute: a warning where a group had not settled all of it."""
+        topic, now_ms = part.place, self._clock.monotonic_ms()
+        for answer in part.call.outcome if isinstance(part.call.outcome, list) else ():
+            if not isinstance(answer, list) or self._told_trimmed_until_ms.get(topic, now_ms) > now_ms:
+                continue
+            self._told_trimmed_until_ms.pop(topic, None)  # so that the oldest line stays the first entry
+            self._told_trimmed_until_ms[topic] = now_ms + _TRIMMED_AGAIN_MS
+            if len(self._told_trimmed_until_ms) > _TRIMMED_TOPICS_MAX:
+                del self._told_trimmed_until_ms[next(iter(self._told_trimmed_until_ms))]
+            entries, groups = answer[0], [name.decode(errors="replace") for name in answer[1::3]]
+            fields = {
+                "topic": topic, "entries": entries,
+                "unread": {name: count for name, count in zip(groups, answer[2::3], strict=True) if count},
+                "unacknowledged": {name: count for name, count in zip(groups, answer[3::3], strict=True) if count},
+            }  # fmt: skip
+            (logger.warning if groups else logger.info)("stream_trimmed", extra=fields)
+
     def _failure_of(self, part: _Part) -> BrokerError | None:
         """Returns the exception to raise; None if each message has a result."""
         error = part.error
         if error is None or isinstance(error, BrokerError):
             return error
         return None if treatment_of(error) is Treatment.DEFERRED else exception_for(error, place=self._sender.addresses)
+
+
+def _trimming(maxlen: int) -> Weakness:
+    return Weakness(
+        subject=f"maxlen={maxlen} in the broker's URL",
+        problem="entries beyond it are deleted, also those that a group has not read or not acknowledged",
+        cure="leave it out, and trim with XTRIM MINID behind the slowest group",
+    )
 
 
 def _too_large(message: Message, *, value_bytes: int, value_bytes_max: int) -> PublishResult:

@@ -37,7 +37,7 @@ class StreamStore:
         """The call that appends these messages to the topic's stream."""
         options = self._options
         of_stream = _stream_options(options)
-        arguments: list[Argument] = [options.window_ms]
+        arguments: list[Argument] = [options.window_ms, options.maxlen or 0]
         for message in messages:
             fields = entry_fields(message)
             arguments += (message.id, len(of_stream) + len(fields), *of_stream, *fields)

@@ -20,6 +20,7 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.message import PublishStatus
+from outbox_core.runtime.logs import event_name
 from tests.broker_adapter.publishing.publisher_conformance import message, with_option
 from tests.broker_adapter.redis.redis_engine import RedisEngine
 from tests.broker_adapter.redis.redis_server import wait_until
@@ -46,6 +47,62 @@ def test_maxlen_trims_the_stream_approximately(engine: RedisEngine, open_broker:
 
     assert 100 <= len(read) < 300  # whole nodes of the stream go, of 100 entries each
     assert read[-1].body == b"999"
+
+
+def trims_told(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    """What lines on trimming say: how many entries went, and of each group how many it had not read or acknowledged."""
+    names = ("levelname", "topic", "entries", "unread", "unacknowledged")
+    return [
+        {name: getattr(line, name) for name in names} for line in caplog.records if event_name(line) == "stream_trimmed"
+    ]
+
+
+def test_what_maxlen_deletes_unread_and_unacknowledged_is_told_by_group(
+    engine: RedisEngine, open_broker: Open, made_topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = open_broker(with_option(engine.url, "maxlen=100"))
+    stream = f"outbox:{{{made_topic}}}"
+    broker.publish([message(made_topic, n) for n in range(100)])
+    assert trims_told(caplog) == []
+    for group, count in (("unread", 0), ("some", 30), ("done", 100)):
+        engine.server.ask("XGROUP", "CREATE", stream, group, "0")
+        if count:
+            entries = engine.server.ask(
+                "XREADGROUP", "GROUP", group, "c", "COUNT", count, "STREAMS", stream, ">"
+            )[0][1]  # fmt: skip
+            if group == "done":
+                engine.server.ask("XACK", stream, group, *[entry for entry, _ in entries])
+
+    broker.publish([message(made_topic, n) for n in range(100, 250)])
+
+    [told] = trims_told(caplog)
+    trimmed = 250 - engine.server.ask("XLEN", stream)
+    assert trimmed == 100, "whole nodes of the stream"
+    assert told == {
+        "levelname": "WARNING", "topic": made_topic, "entries": trimmed,
+        "unread": {"unread": trimmed, "some": trimmed - 30}, "unacknowledged": {"some": 30},
+    }  # fmt: skip
+
+
+def test_a_trimming_that_no_group_misses_is_no_warning_and_lines_of_a_topic_are_a_minute_apart(
+    engine: RedisEngine, open_broker: Open, made_topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    broker = open_broker(with_option(engine.url, "maxlen=100"))
+
+    for first in range(0, 1_000, 250):
+        broker.publish([message(made_topic, n) for n in range(first, first + 250)])
+
+    [told] = trims_told(caplog)
+    assert (told["levelname"], told["unread"], told["unacknowledged"]) == ("INFO", {}, {})
+
+
+def test_maxlen_is_a_weakness_that_status_and_a_start_tell(engine: RedisEngine, open_broker: Open) -> None:
+    [weakness] = open_broker(with_option(engine.url, "maxlen=100")).inspect([]).weaknesses
+
+    assert "maxlen=100" in weakness.subject
+    assert "not read" in weakness.problem
+    assert open_broker(engine.url).inspect([]).weaknesses == ()
 
 
 def test_without_maxlen_nothing_is_trimmed(engine: RedisEngine, foreign: Broker, made_topic: str) -> None:
