@@ -149,7 +149,7 @@ def test_a_task_of_celery_whose_commit_failed_is_enqueued_again(
         check_effect_after_failed_commit(sqlite_shop, worker)
 
 
-def test_a_task_of_celery_has_its_effect_once_though_the_reader_was_killed_and_enqueued_it_twice(
+def test_a_task_of_celery_has_its_effect_once_though_the_reader_was_killed_before_it_was_enqueued(
     sqlite_shop: Shop, redis_url: tuple[RedisServer, str]
 ) -> None:
     worker, server = redis_consumer(WORKER, sqlite_shop, redis_url), redis_url[0]
@@ -160,16 +160,43 @@ def test_a_task_of_celery_has_its_effect_once_though_the_reader_was_killed_and_e
         assert reader.wait(WAIT_SECONDS) == -signal.SIGKILL
     left = _tasks(server)
     worker.expire()
-    with running(READER, worker.environment) as reader:
-        wait_until(lambda: _tasks(server) >= left + 3, reader)
-    with worker.running() as process:
-        wait_until(lambda: worker.unsettled() == 0 and _tasks(server) == 0, process)
+    with running(READER, worker.environment) as reader, worker.running() as process:
+        wait_until(lambda: worker.unsettled() == 0 and _tasks(server) == 0, reader, process)
 
     assert left == 1
     check_each_once(sqlite_shop, range(3))
 
 
+def test_a_task_of_celery_that_waits_for_a_worker_is_enqueued_once(
+    sqlite_shop: Shop, redis_url: tuple[RedisServer, str]
+) -> None:
+    worker, server = redis_consumer(WORKER, sqlite_shop, redis_url), redis_url[0]
+    make_ticket_table(sqlite_shop)
+
+    with running(READER, worker.environment) as reader:
+        for order in range(3):
+            publish(worker.broker_url, [order])
+            wait_until(lambda order=order: _reads(server) == order + 1, reader)
+            worker.expire()
+
+        publish(worker.broker_url, [3])  # once it is read, the reader has looked for what is left after the expiry
+        wait_until(lambda: _reads(server) == 4, reader)
+        publish(worker.broker_url, [4])
+        wait_until(lambda: _reads(server) == 5, reader)
+
+        assert 4 <= _tasks(server) <= 5, "the fifth is read, and being enqueued"
+        with worker.running() as process:
+            wait_until(lambda: worker.unsettled() == 0 and _tasks(server) == 0, process)
+    check_each_once(sqlite_shop, range(5))
+
+
+def _reads(server: RedisServer) -> int:
+    """How many entries of the stream the group was given."""
+    with server.client as client:
+        return sum(group["entries-read"] or 0 for group in client.xinfo_groups(STREAM))
+
+
 def _tasks(server: RedisServer) -> int:
     """How many tasks wait in Celery's queue."""
     with server.client as client:
-        return client.llen("celery")
+        return client.llen("tickets")
