@@ -10,6 +10,7 @@ import msgspec
 from broker_adapter.redis.script_sender import Argument, Script
 from broker_adapter.redis.timers.slot_scripts import (
     DECLARE,
+    DROP_GROUP,
     EXPIRE,
     FIGURES,
     GROUPS,
@@ -17,11 +18,12 @@ from broker_adapter.redis.timers.slot_scripts import (
     MOVES_MAX,
     PAUSE,
     REDRIVE,
+    UNLINK,
     slot_of,
 )
 from broker_adapter.redis.timers.timer_messages import decode_message
 from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner
-from outbox_core.common.errors import BrokerRefused, InvalidMessage, NotSupported
+from outbox_core.common.errors import BrokerRefused, InUse, InvalidMessage, NotSupported
 from outbox_core.messages.failure_history import EXPIRED, REFUSED, with_count
 from outbox_core.messages.limits import BODY_BYTES_MAX
 from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
@@ -113,6 +115,37 @@ class RedisGroupAdmin:
                 [moved] = self._runner.run([self._runner.scripts.of_group(REDRIVE, topic, slot, group, arguments)])
                 redriven += moved
         return redriven
+
+    def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
+        """Delete the group: what the others have acknowledged is removed, and what is left stays for groups to come.
+
+        Raises InUse while consumers hold messages, unless forced: a consumer that goes on makes the group again. After
+        BrokerUnavailable a part of it may be gone: repeat it.
+        """
+        slots = self._known_slots_of(topic)
+        held = self._group_figures(topic, group, slots)["in_flight"]
+        if held and not force:
+            raise InUse(f"consumers of {topic}/{group} hold {held:,} messages; stop its consumers, or force")
+        for slot in range(slots):
+            drop = self._runner.scripts.of_group(DROP_GROUP, topic, slot, group, [group, MOVES_MAX])
+            while self._runner.run([drop], durable=True) == [0]:
+                pass  # each part leaves fewer
+
+    def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """Delete the topic with its messages and groups. Its producers and consumers must be stopped: they remember its
+        number of slots. Raises InUse while it has groups or scheduled messages, unless forced.
+        """
+        slots = self._known_slots_of(topic)
+        groups, scheduled = self._groups(topic), self.figures(topic)["scheduled"]
+        if (groups or scheduled) and not force:
+            raise InUse(
+                f"{topic} has the consumer groups {', '.join(groups) or 'none'}, and {scheduled:,} scheduled messages; "
+                "delete them first, or force"
+            )
+        scripts = self._runner.scripts
+        calls = [scripts.of_group(UNLINK, topic, slot, group) for slot in range(slots) for group in groups]
+        self._runner.run([*calls, *(scripts.of_slot(UNLINK, topic, slot) for slot in range(slots))], durable=True)
+        self._runner.unregister(topic)
 
     def _group_figures(self, topic: str, group: str, slots: int) -> dict[str, int]:
         of_slots = [self._slot_figures(topic, group, slot)[2:] for slot in range(slots)]

@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from broker_adapter.redis.errors import code_of, exception_for
 from broker_adapter.redis.script_sender import Deadline, ScriptCall, ScriptSender
-from broker_adapter.redis.timers.slot_scripts import FIRE, GROUP_CONFIG, MOVES_MAX, REGISTER, SlotScripts
+from broker_adapter.redis.timers.slot_scripts import FIRE, GROUP_CONFIG, MOVES_MAX, REGISTER, UNREGISTER, SlotScripts
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, BrokerRefused, StorageFailed
 
@@ -97,6 +97,12 @@ class TimerScriptRunner:
         if topic not in self._slots_of:
             self.topics()
         return self._slots_of.get(topic)
+
+    def unregister(self, topic: str) -> None:
+        """Forget a topic, whose slots are removed. Other processes remember how many they were until they end."""
+        self.run([ScriptCall(script=UNREGISTER, keys=[self.scripts.topics_key], arguments=[topic])], durable=True)
+        with self._lock:
+            self._slots_of = {name: slots for name, slots in self._slots_of.items() if name != topic}
 
     def topics(self) -> list[str]:
         """All topics, sorted."""
