@@ -249,7 +249,7 @@ class DelayProxy:
 
     def topic_figures(self, topic: str) -> Mapping[str, int]:
         """Returns what is scheduled; nothing else is stored here."""
-        return topic_figures(stored=0, scheduled=self._schedule.count(topic), groups=())
+        return topic_figures(stored=0, scheduled=self._schedule.count_undelivered(topic), groups=())
 
     def groups(self, _topic: str) -> list[str]:
         """Returns none: consumers pull from the target."""

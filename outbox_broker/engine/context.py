@@ -39,6 +39,8 @@ class EngineContext:
         self.reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
         self.firing_from: int | None = None
         """Offset of the first dispatched record whose batch the schedule does not know to be appended yet."""
+        self.placed_to = -1
+        """The number of the last batch of due messages that was placed in the message log. Written under the lock."""
         self.messages, self.actions = (
             SegmentedLog(
                 folder / name, kind=kind, segment_bytes=segment_bytes, durability=options.durability,

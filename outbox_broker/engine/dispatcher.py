@@ -169,6 +169,7 @@ class Dispatcher:
             with self._lock:
                 self._context.refuse_if_closed()
                 self.placed.append(self._place_due(batch, copies))
+                self._context.placed_to = batch.number
             self._batches.popleft()
         if until_ended or self._ahead is None:
             self._await_end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -30,6 +30,7 @@ from outbox_core.messages.topic_figures import topic_figures
 REDRIVE_PER_SECOND_MAX: Final = 1_000_000
 
 _CHAR_BYTES: Final = 4
+_READS_MAX: Final = 100
 
 
 @dataclass(slots=True)
@@ -96,17 +97,20 @@ class GroupAdmin:
         """Returns stored (messages appended to the topic) and scheduled; and of its groups together backlog, in_flight,
         dead, and the longest oldest_unacked_age_ms. Locks once per group, to keep each lock short.
         """
-        scheduled = self._context.schedule.count(topic)  # not under the lock: it may wait for the schedule's disk
-        groups = [self._index_repair.looked_up(partial(self._figures, topic, group)) for group in self.groups(topic)]
-        with self._lock:
-            return topic_figures(stored=self._groups.known_topic(topic).index.end, scheduled=scheduled, groups=groups)
+
+        def read() -> Mapping[str, int]:
+            look_up = self._index_repair.looked_up
+            groups = [look_up(partial(self._figures, topic, group)) for group in self.groups(topic)]
+            with self._lock:
+                return topic_figures(stored=self._groups.known_topic(topic).index.end, scheduled=0, groups=groups)
+
+        return self._with_scheduled(topic, read)
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
         """Returns stored, backlog (not delivered, or waiting for redelivery), in_flight, scheduled, dead, position,
         redriving (of the backlog: redriven, and not ready yet), oldest_unacked_age_ms.
         """
-        scheduled = self._context.schedule.count(topic)  # as above
-        return self._index_repair.looked_up(lambda: {"scheduled": scheduled, **self._figures(topic, group)})
+        return self._with_scheduled(topic, lambda: self._index_repair.looked_up(lambda: self._figures(topic, group)))
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group to a time or to an offset (a sequence of the topic); earlier receipts become stale.
@@ -218,6 +222,21 @@ class GroupAdmin:
         self._context.refuse_if_closed()
         self._groups.declare(topic, group, config, quota)
         return self._actions.end
+
+    def _with_scheduled(self, topic: str, read: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
+        """Returns these figures with how many messages are scheduled: claimed ones until they are placed in the topic.
+
+        The schedule is not asked under the lock, since it may wait for its disk. So the figures are read again if a
+        batch was placed meanwhile: its messages would be in both, or in none.
+        """
+        for _ in range(_READS_MAX):
+            placed_to, before = self._context.placed_to, self._state.dispatched_before
+            scheduled = self._context.schedule.count_undelivered(topic, after=placed_to)
+            scheduled -= sum(name == topic for name, _ in list(before))  # placed before a restart, and not known to be
+            figures = {**read(), "scheduled": scheduled}
+            if placed_to == self._context.placed_to:
+                break
+        return figures
 
     def _figures(self, topic: str, group: str) -> dict[str, int]:
         index, known = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)

@@ -215,6 +215,10 @@ class DelayStore:
         """Returns how many messages are scheduled, of a topic or in all."""
         return self._statistics.count(topic)
 
+    def count_undelivered(self, topic: str, *, after: int = -1) -> int:
+        """Returns how many messages of a topic are scheduled, or in batches behind this number that are not settled."""
+        return self._dispatch.count(topic, after=after)
+
     def topics(self) -> dict[str, int]:
         """Returns how many messages are scheduled, by topic."""
         return self._statistics.topics()

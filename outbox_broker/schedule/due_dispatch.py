@@ -44,6 +44,8 @@ class DueDispatch:
         self._context = context
         self._horizon = horizon
         self._again: deque[int] = deque()
+        self._claimed: dict[int, Counter[str]] = {}
+        """The topics of the batches that were claimed since the start, and are not settled."""
 
     def recover(self) -> None:
         """Queue the batches that were unsettled when the schedule was last closed, or killed, ahead of others."""
@@ -68,6 +70,12 @@ class DueDispatch:
             return None
         claim.commit()
         return claim.batch
+
+    def count(self, topic: str, *, after: int) -> int:
+        """Returns how many messages of a topic are scheduled, or in batches behind this number that were claimed."""
+        with self._context.lock:
+            claimed = (topics[topic] for number, topics in self._claimed.items() if number > after)
+            return self._context.state.topics[topic] + sum(claimed)
 
     def claim(self, until_ms: int) -> BatchClaim | None:
         """Like due(), for messages that are due by a time, which may be ahead; does not wait for the disk. Batches that
@@ -105,6 +113,7 @@ class DueDispatch:
                 seq = self._context.state.next_seq
                 entries = new_entries(again, first_seq=seq)
                 self._context.act(BatchFired(number, entries))
+                self._claimed.pop(number, None)
                 self._horizon.add(entries)
 
     def _commit(self, batch: DueBatch, place: Place) -> None:
@@ -139,7 +148,8 @@ class DueDispatch:
             if not taken.parts:
                 return None
             parts = [_part(part) for part in taken.parts]
-            self._context.act(BatchHanded(batch.number, parts, Counter(batch.topics)))
+            topics = self._claimed[batch.number] = Counter(batch.topics)
+            self._context.act(BatchHanded(batch.number, parts, topics))
             if len(batch):
                 return batch
             # All of it was canceled. If it cannot be settled now, the next call does so.
@@ -149,7 +159,7 @@ class DueDispatch:
     def _settle_first_of_again(self) -> None:
         """Settle a batch without messages."""
         self._context.act(BatchFired(self._again[0]))
-        self._again.popleft()
+        self._claimed.pop(self._again.popleft(), None)
 
     def _batch(self, taken: TakenMessages, *, number: int) -> DueBatch:
         """Returns the messages taken that were not canceled, in order: parts arrive lane by lane."""
@@ -187,7 +197,9 @@ class DueDispatch:
                 self._again.popleft()
                 continue
             try:
-                return self._batch(self._taken_in(out), number=out.batch)
+                batch = self._batch(self._taken_in(out), number=out.batch)
+                self._claimed[out.batch] = Counter(batch.topics)
+                return batch
             except RunDamaged as damage:
                 self._horizon.quarantine(damage)
         return None

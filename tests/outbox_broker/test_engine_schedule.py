@@ -537,16 +537,16 @@ def test_figures_that_wait_for_the_schedule_hold_no_publish_up(
 ) -> None:
     publish(engine, "a")
     drained(engine)
-    count = engine.context.schedule.count
+    count = engine.context.schedule.count_undelivered
     published: list[str] = []
 
     with ThreadPoolExecutor(1) as pool:
 
-        def busy_count(topic: str | None = None) -> int:
+        def busy_count(topic: str, *, after: int) -> int:
             published.extend(pool.submit(publish, engine, "b").result(timeout=120))
-            return count(topic)
+            return count(topic, after=after)
 
-        monkeypatch.setattr(engine.context.schedule, "count", busy_count)
+        monkeypatch.setattr(engine.context.schedule, "count_undelivered", busy_count)
         figures = ask(engine)
 
     assert published == ["stored"]

@@ -14,7 +14,8 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.state.scheduled_message_encoding import dispatched_records
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
-from outbox_core.messages.message import Message
+from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.failing_storage import FailingStorage
 from tests.outbox_broker.polling import until
 
 TOPIC, GROUP = "orders", "billing"
@@ -102,6 +103,57 @@ def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_betwe
 
     assert _pulled(engine) == IDS
     assert {"stored": len(IDS), "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
+
+
+def test_a_message_that_is_just_due_is_counted_in_one_of_scheduled_and_backlog_at_each_step(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    storage, arrived, go_on = FailingStorage(), threading.Semaphore(0), threading.Semaphore(0)
+    engine = open_engine(storage=storage, fire_batch_max=BATCH)
+    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    _schedule(engine, clock)
+
+    def wait_for_look(call: str) -> None:
+        if call == "sync":
+            arrived.release()
+            assert go_on.acquire(timeout=120)
+
+    def counted() -> list[int]:
+        figures = [engine.topic_figures(TOPIC), engine.group_figures(TOPIC, GROUP)]
+        return [one["scheduled"] + one["backlog"] for one in figures]
+
+    seen: list[list[int]] = []
+    storage.before = wait_for_look
+    clock.advance(1_000)
+    while engine.topic_figures(TOPIC)["stored"] < len(IDS) or engine.dispatcher.has_taken():
+        if arrived.acquire(timeout=0.01):
+            seen.append(counted())
+            go_on.release()
+    storage.mend()
+    go_on.release(100)
+
+    assert len(seen) >= len(IDS) / BATCH, "a claim is synced before its batch is placed"
+    assert seen == [[len(IDS), len(IDS)]] * len(seen)
+
+
+def test_what_was_placed_before_a_kill_is_not_scheduled_any_more(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(fire_batch_max=len(IDS))
+    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    with monkeypatch.context() as patched:
+        refusing = Refusing(engine, patched, placed=1)
+        _schedule(engine, clock)
+        clock.advance(1_000)
+        assert refusing.refused.wait(120)
+        engine.close()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dispatcher.Dispatcher, "fire_due", lambda *_, **__: False)
+        engine = open_engine(fire_batch_max=len(IDS))
+        figures = engine.group_figures(TOPIC, GROUP)
+
+    assert (figures["scheduled"], figures["backlog"]) == (0, len(IDS))
 
 
 def test_what_the_schedule_has_not_settled_is_not_dropped_with_old_segments_and_comes_once(
