@@ -186,6 +186,7 @@ class ConsumerRunner:
         stopping = self._stopping.is_set()
         reasons = [f"a handler raised {type(self._exit).__name__}: all consumers stop"] if self._exit else []
         if self._threads and not stopping:
+            reasons += self._groups.refusals()  # one that is found after an outage: at the start it is raised
             if alive < len(self._threads):
                 reasons.append(f"{len(self._threads) - alive} of {len(self._threads)} workers are gone")
             if not self._held.is_alive():

@@ -102,6 +102,7 @@ class GroupDeclarer:
         self._lock = threading.Lock()
         self._declared: set[tuple[str, str]] = set()
         self._warned: set[tuple[str, str]] = set()
+        self._refused: dict[tuple[str, str], str] = {}
 
     def declare(self, topic: str, group: str, options: GroupOptions) -> None:
         """Declare the group if it is not there, once. Raises ConfigurationError if it is there with another order or
@@ -112,13 +113,17 @@ class GroupDeclarer:
         with self._lock:  # one worker of the group asks, and the others wait for the answer
             if (topic, group) in self._declared:
                 return
-            admin = _admin_of(self._broker)
-            stored = admin.group_config(topic, group)
-            if stored is None:
-                self._broker.admin.declare_group(topic, group, options.new_config())
-            else:
-                self._compare(topic, group, differences(options, stored))
+            try:
+                self._declare(topic, group, options)
+            except (ConfigurationError, NotSupported) as error:
+                self._refused[topic, group] = str(error)
+                raise
+            self._refused.pop((topic, group), None)
             self._declared.add((topic, group))
+
+    def refusals(self) -> list[str]:
+        """Returns why groups are not consumed from: their settings were refused, perhaps long after the start."""
+        return list(self._refused.values())
 
     def forget(self, topic: str, group: str) -> None:
         """Declare the group again before the next pull: it was deleted, and a pull would make one without settings."""
@@ -135,6 +140,13 @@ class GroupDeclarer:
                 return
             self._warned.add((first.topic, group))
         logger.warning("order_not_kept_by_group", extra={"topic": first.topic, "group": group, "cure": _ORDER_CURE})
+
+    def _declare(self, topic: str, group: str, options: GroupOptions) -> None:
+        stored = _admin_of(self._broker).group_config(topic, group)
+        if stored is None:
+            self._broker.admin.declare_group(topic, group, options.new_config())
+        else:
+            self._compare(topic, group, differences(options, stored))
 
     def _compare(self, topic: str, group: str, found: Differences) -> None:
         command = f"outbox broker group declare {topic} {group}"

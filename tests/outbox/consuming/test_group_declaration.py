@@ -22,6 +22,7 @@ from tests.broker_adapter.servers import served
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
+from tests.outbox_broker.polling import until
 
 Running = Callable[..., ConsumerRunner]
 Handler = Callable[[Delivery], None]
@@ -172,6 +173,23 @@ def test_a_consumer_that_starts_in_an_outage_declares_its_group_when_the_broker_
     found = config_of(watched)
     assert found is not None
     assert found.ordered
+
+
+def test_a_refusal_that_is_found_when_the_broker_is_back_is_in_the_health_until_the_group_is_changed(
+    watched: WatchedBroker, running: Running
+) -> None:
+    watched.admin.declare_group("orders", "g", GroupConfig())
+    watched.settings_fail = 3
+    watched.publish([message()])
+
+    runner = running(consumer("orders", group="g", ordered=True)(nothing), consumer("bills", group="g")(nothing))
+    until(lambda: not runner.health().healthy)
+    [reason] = runner.health().reasons
+    watched.admin.declare_group("orders", "g", GroupConfig(ordered=True))
+    watched.wait_for(lambda: watched.acked == 1)
+
+    assert "outbox broker group declare orders g --ordered" in reason
+    assert runner.health().healthy
 
 
 def test_a_group_that_was_deleted_is_declared_again(watched: WatchedBroker, running: Running) -> None:
