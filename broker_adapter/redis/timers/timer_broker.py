@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -77,6 +78,8 @@ class TimerBroker:
         self._window_ms = window_ms
         self._clock = clock
         self._admin = RedisGroupAdmin(runner)
+        self._suspected: dict[tuple[str, str], int] = {}
+        """By topic and group the slot that the next pull asks alone: its messages may have ended a consumer."""
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -171,6 +174,12 @@ class TimerBroker:
         starves no other; slots that had more than their share are asked again while there is room, and bytes are left.
         """
         slots = self._runner.slots_of(topic)
+        asks_others = slots > 1 and room > 1 and not begins
+        moves_of = partial(self._moves, topic, group, invisible_ms=invisible_ms, begins=begins)
+        if asks_others and (suspected := self._suspected.pop((topic, group), None)) is not None:
+            alone = self._take_alone(topic, group, suspected, moves_of, room=room)
+            if alone.deliveries:
+                return alone.deliveries, alone.next_ms
         first = random.randrange(slots)
         hungry = [(first + number) % slots for number in range(slots)]
         deliveries: list[Delivery] = []
@@ -179,24 +188,28 @@ class TimerBroker:
             left = room - len(deliveries)
             asked, hungry = hungry[:left], hungry[left:]
             share = left // len(asked)
-            moves_of = partial(
-                self._moves,
-                topic,
-                group,
-                limit=share,
-                invisible_ms=invisible_ms,
-                bytes_max=bytes_left // len(asked),
-                begins=begins,
+            shared_moves_of = partial(
+                moves_of, limit=share, bytes_max=bytes_left // len(asked), asks_others=asks_others
             )
-            for slot, (found, slot_next_ms) in self._take_of(
-                topic, group, asked, moves_of, must_answer=not deliveries
-            ).items():
-                deliveries += found
-                bytes_left -= sum(len(one.body) for one in found)
-                next_ms = min(next_ms, slot_next_ms)
-                if len(found) == share:
+            for slot, taken in self._take_of(topic, group, asked, shared_moves_of, must_answer=not deliveries).items():
+                deliveries += taken.deliveries
+                bytes_left -= sum(len(one.body) for one in taken.deliveries)
+                next_ms = min(next_ms, taken.next_ms)
+                if taken.are_suspected_left:
+                    self._suspected[topic, group] = slot
+                if len(taken.deliveries) == share:
                     hungry.append(slot)
+        if not deliveries and (suspected := self._suspected.pop((topic, group), None)) is not None:
+            alone = self._take_alone(topic, group, suspected, moves_of, room=room)
+            return alone.deliveries, alone.next_ms
         return deliveries, next_ms
+
+    def _take_alone(
+        self, topic: str, group: str, slot: int, moves_of: Callable[..., list[ScriptCall]], *, room: int
+    ) -> _Taken:
+        """Take from one slot, whose messages may have ended a consumer: nothing else is delivered with them."""
+        moves = partial(moves_of, limit=room, bytes_max=PULL_BYTES_MAX, asks_others=False)
+        return self._take_of(topic, group, [slot], moves, must_answer=True).get(slot, _Taken([], IDLE_MS))
 
     def _take_of(
         self,
@@ -206,7 +219,7 @@ class TimerBroker:
         moves_of: Callable[[int], list[ScriptCall]],
         *,
         must_answer: bool,
-    ) -> dict[int, tuple[list[Delivery], int]]:
+    ) -> dict[int, _Taken]:
         """Pull from slots by these moves, in one round trip a node, and two more if the group is new. Raises the error
         of a slot if none delivered and they must answer.
         """
@@ -225,18 +238,19 @@ class TimerBroker:
             for slot, moves in calls.items()
             if not isinstance(moves[-1].outcome, Exception)
         }
-        if failed and must_answer and not any(deliveries for deliveries, _ in found.values()):
+        if failed and must_answer and not any(taken.deliveries for taken in found.values()):
             raise self._runner.raised(failed[0]) from failed[0].outcome
         return found
 
     def _moves(
-        self, topic: str, group: str, slot: int, *, limit: int, invisible_ms: int, bytes_max: int, begins: bool
-    ) -> list[ScriptCall]:
+        self, topic: str, group: str, slot: int, *, limit: int, invisible_ms: int, bytes_max: int, begins: bool,
+        asks_others: bool,
+    ) -> list[ScriptCall]:  # fmt: skip
         scripts = self._runner.scripts
         return [
             self._runner.fire(topic, slot),
             scripts.of_group(EXPIRE, topic, slot, group, [MOVES_MAX, EXPIRED]),
-            scripts.of_group(TAKE, topic, slot, group, [limit, invisible_ms, bytes_max, int(begins)]),
+            scripts.of_group(TAKE, topic, slot, group, [limit, invisible_ms, bytes_max, int(begins), int(asks_others)]),
         ]
 
     def _settle(
@@ -279,9 +293,19 @@ def _check_pull(*, max_messages: int, wait_ms: int, invisible_ms: int) -> None:
         )
 
 
-def _deliveries(topic: str, group: str, outcomes: Sequence[Any]) -> tuple[list[Delivery], int]:
-    """The answer of fire, expire and take of one slot: deliveries, and in how many ms the next one may be ready."""
-    *waits, (retry_ms, epoch, *fields) = outcomes
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a pull got of one slot; the next message may be ready in `next_ms`."""
+
+    deliveries: list[Delivery]
+    next_ms: int
+    are_suspected_left: bool = False
+    """Whether messages wait that a pull of several slots must not have."""
+
+
+def _deliveries(topic: str, group: str, outcomes: Sequence[Any]) -> _Taken:
+    """Returns the answer of fire, expire and take of one slot."""
+    *waits, (retry_ms, epoch, suspected_left, *fields) = outcomes
     next_ms = [ms for ms in (*waits, retry_ms) if isinstance(ms, int) and ms >= 0]
     deliveries = [
         _delivery(
@@ -292,7 +316,7 @@ def _deliveries(topic: str, group: str, outcomes: Sequence[Any]) -> tuple[list[D
         )
         for at in range(0, len(fields), 4)
     ]
-    return deliveries, min(next_ms, default=IDLE_MS)
+    return _Taken(deliveries, min(next_ms, default=IDLE_MS), suspected_left == 1)
 
 
 def _delivery(receipt: TimerReceipt, *, attempt: int, packed: bytes, expired: bool) -> Delivery:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from outbox_core import Broker, Message
+from outbox_core import Broker, GroupConfig, Message
 from outbox_core.messages.ids import new_message_id
 
 WAIT_MS = 60_000
@@ -131,6 +131,24 @@ def test_messages_with_one_due_time_come_in_the_order_in_which_they_were_publish
         broker.ack([delivery.receipt for delivery in deliveries])
         pulled += [delivery.id for delivery in deliveries]
     assert pulled == sent
+
+
+def test_what_is_published_for_now_comes_behind_what_was_due_before_and_nobody_pulled(
+    broker: Broker, topic: str
+) -> None:
+    broker.admin.declare_group(topic, "g", GroupConfig())
+    due_ms = now_ms() + 200
+    first = [publish(broker, topic, deliver_at_ms=due_ms + number) for number in range(3)]
+    while now_ms() < due_ms + 50:  # the wall clock, with which the broker compares: there is no event to wait for
+        time.sleep(0.005)
+    then = [publish(broker, topic, deliver_at_ms=due_ms + 10), new_message_id()]
+    broker.publish([Message(id=then[1], topic=topic, body=b"now")])
+
+    pulled: list[str] = []
+    while len(pulled) < 5:
+        pulled += [delivery.id for delivery in broker.pull(topic, "g", wait_ms=WAIT_MS)]
+
+    assert pulled == [*first, *then]
 
 
 def test_mixed_due_times_come_by_due_time_then_in_the_order_in_which_they_were_published(

@@ -1,6 +1,6 @@
 #!lua
--- Adds messages to a slot: to the store, or to the log where they are due; leaves out repeats. Wakes consumers where one
--- is due, or before all others in the store.
+-- Adds messages to a slot: to the store, or to the log where they are due, and nothing in the store is due before them;
+-- leaves out repeats. Wakes consumers where one is due, or before all others in the store.
 --
 -- Keys:      those of the slot
 -- Arguments: 1  how long ids are remembered, in ms  2  the latest time in ms that it may be now
@@ -36,6 +36,7 @@ local results, due_ids = {}, {}
 local first = redis.call('ZRANGE', store, 0, 0, 'WITHSCORES')[2]
 local first_us = first and tonumber(first) or math.huge
 local is_sooner = false
+local is_behind = first_us <= now_us -- those are moved to the log by the next pull: what is due now comes behind them
 for at = 4, #ARGV, 3 do
     local id, due_us = ARGV[at], ARGV[at + 1] * 1000
     local added_us = redis.call('ZSCORE', ids, id)
@@ -48,9 +49,10 @@ for at = 4, #ARGV, 3 do
         if not canceled_us or tonumber(canceled_us) <= now_us - window_us then
             redis.call('ZREM', canceled, id)
             redis.call('HSET', body, id, ARGV[at + 2])
-            if due_us > now_us then
+            if due_us > now_us or is_behind then
+                due_us = due_us > 0 and due_us or math.floor(now_us / 1000) * 1000
                 redis.call('ZADD', store, place_of(due_us), id)
-                is_sooner = is_sooner or due_us < first_us
+                is_sooner = is_sooner or due_us < first_us or is_behind
             else
                 due_ids[#due_ids + 1] = id
             end

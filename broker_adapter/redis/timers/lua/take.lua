@@ -4,13 +4,14 @@
 --
 -- Messages of one delivery whose deadline passed are suspected: one of them may have ended their consumer. To a consumer
 -- that does not say which message it begins they are delivered by themselves, half as many together as before, in turn with
--- the log: so the one that ends it is alone after a few deliveries.
+-- the log: so the one that ends it is alone after a few deliveries. A pull of several slots leaves them: what it gets from
+-- the others would be with them.
 --
 -- Keys:      those of the slot and the group
 -- Arguments: 1  how many at most  2  invisible time in ms  3  bytes of bodies behind which no further one is taken
---            4  1 if the consumer says which message it begins, else 0
--- Returns:   ms until the next one in retry is visible (-1: none), the epoch of these deliveries, then for each its id,
---            attempt, body, and 1 if the deadline of its last delivery passed, else 0. NOGROUP where the group was not
+--            4  1 if the consumer says which message it begins, else 0  5  1 if it is asking other slots, too, else 0
+-- Returns:   ms until the next one in retry is visible (-1: none), the epoch of these deliveries, 1 if suspected ones were
+--            left for a pull of this slot alone, then for each its id, attempt, body, and 1 if the deadline of its last delivery passed, else 0. NOGROUP where the group was not
 --            declared. A paused group gets nothing.
 -- Invariant: each id that is returned is in prepare with this epoch, which no other delivery of it has.
 
@@ -18,11 +19,11 @@ local position, paused = unpack(redis.call('HMGET', config, 'position', 'paused'
 if not position then
     return redis.error_reply('NOGROUP there is no such group')
 end
-local limit, answer, bytes = tonumber(ARGV[1]), {-1, now_us}, 0
+local limit, answer, bytes = tonumber(ARGV[1]), {-1, now_us, 0}, 0
 if paused == '1' then
     return answer
 end
-local begins = ARGV[4] == '1'
+local begins, asks_others = ARGV[4] == '1', ARGV[5] == '1'
 
 -- How many of these can be delivered together: those before the first suspected one, or half of a suspected delivery.
 local function isolated(again)
@@ -51,7 +52,9 @@ local again_share, again_count, are_suspected = limit > 1 and math.floor(limit /
 if not begins and #again > 0 then
     again_count, are_suspected = isolated(again)
 end
-if are_suspected and both_wait then
+if are_suspected and asks_others then
+    again_count, are_suspected, both_wait, answer[3] = 0, false, false, 1
+elseif are_suspected and both_wait then
     if fresh_next then again_count = 0 else new, again_share = {}, limit end
 end
 
@@ -74,12 +77,13 @@ for _ = 1, limit do
     turn = not is_fresh
 end
 
-local deadline_us, counts = now_us + ARGV[2] * 1000, (#chosen == 1 and not begins) and 1 or 0
+local together = asks_others and math.max(#chosen, 2) or #chosen -- with one from another slot, as far as is known here
+local deadline_us, counts = now_us + ARGV[2] * 1000, (together == 1 and not begins) and 1 or 0
 for _, one in ipairs(chosen) do
     local id, message = unpack(one)
     local found = state_of(id) or {0, 0, {}}
     local has_expired = found[6] or 0
-    set_state(id, {now_us, found[2] + 1, found[3], #chosen, counts, 0})
+    set_state(id, {now_us, found[2] + 1, found[3], together, counts, 0})
     redis.call('ZADD', prepare, deadline_us, id)
     for _, value in ipairs({id, found[2] + 1, message, has_expired}) do
         answer[#answer + 1] = value

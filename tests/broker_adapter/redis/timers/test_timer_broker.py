@@ -13,12 +13,14 @@ import pytest
 from msgspec import structs
 
 from broker_adapter import redis as redis_adapter
+from broker_adapter.redis.timers.slot_scripts import slot_of
 from outbox_core.common.clock import ManualClock, SystemClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported, StorageFailed
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.ids import new_message_id
+from outbox_core.messages.limits import INVISIBLE_MS_MIN
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
@@ -424,6 +426,34 @@ def test_more_messages_than_a_millisecond_has_places_keep_the_order_of_their_pub
             pulled += [delivery.id for delivery in deliveries]
 
         assert pulled == sent
+
+
+def test_one_message_of_each_of_many_slots_is_not_alone_and_the_one_that_ends_its_consumers_dies_alone(
+    shared: RedisServer, open_broker: Open, topic: str
+) -> None:
+    broker = open_broker(url_of(shared, "&slots=8"))
+    broker.admin.declare_group(topic, "g", GroupConfig(max_attempts=2))
+    ids = [next(one for one in (f"m{number}-{slot}" for number in range(1_000)) if slot_of(one, 8) == slot)
+           for slot in range(8)]  # fmt: skip
+    poison, *innocents = ids
+    broker.publish([Message(id=one, topic=topic, body=b"x") for one in ids])
+    handled: set[str] = set()
+    attempts: dict[str, int] = {}
+
+    for _ in range(100):
+        pulled = broker.pull(topic, "g", wait_ms=100, invisible_ms=INVISIBLE_MS_MIN)
+        if any(delivery.id == poison for delivery in pulled):
+            assert wait_until(lambda: broker.admin.figures(topic, "g")["in_flight"] == 0)
+            continue
+        attempts |= {delivery.id: delivery.attempt for delivery in pulled}
+        handled |= {delivery.id for delivery in pulled}
+        broker.ack([delivery.receipt for delivery in pulled])
+        if handled == set(innocents) and broker.admin.dead(topic, "g")[0]:
+            break
+
+    assert handled == set(innocents)
+    assert [letter.id for letter in broker.admin.dead(topic, "g")[0]] == [poison]
+    assert set(attempts.values()) == {1}, "an innocent was charged"
 
 
 def test_a_repeat_is_known_for_the_window_after_the_acknowledgement_however_long_the_message_waited(

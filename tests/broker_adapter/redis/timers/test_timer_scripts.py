@@ -84,7 +84,7 @@ class Moves(RuleBasedStateMachine):
     def take(self, group: str, limit: int, invisible: int, begins: bool) -> None:
         """As a pull does, behind an expiry."""
         self.expire_deliveries(group)
-        _, epoch, *fields = self.run(scripts.TAKE, [limit, invisible, 10**6, int(begins)], group=group)
+        _, epoch, _, *fields = self.run(scripts.TAKE, [limit, invisible, 10**6, int(begins), 0], group=group)
         self.tick()
         expired = set(self.model.groups[group].expired)
         expected = self.model.take(group, limit=limit, invisible=invisible, begins=begins)

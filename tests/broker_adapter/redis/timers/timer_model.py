@@ -55,6 +55,7 @@ class ModelSlot:
     def add(self, ids: Sequence[str], due: int) -> list[int]:
         """See add.lua; `due` 0 is now."""
         results = []
+        is_behind = any(score <= (self.now, 0) for score in self.store.values())
         for number, one in enumerate(ids):
             results.append(int(one not in self.added))
             if one in self.added:
@@ -63,8 +64,8 @@ class ModelSlot:
             if one in self.canceled:
                 continue
             self.body.add(one)
-            if due > self.now:
-                self.store[one] = (due, number)
+            if due > self.now or is_behind:
+                self.store[one] = (due or self.now, number)
             else:
                 self._append(one)
         return results
