@@ -13,7 +13,7 @@ from outbox.telemetry import Telemetry
 
 
 class CommitHandler:
-    """The CommitPort of one Outbox. Thread-safe."""
+    """What the hooks of Sessions know of one Outbox. Thread-safe; compared by identity."""
 
     def __init__(self, *, engine: Engine, writer: UnitWriter, sender: Sender, telemetry: Telemetry) -> None:
         self._engine = engine
@@ -23,7 +23,7 @@ class CommitHandler:
 
     @property
     def place(self) -> str:
-        """Returns the name of the place that the outbox was given for its tables."""
+        """Returns the name of the place of the outbox's tables: outboxes are written in its order."""
         return self._writer.place
 
     def write(self, connection: Connection, unit: UnitOfWork) -> None:
@@ -46,7 +46,8 @@ class CommitHandler:
 
     def connect(self, session: Session) -> Connection:
         """Returns a connection of the session to the outbox's database, by the session's own routing if that leads
-        there. A Session that routes what it only reads to a follower has no statement that would lead to the primary.
+        there; write() refuses one that leads elsewhere. A Session that routes what it only reads to a follower has no
+        statement that would lead to the primary.
         """
         if session.bind is not None:
             routed = session.connection()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import Any, Final, Generic, TypeVar, assert_never
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
@@ -43,8 +43,7 @@ from outbox.store.database import (
 )
 from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError, TransactionDoomed, UsageError
 
-if TYPE_CHECKING:
-    from outbox.producer.commit_port import CommitPort
+OutboxT = TypeVar("OutboxT")
 
 _ENDS_TRANSACTION: Final = frozenset(
     {
@@ -97,7 +96,7 @@ def watch_dialect(dialect: Dialect) -> None:
             _watched.add(dialect)
 
 
-class Participant:
+class Participant(Generic[OutboxT]):
     """The part that one Session has in a driver's transaction: what it published there, by Outbox.
 
     Refers to no Session or Connection: the driver's transaction keeps it when these are gone, and must not keep them.
@@ -110,7 +109,7 @@ class Participant:
         """Whether the Session alone may commit, as one that the outbox has opened."""
         self.is_sealed: bool = False
         """Whether the Session commits, and has written its messages, or has rolled back: it takes no more."""
-        self.units: dict[CommitPort, UnitOfWork] = {}
+        self.units: dict[OutboxT, UnitOfWork] = {}
 
     def refuse_commit(self, undone: Sequence[tuple[int, int]]) -> None:
         """Raise NoTransaction if this commit is not the Session's own, and either the Session owns the transaction or
@@ -162,7 +161,7 @@ class DriverTransaction:
         """Whether a Session has taken part in it, which may have ended before."""
         self.has_mark: bool = False
         """Whether an inbox's mark is in it."""
-        self._participants: list[Participant] = []
+        self._participants: list[Participant[Any]] = []
         self.writes: bool = False
         """Whether a statement in it wrote, judging by the first word of each statement."""
         self.ended_by: str | None = None
@@ -179,14 +178,14 @@ class DriverTransaction:
         self._held: list[tuple[int, Callable[[], None]]] = []
         self._before_rollback = (self.undone, self._held, self._savepoints, self._savepoints)
 
-    def join(self, participant: Participant) -> None:
+    def join(self, participant: Participant[Any]) -> None:
         """Register a Session's part, to be asked before the transaction ends. Idempotent."""
         self.is_joined = True
         self.look()
         if participant not in self._participants:
             self._participants.append(participant)
 
-    def leave(self, participant: Participant) -> None:
+    def leave(self, participant: Participant[Any]) -> None:
         """Remove the part of a Session that has ended. If it has messages that nobody will write, it stays: a commit
         would leave them behind, until they are rolled back.
         """

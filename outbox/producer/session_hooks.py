@@ -35,7 +35,7 @@ from outbox.store.row import OutboxRow
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 
 if TYPE_CHECKING:
-    from outbox.producer.commit_port import CommitPort
+    from outbox.producer.commit_handler import CommitHandler
 
 _FLUSHES_MAX: Final = 100
 _listening = threading.Lock()
@@ -109,7 +109,7 @@ class _SessionState:
     """Whether its transaction acquires SQLite's write lock when it begins."""
     joined: list[_JoinedConnection] = field(default_factory=list)
     scopes: list[_Scope] = field(default_factory=list)
-    participant: Participant = field(default_factory=Participant)
+    participant: Participant[CommitHandler] = field(default_factory=Participant)
     gone_savepoint: bool = False
     """Whether a savepoint ended otherwise than the Session believes: its rows stand, or went, without its messages."""
 
@@ -143,7 +143,7 @@ def _state_of(session: Session) -> _SessionState:
     return state
 
 
-def unit_of(session: Session, box: CommitPort) -> UnitOfWork:
+def unit_of(session: Session, box: CommitHandler) -> UnitOfWork:
     """Returns this Session's unit of work for this Outbox; created on first use, removed with the root transaction.
 
     Raises NoTransaction once the rows are written or the transaction or savepoint is rolled back, for instance in an
@@ -208,7 +208,7 @@ def _refuse_if_over(state: _SessionState) -> None:
             )
 
 
-def _refuse_if_doomed(state: _SessionState, box: CommitPort) -> None:
+def _refuse_if_doomed(state: _SessionState, box: CommitHandler) -> None:
     """Raise an error if nothing of the Session's transaction may commit, whether or not it has a message left."""
     _refuse_if_over(state)
     for joined in state.joined:
@@ -264,7 +264,7 @@ def _root_commits(session: Session) -> bool:
     return root is not None and vars(root).get("_current_fn") is not None
 
 
-def _connection_for(session: Session, state: _SessionState, box: CommitPort) -> Connection:
+def _connection_for(session: Session, state: _SessionState, box: CommitHandler) -> Connection:
     """Returns the connection that the business wrote on: a Session may be bound to several, and may route to others.
 
     Raises ConfigurationError if it wrote on several: each has its own transaction, and may fail alone (unless they are
@@ -308,7 +308,7 @@ def _refuse_several(writing: Sequence[Connection], sharing: Sequence[Connection]
         )
 
 
-def _connect(session: Session, box: CommitPort) -> Connection:
+def _connect(session: Session, box: CommitHandler) -> Connection:
     """Returns a connection to the outbox's database for a Session that has none: the open Connection that classes are
     bound to, or what the outbox finds.
 
@@ -379,7 +379,7 @@ def _join_all(session: Session, state: _SessionState) -> None:
             _join(state, connection, is_used=True)
 
 
-def _join_given_connections(session: Session, state: _SessionState, box: CommitPort) -> None:
+def _join_given_connections(session: Session, state: _SessionState, box: CommitHandler) -> None:
     """Join the open transactions of Connections to the outbox's database that this Session is bound to and has not used
     yet: their owner may commit first.
     """
@@ -415,7 +415,7 @@ def _after_commit(session: Session) -> None:
         unit.closed = True
 
 
-def _send_when_committed(box: CommitPort, unit: UnitOfWork) -> None:
+def _send_when_committed(box: CommitHandler, unit: UnitOfWork) -> None:
     """Send now; if the Session has joined a Connection's transaction, which is still open, send after its COMMIT."""
     transaction, act = unit.transaction, partial(box.committed, unit)
     if transaction is None or transaction.is_over:
