@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from outbox_broker.filter import FilterIndex, parse
 from outbox_broker.filter.expression_tree import Node
-from outbox_broker.filter.subscription_index import IndexFigures
 
 
 class SubscriptionMatcher:
@@ -30,10 +29,6 @@ class SubscriptionMatcher:
     def __len__(self) -> int:
         """Returns how many groups have a filter."""
         return len(self._texts)
-
-    def figures(self) -> IndexFigures:
-        """Returns the sizes of the index of filters."""
-        return self._index.figures()
 
     def declare(self, group: str, text: str | None, node: Node | None = None, *, end: int) -> None:
         """Set a group's filter, where the topic ends at `end`; None: it matches everything."""
