@@ -31,10 +31,6 @@ _RETRY_AFTER_MS_MAX: Final = 60 * 60 * 1000
 _DETAIL_CHARS_MAX: Final = 500
 
 
-class NoSuchRoute(BrokerUnavailable):
-    """The URL is wrong, or the broker older than this client: not a wrong message, so an operator can correct it."""
-
-
 class ResponseHead(Protocol):
     """The status and headers of a response. Header names are in lower case, or the mapping ignores case."""
 
@@ -91,7 +87,6 @@ _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
     ProblemKind.IN_USE: InUse,
     ProblemKind.GROUP_DELETED: GroupDeleted,
     ProblemKind.STORAGE_FAILED: StorageFailed,
-    ProblemKind.UNKNOWN_ROUTE: NoSuchRoute,
     # Another time may do.
     ProblemKind.THROTTLED: BrokerUnavailable,
     ProblemKind.OVERLOADED: BrokerUnavailable,
@@ -99,7 +94,8 @@ _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
     ProblemKind.INTERNAL: BrokerUnavailable,
     ProblemKind.HEAD_TOO_SLOW: BrokerUnavailable,
     ProblemKind.BODY_TOO_SLOW: BrokerUnavailable,
-    # A failure of something between, not of the message: an operator can correct it.
+    # A wrong URL, or a failure of something between, not of the message: an operator can correct it.
+    ProblemKind.UNKNOWN_ROUTE: BrokerUnavailable,
     ProblemKind.METHOD_NOT_ALLOWED: BrokerUnavailable,
     ProblemKind.NOT_ACCEPTABLE: BrokerUnavailable,
     ProblemKind.UNSUPPORTED_MEDIA_TYPE: BrokerUnavailable,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from broker_adapter.http.background_publisher import BackgroundPublisher
 from broker_adapter.http.http_admin import HttpAdmin
 from broker_adapter.http.publish_coalescing import PublishCoalescer
-from broker_adapter.http.publish_requests import PublishRequests, requests_of
+from broker_adapter.http.publish_requests import publish_request, requests_of
 from broker_adapter.http.request_sender import Options, RequestSender, WireCodec
 from broker_adapter.http.topic_reader import read_topic
 from outbox_core.common.errors import (
@@ -96,7 +96,7 @@ class HttpBroker:
             )
         )
         self._admin = HttpAdmin(self._connection)
-        publish = PublishRequests(self._connection).publish
+        publish = partial(publish_request, self._connection)
         turns_s_max = TURN_TIMEOUTS_MAX * timeout_ms / 1000
         self._submitting = BackgroundPublisher(publish, place=self._connection.place, wait_s_max=turns_s_max)
         self._gathering = PublishCoalescer(publish, place=self._connection.place, wait_s_max=turns_s_max)
@@ -116,8 +116,7 @@ class HttpBroker:
             try:
                 results += self._gathering.publish(chunk, guard)
             except BrokerError as error:
-                of_chunk = {len(results) + place: result for place, result in error.answered.items()}
-                error.with_answered({**dict(enumerate(results)), **of_chunk})
+                error.with_answered(dict(enumerate(results)))
                 raise
         return results
 

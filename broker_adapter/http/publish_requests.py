@@ -1,16 +1,14 @@
-"""Makes requests of publishes: one for messages of many topics, or several to a broker that knows no such request."""
+"""Makes requests of publishes."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from broker_adapter.http.error_mapping import NoSuchRoute
 from broker_adapter.http.request_sender import RequestSender
-from outbox_core.common.errors import BrokerError, BrokerUnavailable
+from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages import limits
 from outbox_core.messages.message import Message, PublishResult
 from outbox_core.messages.publish_guard import Guard, allow
@@ -27,65 +25,33 @@ class _ReadAnswer(msgspec.Struct, frozen=True):
     results: list[PublishResult]
 
 
-class PublishRequests:
-    """Makes the publish requests of one client."""
+def publish_request(
+    connection: RequestSender, messages: Sequence[Message], guard: Guard = allow
+) -> list[PublishResult]:
+    """Publish one request's worth. `guard` is called right before it is sent. What is refused is refused as a whole."""
+    is_of_many = len({message.topic for message in messages}) > 1
+    path = "/v1/publish" if is_of_many else f"/v1/topics/{messages[0].topic}/messages"
+    body = _request(messages, packed=connection.packed, is_of_many=is_of_many)
+    results = connection.send("POST", path, _ReadAnswer, body=body, repeatable=True, guard=guard).results
+    if [result.id for result in results] != [message.id for message in messages]:
+        raise BrokerUnavailable(
+            f"POST {path} at {connection.place}: the answer is about other messages than those published"
+        )
+    return results
 
-    def __init__(self, connection: RequestSender) -> None:
-        self._connection = connection
-        self._takes_many_topics = True
-        """Until the broker has said that it knows no requests of many topics: it is older than this client."""
 
-    def publish(self, messages: Sequence[Message], guard: Guard = allow) -> list[PublishResult]:
-        """Publish one request's worth, by one request, or one a topic to a broker that knows no others. `guard` is
-        called right before each request. What is refused is refused as a whole.
-        """
-        is_of_many = len({one.topic for one in messages}) > 1
-        if is_of_many and not self._takes_many_topics:
-            return self._publish_by_topic(messages, guard)
-        try:
-            return self._post(messages, guard, is_of_many=is_of_many)
-        except NoSuchRoute:
-            if not is_of_many:
-                raise
-            self._takes_many_topics = False
-            return self._publish_by_topic(messages, guard)
-
-    def _publish_by_topic(self, messages: Sequence[Message], guard: Guard) -> list[PublishResult]:
-        places: defaultdict[str, list[int]] = defaultdict(list)
-        for place, one in enumerate(messages):
-            places[one.topic].append(place)
-        results: dict[int, PublishResult] = {}
-        for mine in places.values():
-            try:
-                stored = self._post([messages[place] for place in mine], guard, is_of_many=False)
-            except BrokerError as error:
-                error.with_answered(results)
-                raise
-            results.update(zip(mine, stored, strict=True))
-        return [results[place] for place in range(len(messages))]
-
-    def _post(self, messages: Sequence[Message], guard: Guard, *, is_of_many: bool) -> list[PublishResult]:
-        path = "/v1/publish" if is_of_many else f"/v1/topics/{messages[0].topic}/messages"
-        body = self._request(messages, is_of_many=is_of_many)
-        results = self._connection.send("POST", path, _ReadAnswer, body=body, repeatable=True, guard=guard).results
-        if [one.id for one in results] != [one.id for one in messages]:
-            raise BrokerUnavailable(
-                f"POST {path} at {self._connection.place}: the answer is about other messages than those published"
-            )
-        return results
-
-    def _request(self, messages: Sequence[Message], *, is_of_many: bool) -> msgspec.Struct:
-        match self._connection.packed, is_of_many:
-            case True, False:
-                return wire.PackedPublishRequest(messages=[wire_conversion.packed_message(one) for one in messages])
-            case True, True:
-                packed = [wire_conversion.packed_multi_topic_message(one) for one in messages]
-                return wire_multi_topic_publish.PackedMultiTopicPublishRequest(messages=packed)
-            case False, False:
-                return wire.PublishRequest(messages=[wire_conversion.text_message(one) for one in messages])
-            case _:
-                text = [wire_conversion.text_multi_topic_message(one) for one in messages]
-                return wire_multi_topic_publish.MultiTopicPublishRequest(messages=text)
+def _request(messages: Sequence[Message], *, packed: bool, is_of_many: bool) -> msgspec.Struct:
+    match packed, is_of_many:
+        case True, False:
+            return wire.PackedPublishRequest(messages=[wire_conversion.packed_message(one) for one in messages])
+        case True, True:
+            entries = [wire_conversion.packed_multi_topic_message(one) for one in messages]
+            return wire_multi_topic_publish.PackedMultiTopicPublishRequest(messages=entries)
+        case False, False:
+            return wire.PublishRequest(messages=[wire_conversion.text_message(one) for one in messages])
+        case _:
+            text = [wire_conversion.text_multi_topic_message(one) for one in messages]
+            return wire_multi_topic_publish.MultiTopicPublishRequest(messages=text)
 
 
 def requests_of(batch: Sequence[Message]) -> Iterator[Sequence[Message]]:

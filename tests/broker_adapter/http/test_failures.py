@@ -73,7 +73,7 @@ def test_every_kind_of_problem_is_an_error(kind: ProblemKind) -> None:
         ("throttled", errors.BrokerThrottled),
         ("storage-failed", errors.StorageFailed),
         ("internal", errors.BrokerUnavailable),
-        ("unknown-route", error_mapping.NoSuchRoute),
+        ("unknown-route", errors.BrokerUnavailable),
     ],
 )
 def test_a_problem_is_the_error_of_its_kind(kind: str, expected: type[errors.BrokerError]) -> None:
