@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Engine
 
 from outbox.store.database import database_errors
+from outbox.store.database_identity import StrangerCheck
 from outbox.store.pending_due_times import DuePosition, PendingDueTimes
 from outbox.store.schema import message_table_names
 from outbox.store.table_placement import MessageTable, table_place, tables_missing
@@ -21,6 +22,7 @@ class PendingRowReader:
         self.name = name
         self._schema = schema
         self._reads = reads
+        self._strangers = StrangerCheck(reads.dialect, [schema])
 
     @property
     def place(self) -> TablePlace:
@@ -33,6 +35,7 @@ class PendingRowReader:
             names = message_table_names(connection, self.place)
             if not names:
                 raise tables_missing(connection, self._schema)
+            self._strangers.run(connection)
         return names
 
     def count(self, *, rows_max: int) -> int | None:

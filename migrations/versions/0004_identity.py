@@ -26,6 +26,9 @@ _MYSQL: dict[str, Any] = {
     for option, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
 }
 _ID = sa.String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+_DATABASE = sa.String(64).with_variant(
+    mysql.VARCHAR(64, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
+)
 
 
 def upgrade() -> None:
@@ -36,12 +39,15 @@ def upgrade() -> None:
         name,
         sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("id", _ID, nullable=False),
+        sa.Column("owner", _DATABASE, nullable=True),
+        sa.Column("is_shared", sa.Boolean, nullable=False),
         schema=place.schema,
         **_MYSQL,
     )
-    identity = sa.table(name, sa.column("number", sa.Integer), sa.column("id", sa.String), schema=place.schema)
+    columns = (sa.column("number", sa.Integer), sa.column("id", sa.String), sa.column("is_shared", sa.Boolean))
+    identity = sa.table(name, *columns, schema=place.schema)
     if op.get_bind().scalar(sa.select(identity.c.id)) is None:
-        op.execute(identity.insert().values(number=1, id=secrets.token_hex(16)))
+        op.execute(identity.insert().values(number=1, id=secrets.token_hex(16), is_shared=False))
 
 
 def downgrade() -> None:

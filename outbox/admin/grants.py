@@ -80,7 +80,7 @@ def _of_compensator(tables: OutboxTables, messages: Sequence[str], database: str
     yield from ((database, table.name, "SELECT, DELETE") for table in (tables.inbox, tables.order_head))
     yield database, tables.order_queue.name, "SELECT, DELETE"
     yield from ((database, table.name, _WRITE) for table in (tables.instance, tables.lease))
-    yield database, VERSION_TABLE, "SELECT"
+    yield from ((database, name, "SELECT") for name in (tables.identity.name, VERSION_TABLE))
 
 
 def _business_tables(connection: Connection, business: str | None) -> set[str]:

@@ -14,6 +14,7 @@ from sqlalchemy.engine import URL
 
 from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelection
 from outbox.store.database import background_engine, database_errors, open_engine
+from outbox.store.database_identity import refuse_stranger
 from outbox.store.schema import message_table_names, outbox_tables
 from outbox.store.table_placement import table_place, tables_missing
 
@@ -25,13 +26,16 @@ class SchemaAdmin:
     """The message tables of one schema."""
 
     def __init__(self, engine: Engine, *, schema: str | None = None) -> None:
-        """`engine` comes from outbox.store.database.background_engine. Raises SchemaMissing if there is no table."""
+        """`engine` comes from outbox.store.database.background_engine. Raises SchemaMissing if there is no table,
+        and ConfigurationError if the schema is another service's.
+        """
         self._engine = engine
         with self._reading() as connection:
             self._place = table_place(engine.dialect, schema)
             names = message_table_names(connection, self._place)
             if not names:
                 raise tables_missing(connection, schema)
+            refuse_stranger(connection, engine.dialect, schema)
         self._admins = {name: MessageAdmin(dialect=engine.dialect, schema=schema, table=name) for name in names}
 
     def rows(self, wanted: MessageSelection, *, limit: int) -> list[dict[str, Any]]:

@@ -34,7 +34,16 @@ Tables = Annotated[
 
 
 @app.command()
-def upgrade(url: Url, schema: Schemas = None, password_file: PasswordFile = None, tables: Tables = 1) -> None:
+def upgrade(
+    url: Url,
+    schema: Schemas = None,
+    password_file: PasswordFile = None,
+    tables: Tables = 1,
+    owner: Annotated[
+        str | None, typer.Option("--owner", help="The database of the service whose schema it is; default: the URL's.")
+    ] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="Services of several databases share the schema.")] = False,
+) -> None:
     """Make the tables, or bring them up to date. Safe to run again.
 
     Examples:
@@ -44,7 +53,7 @@ def upgrade(url: Url, schema: Schemas = None, password_file: PasswordFile = None
       outbox db upgrade --url mysql+pymysql://root@db/shop --schema outbox_0 --schema outbox_1 --tables 256
     """
     named = database_url(url, password_file=password_file)
-    reached = schema_upgrade.upgrade(named, schema=schema or None, tables=tables)
+    reached = schema_upgrade.upgrade(named, schema=schema or None, tables=tables, owner=owner, is_shared=shared)
     typer.echo(f"the outbox tables are at revision {reached}")
 
 

@@ -20,6 +20,7 @@ from outbox.admin.source_owners import SourceOwners, read_sharing
 from outbox.migrate import schema_upgrade
 from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.database import background_engine, database_errors, open_engine
+from outbox.store.database_identity import refuse_stranger
 from outbox.store.database_url import database_url
 from outbox.store.message_table import Backlog, MessageStore
 from outbox.store.schema import message_table_names
@@ -182,6 +183,7 @@ def _backlogs(connection: Connection, *, dialect: Dialect, schema: str | None) -
     names = message_table_names(connection, table_place(dialect, schema))
     if not names:
         raise tables_missing(connection, schema)
+    refuse_stranger(connection, dialect, schema)
     return {
         name: MessageStore(dialect=dialect, schema=schema, table=name).backlog(connection, rows_max=COUNTED_ROWS_MAX)
         for name in names

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from outbox.store.database import is_schema_missing, now_us
+from outbox.store.database_identity import StrangerCheck
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import is_left_beside, table_place, tables_missing
 
@@ -23,6 +24,7 @@ class InboxStore:
         self._dialect = dialect
         self._schema = schema
         self._now_us = now_us(dialect)
+        self._strangers = StrangerCheck(dialect, [schema])
 
     @cached_property
     def _inbox(self) -> Table:
@@ -47,13 +49,16 @@ class InboxStore:
             # Without a savepoint: a duplicate rolls back only this statement, and a deadlock removes savepoints too,
             # so that its error would hide the deadlock's.
             connection.execute(self._insert, {"group": group, "id": message_id, "on_topic": topic})
+            is_new = True
         except IntegrityError:
-            return False
+            is_new = False
         except DBAPIError as error:
             if is_schema_missing(error) and is_left_beside(connection, self._schema):
                 raise tables_missing(connection, self._schema) from error
             raise
-        return True
+        # Behind the INSERT, the transaction's first statement; a duplicate may be another service's message.
+        self._strangers.run(connection)
+        return is_new
 
     def handled(self, connection: Connection, *, group: str, message_id: str, topic: str) -> bool:
         """Returns whether the group has handled this message."""

@@ -17,7 +17,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy import Connection, Engine, inspect, update
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.exc import DBAPIError
@@ -33,6 +33,7 @@ from outbox.store.database import (
     open_engine,
     writing_engine,
 )
+from outbox.store.database_identity import SchemaOwner, owner_of, refuse_stranger, stranger_refused
 from outbox.store.database_url import sync_url
 from outbox.store.schema import message_table, outbox_tables
 from outbox.store.table_placement import (
@@ -62,6 +63,8 @@ def upgrade(
     *,
     schema: str | Sequence[str] | None = None,
     tables: int = 1,
+    owner: str | None = None,
+    is_shared: bool = False,
     revision: str = "head",
 ) -> str | None:
     """Create or upgrade the tables; returns their revision afterwards. Idempotent.
@@ -69,6 +72,8 @@ def upgrade(
     `schema` and `tables` are those of Outbox: without a schema the tables are made in the database that the connection
     is in, among the business's own. With several tables, the tables that messages are split into are created in
     addition to the one that is not split. Tables of an earlier split stay, and are served until they are empty.
+    A named schema belongs to the business's database that first upgrades it, or to `owner`, whoever owned it before;
+    another one is refused, here and wherever it uses the schema, unless `is_shared` records that they share it.
     A Connection is used unchanged: call this from a revision of your own alembic tree with `op.get_bind()`.
     Raises DatabaseUnavailable or ConfigurationError with the cure.
     """
@@ -77,15 +82,16 @@ def upgrade(
             "the outbox tables are upgraded on a connection, since each step asks what is there: run your revision "
             "without --sql, or `outbox db upgrade` before it"
         )
+    wanted = SchemaOwner(owner, is_shared=is_shared)
     if isinstance(database, Connection):
-        return _upgrade_all(database, schema=schema, tables=tables, revision=revision)
+        return _upgrade_all(database, schema=schema, tables=tables, wanted=wanted, revision=revision)
     engine = open_engine(database if isinstance(database, Engine) else sync_url(database))
     # The connections of an engine of theirs keep their session variables, as all of the business's.
     background = writing_engine(engine) if engine is database else background_engine(engine)
     try:
         with database_errors(engine.url):
             return _retry_while_locked(
-                background, partial(_upgrade_all, schema=schema, tables=tables, revision=revision)
+                background, partial(_upgrade_all, schema=schema, tables=tables, wanted=wanted, revision=revision)
             )
     finally:
         if engine is not database:
@@ -167,7 +173,7 @@ def _short_lock_waits(connection: Connection) -> Iterator[None]:
 
 
 def _upgrade_all(
-    connection: Connection, *, schema: str | Sequence[str] | None, tables: int, revision: str
+    connection: Connection, *, schema: str | Sequence[str] | None, tables: int, wanted: SchemaOwner, revision: str
 ) -> str | None:
     placement = placement_for(connection.dialect, schema, tables)
     # All refusals come before the first DDL: each of its statements commits by itself.
@@ -177,9 +183,12 @@ def _upgrade_all(
         is_beside = current(connection, schema=name) is None and is_left_beside(connection, name)
         if is_beside or is_schema_alone(connection, name):
             raise tables_missing(connection, name)
+    for place in placement.places:
+        _refuse_without_owner(connection, place, wanted=wanted)
     reached: str | None = None
     for place in placement.places:
         reached = _upgrade(connection, place, revision=revision)
+        _record_owner(connection, place, wanted=wanted)
         if placement.is_split:
             _make_split_tables(connection, place, placement.names_in(place))
     return reached
@@ -196,6 +205,47 @@ def _refuse_foreign_tables(connection: Connection, place: TablePlace, message_ta
                 f"the table {shown} has a name of the outbox's and is not the outbox's, so nothing was changed; rename "
                 "it, or give the outbox a schema of its own (schema=, --schema)"
             )
+
+
+def _refuse_without_owner(connection: Connection, place: TablePlace, *, wanted: SchemaOwner) -> None:
+    """Raise ConfigurationError for another's schema, and for one of which nobody would know whose it is."""
+    if place.schema is None or place.prefix:
+        if wanted != SchemaOwner():
+            raise ConfigurationError(
+                "owner and shared are said of a schema of its own (schema=, --schema): the business's own database is "
+                "nobody else's"
+            )
+        return
+    if wanted != SchemaOwner():
+        return
+    found, business = owner_of(connection, place), connection.dialect.default_schema_name
+    if not found.admits(business):
+        raise stranger_refused(place, owner=found, business=business)
+    if found.name is None and not found.is_shared and not business:
+        raise ConfigurationError(
+            f"nobody has said yet to whom the schema {place.schema} belongs, and the connection is in no database: "
+            "name the business's database in the URL, or as its owner (owner=, --owner), or let several services share "
+            "it (is_shared=True, --shared)"
+        )
+
+
+def _record_owner(connection: Connection, place: TablePlace, *, wanted: SchemaOwner) -> None:
+    """Record what is wanted, or by default the connection's database, if nobody has recorded one."""
+    identity = outbox_tables(place).identity
+    if place.schema is None or place.prefix or not inspect(connection).has_table(identity.name, schema=place.schema):
+        return
+    if wanted.name is not None:
+        said = {"owner": wanted.name, "is_shared": wanted.is_shared}
+        connection.execute(update(identity).where(identity.c.number == 1).values(said))
+        return
+    business = connection.dialect.default_schema_name
+    if business:
+        # Of two services that upgrade side by side the second one finds an owner here, as it waits for the first.
+        first = update(identity).where(identity.c.number == 1, identity.c.owner.is_(None))
+        connection.execute(first.values(owner=business))
+    if wanted.is_shared:
+        connection.execute(update(identity).where(identity.c.number == 1).values(is_shared=True))
+    refuse_stranger(connection, connection.dialect, place.schema)
 
 
 def _make_split_tables(connection: Connection, place: TablePlace, names: Sequence[str]) -> None:

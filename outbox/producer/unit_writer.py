@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from outbox.producer.engine_hooks import refuse_autocommit, without_frames
 from outbox.producer.unit_of_work import UnitOfWork
 from outbox.store.database import is_mendable, is_schema_missing, now_us, translate
-from outbox.store.database_identity import DatabaseIdentity
+from outbox.store.database_identity import DatabaseIdentity, StrangerCheck
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind, RowState
@@ -52,6 +52,8 @@ class UnitWriter:
         self._store = store
         self._lease_us = lease_ms * 1000
         self._identity = DatabaseIdentity(engine, schema=store.schema)
+        schemas = (store.schema,) if placement is None else placement.schemas
+        self._strangers = StrangerCheck(engine.dialect, schemas)
         self._bounds = ServerLimits(engine)
 
     @property
@@ -97,6 +99,8 @@ class UnitWriter:
             written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes, state=state)
             # After the INSERT: a cancel must find a message of its own transaction.
             withdrawn = [row for row in withdrawals if self._withdraw(connection, row)]
+            # Behind the first INSERT: before it, its SELECT would take a snapshot in which other commits are missing.
+            self._strangers.run(connection)
         except DBAPIError as error:
             error.hide_parameters = True  # the caller may log it, and they are bodies
             if isinstance(error, IntegrityError):

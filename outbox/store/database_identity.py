@@ -1,10 +1,12 @@
-"""Compares the databases of connections with that of an outbox, by what the databases say of themselves.
+"""Compares the databases of connections with that of an outbox, by what the databases say of themselves, and the
+business's database with the owner of a named schema.
 
 A URL does not say where a connection leads: `creator`, `connect_args`, option files and proxies do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,12 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, literal_column, select
+from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
-from outbox.store.database import MYSQL_DIALECTS, NO_SUCH_TABLE, PRIVILEGE_MISSING
+from outbox.store.database import MYSQL_DIALECTS, NO_SUCH_TABLE, PRIVILEGE_MISSING, is_schema_missing
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import connect_once, table_place, tables_missing
-from outbox_core.common.errors import DatabaseUnavailable
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 from outbox_core.common.table_place import TablePlace
 
 _KEY: Final = "outbox.identity"
@@ -112,3 +115,82 @@ def _file_of(connection: Connection) -> str:
         cursor.execute("PRAGMA database_list")
         files: list[tuple[Any, ...]] = list(cursor.fetchall())
     return next(str(Path(file).resolve()) for _, name, file in files if name == "main")
+
+
+# -- to whom a named schema belongs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaOwner:
+    """The business's database to which a named schema belongs: None where nobody has said it yet."""
+
+    name: str | None = None
+    is_shared: bool = False
+    folds_case: bool = False
+    """Whether the server takes database names that differ in case alone for one (lower_case_table_names)."""
+
+    def admits(self, business: str | None) -> bool:
+        """Returns whether the service in this database may use the schema.
+
+        Who is in no database admits to none: a compensator without grants on the business's tables cannot be in it.
+        """
+        if self.is_shared or self.name is None or not business:
+            return True
+        return self.name.casefold() == business.casefold() if self.folds_case else self.name == business
+
+
+def owner_of(connection: Connection, place: TablePlace) -> SchemaOwner:
+    """Returns to whom the schema belongs; nobody has said it of the business's own database, or of older tables."""
+    if place.schema is None or place.prefix:
+        return SchemaOwner()
+    identity = outbox_tables(place).identity
+    folds = literal_column("@@lower_case_table_names")
+    question = select(identity.c.owner, identity.c.is_shared, folds).where(identity.c.number == 1).limit(1)
+    try:
+        row = connection.execute(question).first()
+    except DBAPIError as error:
+        if is_schema_missing(error):
+            return SchemaOwner()
+        raise
+    return SchemaOwner() if row is None else SchemaOwner(row[0], is_shared=bool(row[1]), folds_case=bool(row[2]))
+
+
+def refuse_stranger(connection: Connection, dialect: Dialect, schema: str | None) -> None:
+    """Raise ConfigurationError if a schema belongs to another database than that of the engine with this dialect.
+
+    The connection may be another engine's, as a session's may. For use before the first work on a schema: it is asked
+    once by each process, not by each transaction.
+    """
+    place, business = table_place(dialect, schema), dialect.default_schema_name
+    owner = owner_of(connection, place)
+    if not owner.admits(business):
+        raise stranger_refused(place, owner=owner, business=business)
+
+
+def stranger_refused(place: TablePlace, *, owner: SchemaOwner, business: str | None) -> ConfigurationError:
+    """Returns the error of whoever would use the schema of another database."""
+    upgrade = f"outbox db upgrade --schema {place.schema}"
+    return ConfigurationError(
+        f"the schema {place.schema} belongs to the database {owner.name}, and this service is in {business}: the "
+        f"compensator of either would send what both publish. If both are to share it: {upgrade} --shared. If not, "
+        f"give {business} a place of its own: another schema, or none, which is its own database. Where {business} "
+        f"has taken the place of {owner.name}, as a copy under another name does: {upgrade} --owner {business}"
+    )
+
+
+class StrangerCheck:
+    """Refuses strangers in schemas until they were all admitted once. Thread-safe: at worst it asks twice."""
+
+    def __init__(self, dialect: Dialect, schemas: Sequence[str | None]) -> None:
+        """`schemas`: as the user names them. No I/O."""
+        self._dialect = dialect
+        self._schemas = schemas
+        self._is_done = False
+
+    def run(self, connection: Connection) -> None:
+        """Raise ConfigurationError as refuse_stranger() does. No I/O once it has succeeded."""
+        if self._is_done:
+            return
+        for schema in self._schemas:
+            refuse_stranger(connection, self._dialect, schema)
+        self._is_done = True

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
     FromClause,
@@ -42,6 +43,7 @@ _NAME = String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="
 _WORD = String(32).with_variant(mysql.VARCHAR(32, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
 _HASH = String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
 _KEY = String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+_DATABASE = String(64).with_variant(mysql.VARCHAR(64, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 _TEXT = Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 _BODY = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 _MYSQL_OPTIONS: dict[str, Any] = {
@@ -78,7 +80,7 @@ class OutboxTables:
 
     `order_head` has the last allocated number of each ordered key, `order_queue` the numbers of unsent messages.
     `instance` has the live compensators, `lease` the compensator that serves each source. `identity` has one row: the
-    random id of this database's tables.
+    random id of this database's tables, and the business's database to which a schema of its own belongs.
     """
 
     metadata: MetaData
@@ -140,6 +142,8 @@ def outbox_tables(place: TablePlace) -> OutboxTables:
             metadata,
             Column("number", Integer, primary_key=True, autoincrement=False),
             Column("id", _ID, nullable=False),
+            Column("owner", _DATABASE, nullable=True),
+            Column("is_shared", Boolean, nullable=False),
             **_MYSQL_OPTIONS,
         ),
     )

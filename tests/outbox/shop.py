@@ -189,7 +189,8 @@ def make_tables(database: Database) -> None:
                 connection.execute(CreateSchema(tables.metadata.schema, if_not_exists=True))
             tables.metadata.create_all(connection)
             if connection.scalar(select(tables.identity.c.id)) is None:
-                connection.execute(tables.identity.insert().values(number=1, id=secrets.token_hex(16)))
+                own = {"number": 1, "id": secrets.token_hex(16), "owner": database.business, "is_shared": False}
+                connection.execute(tables.identity.insert().values(own))
             Base.metadata.create_all(connection)
     finally:
         engine.dispose()

@@ -332,7 +332,7 @@ def test_without_a_database_and_a_schema_everything_is_refused_with_the_cure(
 def once_default(mysql_like_of_module: LocalServer) -> Iterator[Database]:
     """A database without tables of ours, on a server whose schema `outbox` has some."""
     with mysql_like_of_module.fresh_database() as fresh:
-        upgrade(fresh.url, schema="outbox")
+        upgrade(fresh.url, schema="outbox", owner=fresh.business)  # the server keeps it from test to test
         yield dataclasses.replace(fresh, schema=None)
 
 

@@ -143,7 +143,9 @@ def test_migrate_makes_the_tables_and_sees_no_business_table(mysql_shop: Shop, u
         mysql_shop.tables.metadata.drop_all(connection)
         connection.execute(text(f"DROP TABLE {mysql_shop.tables.metadata.schema}.{VERSION_TABLE}"))
 
-    reached = schema_upgrade.upgrade(users.engine("migrate").url, schema=mysql_shop.database.schema)
+    named = mysql_shop.database.schema is not None
+    owner = mysql_shop.database.business if named else None  # of a schema that has none yet, and sees no database else
+    reached = schema_upgrade.upgrade(users.engine("migrate").url, schema=mysql_shop.database.schema, owner=owner)
 
     assert reached == schema_upgrade.head()
     assert mysql_shop.rows() == []

@@ -46,7 +46,7 @@ NEWER_THAN_5_7 = {
     "optimizer hint of 8.0": r"/\*\+",
     "stored session variables": r"\bSET_VAR\b|\bSET\s+PERSIST\b",
 }
-KEYED = re.compile(r"WHERE \(*(\w+\.)*(id|sent_at_us|order_key|consumer_group) (IN|=) ")
+KEYED = re.compile(r"WHERE \(*(\w+\.)*(id|number|sent_at_us|order_key|consumer_group) (IN|=) ")
 LOCKING_READ = re.compile(r"\bFOR\s+UPDATE\b|\bLOCK\s+IN\s+SHARE\b", re.IGNORECASE)
 
 
