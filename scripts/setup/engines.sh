@@ -3,6 +3,7 @@
 #
 # An engine is a folder of tests/engines with a file `needs`, which lists what has to be set up, one need a line:
 #   faketime           libfaketime of Debian
+#   galera             Galera, MariaDB and rsync of Debian
 #   java               Java 17 or later
 #   jars               the jars that pom.xml in that folder resolves to, fetched by Maven
 #   rabbitmq-newest    RabbitMQ of Debian's unstable suite
@@ -113,6 +114,7 @@ set_up_needs() {
 set_up_need() {
     case $2 in
         faketime) set_up_faketime ;;
+        galera) set_up_galera ;;
         java) set_up_java ;;
         jars) set_up_jars "$1" ;;
         rabbitmq-newest) set_up_rabbitmq_newest ;;
