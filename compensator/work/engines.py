@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL
 
-from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine
+from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine, pin_connections
 from outbox.store.database_url import sync_url
-from outbox_core.common.mysql_session import pin_session
 
 STATEMENT_SECONDS_MAX: Final = 60
 """A server that does not answer for so long is dead; our longest statement deletes 200 rows by primary key."""
@@ -54,13 +52,8 @@ def autocommit_engine(engine: Engine, *, recycle_seconds: int = READS_RECYCLE_SE
         pool_recycle=recycle_seconds,
     )
     if engine.dialect.name in MYSQL_DIALECTS:
-        event.listen(reads, "connect", _pin)
+        pin_connections(reads)
     return reads
-
-
-def _pin(connection: Any, _record: object) -> None:
-    with closing(connection.cursor()) as cursor:
-        pin_session(cursor)
 
 
 def _bounded(database: URL | str) -> URL | str:

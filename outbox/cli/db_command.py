@@ -75,13 +75,15 @@ def grants(
     Example: outbox db grants --url mysql+pymysql://root@db/shop --role app --user shop_app
     """
     engine = open_engine(database_url(url, password_file=password_file))
+    background = background_engine(engine)
     try:
         if engine.dialect.name not in MYSQL_DIALECTS:
             raise ConfigurationError("SQLite has no users: whoever may write the file has every grant")
-        with database_errors(engine.url), engine.connect() as connection:
+        with database_errors(engine.url), background.connect() as connection:
             for statement in grants_of(connection, role, schema=schema, user=user or role, host=host):
                 typer.echo(statement)
     finally:
+        background.dispose()
         engine.dispose()
 
 

@@ -30,7 +30,7 @@ from sqlalchemy.engine import URL, Dialect, ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from outbox.store.database_url import read_url
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
@@ -141,6 +141,7 @@ def background_engine(engine: Engine) -> Engine:
     """
     pool = engine.pool.recreate()
     if engine.dialect.name in MYSQL_DIALECTS:
+        pin_connections(pool)
         event.listen(pool, "connect", partial(_prepare_background, engine.dialect))
         if not engine.get_execution_options().get(_POOL_PINGS, False):
             event.listen(pool, "checkout", partial(_replace_if_ended, engine.dialect))
@@ -150,6 +151,17 @@ def background_engine(engine: Engine) -> Engine:
         event.listen(second, "begin", _begin)
         second.update_execution_options(**{WRITE_LOCK_FIRST: True})
     return second
+
+
+def pin_connections(pool: Pool | Engine) -> None:
+    """Pin the session variables of all connections that it makes, before anybody's first statement there."""
+    # In front: SQLAlchemy asks the first connection of a dialect its own questions, which a server may refuse as well.
+    event.listen(pool, "connect", _pin, insert=True)
+
+
+def _pin(connection: Any, _record: object) -> None:
+    with closing(connection.cursor()) as cursor:
+        pin_session(cursor)
 
 
 def writing_engine(engine: Engine) -> Engine:
@@ -365,7 +377,6 @@ def _unsupported(product: str) -> ConfigurationError:
 def _prepare_background(dialect: Dialect, connection: Any, record: Any) -> None:
     record.info[_IS_NEW] = True
     with closing(connection.cursor()) as cursor:
-        pin_session(cursor)
         cursor.execute(
             f"SET SESSION innodb_lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
             f"SESSION lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}"

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, delete, insert, literal, select
 from sqlalchemy.engine import Dialect
 
-from outbox.store.database import MYSQL_DIALECTS, now_us
+from outbox.store.database import MYSQL_DIALECTS, by_primary_key, now_us
 from outbox.store.message_table import ARCHIVED_COLUMNS, MessageStore
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState, message_table
@@ -83,7 +83,7 @@ class Withdrawals:
             source = select(*copied, self._now_us, literal(WITHDRAWN)).where(scheduled)
             names = [*ARCHIVED_COLUMNS, "sent_at_us", "outcome"]
             connection.execute(insert(self._archive).from_select(names, source))
-        connection.execute(delete(message).where(message.c.id == message_id))
+        connection.execute(by_primary_key(delete(message).where(message.c.id == message_id), connection.dialect))
         return CancelStatus.CANCELED
 
     def _of_archive(self, connection: Connection, message_id: str) -> CancelStatus:
