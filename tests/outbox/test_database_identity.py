@@ -173,6 +173,38 @@ def test_one_sqlite_file_is_one_database_by_whatever_path(sqlite_shop: Shop, tmp
     assert (sqlite_shop.payments(), sqlite_shop.row_topics()) == ([1], ["paid"])
 
 
+def by_socket(server: LocalServer, database: Database) -> Engine:
+    """By the file that the server listens on."""
+    [(folder, name)] = server.execute("SELECT @@datadir, @@socket")
+    socket = str(Path(folder) / name)
+    return create_engine(f"mysql+pymysql://root@localhost/{database.business}", connect_args={"unix_socket": socket})
+
+
+@pytest.mark.mysql
+def test_a_server_s_socket_leads_to_its_database_and_another_server_s_does_not(
+    mariadb_of_module: LocalServer, mysql_like_of_module: LocalServer
+) -> None:
+    with mariadb_of_module.fresh_database() as one:
+        url = make_url(mysql_like_of_module.url).set(database=one.business)
+        other = Database(name="mysql", url=url.render_as_string(hide_password=False), schema=one.schema)
+        mysql_like_of_module.execute(f"CREATE DATABASE {other.business}")
+        engines = [by_socket(mariadb_of_module, one), by_socket(mysql_like_of_module, other)]
+        try:
+            with open_shop(one) as shop, open_shop(other) as twin:
+                box = shop.box(RecordingBroker(), sender=NO_SENDER)
+
+                publish(box, engines[0])
+                with pytest.raises(ConfigurationError, match="another database"):
+                    publish(box, engines[1])
+
+                assert (shop.payments(), shop.row_topics()) == ([1], ["paid"])
+                assert twin.payments() == twin.rows() == []
+        finally:
+            for engine in engines:
+                engine.dispose()
+            mysql_like_of_module.drop(other)
+
+
 # -- a follower has the same identity ----------------------------------------------------------------------------------
 
 
