@@ -447,8 +447,7 @@ def _known(connection: Connection) -> DriverTransaction | None:
 
 def _execute(cursor: Any, statement: str, _parameters: object, context: ExecutionContext) -> None:
     """Called before each statement of a tracked dialect."""
-    mysql = context.dialect.name in MYSQL_DIALECTS
-    found = statement_effect(statement, mysql=mysql)
+    found = statement_effect(statement, mysql=context.dialect.name in MYSQL_DIALECTS)
     if found is READS:
         return
     connection = context.root_connection
@@ -466,17 +465,24 @@ def _execute(cursor: Any, statement: str, _parameters: object, context: Executio
             transaction.is_idle = False
         transaction.writes = True
     elif connection.in_transaction():  # else it is the BEGIN itself
-        if transaction.is_idle and found.effect is Effect.BEGINS_SAVEPOINT:
-            # SQLite would begin a transaction with it, and commit that with its RELEASE.
-            _begin_before_rows(connection, cursor)
-            transaction.is_idle = False
-        _note(transaction, found, statement, mysql=mysql)
-        if found is ENDS and transaction.is_joined and first_words(statement).upper().startswith("SET "):
-            # Autocommit: no other transaction begins, and whoever gets the connection next does not expect that.
-            transaction.end_unseen(first_words(statement))
-            _replace_later(connection)
-        if found is MAY_END and _shall_doubt(connection, transaction):
-            transaction.continuity.doubt(first_words(statement))
+        _follow(connection, transaction, found, statement, cursor)
+
+
+def _follow(
+    connection: Connection, transaction: DriverTransaction, found: StatementEffect, statement: str, cursor: Any
+) -> None:
+    """Called before a statement that does more to a transaction than to write in it."""
+    if transaction.is_idle and found.effect is Effect.BEGINS_SAVEPOINT:
+        # SQLite would begin a transaction with it, and commit that with its RELEASE.
+        _begin_before_rows(connection, cursor)
+        transaction.is_idle = False
+    _note(transaction, found, statement, mysql=connection.dialect.name in MYSQL_DIALECTS)
+    if found is ENDS and transaction.is_joined and first_words(statement).upper().startswith("SET "):
+        # Autocommit: no other transaction begins, and whoever gets the connection next does not expect that.
+        transaction.end_unseen(first_words(statement))
+        _replace_later(connection)
+    if found is MAY_END and _shall_doubt(connection, transaction):
+        transaction.continuity.doubt(first_words(statement))
 
 
 def _replace_later(connection: Connection) -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Engine, literal_column, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
@@ -144,7 +144,7 @@ def owner_of(connection: Connection, place: TablePlace) -> SchemaOwner:
     if place.schema is None or place.prefix:
         return SchemaOwner()
     identity = outbox_tables(place).identity
-    folds = literal_column("@@lower_case_table_names")
+    folds: ColumnElement[int] = literal_column("@@lower_case_table_names")
     question = select(identity.c.owner, identity.c.is_shared, folds).where(identity.c.number == 1).limit(1)
     try:
         row = connection.execute(question).first()
