@@ -967,6 +967,9 @@ class Run:
                     connection.commit()
                     self.trace.rows[number] = "stranger"
 
+                met = None if self._followed is None else self._followed.outcomes.get(("stranger", index))
+                if self._was_refused and met is not None and met.failure is Failure.LOST:
+                    self.trace.uncertain.add(number)  # a refused commit sends nothing, so does not meet what was killed
                 self._attempt(("stranger", index), pay, slot=None)
 
     # -- both colours ------------------------------------------------------------------------------------------------
