@@ -323,8 +323,11 @@ class Run:
             return True
         if seen.failure is None:
             return False
-        if isinstance(step, Stranger) and seen.failure in ONE_SIDED and (self._was_cancelled or self._was_refused):
-            self.trace.uncertain.add(step.number)  # what goes on there alone has the lock or the connection
+        if isinstance(step, Stranger) and seen.failure in ONE_SIDED:
+            # What goes on there alone has the connection or the lock; SQLite's is taken before the first row.
+            locks_first = seen.failure is Failure.LOCKED and self._side.engine.dialect.name == "sqlite"
+            if self._was_cancelled or self._was_refused or locks_first:
+                self.trace.uncertain.add(step.number)
         if isinstance(step, WriteRow) and (seen.failure is Failure.REFUSED or (place is not None and place.diverged)):
             self.trace.uncertain.add(step.number)  # an object whose flush was refused still waits for one
         if seen.failure is Failure.REFUSED:
@@ -436,7 +439,7 @@ class Run:
             (seen.failure is None) == (outcome.failure is None) and not (is_refused and seen.error != outcome.error)
         ):
             return
-        is_aftermath = place is not None and (place.has_waiting_witness or place.refused)
+        is_aftermath = any(family.has_waiting_witness or family.refused for family in self._family(place))
         if is_aftermath or {seen.failure, outcome.failure} & ONE_SIDED:
             self._diverge(place)
 
