@@ -386,11 +386,15 @@ class Puller:
             self._dead_letters.bury(topic, group, [death], at_ms=at_ms)
         else:
             hold = group.decide_deferral(sequence, until_ms=record.deliver_at_ms or 0)
-            self.requeue(topic, group.name, [hold], at_ms=at_ms, reason=group.reason_of(known) if known else None)
+            self.requeue(
+                topic, group.name, [hold], at_ms=at_ms, reason=group.reason_of(known) if known else None,
+                expired=known is not None and known.in_flight,
+            )  # fmt: skip
 
     def requeue(
-        self, topic: str, group: str, decisions: Iterable[Requeue | Death], *, at_ms: int, reason: str | None
-    ) -> None:
+        self, topic: str, group: str, decisions: Iterable[Requeue | Death], *, at_ms: int, reason: str | None,
+        expired: bool = False,
+    ) -> None:  # fmt: skip
         """Record when messages may be delivered again; deaths among the decisions are not recorded here."""
         entries: list[tuple[int, journal.Ids, int, int]] = [
             (one.first, one.count, one.visible_at_ms, one.attempts_used)
@@ -398,7 +402,9 @@ class Puller:
             if isinstance(one, Requeue)
         ]
         if entries:
-            self._writer.act(journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason))
+            self._writer.act(
+                journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason, expired=expired)
+            )
 
 
 def _count(ranges: Iterable[tuple[int, int]]) -> int:

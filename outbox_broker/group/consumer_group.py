@@ -308,12 +308,15 @@ class Group:
         used = 0 if run is None else run.attempts_by_now
         return Requeue(sequence, 1, until_ms, used)
 
-    def requeue(self, decision: Requeue, *, reason: str | None) -> None:
-        """Apply a Requeue; for fresh messages it defers their first delivery."""
+    def requeue(self, decision: Requeue, *, reason: str | None, expired: bool = False) -> None:
+        """Apply a Requeue; for fresh messages it defers their first delivery. `expired`: no consumer gave them back;
+        `reason` is that of an attempt before.
+        """
         if self.order is not None:
             self.order.deliver(decision.first, decision.first + decision.count)
         number = self.reasons.number_of(reason) if reason else None
-        last = self.reasons.number_of(without_count(reason or REFUSED, decision.attempts_used))
+        failure = EXPIRED if expired else without_count(reason or REFUSED, decision.attempts_used)
+        last = self.reasons.number_of(failure)
         for run in self._take_with_fresh(decision.first, decision.first + decision.count):
             counts = decision.attempts_used > run.attempts_used
             self.unsettled.add(

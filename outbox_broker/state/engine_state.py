@@ -301,7 +301,8 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
         case journal.Requeued():
             for first, ids, visible_at_ms, used in action.entries:
                 if group.is_open(first, first + count_of(ids)):
-                    group.requeue(Requeue(first, count_of(ids), visible_at_ms, used), reason=action.reason)
+                    requeue = Requeue(first, count_of(ids), visible_at_ms, used)
+                    group.requeue(requeue, reason=action.reason, expired=action.expired)
         case journal.Extended():
             for first, ids in action.entries:
                 group.extend(first, count_of(ids), visible_at_ms=action.visible_at_ms, begun=action.begun)

@@ -137,7 +137,7 @@ Logs of version 3 have the ids here: one, or all.
 
 class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="requeued"):
     """Deliveries were nacked: they become visible again at their `visible_at_ms`; entries are (first sequence, count,
-    visible_at_ms, attempts used).
+    visible_at_ms, attempts used). `expired`: their invisible time ran out, and the next delivery is put off.
     """
 
     topic: str
@@ -145,6 +145,7 @@ class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     at_ms: int
     entries: list[tuple[int, Ids, int, int]]
     reason: str | None = None
+    expired: bool = False
 
 
 class Extended(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="extended"):

@@ -1051,6 +1051,26 @@ def test_what_fell_due_while_the_broker_was_down_is_delivered_at_once_and_once(
     assert {"stored": 2, "scheduled": 1}.items() <= engine.topic_figures(TOPIC).items()
 
 
+def test_an_expiry_that_is_put_off_by_a_step_backwards_is_one_in_the_history(
+    engine: Engine, clock: ManualClock
+) -> None:
+    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
+    publish(engine, "m", deliver_at_ms=clock.now_ms() + 1)
+    clock.advance(1)
+    [first] = pull(engine)
+    clock.step_wall(-3_600_000)
+    engine.extend([first.receipt], invisible_ms=1_000, begun=True)
+    clock.advance(1_000)
+    assert pull(engine) == [], "it is early by the clock that stepped back"
+
+    clock.advance(3_600_000)
+    [second] = pull(engine)
+    engine.nack([second.receipt], reason="boom")
+
+    [letter], _ = engine.dead(TOPIC, GROUP)
+    assert letter.history == (("invisible time ran out", 1), ("boom", 1))
+
+
 def test_a_delay_of_731_days_by_a_clock_an_hour_ahead_is_kept_over_a_restart_and_a_longer_one_rejected(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
