@@ -256,8 +256,10 @@ def test_a_message_that_the_broker_refuses_is_rejected_alone(
     ]
 
 
+@pytest.mark.parametrize("codec", ["msgpack", "json"])
+@pytest.mark.parametrize("place", [0, 4, 8], ids=["first", "middle", "last"])
 def test_topics_that_the_token_does_not_cover_hold_up_no_others(
-    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker], tmp_path: Path
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker], tmp_path: Path, place: int, codec: str
 ) -> None:
     digest = hashlib.sha256(b"secret").hexdigest()
     tokens = tmp_path / "tokens.toml"
@@ -265,13 +267,19 @@ def test_topics_that_the_token_does_not_cover_hold_up_no_others(
         f'[[tokens]]\nname = "a"\nsha256 = "{digest}"\nroles = ["publish", "consume"]\ntopics = ["mine.*"]\n'
     )
     url = start(access=Access(tokens=load_tokens(tokens))).url
-    broker = connected(url, token="secret")
+    broker = connected(url, token="secret", codec=codec)
+    batch = [message("mine.b" if number % 2 else "mine.a") for number in range(9)]
+    batch[place] = message("yours.a")
 
-    published = publish_isolated(broker.publish, [message("yours.a"), message("mine.a"), message("mine.b")])
+    published = publish_isolated(broker.publish, batch)
 
-    assert [published.results[place].status for place in range(3)] == ["deferred", "stored", "stored"]
-    assert "yours.a" in str(published.results[0].error)
-    assert len(broker.pull("mine.a", "g")) == len(broker.pull("mine.b", "g")) == 1
+    assert [published.results[at].status for at in range(9)] == [
+        "deferred" if at == place else "stored" for at in range(9)
+    ]
+    assert "yours.a" in str(published.results[place].error)
+    for topic in ("mine.a", "mine.b"):
+        pulled = [delivery.id for delivery in broker.pull(topic, "g")]
+        assert pulled == [one.id for one in batch if one.topic == topic], "once, in order"
     with pytest.raises(NotAuthorized) as caught:
         connected(url, token="wrong").pull("mine.a", "g")
     assert "wrong" not in str(caught.value)
