@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import RunningShard
 from outbox_core.messages.message import CancelStatus, Message, PublishResult
+from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -43,6 +44,12 @@ class ShardService(Protocol):
 
     def topic_counts(self) -> Mapping[str, int]:
         """Returns how many messages are scheduled, by topic."""
+
+    def refused(self, *, topics: Sequence[str] | None = None) -> list[RefusedMessage]:
+        """Returns what the target refused for good."""
+
+    def retry_refused(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[RetryOutcome]:
+        """Send it once more; returns one outcome an id."""
 
 
 class ServedShard(RunningShard, Protocol):
@@ -95,6 +102,15 @@ class OwnedShardOperations:
         services = self._services(shards).values()
         parts = [one.scheduled(topic, from_ms=from_ms, to_ms=to_ms, bucket=bucket) for one in services]
         return sum_counts(parts)
+
+    def refused(self, shards: Iterable[str], *, topics: Sequence[str] | None) -> list[RefusedMessage]:
+        """Returns what the target refused for good of these shards."""
+        return [refused for one in self._services(shards).values() for refused in one.refused(topics=topics)]
+
+    def retry_refused(self, ids: Sequence[tuple[str, str]], *, topics: Sequence[str] | None) -> list[RetryOutcome]:
+        """Send messages once more, each of the shard named with it; returns one outcome each, in order."""
+        services = self._services({shard for shard, _ in ids})
+        return [services[shard].retry_refused([one], topics=topics)[0] for shard, one in ids]
 
     def topic_counts(self, shards: Iterable[str]) -> dict[str, int]:
         """Returns how many messages these shards have scheduled, by topic."""

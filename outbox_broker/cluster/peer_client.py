@@ -16,7 +16,7 @@ from outbox_broker.cluster.owned_shard_operations import Identity, Wanted
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
 from outbox_core.messages.message import CancelStatus, Message, PublishResult
 from outbox_core.protocol.problem import ProblemAnswer
-from outbox_core.protocol.wire import MSGPACK_TYPE
+from outbox_core.protocol.wire import MSGPACK_TYPE, RefusedAnswer, RefusedMessage, RetryAnswer, RetryOutcome
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -77,6 +77,18 @@ class PeerClient:
         """See OwnedShardOperations.scheduled."""
         request = peer.PeerCounts(list(shards), topic, from_ms, to_ms, bucket)
         return self._send(url, peer.COUNTS, request, peer.PeerHistogram).counts
+
+    def refused(self, url: str, shards: Sequence[str], *, topics: Sequence[str] | None) -> list[RefusedMessage]:
+        """See OwnedShardOperations.refused."""
+        request = peer.PeerRefused(list(shards), None if topics is None else list(topics))
+        return self._send(url, peer.REFUSED, request, RefusedAnswer).messages
+
+    def retry_refused(
+        self, url: str, ids: Sequence[tuple[str, str]], *, topics: Sequence[str] | None
+    ) -> list[RetryOutcome]:  # fmt: skip
+        """See OwnedShardOperations.retry_refused."""
+        request = peer.PeerCancel(list(ids), None if topics is None else list(topics))
+        return self._send(url, peer.RETRY, request, RetryAnswer).results
 
     def topic_counts(self, url: str, shards: Sequence[str]) -> dict[str, int]:
         """See OwnedShardOperations.topic_counts."""

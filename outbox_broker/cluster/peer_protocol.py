@@ -16,6 +16,7 @@ from outbox_broker.http.routes import Route
 from outbox_broker.http.work_classes import WorkClass
 from outbox_core.messages import limits
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
+from outbox_core.protocol.wire import RefusedAnswer, RetryAnswer
 
 PUBLISH: Final = "/v1/peer/publish"
 CANCEL: Final = "/v1/peer/cancel"
@@ -23,6 +24,8 @@ FIND: Final = "/v1/peer/find"
 KNOWN: Final = "/v1/peer/known"
 COUNTS: Final = "/v1/peer/counts"
 TOPICS: Final = "/v1/peer/topics"
+REFUSED: Final = "/v1/peer/refused"
+RETRY: Final = "/v1/peer/retry"
 
 _SHARDS_MAX: Final = 65_536
 Entries = Meta(max_length=limits.BATCH_MESSAGES_MAX * GENERATIONS_MAX)
@@ -146,6 +149,13 @@ class PeerTopicCounts(msgspec.Struct, frozen=True):
     topics: dict[str, int]
 
 
+class PeerRefused(msgspec.Struct, frozen=True):
+    """POST /v1/peer/refused: what the target refused for good of these shards, on topics of these patterns."""
+
+    shards: Shards
+    topics: list[str] | None
+
+
 def peer_routes(local: OwnedShardOperations) -> tuple[Route, ...]:
     """Returns the routes by which other nodes use the shards of this one. All need the nodes' token."""
     answers = _Answers(local)
@@ -155,6 +165,8 @@ def peer_routes(local: OwnedShardOperations) -> tuple[Route, ...]:
         _route(FIND, answers.find, PeerFind, PeerFound),
         _route(KNOWN, answers.known, PeerIdentities, PeerKnown),
         _route(COUNTS, answers.counts, PeerCounts, PeerHistogram, work=WorkClass.PAGE),
+        _route(REFUSED, answers.refused, PeerRefused, RefusedAnswer, work=WorkClass.PAGE),
+        _route(RETRY, answers.retry_refused, PeerCancel, RetryAnswer, work=WorkClass.PUBLISH),
         _route(TOPICS, answers.topics, PeerTopics, PeerTopicCounts, work=WorkClass.PAGE),
     )
 
@@ -190,6 +202,14 @@ class _Answers:
                 request.shards, request.topic, from_ms=request.from_ms, to_ms=request.to_ms, bucket=request.bucket
             )
         )
+
+    def refused(self, call: Call) -> RefusedAnswer:
+        request = call.read(PeerRefused)
+        return RefusedAnswer(messages=self._local.refused(request.shards, topics=request.topics))
+
+    def retry_refused(self, call: Call) -> RetryAnswer:
+        request = call.read(PeerCancel)
+        return RetryAnswer(results=self._local.retry_refused(request.ids, topics=request.topics))
 
     def topics(self, call: Call) -> PeerTopicCounts:
         return PeerTopicCounts(self._local.topic_counts(call.read(PeerTopics).shards))

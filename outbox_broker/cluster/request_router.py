@@ -26,6 +26,7 @@ from outbox_broker.engine.publisher import Publishable
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 from outbox_core.messages.topic_figures import topic_figures
+from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
 
 FORWARDS_MAX: Final = 16
 """Requests to other nodes at a time, of all requests to this one."""
@@ -116,6 +117,35 @@ class RequestRouter:
         wanted = (message_id, None if topics is None else list(topics))
         found = self._find([(shard, wanted) for shard in places])
         return next((one for one in found if one is not None), None)
+
+    # -- what the target refused -------------------------------------------------------------------------------------
+
+    def refused(self, *, topics: Sequence[str] | None = None) -> list[RefusedMessage]:
+        """Returns what the target refused for good, of all shards."""
+        parts = self._on_each_node(
+            here=lambda shards: self._local.refused(shards, topics=topics),
+            there=lambda url, shards: self._peers.refused(url, shards, topics=topics),
+        )
+        return [refused for part in parts for refused in part]
+
+    def retry_refused(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[RetryOutcome]:
+        """Send messages once more, in whichever generation has them; one outcome an id, in order."""
+        shards = self._coordinator.shards()
+        places = [(shard, one) for one in message_ids for shard in (shards.shard_of(one), *shards.older_shards_of(one))]
+        outcomes: dict[str, RetryOutcome] = {}
+        for (_, message_id), outcome in zip(places, self._retry_refused(places, topics), strict=True):
+            if outcome.status != "unknown" or message_id not in outcomes:
+                outcomes[message_id] = outcome
+        return [outcomes[message_id] for message_id in message_ids]
+
+    def _retry_refused(
+        self, ids: Sequence[tuple[str, str]], topics: Sequence[str] | None
+    ) -> list[RetryOutcome]:  # fmt: skip
+        return self._split(
+            ids,
+            here=lambda part: self._local.retry_refused(part, topics=topics),
+            there=lambda url, part: self._peers.retry_refused(url, part, topics=topics),
+        )
 
     # -- the catalog -------------------------------------------------------------------------------------------------
 

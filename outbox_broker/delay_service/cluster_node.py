@@ -125,7 +125,7 @@ class ClusterNode:
             self._host, self.coordinator, syncs=self._syncs, totals=self._totals, room=self._room
         )  # fmt: skip
         return ServicePorts(
-            producers=self._router, catalog=self._router, measured=measures,
+            producers=self._router, catalog=self._router, measured=measures, refusals=self._router,
             refusal="a delay service only publishes: consume from its target broker, and operate on it",
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from outbox_broker.common.cancel_topic_patterns import scope_of
+from outbox_broker.common.cancel_topic_patterns import Scope, covers, scope_of
 from outbox_broker.delay_service.target_publisher import TargetPublisher, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, OTHERS, Publishable
 from outbox_broker.http.service_ports import ServicePorts
@@ -26,6 +26,7 @@ from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus, refusal_of_delay
 from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.messages.topic_figures import topic_figures
+from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
 
 CLAIM_AHEAD_MS: Final = 50
 """How long before it is due a message is claimed, at most: from then on it cannot be canceled any more."""
@@ -82,7 +83,7 @@ class DelayProxy:
     def served(self) -> ServicePorts:
         """Returns the ports for an HTTP server."""
         return ServicePorts(
-            producers=self, catalog=self, measured=self,
+            producers=self, catalog=self, measured=self, refusals=self,
             refusal="a delay service only publishes: consume from its target broker, and operate on it",
         )  # fmt: skip
 
@@ -156,6 +157,38 @@ class DelayProxy:
             return stopped.statuses
 
         return finish
+
+    def refused(self, *, topics: Sequence[str] | None = None) -> list[RefusedMessage]:
+        """Returns the messages that the target refused for good, on the topics that a pattern of `topics` matches
+        (None: on all), the oldest first: at most REFUSALS_MAX, and after a restart those that an hour has brought.
+        """
+        scope = scope_of(topics)
+        return [
+            RefusedMessage(id=message_id, topic=topic, reason=reason)
+            for (topic, message_id), reason in list(self._publisher.refusals.items())
+            if covers(scope, topic) and self._schedule.find(message_id, (topic,)) is not None
+        ]
+
+    def retry_refused(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[RetryOutcome]:
+        """Publish messages that were refused for good once more; what the target takes is scheduled no more. Raises
+        BrokerError in an outage: what was not answered stays. A crash in between may send a message twice.
+        """
+        return [self._retry(message_id, scope_of(topics)) for message_id in message_ids]
+
+    def _retry(self, message_id: str, scope: Scope) -> RetryOutcome:
+        found = self._schedule.read(message_id, scope)
+        result = None if found is None else self._publisher.retry(found)
+        if found is None or result is None:
+            return RetryOutcome(id=message_id, status="unknown")
+        match result.status:
+            case PublishStatus.REJECTED:
+                return RetryOutcome(id=message_id, status="refused", error=f"rejected by the broker: {result.error}")
+            case PublishStatus.DEFERRED:
+                return RetryOutcome(id=message_id, status="deferred", error=result.error)
+            case _:
+                stopped = self._schedule.stop([message_id], now_ms=self._clock.now_ms(), scope=(found.topic,))
+                self._schedule.commit(stopped.place)
+                return RetryOutcome(id=message_id, status="sent")
 
     def scheduled(
         self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"

@@ -27,9 +27,10 @@ from outbox_core.runtime.event_logger import EventLogger
 logger: EventLogger = EventLogger(__name__)
 
 PARKED_AGAIN_MS: Final = 3_600_000
-"""A message that the target refused for good is kept until it is canceled, and tried again each hour; never dropped."""
+"""A message that the target refused for good is kept until it is retried or canceled. The schedule brings it each hour,
+and it is put off again, unsent: so its reason is remembered after a restart, too."""
 REFUSALS_MAX: Final = 1_000
-"""Reasons that are remembered; the oldest are forgotten first. The messages stay, and their reason is logged hourly."""
+"""Refused messages that are listed; the oldest are forgotten first. The messages stay, with their reasons."""
 _LOG_AGAIN_MS: Final = 60_000
 _LOGGED_TOPICS_MAX: Final = 1_000
 
@@ -45,6 +46,8 @@ class _StoredMessage(msgspec.Struct, array_like=True, frozen=True):
     """What was asked for; what waits behind a refusal is due later. None where nothing was, or by older code."""
     attempts: int = 0
     """How often the target did not take it for now; older code drops the number, and begins with the first delay."""
+    refused: str | None = None
+    """Why the target refused it for good."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -95,9 +98,13 @@ class TargetPublisher:
         """
         results: dict[int, PublishResult] = {}
         readable: dict[int, Message] = {}
+        parked: dict[int, str] = {}
         for place, one in enumerate(batch):
             try:
-                readable[place] = _message(one)
+                if (refused := _stored(one).refused) is not None:
+                    parked[place] = refused
+                else:
+                    readable[place] = _message(one)
             except InvalidMessage as error:
                 results[place] = PublishResult(one.id, PublishStatus.REJECTED, str(error))
         places = list(readable)
@@ -105,8 +112,42 @@ class TargetPublisher:
         results.update((places[at], result) for at, result in answer.results.items())
         stalls = self._stalls.tried((readable[places[at]], result) for at, result in answer.results.items())
         again = self._settle(batch, results, stalls=stalls)
-        left = {(batch[place].topic, batch[place].id) for place in range(len(batch)) if place not in results}
+        again += [self._parked(batch[place], error) for place, error in parked.items()]
+        undecided = set(range(len(batch))) - results.keys() - parked.keys()
+        left = {(batch[place].topic, batch[place].id) for place in undecided}
         return DeliveryOutcome(again=again, left=left, outage=answer.outage)
+
+    def retry(self, one: TimedMessage) -> PublishResult | None:
+        """Publish a message that was refused for good, for any thread; None if it was not refused. Raises BrokerError
+        in an outage. Whoever calls removes from the schedule what the target took.
+        """
+        if _stored(one).refused is None:
+            return None
+        answer = publish_isolated(self._target.publish, [_message(one)])
+        if answer.outage is not None:
+            raise answer.outage
+        result = answer.results[0]
+        if result.status.is_success:
+            self.forget(one.topic, one.id)
+            self._count("fired", one.topic, 1)
+        return result
+
+    def forget(self, topic: str, message_id: str) -> None:
+        """List a message no more: it was sent, or canceled."""
+        self.refusals.pop((topic, message_id), None)
+
+    def _parked(self, one: TimedMessage, error: str) -> TimedMessage:
+        """Returns a message that was refused for good as it is kept, and lists it."""
+        self.refusals.pop((one.topic, one.id), None)
+        self.refusals[one.topic, one.id] = error
+        while len(self.refusals) > REFUSALS_MAX:
+            self.refusals.pop(next(iter(self.refusals)), None)
+        due_ms = self._clock.now_ms() + PARKED_AGAIN_MS
+        try:
+            payload = _encode(msgspec.structs.replace(_stored(one), refused=error))
+        except InvalidMessage:  # it cannot be decoded: it is refused each time
+            payload = one.payload
+        return msgspec.structs.replace(one, due_ms=due_ms, payload=payload)
 
     def _settle(
         self, batch: Sequence[TimedMessage], results: Mapping[int, PublishResult], *, stalls: Mapping[str, int]
@@ -129,11 +170,10 @@ class TargetPublisher:
                     again.append(_tried(one, due_ms=now_ms + delay_ms, attempts=attempts))
                     deferred[one.topic].append((one, error))
                 case Park(error):
-                    again.append(msgspec.structs.replace(one, due_ms=now_ms + PARKED_AGAIN_MS))
+                    again.append(self._parked(one, error))
                     parked[one.topic].append((one, error))
                 case _:
                     assert_never(decision)
-            self._remember(one, decision)
         for topic, messages in fired.items():
             self._count("fired", topic, messages)
         for topic, refusals in deferred.items():
@@ -144,14 +184,6 @@ class TargetPublisher:
             self._count("refused_by_target", topic, len(refusals))
             _log("delivery_refused", refusals)
         return again
-
-    def _remember(self, one: TimedMessage, decision: Acceptance | Retry | Park) -> None:
-        if self.refusals:
-            self.refusals.pop((one.topic, one.id), None)
-        if isinstance(decision, Park):
-            self.refusals[one.topic, one.id] = decision.error
-            if len(self.refusals) > REFUSALS_MAX:
-                del self.refusals[next(iter(self.refusals))]
 
     def _is_time_to_log(self, topic: str) -> bool:
         """A full queue defers each second: a line a topic and minute says enough."""

@@ -36,7 +36,7 @@ _BY_TOPIC: Final = {
     "fired": ("broker_messages_dispatched", "Scheduled messages that fell due."),
     "refused_by_target": (
         "broker_delay_refused_messages",
-        "Scheduled messages that a delay service's target refused for good; each counts again as it is tried, hourly.",
+        "Scheduled messages that a delay service's target refused for good, until they are retried or canceled.",
     ),
     "deferred_by_target": (
         "broker_delay_deferred_messages",

@@ -40,6 +40,9 @@ from outbox_core.protocol.wire import (
     PublishAnswer,
     PublishOutcome,
     PublishRequest,
+    RefusedAnswer,
+    RetryAnswer,
+    RetryRequest,
     ScheduledAnswer,
     ScheduledCount,
     ScheduledMessage,
@@ -79,6 +82,22 @@ def cancel(call: Call) -> CancelAnswer:
     return CancelAnswer(
         results=[CancelOutcome(id=message_id, status=status) for message_id, status in zip(ids, statuses, strict=True)]
     )
+
+
+def refused(call: Call) -> RefusedAnswer:
+    """List what a delay service's target refused for good, on the topics that the token covers."""
+    refusals = call.served.needed(call.served.refusals)
+    return RefusedAnswer(messages=refusals.refused(topics=call.principal.topics))
+
+
+def retry_refused(call: Call) -> RetryAnswer:
+    """Publish refused messages once more, on the topics that the token covers."""
+    ids = call.read(RetryRequest).ids
+    call.check_batch(ids, where="$.ids")
+    for number, message_id in enumerate(ids):
+        _check_id(message_id, where=f"$.ids[{number}]")
+    refusals = call.served.needed(call.served.refusals)
+    return RetryAnswer(results=refusals.retry_refused(ids, topics=call.principal.topics))
 
 
 def scheduled(call: Call) -> ScheduledAnswer:

@@ -100,6 +100,15 @@ ROUTES: Final = (
         answer=wire.ScheduledMessage, summary="One scheduled message", problems=_NOT_FOUND,
     ),
     Route(
+        method="GET", path="/v1/refused", role=Role.READ, work=WorkClass.PAGE, handler=message_handlers.refused,
+        answer=wire.RefusedAnswer, summary="What a delay service's target refused for good",
+    ),
+    Route(
+        method="POST", path="/v1/refused/retry", role=Role.ADMIN, handler=message_handlers.retry_refused,
+        body=wire.RetryRequest, body_bytes_max=_IDS_BYTES, answer=wire.RetryAnswer,
+        summary="Send what a delay service's target refused for good once more",
+    ),
+    Route(
         method="GET", path="/v1/topics", role=Role.READ, work=WorkClass.PAGE, handler=group_handlers.topics,
         query=wire.PageQuery,
         answer=wire.TopicsAnswer, summary="The names of the topics",

@@ -27,6 +27,7 @@ from outbox_core.messages.message import (
     NackStatus,
     PublishResult,
 )
+from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
 
 Port = TypeVar("Port")
 
@@ -130,6 +131,16 @@ class ForOperators(Protocol):
         """Redrive dead letters; returns how many."""
 
 
+class ForRefusals(Protocol):
+    """What a delay service's target refused for good."""
+
+    def refused(self, *, topics: Sequence[str] | None) -> list[RefusedMessage]:
+        """Returns those messages on topics that a pattern matches (None: all), with their reasons; a bounded number."""
+
+    def retry_refused(self, message_ids: Sequence[str], /, *, topics: Sequence[str] | None) -> list[RetryOutcome]:
+        """Publish them once more; one outcome per id, in order. Raises BrokerError if the target is out."""
+
+
 class Catalog(Protocol):
     """The existing topics and groups."""
 
@@ -190,6 +201,7 @@ class ServicePorts:
     readers: ForReaders | None = None
     operators: ForOperators | None = None
     groups: GroupCatalog | None = None
+    refusals: ForRefusals | None = None
     refusal: str = ""
 
     @classmethod
@@ -197,7 +209,7 @@ class ServicePorts:
         """Returns all ports of an engine."""
         return cls(
             producers=engine, catalog=engine, measured=engine, consumers=engine, readers=engine, operators=engine,
-            groups=engine,
+            groups=engine, refusal="a broker has no target that refuses messages: ask a delay service",
         )  # fmt: skip
 
     def subscribe(self, topic: str, group: str, wake: Callable[[], None]) -> Callable[[], None]:

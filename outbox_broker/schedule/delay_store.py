@@ -203,6 +203,10 @@ class DelayStore:
         """
         return self._search.find(message_id, scope)
 
+    def read(self, message_id: str, scope: Scope = None) -> TimedMessage | None:
+        """Returns the message that find() finds, with its payload."""
+        return self._search.read(message_id, scope)
+
     def ids_of(self, topic: str, *, before_seq: int) -> Iterator[list[str]]:
         """Yields the ids of a topic's scheduled messages with arrival numbers below `before_seq`, in pages.
 

@@ -13,7 +13,7 @@ from outbox_broker.common.cancel_topic_patterns import Scope, covers
 from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.levels import candidates
 from outbox_broker.schedule.schedule_context import ScheduleContext
-from outbox_broker.schedule.sorted_run import Columns, SortedRun, id_hashes, topic_hash, topic_number
+from outbox_broker.schedule.sorted_run import Columns, SortedRun, TimedMessage, id_hashes, topic_hash, topic_number
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
 
 _PAGE: Final = 1_000
@@ -93,6 +93,22 @@ class ScheduleSearch:
                 )
         due_ms, topic = min(found, default=(0, ""))
         return ScheduledListing(message_id, topic, due_ms) if found else None
+
+    def read(self, message_id: str, scope: Scope = None) -> TimedMessage | None:
+        """Returns the message that find() finds, with its payload."""
+        listing = self.find(message_id, scope)
+        if listing is None:
+            return None
+        with self._context.lock:
+            for near in self._context.state.known.of_id(message_id):
+                entry = self._context.state.pending.get(near.seq)
+                if entry is not None and entry.topic == listing.topic:
+                    return TimedMessage(entry.due_ms, entry.id, entry.topic, entry.payload)
+            for one in self._standing(message_id)[0]:
+                if one.topic == listing.topic and not one.run.is_gone(one.index):
+                    payload = self._context.reader.messages(one.run).payloads[one.index]
+                    return TimedMessage(one.due_ms, message_id, one.topic, payload)
+        return None
 
     def ids_of(self, topic: str, *, before_seq: int) -> Iterator[list[str]]:
         """Yields the ids of a topic's scheduled messages with arrival numbers below `before_seq`, in pages.

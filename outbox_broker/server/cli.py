@@ -1,4 +1,4 @@
-"""Commands `outbox broker serve | check | scheduled | token | group | delete-topic | delete-group`.
+"""Commands `outbox broker serve | check | scheduled | refused | token | group | delete-topic | delete-group`.
 
 They run a broker, and query one; only `serve` loads the server's libraries.
 """
@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from outbox_broker.server import delete_cli, group_cli
+from outbox_broker.server import delete_cli, group_cli, refused_cli
 from outbox_broker.server.admin_http_client import AdminHttpClient
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.runtime.logs import LogFormat
@@ -24,6 +24,7 @@ from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
 app.add_typer(group_cli.app, name="group")
+app.add_typer(refused_cli.app, name="refused")
 app.command("delete-topic")(delete_cli.delete_topic)
 app.command("delete-group")(delete_cli.delete_group)
 

@@ -47,7 +47,7 @@ def delete_topic(
     with _admin(url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file) as admin:
         if not yes:
             figures = admin.figures(topic)
-            _confirm(
+            confirm(
                 f"Delete the topic {topic}, with {figures['stored']} messages stored, {figures['scheduled']} scheduled,"
                 f" {figures['backlog']} for its consumer groups to get, and {figures['dead']} dead letters?"
             )
@@ -79,7 +79,7 @@ def delete_group(
     with _admin(url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file) as admin:
         if not yes:
             figures = admin.figures(topic, group)
-            _confirm(
+            confirm(
                 f"Delete the consumer group {group} of {topic}, which has {figures['backlog']} messages to get, "
                 f"{figures['in_flight']} in flight and {figures['dead']} dead letters?"
             )
@@ -87,9 +87,10 @@ def delete_group(
     print(json.dumps({"topic": topic, "group": group, "deleted": True}) if as_json else f"{topic}/{group} deleted")
 
 
-def _confirm(question: str) -> None:
+def confirm(question: str) -> None:
+    """Ask on the terminal. Raises UsageError where there is none, and for a no."""
     if not sys.stdin.isatty():
-        raise UsageError("nothing was deleted: say --yes to delete without being asked")
+        raise UsageError("nothing was deleted: say --yes to do it without being asked")
     if not typer.confirm(question, err=True):
         raise UsageError("nothing was deleted")
 

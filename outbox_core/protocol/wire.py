@@ -232,6 +232,42 @@ class CancelAnswer(_Answer, frozen=True, kw_only=True):
     results: list[CancelOutcome]
 
 
+class RefusedMessage(_Answer, frozen=True, kw_only=True):
+    """A message that the target of a delay service refused for good: it stays until it is retried, or canceled."""
+
+    id: str
+    topic: str
+    reason: str
+
+
+class RefusedAnswer(_Answer, frozen=True, kw_only=True):
+    """GET /v1/refused: those that are remembered, at most a thousand of each process or shard."""
+
+    messages: list[RefusedMessage]
+
+
+class RetryRequest(Request, frozen=True, kw_only=True):
+    """POST /v1/refused/retry."""
+
+    ids: Annotated[list[MessageId], Batch]
+
+
+class RetryOutcome(_Answer, frozen=True, kw_only=True):
+    """`sent`: the target has it, and it is scheduled no more. `refused` or `deferred`: it stays, for the reason in
+    `error`. `unknown`: no message of this id was refused.
+    """
+
+    id: str
+    status: str
+    error: str | None = None
+
+
+class RetryAnswer(_Answer, frozen=True, kw_only=True):
+    """One outcome an id, in the request's order."""
+
+    results: list[RetryOutcome]
+
+
 class ScheduledQuery(Request, frozen=True, kw_only=True):
     """The query of GET /v1/scheduled."""
 
@@ -257,8 +293,8 @@ class ScheduledAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class ScheduledMessage(_Answer, frozen=True, kw_only=True):
-    """A message that waits for its due time. `refused`: why the target of a delay service refused it for good, as far
-    as that is remembered; it is tried again at `deliver_at_ms`.
+    """A message that waits for its due time. `refused`: why the target of a delay service refused it for good, which
+    somebody has to retry (POST /v1/refused/retry) or to cancel.
     """
 
     id: str

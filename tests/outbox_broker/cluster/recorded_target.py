@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.publisher import Publishable
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
-from outbox_core.messages.message import CancelStatus, Message, PublishResult
+from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 from tests.outbox_broker.cluster.delay_history import Arrival
 
 SECONDS_MAX = 300
@@ -23,6 +23,8 @@ class RecordedTarget:
         self._lock = threading.Lock()
         self._arrivals: list[Arrival] = []
         self._held = 0
+        self.rejects: set[str] = set()
+        """Ids of messages that are refused for good."""
         self._may_go = threading.Event()
         self._may_go.set()
 
@@ -59,7 +61,11 @@ class RecordedTarget:
         assert self._may_go.wait(SECONDS_MAX)
         with self._lock:
             self._held -= 1
-        return self._engine.publish(batch, quota=quota)
+        taken = iter(self._engine.publish([one for one in batch if one.id not in self.rejects], quota=quota))
+        return [
+            PublishResult(one.id, PublishStatus.REJECTED, "never") if one.id in self.rejects else next(taken)
+            for one in batch
+        ]
 
     def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
         return False  # everything comes by publish()

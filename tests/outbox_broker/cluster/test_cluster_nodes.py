@@ -13,6 +13,7 @@ import pytest
 import requests
 
 from broker_adapter.http import HttpBroker
+from outbox.cli.command import main
 from outbox_core.runtime.stop_signals import EXIT_BY_SIGNAL
 from tests.fixtures.zookeeper_server import ZooKeeper
 from tests.outbox_broker.cluster.conftest import eventually
@@ -58,6 +59,43 @@ def test_any_node_takes_any_request_and_every_message_comes_once_at_its_time(run
     assert one["deliver_at_ms"] == far[0].deliver_at_ms
     assert sorted(one for one, _ in came) == sorted(wanted)
     assert min(late_ms for _, late_ms in came) >= 0
+
+
+def test_what_the_target_refuses_for_good_is_listed_and_retried_at_any_node(
+    running: RunningCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded, target = running.recorded_target()
+    first, second = (running.node(name, target=target, session_ms=LONG_SESSION_MS) for name in ("n1", "n2"))
+    running.wait_until_served(first, second)
+    batch = messages(60, due_in_ms=10)
+    poisons = {message.id for message in batch[::3]}
+    recorded.rejects = set(poisons)
+    publish(first.url, batch)
+
+    def refused(url: str) -> set[str]:
+        assert command("list", "--url", url) == 0
+        return {line.split("\t")[1] for line in capsys.readouterr().out.splitlines() if "never" in line}
+
+    eventually(lambda: refused(first.url) == poisons, what="every message that was refused in the list")
+    assert refused(second.url) == poisons
+    running.consume({message.id for message in batch} - poisons)
+    *rest, discarded = sorted(poisons)
+    assert command("retry", *rest[:2], "--url", second.url) == 1
+    recorded.rejects.clear()
+    assert command("retry", *rest, "--url", second.url) == 0
+    came = running.consume(set(rest))
+    assert command("discard", discarded, "--yes", "--url", first.url) == 0
+
+    assert sorted(one for one, _ in came) == rest
+    assert capsys.readouterr().out.splitlines()[-1] == f"{discarded}\tcanceled"
+    assert refused(first.url) == refused(second.url) == set()
+
+
+def command(*arguments: str) -> int:
+    """The exit status of `outbox broker refused`."""
+    with pytest.raises(SystemExit) as ended:
+        main(["broker", "refused", *arguments])
+    return int(ended.value.code or 0)
 
 
 def test_a_node_that_is_killed_loses_nothing(running: RunningCluster) -> None:

@@ -28,6 +28,8 @@ ANSWERED: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/scheduled/cancel"): {"ids": ["later"]},
     ("GET", "/v1/scheduled"): None,
     ("GET", "/v1/scheduled/{id}"): None,
+    ("GET", "/v1/refused"): None,
+    ("POST", "/v1/refused/retry"): {"ids": ["later"]},
     ("GET", "/v1/topics"): None,
     ("GET", TOPIC): None,
 }

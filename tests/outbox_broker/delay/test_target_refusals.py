@@ -19,6 +19,7 @@ from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
 from outbox_core.messages.message import PublishResult, PublishStatus
+from outbox_core.protocol.wire import RefusedMessage
 from tests.outbox_broker.delay.conftest import NOW_MS, Opened
 
 
@@ -30,13 +31,14 @@ class Queue:
         self.copies: Counter[str] = Counter()
         self.came_at_ms: dict[str, int] = {}
         self.requests: list[int] = []
+        self.takes_poison = False
         self.out_after: int | None = None
         """Messages that it takes before an outage, which it tells of with what it took."""
         self._clock = clock
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         self.requests.append(len(batch))
-        if any(one.body == b"poison" for one in batch):
+        if not self.takes_poison and any(one.body == b"poison" for one in batch):
             raise BrokerRefused("the header CC is the broker's own")
         results: list[PublishResult] = []
         for message in batch:
@@ -167,13 +169,60 @@ def test_what_is_refused_for_good_stays_alone_with_its_reason_until_it_is_cancel
     metrics = BrokerMetrics(front.served(), series_max=10).registry
     topic = str(found["topic"])
     assert metrics.get_sample_value("broker_delay_refused_messages_total", {"topic": topic}) == 1
+    assert front.refused() == [RefusedMessage(id=poison, topic=topic, reason=str(found["refused"]))]
     before = len(queue.requests)
     pass_time(front, clock, PARKED_AGAIN_MS, step_ms=60_000)
     pass_time(front, clock, 2_000)
-    assert len(queue.requests) == before + 1, "tried again each hour, alone"
+    assert len(queue.requests) == before, "tried again when somebody says so, not each hour"
+    [again] = front.retry_refused([poison])
+    assert (again.status, again.error) == ("refused", found["refused"])
+    assert metrics.get_sample_value("broker_delay_refused_messages_total", {"topic": topic}) == 1
     assert front.cancel([poison]) == ["canceled"]
     pass_time(front, clock, PARKED_AGAIN_MS + 60_000, step_ms=60_000)
     assert (len(queue.requests), front.scheduled_message(poison)) == (before + 1, None)
+
+
+def test_what_was_refused_for_good_is_sent_when_it_is_retried_after_a_restart_and_once(
+    opened_front: Callable[[], DelayProxy], queue: Queue, clock: ManualClock
+) -> None:
+    front = opened_front()
+    queue.room["t"] = 10
+    publish(front, "t", "m", "poison", poison="poison")
+    pass_time(front, clock, 1_000)
+    front.close()
+    front = opened_front()
+    queue.takes_poison = True
+    pass_time(front, clock, PARKED_AGAIN_MS, step_ms=60_000)
+    pass_time(front, clock, 2_000)
+
+    assert [refused.id for refused in front.refused()] == ["poison"], "its reason is durable"
+    statuses = [outcome.status for outcome in front.retry_refused(["poison", "m", "nobody"])]
+    pass_time(front, clock, PARKED_AGAIN_MS, step_ms=60_000)
+
+    assert statuses == ["sent", "unknown", "unknown"]
+    assert queue.copies == {"m": 1, "poison": 1}
+    assert (front.refused(), front.scheduled_message("poison")) == ([], None)
+    [repeat] = front.publish([Message(id="poison", topic="t", body=b"x")])
+    assert repeat.status == "duplicate"
+
+
+def test_an_outage_at_a_retry_leaves_the_message_and_its_reason(
+    front: DelayProxy, queue: Queue, clock: ManualClock
+) -> None:
+    publish(front, "t", "poison", poison="poison")
+    pass_time(front, clock, 1_000)
+    queue.takes_poison, queue.out_after = True, 0
+
+    with pytest.raises(BrokerUnavailable):
+        front.retry_refused(["poison"])
+
+    assert [refused.id for refused in front.refused()] == ["poison"]
+    queue.out_after = None
+    [outcome] = front.retry_refused(["poison"])
+    assert outcome.status == "deferred", "its queue has no room"
+    queue.room["t"] = 1
+    [outcome] = front.retry_refused(["poison"])
+    assert outcome.status == "sent"
 
 
 def test_what_was_taken_before_an_outage_is_not_sent_again(front: DelayProxy, queue: Queue, clock: ManualClock) -> None:

@@ -26,6 +26,8 @@ PROTOCOL = {
     ("put", "/v1/topics/{topic}/groups/{group}"),
     ("get", "/v1/scheduled"),
     ("get", "/v1/scheduled/{id}"),
+    ("get", "/v1/refused"),
+    ("post", "/v1/refused/retry"),
     ("get", "/v1/topics"),
     ("get", "/v1/topics/{topic}"),
     ("get", "/v1/topics/{topic}/groups/{group}"),
