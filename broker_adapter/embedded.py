@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import unquote
 
 from outbox_broker.common.engine_options import EngineOptions
@@ -30,9 +31,75 @@ from outbox_core.messages.message import (
 from outbox_core.runtime.process_fork import reset_in_children
 
 SCHEME: Final = "embedded:"
+T = TypeVar("T")
 
 
-class EmbeddedBroker:
+class EngineBroker(ABC):
+    """The Broker's port over an engine of this process. Which engine that is says the class below it."""
+
+    @abstractmethod
+    def _open(self) -> Engine:
+        """Returns the engine, opened where it is not."""
+
+    def _ask(self, call: Callable[[Engine], T]) -> T:
+        return call(self._open())
+
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        """Store a batch, as durably as the engine's options say."""
+        return self._ask(lambda engine: engine.publish(batch))
+
+    def pull(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        invisible_ms: int = INVISIBLE_MS_DEFAULT,
+        begins: bool = False,
+    ) -> list[Delivery]:
+        """Take what is ready, waiting up to `wait_ms` of the broker's clock for the first."""
+        return self._ask(
+            lambda engine: engine.pull(
+                topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms, begins=begins
+            )
+        )
+
+    def read(
+        self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
+        wait_ms: int = 0,
+    ) -> TopicRead:  # fmt: skip
+        """Read a topic on, without a group."""
+        return self._ask(
+            lambda engine: engine.read(topic, offset=offset, start=start, max_messages=max_messages, wait_ms=wait_ms)
+        )
+
+    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
+        """Settle deliveries."""
+        return self._ask(lambda engine: engine.ack(receipts))
+
+    def nack(
+        self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
+    ) -> list[NackStatus]:
+        """Give deliveries back."""
+        return self._ask(lambda engine: engine.nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts))
+
+    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
+        """Keep deliveries invisible."""
+        return self._ask(lambda engine: engine.extend(receipts, invisible_ms=invisible_ms, begun=begun))
+
+    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
+        """Cancel scheduled messages, on all topics."""
+        return self._ask(lambda engine: engine.cancel(message_ids))
+
+    @property
+    def admin(self) -> BrokerAdmin:
+        """The operator's half."""
+        self._open()
+        return EmbeddedAdmin(self._open)
+
+
+class EmbeddedBroker(EngineBroker):
     """A Broker over an engine of this process; opened on first use, shared by all who name the same folder.
 
     After a fork the child has no engine: the folder stays the parent's, and using it in the child raises
@@ -63,56 +130,6 @@ class EmbeddedBroker:
         self._engine: Engine | None = None
         self._watches_forks = False
         self._closed = False
-
-    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
-        """Store a batch durably."""
-        return self._open().publish(batch)
-
-    def pull(
-        self,
-        topic: str,
-        group: str,
-        *,
-        max_messages: int = 100,
-        wait_ms: int = 0,
-        invisible_ms: int = INVISIBLE_MS_DEFAULT,
-        begins: bool = False,
-    ) -> list[Delivery]:
-        """Take what is ready, waiting up to `wait_ms` for the first."""
-        return self._open().pull(
-            topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms, begins=begins
-        )
-
-    def read(
-        self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
-        wait_ms: int = 0,
-    ) -> TopicRead:  # fmt: skip
-        """Read a topic on, without a group."""
-        return self._open().read(topic, offset=offset, start=start, max_messages=max_messages, wait_ms=wait_ms)
-
-    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
-        """Settle deliveries."""
-        return self._open().ack(receipts)
-
-    def nack(
-        self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
-    ) -> list[NackStatus]:
-        """Give deliveries back."""
-        return self._open().nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts)
-
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
-        """Keep deliveries invisible."""
-        return self._open().extend(receipts, invisible_ms=invisible_ms, begun=begun)
-
-    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
-        """Cancel scheduled messages, on all topics."""
-        return self._open().cancel(message_ids)
-
-    @property
-    def admin(self) -> BrokerAdmin:
-        """The operator's half."""
-        self._open()
-        return EmbeddedAdmin(self._open)
 
     def close(self) -> None:
         """Let go of the engine; the last one that shares it closes it. Idempotent."""

@@ -1,41 +1,42 @@
 """The broker for tests, `memory:`: the engine in this process on a temporary folder, which is removed with it.
 
 It is a RAM disk's folder where there is one with room, and nothing is synced: what it holds ends with the process.
+Engines are shared by name, and closed by their last user or at exit.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import shutil
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 from weakref import finalize
 
-from broker_adapter.embedded import EmbeddedBroker
-from broker_adapter.temporary_engine import named_engines
-from outbox_broker.common.engine_options import EngineOptions
-from outbox_core.common.clock import Clock
+from broker_adapter.embedded import EngineBroker
+from outbox_broker.common.engine_options import Durability, EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_broker.log.storage import DiskStorage, UnsyncedStorage
+from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, ConfigurationError, StorageFailed
-from outbox_core.messages.broadcast_port import Start, TopicRead
-from outbox_core.messages.broker_port import BrokerAdmin
-from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
-from outbox_core.messages.message import (
-    AckStatus,
-    CancelStatus,
-    Delivery,
-    ExtendStatus,
-    Message,
-    NackStatus,
-    PublishResult,
-)
 
 SCHEME: Final = "memory"
+OPTIONS: Final = EngineOptions(durability=Durability.OS, reserve_bytes=0, retention_ms=None)
+"""Nothing is synced and no room reserved; a clock that a test puts forward by a year makes nothing outdated."""
+RAM_DISK: Final = Path("/dev/shm")  # noqa: S108 - a folder of ours is made in it by mkdtemp
+RAM_DISK_BYTES_MIN: Final = 256 * 1024 * 1024
+"""A container's RAM disk has 64 MiB by default, which a test may well fill."""
 T = TypeVar("T")
 
 
-class TemporaryBroker:
+class TemporaryBroker(EngineBroker):
     """A Broker for tests. `memory:` is one of its own; `memory://shop` is shared by all in this process that name it,
     until the last of them is closed or garbage.
 
@@ -51,68 +52,13 @@ class TemporaryBroker:
         options: EngineOptions | None = None,
         folder: Path | None = None,
     ) -> None:
-        """`options` are `temporary_engine.OPTIONS` unless given; `folder` is where its own folder is made, a RAM disk
-        or the folder for temporary files unless given. All are those of the first to name a shared broker. No I/O.
+        """`options` are OPTIONS unless given; `folder` is where its own folder is made, a RAM disk or the folder for
+        temporary files unless given. All are those of the first to name a shared broker. No I/O.
         """
         self._engine = named_engines.acquire(_name_in(url), clock=clock, options=options, parent=folder)
         self._process = os.getpid()
         self._abandoned = finalize(self, named_engines.abandon, self._engine)
         self._abandoned.atexit = False  # at exit all are closed
-
-    # -- the port ----------------------------------------------------------------------------------------------------
-
-    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
-        """Store a batch."""
-        return self._ask(lambda broker: broker.publish(batch))
-
-    def pull(
-        self,
-        topic: str,
-        group: str,
-        *,
-        max_messages: int = 100,
-        wait_ms: int = 0,
-        invisible_ms: int = INVISIBLE_MS_DEFAULT,
-        begins: bool = False,
-    ) -> list[Delivery]:
-        """Take what is ready, waiting up to `wait_ms` of the broker's clock for the first."""
-        return self._ask(
-            lambda broker: broker.pull(
-                topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms, begins=begins
-            )
-        )
-
-    def read(
-        self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
-        wait_ms: int = 0,
-    ) -> TopicRead:  # fmt: skip
-        """Read a topic on, without a group."""
-        return self._ask(
-            lambda broker: broker.read(topic, offset=offset, start=start, max_messages=max_messages, wait_ms=wait_ms)
-        )
-
-    def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
-        """Settle deliveries."""
-        return self._ask(lambda broker: broker.ack(receipts))
-
-    def nack(
-        self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
-    ) -> list[NackStatus]:
-        """Give deliveries back."""
-        return self._ask(lambda broker: broker.nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts))
-
-    def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
-        """Keep deliveries invisible."""
-        return self._ask(lambda broker: broker.extend(receipts, invisible_ms=invisible_ms, begun=begun))
-
-    def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
-        """Cancel scheduled messages, on all topics."""
-        return self._ask(lambda broker: broker.cancel(message_ids))
-
-    @property
-    def admin(self) -> BrokerAdmin:
-        """The operator's half; ask for it anew after `clear()` and after an outage."""
-        return self._ask(lambda broker: broker.admin)
 
     def close(self) -> None:
         """Use it no more. The last one that shares the engine ends it and its polls, and removes the folder.
@@ -149,13 +95,17 @@ class TemporaryBroker:
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
-    def _ask(self, call: Callable[[EmbeddedBroker], T]) -> T:
+    def _open(self) -> Engine:
+        self._refuse_if_unusable()
+        return self._engine.opening().engine
+
+    def _ask(self, call: Callable[[Engine], T]) -> T:
         """The call's answer. One that a clear() ended is made again, of the new engine."""
         while True:
             self._refuse_if_unusable()
             opening = self._engine.opening()
             try:
-                return call(opening.broker)
+                return call(opening.engine)
             except (StorageFailed, ConfigurationError):
                 if not opening.is_ended:
                     raise
@@ -177,3 +127,147 @@ def _name_in(url: str) -> str:
     if parts.scheme != SCHEME or parts.query or parts.path.strip("/"):
         raise ConfigurationError(f"an in-memory broker's URL is memory: or memory://NAME, not {url!r}")
     return unquote(parts.netloc)
+
+
+@dataclass(slots=True, eq=False)
+class EngineSession:
+    """One engine from its opening to its end. `outage` is what ended it, where an outage did."""
+
+    engine: Engine
+    is_ended: bool = False
+    outage: BrokerError | None = None
+
+
+class TemporaryEngine:
+    """The shared parts of brokers of one name: a clock, a folder that is made on demand, an outage. Thread-safe."""
+
+    def __init__(self, *, clock: Clock | None, options: EngineOptions | None, parent: Path | None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self._options = options or OPTIONS
+        self._parent = parent
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._folder: Path | None = None
+        self._opening: EngineSession | None = None
+        self._outage: BrokerError | None = None
+        self._closed = False
+
+    def opening(self) -> EngineSession:
+        """The open engine, opened where it is not. Raises the outage, and ConfigurationError once closed."""
+        with self._lock:
+            if self._closed:
+                raise ConfigurationError("this broker was closed; connect again")
+            if self._outage is not None:
+                raise self._outage
+            if self._opening is None:
+                self._opening = EngineSession(self._new_engine())
+            return self._opening
+
+    def begin_outage(self, error: BrokerError) -> None:
+        """Close the engine; what waits for it, and every call from now on, raises `error`."""
+        with self._lock:
+            self._outage = error
+            self._end(outage=error)
+
+    def end_outage(self) -> None:
+        """The next call opens the engine again."""
+        with self._lock:
+            self._outage = None
+
+    def clear(self) -> None:
+        """Have the next call open an engine on an empty folder. Raises the outage."""
+        with self._lock:
+            if self._outage is not None:
+                raise self._outage
+            self._end()
+            self._remove_folder()
+
+    def close(self) -> None:
+        """End the engine and remove its folder; idempotent, and nothing in a forked child, whose folder it is not."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            self._closed = True
+            self._end()
+            self._remove_folder()
+
+    def _new_engine(self) -> Engine:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="outbox-memory-", dir=self._parent or _ram_disk()))
+        storage = UnsyncedStorage(DiskStorage())
+        return Engine.open(self._folder, clock=self.clock, options=self._options, storage=storage)
+
+    def _end(self, *, outage: BrokerError | None = None) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.outage, opening.is_ended = outage, True  # before it closes: who is woken looks here
+            opening.engine.close()
+
+    def _remove_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class NamedEngines:
+    """The temporary engines of this process, by name, counted by their users."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._named: dict[str, TemporaryEngine] = {}
+        self._users: dict[TemporaryEngine, int] = {}
+        self._abandoned: deque[TemporaryEngine] = deque()
+
+    def acquire(
+        self, name: str, *, clock: Clock | None, options: EngineOptions | None, parent: Path | None
+    ) -> TemporaryEngine:
+        """The engine of this name, made where there is none; without a name a new one."""
+        self._release_abandoned()
+        with self._lock:
+            engine = self._named.get(name) or TemporaryEngine(clock=clock, options=options, parent=parent)
+            if name:
+                self._named[name] = engine
+            self._users[engine] = self._users.get(engine, 0) + 1
+            return engine
+
+    def release(self, engine: TemporaryEngine) -> None:
+        """One user less; the last one closes it."""
+        with self._lock:
+            self._users[engine] -= 1
+            if self._users[engine]:
+                return
+            del self._users[engine]
+            self._named = {name: known for name, known in self._named.items() if known is not engine}
+        engine.close()
+
+    def abandon(self, engine: TemporaryEngine) -> None:
+        """One user became garbage without being closed: the next acquire() releases it.
+
+        The garbage collector calls this in any thread, with whatever locks that holds: so it takes none.
+        """
+        self._abandoned.append(engine)
+
+    def close_all(self) -> None:
+        """Close what tests have left open: at exit."""
+        with self._lock:
+            left = list(self._users)
+        for engine in left:
+            engine.close()
+
+    def _release_abandoned(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self.release(self._abandoned.popleft())
+
+
+def _ram_disk() -> Path | None:
+    """A RAM disk with room; None, the folder for temporary files, where there is none."""
+    try:
+        has_room = shutil.disk_usage(RAM_DISK).free >= RAM_DISK_BYTES_MIN and os.access(RAM_DISK, os.W_OK | os.X_OK)
+    except OSError:
+        return None
+    return RAM_DISK if has_room else None
+
+
+named_engines: Final = NamedEngines()
+atexit.register(named_engines.close_all)
