@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from requests import exceptions as http
 
+from broker_adapter.http.response_reader import HttpResponse
 from outbox_core.common.errors import (
     BrokerError,
     BrokerRefused,
@@ -29,22 +29,6 @@ from outbox_core.protocol.problem import PROBLEM_PREFIX, ProblemAnswer, ProblemK
 _RETRY_AFTER_MS_DEFAULT: Final = 1_000
 _RETRY_AFTER_MS_MAX: Final = 60 * 60 * 1000
 _DETAIL_CHARS_MAX: Final = 500
-
-
-class ResponseHead(Protocol):
-    """The status and headers of a response. Header names are in lower case, or the mapping ignores case."""
-
-    @property
-    def status_code(self) -> int:
-        """The status."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers."""
-
-    @property
-    def content(self) -> bytes:
-        """The body."""
 
 
 OF_EXCEPTIONS: Final[tuple[tuple[type[http.RequestException], type[OutboxError]], ...]] = (
@@ -118,7 +102,7 @@ _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
 """Every kind's class of error; a test keeps the table complete."""
 
 
-def of_answer(response: ResponseHead, *, what: str) -> BrokerError:
+def of_answer(response: HttpResponse, *, what: str) -> BrokerError:
     """The error that an answer other than 200 stands for: by its problem type, and without one by its status."""
     try:
         problem = json_decoder(ProblemAnswer).decode(response.content)
@@ -145,7 +129,7 @@ def of_kind(kind: ProblemKind) -> type[BrokerError]:
     return _CLASSES[kind]
 
 
-def _of_status(response: ResponseHead, text: str) -> BrokerError:
+def _of_status(response: HttpResponse, text: str) -> BrokerError:
     """Something in between answered, not the broker: only what cannot be meant otherwise is final."""
     status = response.status_code
     if status == HTTPStatus.UNAUTHORIZED:
@@ -157,7 +141,7 @@ def _of_status(response: ResponseHead, text: str) -> BrokerError:
     return BrokerUnavailable(text)
 
 
-def _retry_after_ms(response: ResponseHead) -> int:
+def _retry_after_ms(response: HttpResponse) -> int:
     value = response.headers.get("retry-after", "")
     return _bounded(int(value) * 1000 if value.isdigit() and len(value) < 10 else None)
 

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from broker_adapter.rocketmq.errors import Refusal, exception_for
-from broker_adapter.rocketmq.topic_route import TopicRoute
+from broker_adapter.rocketmq.proxy_connection import ProxyConnection
 
 TOPICS_MAX: Final = 1_000
 ASKED_MAX: Final = 8
 MISSING: Final = "TOPIC_NOT_FOUND"
-
-
-class TopicRouter(Protocol):
-    """A source of topics' routes."""
-
-    def route(self, topic: str, *, deadline_ms: int) -> TopicRoute | Refusal:
-        """Returns a topic's route, or why nothing can be sent to it."""
-
-    def forget_routes(self) -> None:
-        """Ask anew for each topic."""
 
 
 class OutageDetector:
@@ -35,7 +25,7 @@ class OutageDetector:
         """These are there now."""
         self._names = dict.fromkeys([*self._names, *topics][-TOPICS_MAX:])
 
-    def check_outage(self, missing: Refusal, router: TopicRouter, *, deadline_ms: int) -> None:
+    def check_outage(self, missing: Refusal, router: ProxyConnection, *, deadline_ms: int) -> None:
         """Raise BrokerUnavailable where a topic is missing, and so are all that were there: that is the brokers' fault.
 
         Not where none was ever there. A few are asked: the brokers that are alive serve most topics.
