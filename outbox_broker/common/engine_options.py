@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+from msgspec import Meta
+
+from outbox_broker.common.declared_bounds import Positive, refuse_below_least
 from outbox_broker.filter import INDEX_HEADER
-from outbox_core.common.errors import ConfigurationError
 
 SEGMENT_BYTES_MIN: Final = 4096
 
@@ -44,63 +46,36 @@ class EngineOptions:
     """
 
     durability: Durability = Durability.FSYNC
-    segment_bytes: int = 256 * 1024 * 1024
-    checkpoint_bytes: int = 64 * 1024 * 1024
-    retention_ms: int | None = 7 * 24 * 60 * 60 * 1000
-    retention_bytes: int | None = None
+    segment_bytes: Annotated[int, Meta(ge=SEGMENT_BYTES_MIN)] = 256 * 1024 * 1024
+    checkpoint_bytes: Positive = 64 * 1024 * 1024
+    retention_ms: Positive | None = 7 * 24 * 60 * 60 * 1000
+    retention_bytes: Positive | None = None
     retention_drops_unread: bool = False
-    retention_check_ms: int = 60_000
+    retention_check_ms: Positive = 60_000
     judged_file: Path | None = None
     reserve_bytes: int = 16 * 1024 * 1024
-    topics_max: int = 40_000
-    groups_per_topic_max: int = 1_000
-    dedup_messages_max: int = 500_000
-    cancel_tombstones_max: int = 100_000
-    fire_batch_max: int = 2_000
-    schedule_memory_messages_max: int = 65_536
-    schedule_memory_bytes_max: int = 32 * 1024 * 1024
-    pull_bytes_max: int = 32 * 1024 * 1024
-    filter_scan_max: int = 2_000
-    filter_index_header: str = INDEX_HEADER
+    topics_max: Positive = 40_000
+    groups_per_topic_max: Positive = 1_000
+    dedup_messages_max: Positive = 500_000
+    cancel_tombstones_max: Positive = 100_000
+    fire_batch_max: Positive = 2_000
+    schedule_memory_messages_max: Positive = 65_536
+    schedule_memory_bytes_max: Positive = 32 * 1024 * 1024
+    pull_bytes_max: Positive = 32 * 1024 * 1024
+    filter_scan_max: Positive = 2_000
+    filter_index_header: Annotated[str, Meta(min_length=1)] = INDEX_HEADER
     filter_index_headers: Mapping[str, str] = field(default_factory=dict)
-    redrive_per_second: int = 1_000
-    redrive_batch_max: int = 10_000
-    dead_search_messages_max: int = 1_000
-    immediate_pull_lag_bytes_max: int = 4 * 1024 * 1024
-    in_hand_max: int = 1_000_000
-    group_in_hand_max: int = 100_000
-    group_in_hand_min: int = 100
-    dead_letters_bytes_max: int = 32 * 1024 * 1024
-    reasons_bytes_max: int = 16 * 1024 * 1024
+    redrive_per_second: Positive = 1_000
+    redrive_batch_max: Positive = 10_000
+    dead_search_messages_max: Positive = 1_000
+    immediate_pull_lag_bytes_max: Positive = 4 * 1024 * 1024
+    in_hand_max: Positive = 1_000_000
+    group_in_hand_max: Positive = 100_000
+    group_in_hand_min: Annotated[int, Meta(ge=0)] = 100
+    dead_letters_bytes_max: Positive = 32 * 1024 * 1024
+    reasons_bytes_max: Positive = 16 * 1024 * 1024
     group_reasons_bytes_min: int = 64 * 1024
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:
-        if self.segment_bytes < SEGMENT_BYTES_MIN:
-            raise ConfigurationError(f"segment_bytes must be at least {SEGMENT_BYTES_MIN}")
-        for name in ("retention_ms", "retention_bytes"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, or none")
-        for name in (
-            "checkpoint_bytes",
-            "retention_check_ms",
-            "topics_max",
-            "groups_per_topic_max",
-            "dedup_messages_max",
-            "cancel_tombstones_max",
-            "fire_batch_max",
-            "schedule_memory_messages_max",
-            "schedule_memory_bytes_max",
-            "pull_bytes_max",
-            "filter_scan_max",
-            "redrive_per_second",
-            "redrive_batch_max",
-            "dead_search_messages_max",
-            "immediate_pull_lag_bytes_max",
-            "in_hand_max",
-            "group_in_hand_max",
-            "dead_letters_bytes_max",
-            "reasons_bytes_max",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1")
+        refuse_below_least(self)

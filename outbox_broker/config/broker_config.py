@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from msgspec import Meta
+from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
-from outbox_broker.common.engine_options import SEGMENT_BYTES_MIN, Durability, EngineOptions
+from outbox_broker.common.declared_bounds import bound_of, hints_of
+from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import Tls
@@ -23,7 +25,44 @@ _CLIENT_KEYS: Final = frozenset({"url", "token", "token_file"})
 """Keys of the same table that are for clients of the broker, and ignored here."""
 
 
-class BrokerConfig(Table):
+_ENGINE_OPTIONS: Final = (
+    "durability", "retention_ms", "retention_bytes", "retention_drops_unread", "judged_file", "filter_index_header",
+    "filter_index_headers", "in_hand_max", "group_in_hand_max", "group_in_hand_min", "dead_letters_bytes_max",
+    "reasons_bytes_max", "redrive_per_second", "dedup_messages_max", "cancel_tombstones_max", "topics_max",
+    "groups_per_topic_max", "segment_bytes", "pull_bytes_max",
+)  # fmt: skip
+_HTTP_SETTINGS: Final = (
+    "shutdown_timeout_ms", "request_bytes_max", "body_bytes_max", "batch_messages_max", "publishes_max",
+    "work_bytes_max", "connections_max", "connections_per_address_max", "connections_reserved", "request_head_ms_max",
+    "request_read_ms_max", "response_write_ms_max", "keep_alive_ms", "dead_page_bytes_max", "waiting_pulls_max",
+)  # fmt: skip
+"""What a server's operator may choose; types, defaults and bounds are those of the options."""
+
+
+def _fields_of(options: type, names: Collection[str]) -> dict[str, Any]:
+    defaults, hints = options(), hints_of(options)
+    bounds = {name: bound_of(hints[name]) or Meta() for name in names}
+    return {
+        name: (
+            hints[name],
+            Field(default=getattr(defaults, name), ge=bounds[name].ge, min_length=bounds[name].min_length),
+        )
+        for name in names
+    }
+
+
+if TYPE_CHECKING:
+    _Options = Table
+else:
+    _Options = create_model(
+        "_Options",
+        __base__=Table,
+        **_fields_of(EngineOptions, _ENGINE_OPTIONS),
+        **_fields_of(HttpSettings, _HTTP_SETTINGS),
+    )
+
+
+class BrokerConfig(_Options):
     """One server's choices; a name here is a flag, an environment variable and a key of `[broker]` in the TOML file.
 
     In the environment and in the file, a `..._ms` may be written as "7d", a `..._bytes` as "64MiB".
@@ -32,45 +71,11 @@ class BrokerConfig(Table):
     data: Path
     host: str = "127.0.0.1"
     port: int = Field(default=7788, ge=0, le=65535)
-    durability: Durability = Durability.FSYNC
-    retention_ms: int | None = Field(default=EngineOptions().retention_ms, ge=1)
-    retention_bytes: int | None = Field(default=None, ge=1)
-    retention_drops_unread: bool = False
-    judged_file: Path | None = None
-    filter_index_header: str = Field(default=EngineOptions().filter_index_header, min_length=1)
-    filter_index_headers: dict[str, str] = Field(default_factory=dict)
-    in_hand_max: int = Field(default=EngineOptions().in_hand_max, ge=1)
-    group_in_hand_max: int = Field(default=EngineOptions().group_in_hand_max, ge=1)
-    group_in_hand_min: int = Field(default=EngineOptions().group_in_hand_min, ge=0)
-    dead_letters_bytes_max: int = Field(default=EngineOptions().dead_letters_bytes_max, ge=1)
-    reasons_bytes_max: int = Field(default=EngineOptions().reasons_bytes_max, ge=1)
-    redrive_per_second: int = Field(default=EngineOptions().redrive_per_second, ge=1)
-    dedup_messages_max: int = Field(default=EngineOptions().dedup_messages_max, ge=1)
-    cancel_tombstones_max: int = Field(default=EngineOptions().cancel_tombstones_max, ge=1)
-    topics_max: int = Field(default=EngineOptions().topics_max, ge=1)
-    groups_per_topic_max: int = Field(default=EngineOptions().groups_per_topic_max, ge=1)
-    segment_bytes: int = Field(default=EngineOptions().segment_bytes, ge=SEGMENT_BYTES_MIN)
-    pull_bytes_max: int = Field(default=EngineOptions().pull_bytes_max, ge=1)
     tokens: Path | None = None
     insecure_no_auth: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
     ready_file: Path | None = None
-    shutdown_timeout_ms: int = Field(default=25_000, ge=1)
-    request_bytes_max: int = Field(default=HttpSettings().request_bytes_max, ge=1)
-    body_bytes_max: int = Field(default=HttpSettings().body_bytes_max, ge=1)
-    batch_messages_max: int = Field(default=HttpSettings().batch_messages_max, ge=1)
-    publishes_max: int = Field(default=HttpSettings().publishes_max, ge=1)
-    work_bytes_max: int = Field(default=HttpSettings().work_bytes_max, ge=1)
-    connections_max: int = Field(default=HttpSettings().connections_max, ge=1)
-    connections_per_address_max: int = Field(default=HttpSettings().connections_per_address_max, ge=1)
-    connections_reserved: int = Field(default=HttpSettings().connections_reserved, ge=1)
-    request_head_ms_max: int = Field(default=HttpSettings().request_head_ms_max, ge=1)
-    request_read_ms_max: int = Field(default=HttpSettings().request_read_ms_max, ge=1)
-    response_write_ms_max: int = Field(default=HttpSettings().response_write_ms_max, ge=1)
-    keep_alive_ms: int = Field(default=HttpSettings().keep_alive_ms, ge=1)
-    dead_page_bytes_max: int = Field(default=HttpSettings().dead_page_bytes_max, ge=1)
-    waiting_pulls_max: int = Field(default=HttpSettings().waiting_pulls_max, ge=1)
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     log_format: LogFormat | None = None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from outbox_broker.common.declared_bounds import Positive, refuse_below_least
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages import limits
 
@@ -18,38 +19,36 @@ class HttpSettings:
     `idle_queues_max` queues.
     """
 
-    request_bytes_max: int = limits.BATCH_BYTES_MAX
-    request_head_bytes_max: int = 32 * 1024
-    request_head_ms_max: int = 10_000
-    request_read_ms_max: int = 30_000
-    response_write_ms_max: int = 30_000
-    connections_max: int = 10_000
-    connections_per_address_max: int = 5_000
-    connections_reserved: int = 32
-    work_bytes_max: int = 256 * MIB
-    batch_messages_max: int = limits.BATCH_MESSAGES_MAX
-    body_bytes_max: int = limits.BODY_BYTES_MAX
-    pull_bytes_max: int = 32 * MIB
-    dead_page_bytes_max: int = 8 * MIB
-    publishes_max: int = 256
-    requests_max: int = 512
-    waiting_pulls_max: int = 10_000
-    idle_queue_ms: int = 10_000
-    idle_queues_max: int = 1_000
-    scheduled_buckets_max: int = 10_000
-    metric_series_max: int = 1_000
-    publish_threads: int = 8
-    settle_threads: int = 8
-    pull_threads: int = 4
-    throttled_retry_after_ms: int = 250
-    storage_retry_after_ms: int = 5_000
-    keep_alive_ms: int = 75_000
-    shutdown_timeout_ms: int = 25_000
+    request_bytes_max: Positive = limits.BATCH_BYTES_MAX
+    request_head_bytes_max: Positive = 32 * 1024
+    request_head_ms_max: Positive = 10_000
+    request_read_ms_max: Positive = 30_000
+    response_write_ms_max: Positive = 30_000
+    connections_max: Positive = 10_000
+    connections_per_address_max: Positive = 5_000
+    connections_reserved: Positive = 32
+    work_bytes_max: Positive = 256 * MIB
+    batch_messages_max: Positive = limits.BATCH_MESSAGES_MAX
+    body_bytes_max: Positive = limits.BODY_BYTES_MAX
+    pull_bytes_max: Positive = 32 * MIB
+    dead_page_bytes_max: Positive = 8 * MIB
+    publishes_max: Positive = 256
+    requests_max: Positive = 512
+    waiting_pulls_max: Positive = 10_000
+    idle_queue_ms: Positive = 10_000
+    idle_queues_max: Positive = 1_000
+    scheduled_buckets_max: Positive = 10_000
+    metric_series_max: Positive = 1_000
+    publish_threads: Positive = 8
+    settle_threads: Positive = 8
+    pull_threads: Positive = 4
+    throttled_retry_after_ms: Positive = 250
+    storage_retry_after_ms: Positive = 5_000
+    keep_alive_ms: Positive = 75_000
+    shutdown_timeout_ms: Positive = 25_000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ConfigurationError(f"{field.name} must be at least 1")
+        refuse_below_least(self)
         if self.body_bytes_max > limits.BODY_BYTES_MAX or self.batch_messages_max > limits.BATCH_MESSAGES_MAX:
             raise ConfigurationError(
                 f"body_bytes_max goes up to {limits.BODY_BYTES_MAX}, batch_messages_max to {limits.BATCH_MESSAGES_MAX}"
