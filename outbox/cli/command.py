@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points, version
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated, Final
 
 import typer
@@ -17,14 +17,6 @@ COMMANDS_GROUP: Final = "outbox.commands"
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
-_EXTRAS: Final = {
-    "broker": "broker",
-    "delay": "broker",
-    "compensator": "compensator",
-    "reconcile": "spark",
-    "demo": "all",
-}
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit: 0 ok, 1 a failure, 2 a usage error, 130 an interrupt. No stack trace for expected
@@ -34,9 +26,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         _application(arguments)(args=arguments, prog_name="outbox")
     except ModuleNotFoundError as error:  # a package imports its heavy dependencies only when one of its commands runs
-        if not arguments or arguments[0] not in _EXTRAS:
+        called = [entry for entry in entry_points(group=COMMANDS_GROUP) if entry.extras and entry.name in arguments[:1]]
+        if not called:
             raise
-        sys.exit(_print_error(_missing(arguments[0], error)))
+        sys.exit(_print_error(_missing(called[0], error)))
     except OutboxError as error:
         sys.exit(_print_error(error))
     except KeyboardInterrupt:  # during an import; once a command runs, typer handles it
@@ -59,16 +52,16 @@ def _say_interrupted() -> None:
     Console(stderr=True).print("interrupted: what was done before stands", highlight=False)
 
 
-def _missing(room: str, error: ModuleNotFoundError) -> UsageError:
+def _missing(room: EntryPoint, error: ModuleNotFoundError) -> UsageError:
     extra = _extra(room)
     return UsageError(
-        f"`outbox {room}` needs the package {error.name!r}, which comes with the extra {extra!r}: "
+        f"`outbox {room.name}` needs the package {error.name!r}, which comes with the extra {extra!r}: "
         f"pip install '.[{extra}]' in a checkout"
     )
 
 
-def _extra(room: str) -> str:
-    return _EXTRAS.get(room, "all")
+def _extra(room: EntryPoint) -> str:
+    return next(iter(room.extras), "all")
 
 
 def _application(arguments: list[str]) -> typer.Typer:
@@ -81,10 +74,12 @@ def _application(arguments: list[str]) -> typer.Typer:
         try:
             _add(app, entries[name].load(), name=name)
         except ModuleNotFoundError as error:
-            missing = _missing(name, error)
+            missing = _missing(entries[name], error)
             if called:
                 raise missing from error
-            app.add_typer(typer.Typer(help=str(missing)), name=name, short_help=f"Needs the extra {_extra(name)!r}.")
+            app.add_typer(
+                typer.Typer(help=str(missing)), name=name, short_help=f"Needs the extra {_extra(entries[name])!r}."
+            )
     return app
 
 

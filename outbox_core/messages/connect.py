@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote
 
 from outbox_core.common.errors import ConfigurationError
@@ -15,21 +15,6 @@ from outbox_core.messages.url_parts import shown_url, split_url
 
 ENTRY_POINT_GROUP = "outbox.brokers"
 TIMING_ENTRY_POINT_GROUP = "outbox.timing_stores"
-EXTRAS: Final = {
-    "https": "http",
-    "embedded": "broker",
-    "memory": "testing",
-    "rediss": "redis",
-    "redis+cluster": "redis",
-    "rediss+cluster": "redis",
-    "redis+sentinel": "redis",
-    "rediss+sentinel": "redis",
-    "natss": "nats",
-    "tls": "nats",
-    "rabbitmqs": "rabbitmq",
-    "rocketmqs": "rocketmq",
-}
-"""The names of extras that differ from their URL schemes."""
 
 
 def connect(url: str, **options: object) -> Broker:
@@ -96,11 +81,11 @@ def _adapter(group: str, scheme: str) -> Callable[..., Any] | None:
         try:
             loaded: Callable[..., Any] = entry_point.load()
         except ModuleNotFoundError as error:
-            extra = EXTRAS.get(scheme, scheme)
-            raise ConfigurationError(
-                f"the {scheme} adapter needs the package {error.name!r}, which comes with the extra {extra!r}: "
-                f"pip install '.[{extra}]' in a checkout"
-            ) from error
+            brought = "".join(
+                f", which comes with the extra {extra!r}: pip install '.[{extra}]' in a checkout"
+                for extra in entry_point.extras
+            )
+            raise ConfigurationError(f"the {scheme} adapter needs the package {error.name!r}{brought}") from error
         return loaded
     return None
 

@@ -119,3 +119,11 @@ for scheme in sys.argv[1:]:
     ended = run_bare(program, *schemes)
 
     assert ended.stdout.split() == ["True"] * len(schemes), ended.stderr
+
+
+@pytest.mark.parametrize("group", ["outbox.brokers", "outbox.timing_stores"])
+def test_every_adapter_names_an_extra_that_there_is(group: str) -> None:
+    extras = PROJECT["optional-dependencies"].keys()
+    named = {name: re.findall(r"\[(\w+)\]$", target) for name, target in PROJECT["entry-points"][group].items()}
+
+    assert {name: found for name, found in named.items() if len(found) != 1 or found[0] not in extras} == {}
