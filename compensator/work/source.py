@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
@@ -26,6 +27,7 @@ logger: EventLogger = EventLogger(__name__)
 TABLES_ASKED_EVERY_MS: Final = 60_000
 COUNTED_ROWS_MAX: Final = 10_000
 """A gauge counts at most so many rows of one table."""
+_IN_NAMES: Final = "".join(chr(code) for code in range(ord(" "), ord("~") + 1) if chr(code) != "%")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +139,9 @@ class Source:
 
 def source_name(url: URL, schema: str | None, *, zone: str | None = None) -> Resource:
     """Returns `host:port/schema`, or the database without a schema, the same in every instance that names the database
-    so; for SQLite, the file.
+    so; for SQLite, the file. What is not printable ASCII in it is percent-encoded, since leases name it.
     """
     if url.get_backend_name() not in MYSQL_DIALECTS:
-        return Resource(f"{url.get_backend_name()}:{url.database or ''}", zone)
-    return Resource(f"{url.host or 'localhost'}:{url.port or 3306}/{schema or url.database or ''}", zone)
+        return Resource(quote(f"{url.get_backend_name()}:{url.database or ''}", safe=_IN_NAMES), zone)
+    where = f"{url.host or 'localhost'}:{url.port or 3306}/{schema or url.database or ''}"
+    return Resource(quote(where, safe=_IN_NAMES), zone)

@@ -32,10 +32,9 @@ def grants(connection: Connection, role: Role, *, schema: str | None, user: str,
     Only `app` gets business tables: those of the connection's database. Raises ConfigurationError without a place.
     """
     place = table_place(connection.dialect, schema)
-    quote = connection.dialect.identifier_preparer.quote_identifier
     account = f"{_text(user)}@{_text(host)}"
     return [
-        f"GRANT {privileges} ON {'.'.join(name if name == '*' else quote(name) for name in names)} TO {account};"
+        f"GRANT {privileges} ON {'.'.join(name if name == '*' else _quoted(name) for name in names)} TO {account};"
         for *names, privileges in _needed(connection, role, place)
     ]
 
@@ -92,6 +91,11 @@ def _business_tables(connection: Connection, business: str | None) -> set[str]:
     split = set(message_table_names(connection, place))
     found = tables_in(connection, business)
     return {name for name in found - ours - split if not is_of_outbox(name, ())}
+
+
+def _quoted(name: str) -> str:
+    doubled = name.replace("`", "``")  # by hand: SQLAlchemy also doubles %, which no driver undoes here
+    return f"`{doubled}`"
 
 
 def _text(value: str) -> str:

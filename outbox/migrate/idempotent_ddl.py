@@ -12,6 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from outbox.store.database import name_in_sql, text_of
+
 
 def create_table(name: str, *columns: sa.Column[Any], schema: str | None, **options: Any) -> None:
     """Create a table unless it exists."""
@@ -42,10 +44,9 @@ def replace_primary_key(table: str, columns: Sequence[str], *, schema: str | Non
     if op.get_bind().dialect.name == "sqlite":
         _copy_with_primary_key(table, columns)
         return
-    quote = op.get_bind().dialect.identifier_preparer.quote
-    name = ".".join(quote(part) for part in (schema, table) if part)
-    key = ", ".join(quote(column) for column in columns)
-    op.execute(f"ALTER TABLE {name} DROP PRIMARY KEY, ADD PRIMARY KEY ({key}), ALGORITHM=INPLACE, LOCK=NONE")
+    dialect = op.get_bind().dialect
+    name, key = name_in_sql(dialect, schema, table), ", ".join(name_in_sql(dialect, column) for column in columns)
+    op.execute(text_of(f"ALTER TABLE {name} DROP PRIMARY KEY, ADD PRIMARY KEY ({key}), ALGORITHM=INPLACE, LOCK=NONE"))
 
 
 def _copy_with_primary_key(table: str, columns: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
+from sqlalchemy.sql import quoted_name
 
 from outbox.alembic import is_of_outbox
 from outbox.store.database import (
@@ -262,7 +264,9 @@ def _upgrade(connection: Connection, place: TablePlace, *, revision: str) -> str
         connection.execute(CreateSchema(place.schema, if_not_exists=True))
     config = alembic_config()
     config.attributes["connection"] = connection
-    config.attributes["place"] = place
+    # Alembic would take a dot in a plain str for one between names.
+    whole = None if place.schema is None else quoted_name(place.schema, quote=None)
+    config.attributes["place"] = replace(place, schema=whole)
     with _inside_another_run():
         command.upgrade(config, revision)
     return current(connection, schema=place.schema)

@@ -20,6 +20,7 @@ from sqlalchemy import (
     Delete,
     Engine,
     Table,
+    TextClause,
     Update,
     create_engine,
     event,
@@ -104,9 +105,24 @@ def by_primary_key(statement: Write, dialect: Dialect) -> Write:
     hinted = statement.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect.name)
     if isinstance(hinted, Delete):
         # A hint is allowed only in the multi-table form: DELETE table FROM table FORCE INDEX ...
-        name = dialect.identifier_preparer.format_table(cast("Table", hinted.table))
-        return hinted.prefix_with(text(name))
+        table = cast("Table", hinted.table)
+        return hinted.prefix_with(text_of(name_in_sql(dialect, table.schema, table.name)))
     return hinted
+
+
+def name_in_sql(dialect: Dialect, *names: str | None) -> str:
+    """Returns names as the server reads them in SQL, quoted where they need it and joined by dots; None is left out.
+
+    For statements that are written as text; SQLAlchemy's own quoting doubles % for the driver, which text_of() does.
+    """
+    quote = dialect.identifier_preparer.quote
+    joined = ".".join(quote(name) for name in names if name is not None)
+    return joined.replace("%%", "%") if dialect.paramstyle in {"format", "pyformat"} else joined
+
+
+def text_of(sql: str) -> TextClause:
+    """Returns SQL without parameters as SQLAlchemy sends it unchanged: a colon in a name is no parameter's."""
+    return text(sql.replace(":", r"\:"))
 
 
 def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:

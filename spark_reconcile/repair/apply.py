@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, assert_never
 
 from spark_reconcile.repair.plan import Repair, RepairAction
-from spark_reconcile.sources.dbapi_reader import Backend, Place, now_us, quoted, writing
+from spark_reconcile.sources.dbapi_reader import Backend, Place, for_driver, now_us, quoted, writing
 
 _WRITTEN: Final = ("id", "topic", "message_key", "body", "body_sha256", "deliver_at_ms", "created_at_us")
 _JSON_HEADERS: Final = '{"content-type":"application/json"}'
@@ -66,7 +66,7 @@ def _write(cursor: Any, place: Place, table: str, one: Repair, *, kind: str, hea
 
 def _changed(cursor: Any, place: Place, sql: str, parameters: Sequence[object]) -> bool:
     if place.backend is Backend.MYSQL:
-        sql = sql.replace("?", "%s")
+        sql = for_driver(sql)
     cursor.execute(sql, tuple(parameters))
     return bool(cursor.rowcount == 1)
 

@@ -22,6 +22,7 @@ from outbox_core.common.table_place import SQLITE_PLACE, TablePlace, place_among
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 600
 BATCH_ROWS: Final = 10_000
+_QUOTED_OR_VALUE: Final = re.compile(r"`(?:[^`]|``)*`|\?")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}", re.ASCII)
 _TLS: Final = "ssl_"
 _CHECK_HOSTNAME: Final = "ssl_check_hostname"
@@ -129,7 +130,7 @@ class DbApiReader:
     def batches(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[list[tuple[Any, ...]]]:
         """Yields the rows of a statement in batches, never all of them in memory."""
         if self.place.backend is Backend.MYSQL:
-            statement = statement.replace("?", "%s")
+            statement = for_driver(statement)
         with translated(self.place), closing(self._connection.cursor()) as cursor:
             cursor.execute(statement, tuple(parameters))
             while batch := cursor.fetchmany(BATCH_ROWS):
@@ -287,18 +288,24 @@ def checked(name: str) -> str:
 
 
 def quoted(place: Place, *names: str | None) -> str:
-    """Returns checked names, quoted for this database and joined by dots; None is left out.
+    """Returns names, quoted for this database and joined by dots; None is left out.
 
-    The database that the connection is in may have any name, `my-shop` for instance: it is there already.
+    The last one is a table's or a column's, and checked; a database before it may have any name, `my-shop` for
+    instance. For statements of DbApiReader, and of for_driver().
     """
     mark = '"' if place.backend is Backend.SQLITE else "`"
-    return ".".join(f"{mark}{_quotable(place, name, mark)}{mark}" for name in names if name is not None)
+    *databases, last = (name for name in names if name is not None)
+    quotable = [*(name.replace(mark, mark * 2) for name in databases), checked(last)]
+    return ".".join(f"{mark}{name}{mark}" for name in quotable)
 
 
-def _quotable(place: Place, name: str, mark: str) -> str:
-    if name == place.database and not {"?", "%"} & set(name):  # of which DbApiReader and the driver make parameters
-        return name.replace(mark, mark * 2)
-    return checked(name)
+def for_driver(statement: str) -> str:
+    """Returns a statement with `?` for each bound value as PyMySQL takes it; a database's name may have ? and %."""
+    return _QUOTED_OR_VALUE.sub(_for_driver, statement)
+
+
+def _for_driver(found: re.Match[str]) -> str:
+    return "%s" if found[0] == "?" else found[0].replace("%", "%%")
 
 
 def now_us(place: Place) -> str:
