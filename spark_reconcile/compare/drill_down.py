@@ -62,10 +62,13 @@ class SelectedRows:
     changes: DataFrame
 
 
-def drilled(near: Legs, legs: Legs, unclean: Mismatches, *, covered: Sequence[str], is_few: bool) -> SelectedRows:
+def drilled(
+    near: Legs, legs: Legs, unclean: Mismatches, *, covered: Sequence[str], has_unsent: bool, is_few: bool
+) -> SelectedRows:
     """Returns the rows of messages and keys in mismatching parts and buckets. Messages whose id carries no time are
     always among them, if there are records by id alone. If a rule covers the topic, so are all rows with the same key:
-    a business row is classified with all its messages. `near`: at least the rows of `legs` in these parts and buckets;
+    a business row is classified with all its messages; and a row that stands in the outbox, with all rows of its id.
+    `near`: at least the rows of `legs` in these parts and buckets; `has_unsent`: there are rows in the outbox;
     `is_few`: there are few rows in all.
     """
     marks = _Marks(
@@ -75,8 +78,8 @@ def drilled(near: Legs, legs: Legs, unclean: Mismatches, *, covered: Sequence[st
     found = [frame.where("asked or by_id") for frame in _placed(near, marks)]
     if not unclean.much:
         found = _kept(*found)
-    marked, keys = _marked(found, covered=covered, is_few=is_few)
-    more = _under_keys(legs, marks, keys, unclean, is_few=is_few)
+    marked, named = _marked(found, covered=covered, has_unsent=has_unsent, is_few=is_few)
+    more = _named_elsewhere(legs, marks, named, unclean, is_few=is_few)
     rows, messages = _kept(
         union(*(_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
         _rows(legs.messages, marked[2], more[2]),
@@ -101,17 +104,37 @@ def windows_beside(legs: Legs, batch: str, *, covered: Sequence[str]) -> set[int
     return {row["window_ms"] for row in found.collect()}
 
 
-def _marked(found: Sequence[DataFrame], *, covered: Sequence[str], is_few: bool) -> tuple[list[DataFrame], DataFrame]:
-    """Returns the rows with `wanted`: whether they disagree, or have the key of a row that does; and these keys."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """Keys on covered topics of the rows to classify, and messages whose rows stand in the outbox (None: no row does):
+    all rows with one of these are classified with them.
+    """
+
+    keys: DataFrame
+    unsent: DataFrame | None
+
+    def marked(self, frame: DataFrame) -> DataFrame:
+        """Add the column `named`: whether a row has one of these keys, or is of one of these messages."""
+        keyed = _looked_up(frame, _KEY, self.keys.selectExpr(f"{_KEY} as place"), "under_key")
+        if self.unsent is None:
+            return keyed.withColumnRenamed("under_key", "named")
+        of_these = self.unsent.selectExpr(f"{_MESSAGE} as place")
+        found = _looked_up(keyed, f"if(id is null, null, {_MESSAGE})", of_these, "unsent")
+        return found.selectExpr("*", "under_key or unsent as named").drop("under_key", "unsent")
+
+
+def _marked(
+    found: Sequence[DataFrame], *, covered: Sequence[str], has_unsent: bool, is_few: bool
+) -> tuple[list[DataFrame], _Named]:
+    """Returns the rows with `wanted`: whether they disagree, or are named by a row that does; and what those name."""
     in_parts = [frame.where("asked") for frame in found]
     apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered), is_few=is_few)
     chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in found]
     keys = _sent_along(union(*(_keys(frame, covered) for frame in chosen)).distinct(), is_few=is_few)
-    marked = [
-        _looked_up(frame, _KEY, _places_of(keys), "under_key").selectExpr("*", f"({_LOOKED} or under_key) as wanted")
-        for frame in chosen
-    ]
-    return marked, keys
+    # A message that was sent in another hour is not unsent: its sender died before it removed the row.
+    unsent = chosen[1].where(f"leg = '{Leg.OUTBOX}' and {_LOOKED}").select("topic", "id").distinct()
+    named = _Named(keys=keys, unsent=_sent_along(unsent, is_few=is_few) if has_unsent else None)
+    return [named.marked(frame).selectExpr("*", f"({_LOOKED} or named) as wanted") for frame in chosen], named
 
 
 _LOOKED: Final = "(asked and apart or by_id)"
@@ -173,32 +196,30 @@ def _keyed(covered: Sequence[str]) -> str:
     return f"{among('topic', covered)} and coalesce(message_key, '') != ''"
 
 
-def _places_of(keys: DataFrame) -> DataFrame:
-    return keys.selectExpr(f"{_KEY} as place")
-
-
-def _under_keys(legs: Legs, marks: _Marks, keys: DataFrame, unclean: Mismatches, *, is_few: bool) -> list[DataFrame]:
-    """Returns the other rows with these keys. In a clean part every message has its business row: without business rows
-    of these keys there are none; nor if business rows are not read.
+def _named_elsewhere(legs: Legs, marks: _Marks, named: _Named, unclean: Mismatches, *, is_few: bool) -> list[DataFrame]:
+    """Returns the other rows with these keys, or of these messages. In a clean part every message has its business row:
+    without business rows of these keys there are none; nor if business rows are not read.
     """
-    some = [row["message_key"] for row in keys.limit(KEYS_MAX + 1).collect()]
+    keys = [row["message_key"] for row in named.keys.limit(KEYS_MAX + 1).collect()]
+    ids = [] if named.unsent is None else [row["id"] for row in named.unsent.limit(KEYS_MAX + 1).collect()]
 
-    def under(frame: DataFrame, condition: str) -> DataFrame:
+    def others(frame: DataFrame, condition: str) -> DataFrame:
         # A list of literals can prune the row groups of a file; a join cannot.
-        listed = frame.where(frame["message_key"].isin(some)) if len(some) <= KEYS_MAX else frame
-        return _looked_up(listed.where(condition), _KEY, _places_of(keys), "under_key").where("under_key")
+        is_listed = frame["message_key"].isin(keys) | frame["id"].isin(ids)
+        listed = frame.where(is_listed) if max(len(keys), len(ids)) <= KEYS_MAX else frame
+        return named.marked(listed.where(condition)).where("named")
 
     def no_more(frames: Sequence[DataFrame]) -> list[DataFrame]:
-        return [under(frame, "false") for frame in frames]
+        return [others(frame, "false") for frame in frames]
 
     placed = _placed(legs, marks)
-    if not some:
+    if not keys and not ids:
         return no_more(placed)
-    asking = computed(under(placed[0], "not asked"), is_few=is_few)
-    if asking.is_empty():
+    asking = computed(others(placed[0], "not asked"), is_few=is_few)
+    if asking.is_empty() and not ids:
         return [asking.frame, *no_more(placed[1:])]
     times = f"not asked and not by_id and (created_ms is null or {within(unclean.span)})"
-    return [asking.frame, *_kept(*(under(frame, times) for frame in placed[1:]))]
+    return [asking.frame, *_kept(*(others(frame, times) for frame in placed[1:]))]
 
 
 def _rows(like: DataFrame, marked: DataFrame, more: DataFrame) -> DataFrame:
@@ -207,7 +228,7 @@ def _rows(like: DataFrame, marked: DataFrame, more: DataFrame) -> DataFrame:
 
 def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
     """Returns, with `sign`, rows that correct what was settled in bulk."""
-    columns = [*(name for name in more.columns if name not in {"asked", "by_id", "under_key"}), "sign"]
+    columns = [*(name for name in more.columns if name not in {"asked", "by_id", "named"}), "sign"]
     sign = "if(asked, if(wanted, 0, 1), if(wanted, -1, 0))"
     signed = marked.selectExpr("*", f"{sign} as sign").select(*columns)
     return union(signed, more.selectExpr("*", "-1 as sign").select(*columns)).where("sign != 0")

@@ -157,7 +157,10 @@ def _chosen(job: RunContext, batch: Sequence[int], compared: DigestComparison) -
     found, messages = _unclean(job, compared, batch, windows)
     near = _near(job, compared, windows)
     with _configured(job, few=near is not None and messages <= NEAR_ROWS_MAX):
-        rows = drilled(near or whole, whole, found, covered=job.covered, is_few=job.evidence.is_few)
+        has_unsent = any(one.leg == Leg.OUTBOX and one.rows for one in job.evidence.counts)
+        rows = drilled(
+            near or whole, whole, found, covered=job.covered, has_unsent=has_unsent, is_few=job.evidence.is_few
+        )
     return _Chosen(legs=rows.legs, changes=rows.changes, few=job.evidence.is_few or _are_few(rows.legs))
 
 

@@ -178,7 +178,7 @@ def test_a_changed_file_opens_exactly_its_hour_and_only_its_hours_files_are_dril
     assert {start for start, version in _versions(settings).items() if version != before[start]} == {
         changed["created_at_us"] // 1000 // HOUR_MS * HOUR_MS
     }
-    assert ("message", changed["id"], None, "body_differs", "mismatch") in _rows_of_windows(settings)
+    assert ("message", changed["id"], "", "mismatch", "body_differs") in _rows_of_windows(settings)
 
 
 @pytest.mark.spark

@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -15,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import create_engine, text
 
 from outbox_core.journal import journal
-from spark_reconcile import BusinessRule, InboxSource, Settings, State, Summary, run
+from spark_reconcile import InboxSource, Settings, State, Summary, run
 from spark_reconcile.classify.classification import RULES
 from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.sources.dbapi_reader import DbApiReader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Planted, Verdict, plant_all
+from tests.spark_reconcile.other_worlds import LIMITS, OTHERS, PICKED, REFUND, REFUNDS, SECRET, write_refunds
 from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, SECOND_MS, TICKETS, World
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def union(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Unio
     database, other = _sqlite(folder), _sqlite(folder, "other")
     settings = world.write(database, folder, records_a_segment=40)
     elsewhere.write_tables(other)
-    _write_refunds(database)
+    write_refunds(database)
     settings = replace(
         settings,
         rules=[*settings.rules, REFUNDS],
@@ -322,135 +321,6 @@ def _world(*, balanced: int) -> World:
     for number in range(balanced):
         world.settled(age_ms=2 * HOUR_MS - number * MINUTE_MS)
     return world
-
-
-# -- worlds of the union ---------------------------------------------------------------------------------------------
-
-
-SECRET = "the body of a message"
-REFUND, PICKED, LIMITS = "refund", "newsletter.picked", "lim.a"
-REFUNDS = BusinessRule(name="refunds", table="refund", key_column="order_id", time_column="at", topic=REFUND)
-
-
-def with_a_body(p: Planted) -> None:
-    p.world.store("with-body", key="no-such-order", body=SECRET)
-    p.message("with-body", "phantom", "no_business_row")
-    for group in (TICKETS, MAIL):
-        p.delivery("with-body", group, "late", "not_delivered")
-
-
-def without_a_key_and_twice_under_one(p: Planted) -> None:
-    for number, key in enumerate(("7", "8", "8")):
-        p.world.store(p.world.sent(f"refunded-{number}", key=key, topic=REFUND), key=key, topic=REFUND)
-    p.expected.add(("business", None, REFUNDS.name, "unknown", "no_key"))  # type: ignore[arg-type]
-    p.business(7, "lost", "too_few_messages", of=REFUNDS.name)
-
-
-def turned_away_by_the_inbox(p: Planted) -> None:
-    order = p.world.order()
-    message = p.world.sent("again", key=str(order), outcome="duplicate")
-    sequence = p.world.store(message, key=str(order))
-    p.world.done(message, sequence, MAIL, age_ms=HOUR_MS)
-    p.world.deliver(message, sequence, TICKETS, age_ms=HOUR_MS)
-    p.world.handle(message, age_ms=HOUR_MS - 10)
-    p.world.deliver(message, sequence, TICKETS, age_ms=HOUR_MS - MINUTE_MS, number=2)
-    p.world.ack(message, sequence, TICKETS, age_ms=HOUR_MS - MINUTE_MS - 10)
-
-
-def handled_in_two_inboxes(p: Planted) -> None:
-    """A message whose effect the other inbox holds, too, and no other effect."""
-    p.delivery("good-1", TICKETS, "duplicate", "handled_twice")
-
-
-def handled_in_an_inbox_that_was_purged_since(p: Planted) -> None:
-    """The other inbox has no row of the time before `good-1`, and this one has."""
-    age_ms = 150 * MINUTE_MS
-    p.world.settled(age_ms=3 * HOUR_MS)
-    order = p.world.order(age_ms=age_ms)
-    message = p.world.sent("purged-elsewhere", key=str(order), age_ms=age_ms)
-    sequence = p.world.store(message, key=str(order), age_ms=age_ms)
-    p.world.done(message, sequence, MAIL, age_ms=age_ms)
-    p.world.deliver(message, sequence, TICKETS, age_ms=age_ms - 20)
-    p.world.ack(message, sequence, TICKETS, age_ms=age_ms - 40)
-    p.delivery(message, TICKETS, "unknown", "inbox_out_of_reach")
-
-
-def older_than_the_archive_whose_only_earlier_time_cannot_be_true(p: Planted) -> None:
-    p.world.store(p.world.sent("sent-in-1970", key=None, topic="newsletter.1970"), key=None, topic="newsletter.1970")
-    p.world.archive[-1]["sent_at_us"] = 5_000_000
-    p.world.sent("oldest-archived", key=None, topic="newsletter", age_ms=5 * HOUR_MS)
-    p.world.store("oldest-archived", key=None, topic="newsletter", age_ms=5 * HOUR_MS)
-    p.world.store("older-than-the-archive", key=None, topic="newsletter", age_ms=6 * HOUR_MS)
-    p.message("older-than-the-archive", "unknown", "archive_out_of_reach")
-
-
-def passed_by_a_filter_that_was_changed(p: Planted) -> None:
-    picky = {"topic": PICKED, "group": "picky", "position": 0}
-    for at_ms, filter_ in ((NOW_MS - 23 * HOUR_MS, "type = 'yes'"), (NOW_MS - MINUTE_MS, None)):
-        p.world.actions.append(journal.Declared(**picky, at_ms=at_ms, settings={"filter": filter_}))
-    for number in range(3):
-        message = p.world.sent(f"picked-{number + 1}", key=None, topic=PICKED, age_ms=2 * HOUR_MS)
-        p.world.store(message, key=None, topic=PICKED, age_ms=2 * HOUR_MS)
-    p.world.done("picked-1", 0, "picky", age_ms=2 * HOUR_MS, topic=PICKED)
-    for message in ("picked-2", "picked-3"):
-        p.delivery(message, "picky", "unknown", "filter_changed")
-
-
-def dropped_before_a_group_had_settled_them(p: Planted) -> None:
-    for position in (2, 3):
-        at_ms = NOW_MS - 3 * HOUR_MS + position
-        p.world.actions.append(journal.Dropped(topic=PICKED, group="picky", at_ms=at_ms, position=position))
-
-
-def canceled_after_their_delivery(p: Planted) -> None:
-    order = p.world.order()
-    sequence = p.world.store(p.world.sent("done-before-its-cancel", key=str(order)), key=str(order))
-    for group in (TICKETS, MAIL):
-        p.world.done("done-before-its-cancel", sequence, group, age_ms=HOUR_MS)
-    order = p.world.order(status="BOOKED", remind_at_ms=NOW_MS - HOUR_MS)
-    p.world.sent("reminded", key=str(order), topic=REMINDER, deliver_at_ms=NOW_MS - HOUR_MS)
-    p.world.store("reminded", key=str(order), topic=REMINDER, deliver_at_ms=NOW_MS - HOUR_MS, scheduled=True)
-    p.world.done("reminded", p.world.fire("reminded", age_ms=HOUR_MS), MAIL, age_ms=HOUR_MS, topic=REMINDER)
-    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["done-before-its-cancel", "reminded"]))
-
-
-def canceled_on_one_of_two_topics(p: Planted) -> None:
-    """An id on two topics; both messages were due an hour ago, and the cancel is good for one of them."""
-    message, due_ms = "on-two-topics", NOW_MS - HOUR_MS
-    order = p.world.order(status="BOOKED", remind_at_ms=due_ms, age_ms=3 * HOUR_MS)
-    for topic, key, age_ms in ((REMINDER, str(order), 3 * HOUR_MS), (LIMITS, "k", 4 * HOUR_MS)):
-        p.world.sent(message, key=key, topic=topic, deliver_at_ms=due_ms, age_ms=age_ms)
-        p.world.store(message, key=key, topic=topic, deliver_at_ms=due_ms, scheduled=True, age_ms=age_ms)
-    p.world.actions.append(
-        journal.Canceled(at_ms=NOW_MS - 2 * HOUR_MS, ids=[message], topics=[LIMITS], scope=("lim.*",))
-    )
-    p.world.sent_cancel("cancel-on-one", message, "canceled", age_ms=2 * HOUR_MS)
-    p.delivery(message, MAIL, "late", "not_fired")
-    p.message(message, "canceled", "canceled")
-    p.message("cancel-on-one", "settled", "cancel_accepted")
-
-
-OTHERS: tuple[Callable[[Planted], None], ...] = (
-    with_a_body, without_a_key_and_twice_under_one, turned_away_by_the_inbox, handled_in_two_inboxes,
-    handled_in_an_inbox_that_was_purged_since, older_than_the_archive_whose_only_earlier_time_cannot_be_true,
-    passed_by_a_filter_that_was_changed, dropped_before_a_group_had_settled_them, canceled_after_their_delivery,
-    canceled_on_one_of_two_topics,
-)  # fmt: skip
-"""Worlds that need a rule, a group or an inbox more. Each has ids, keys, topics and groups of its own, by which its
-verdicts are found among those of the union.
-"""
-
-
-def _write_refunds(database: Database) -> None:
-    """One row without a key, and two under each of two keys."""
-    engine = create_engine(database.url)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE refund (order_id INTEGER NULL, at BIGINT)"))
-        connection.execute(
-            text("INSERT INTO refund VALUES (NULL, :at), (7, :at), (7, :at), (8, :at), (8, :at)"),
-            {"at": (NOW_MS - HOUR_MS) * 1000},
-        )
-    engine.dispose()
 
 
 def _sqlite(folder: Path, name: str = "business") -> Database:

@@ -14,9 +14,7 @@ import pytest
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import (
-    Condition,
     InboxSource,
-    Operator,
     Settings,
     Summary,
     run,
@@ -28,18 +26,30 @@ from spark_reconcile.core.run_limits import RunLimits
 from spark_reconcile.results.window_selection import closed_windows, newest_closed
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import Tally, findings_of, published_topics
+from spark_reconcile.rules.plausible_times import EARLIEST_MS
 from spark_reconcile.rules.verdict_rule import Scope
 from spark_reconcile.runs.stored_run import stored_hours
 from spark_reconcile.sources.dbapi_reader import DbApiReader
 from tests.fixtures.databases import Database, sqlite_database
-from tests.spark_reconcile.faults import plant_all
+from tests.spark_reconcile.faults import Verdict
+from tests.spark_reconcile.other_worlds import (
+    ASTRAY,
+    BOTH_RULES,
+    KEYLESS,
+    WITHOUT_KEY,
+    Everything,
+    done,
+    everything,
+    two_rules_more,
+    without_keys,
+    write_everything,
+)
 from tests.spark_reconcile.timed_ids import timed_id, with_timed_ids
 from tests.spark_reconcile.world import (
     HOUR_MS,
     MAIL,
     MINUTE_MS,
     NOW_MS,
-    PAID,
     REMINDER,
     TICKETS,
     World,
@@ -52,18 +62,12 @@ if TYPE_CHECKING:
 
 PLAIN = {"stored", "done", "announced"}
 SINCE_MS = NOW_MS - 5 * HOUR_MS
+BEGAN_MS = NOW_MS - 8 * HOUR_MS
+"""Before every message of the world that has every plant."""
 LATEST = NOW_MS // HOUR_MS * HOUR_MS - HOUR_MS
 """The last hour that is over."""
-KEYLESS = "KEYLESS"
-"""The status of orders whose rule, `nameless`, finds no key in them."""
-WITHOUT_KEY = [(NOW_MS - 4 * HOUR_MS + MINUTE_MS, 2), (NOW_MS - 3 * HOUR_MS, 1), (NOW_MS - HOUR_MS, 1)]
-"""Verdicts on them: the newest time in an hour, and how many rows it has."""
-BOTH_RULES = {"901": 2, "902": 3, "903": 1}
-"""Keys that two rules ask for a message each, and how many each has."""
 SETTLED = 20
 """How many orders come first for which all is well, where runs follow one another."""
-ASTRAY = timed_id("astray", NOW_MS - 30 * HOUR_MS)
-"""An id that was made by a clock that was wrong by a day."""
 
 
 # -- a whole run and one by the hour ---------------------------------------------------------------------------------
@@ -74,39 +78,37 @@ class Compared:
     """A whole run and one by the hour over the same records, among them every fault."""
 
     settings: Settings
-    world: World
+    planted: Everything
     whole: Summary
     hourly: Summary
-    writes: list[str]
-    """What the run by the hour wrote, in order."""
 
 
 @pytest.fixture(scope="module")
 def compared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Compared:
     folder = tmp_path_factory.mktemp("compared")
-    world = _everything(timed=True)
-    settings = _two_rules_more(world.write(sqlite_database(folder), folder, records_a_segment=40))
-    writes: list[str] = []
+    planted = everything(timed=True)
+    settings = write_everything(planted.world, folder)
     return Compared(
         settings=settings,
-        world=world,
+        planted=planted,
         whole=run(replace(settings, output=folder / "whole"), session=spark, now_ms=NOW_MS),
-        hourly=_run(settings, spark, checkpoint=writes.append),
-        writes=writes,
+        hourly=_run(settings, spark, since_ms=BEGAN_MS),
     )
 
 
 @pytest.mark.spark
-def test_windows_give_the_verdicts_of_a_whole_run(compared: Compared) -> None:
+def test_every_plant_gets_its_verdict_in_a_whole_run_and_the_same_by_the_hour(compared: Compared) -> None:
     settings, whole, summary = compared.settings, compared.whole, compared.hourly
+    expected, of_no_hour = compared.planted.expected, compared.planted.of_no_hour
 
-    assert _rows_of_windows(settings) == _rows_of_run(whole)
+    _same(_rows_of_run(whole), expected | of_no_hour)
+    _same(_rows_of_windows(settings), expected - _rows_of_open_hours(whole))
     assert _books(summary) == _books_of_tables(whole)
     assert summary.unexplained == 0
     assert {(one.topic, one.p50_ms) for one in summary.latencies if one.hop == "commit to broker"} == {
-        (topic, 10) for topic in (PAID, REMINDER, "newsletter", "newsletter.old", "newsletter.paused", "weather")
+        (one.topic, 10) for one in compared.planted.world.stored
     }
-    again = stored_hours(settings.output, since_ms=SINCE_MS, until_ms=NOW_MS)
+    again = stored_hours(settings.output, since_ms=BEGAN_MS, until_ms=NOW_MS)
     assert (again.latencies, again.windows and again.windows.untimed) == (summary.latencies, 0)
     assert summary.windows is not None
     assert summary.windows.looked_at < summary.messages + summary.message_groups - 60, "nothing was settled in bulk"
@@ -114,7 +116,7 @@ def test_windows_give_the_verdicts_of_a_whole_run(compared: Compared) -> None:
 
 @pytest.mark.spark
 def test_a_message_whose_id_has_the_time_of_a_wrong_clock_is_lost_in_the_hour_of_its_row(compared: Compared) -> None:
-    assert ("message", ASTRAY, None, "not_in_broker", "lost") in _rows_of_windows(compared.settings)
+    assert ("message", ASTRAY, "", "lost", "not_in_broker") in _rows_of_windows(compared.settings)
 
 
 @pytest.mark.spark
@@ -126,7 +128,7 @@ def test_rules_on_one_topic_and_key_ask_for_a_message_each(compared: Compared) -
 
     assert found == of_the_run
     assert found == {
-        ("business", key, rule, verdict, state)
+        ("business", key, rule, state, verdict)
         for rule in ("paid orders are announced", "second")
         for key, verdict, state in (
             ("902", "published_twice", "duplicate"), ("903", "too_few_messages", "lost"),
@@ -148,14 +150,14 @@ def test_rows_without_a_key_are_one_verdict_an_hour(compared: Compared) -> None:
 def test_messages_whose_ids_have_no_time_get_the_verdicts_of_those_whose_ids_have_one(
     spark: SparkSession, sqlite: Database, tmp_path: Path, compared: Compared
 ) -> None:
-    world = _everything(timed=False)
-    timed = dict(zip(_ids(world), _ids(compared.world), strict=True))
-    settings = _two_rules_more(world.write(sqlite, tmp_path, records_a_segment=40))
+    world = everything(timed=False).world
+    timed = dict(zip(_ids(world), _ids(compared.planted.world), strict=True))
+    settings = write_everything(world, tmp_path)
 
-    summary = _run(settings, spark)
+    summary = _run(settings, spark, since_ms=BEGAN_MS)
 
     found = {(scope, timed.get(one, one), *rest) for scope, one, *rest in _rows_of_windows(settings)}
-    assert found == _rows_of_windows(compared.settings)
+    _same(found, _rows_of_windows(compared.settings))
     assert _books(summary) == _books(compared.hourly)
 
 
@@ -167,9 +169,9 @@ def test_a_run_that_is_killed_twice_and_started_again_gives_the_same_tables(
     killed = replace(compared.settings, output=tmp_path / "killed")
     for write in ("write business_verdicts", "show index"):
         with pytest.raises(Killed):
-            _run(killed, spark, checkpoint=_kill_at(compared.writes.index(write)))
+            _run(killed, spark, since_ms=BEGAN_MS, checkpoint=_kill_at_write(write))
 
-    _run(killed, spark)
+    _run(killed, spark, since_ms=BEGAN_MS)
 
     assert _rows_of_windows(killed) == _rows_of_windows(compared.settings)
     assert _versions(killed) == _versions(compared.settings)
@@ -223,21 +225,21 @@ class Steps:
 def steps(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Steps:
     folder = tmp_path_factory.mktemp("steps")
     database, world = sqlite_database(folder), _world(SETTLED)
-    _without_keys(world)
+    without_keys(world)
     parked = world.unsent("parked", key=str(world.order(age_ms=5 * HOUR_MS)), age_ms=5 * HOUR_MS)
     unsent = world.outbox[0]["message_key"]
     split = str(world.order(age_ms=5 * HOUR_MS))
     for age_hours in (5, 2):
-        _done(world, f"{age_hours} hours ago", key=split, age_ms=age_hours * HOUR_MS)
+        done(world, f"{age_hours} hours ago", key=split, age_ms=age_hours * HOUR_MS)
     twice, lost = (str(world.order(age_ms=4 * HOUR_MS)) for _ in range(2))
-    _done(world, "once", key=twice, age_ms=4 * HOUR_MS)
+    done(world, "once", key=twice, age_ms=4 * HOUR_MS)
     moved = _reminded(world, age_ms=3 * HOUR_MS)
-    _done(world, "early", key="900", age_ms=90 * MINUTE_MS)
+    done(world, "early", key="900", age_ms=90 * MINUTE_MS)
     with_timed_ids(world)
     own = world.sent("own-id", key=str(world.order(age_ms=4 * HOUR_MS)), age_ms=4 * HOUR_MS)
     place = world.store(own, key=world.archive[-1]["message_key"], age_ms=4 * HOUR_MS)
     world.done(own, place, TICKETS, age_ms=4 * HOUR_MS)
-    settings = _two_rules_more(world.write(database, folder))
+    settings = two_rules_more(world.write(database, folder))
 
     def step(minute: int, *, full: bool = False) -> Step:
         world.write(database, folder)
@@ -250,20 +252,20 @@ def steps(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Step
     first, unchanged = step(0), step(1)
 
     order = str(world.order(age_ms=3 * HOUR_MS))
-    _done(world, timed_id("late", NOW_MS - 3 * HOUR_MS), key=order, age_ms=3 * HOUR_MS)
+    done(world, timed_id("late", NOW_MS - 3 * HOUR_MS), key=order, age_ms=3 * HOUR_MS)
     alone = str(world.order(age_ms=3 * HOUR_MS))
     world.order(age_ms=3 * HOUR_MS, status=KEYLESS)
     world.done(own, place, MAIL, age_ms=3 * HOUR_MS)  # names no time but that of an hour later
     late = step(2)
 
-    _done(world, timed_id("later", NOW_MS - 2 * HOUR_MS), key=split, age_ms=2 * HOUR_MS)
+    done(world, timed_id("later", NOW_MS - 2 * HOUR_MS), key=split, age_ms=2 * HOUR_MS)
     third_message = step(3)
 
     world.outbox[0]["state"] = "parked"
     world.orders[moved - 1]["remind_at_us"] += HOUR_MS * 1000
     world.orders.append({**world.orders[0], "id": 900, "paid_at_us": (NOW_MS - 2 * HOUR_MS) * 1000})
     for key in (twice, lost):
-        _done(world, timed_id(f"late {key}", NOW_MS - 2 * HOUR_MS), key=key, age_ms=2 * HOUR_MS)
+        done(world, timed_id(f"late {key}", NOW_MS - 2 * HOUR_MS), key=key, age_ms=2 * HOUR_MS)
     changed = step(4)
 
     return Steps(
@@ -280,13 +282,13 @@ def test_a_key_is_judged_with_all_that_stands_under_it_at_other_times(steps: Ste
     unsent = steps.orders["unsent"]
 
     assert steps.first.rows == {
-        ("business", steps.split, "paid orders are announced", "published_twice", "duplicate"),
-        ("business", steps.orders["lost"], "paid orders are announced", "no_message", "lost"),
-        ("business", unsent, "paid orders are announced", "message_unsent", "unsent"),
-        ("message", steps.parked, None, "not_sent", "unsent"),
-        ("message", timed_id("early", NOW_MS - 90 * MINUTE_MS), None, "no_business_row", "phantom"),
-        ("delivery", "own-id", MAIL, "not_delivered", "late"),
-        ("business", None, "nameless", "no_key", "unknown"),
+        ("business", steps.split, "paid orders are announced", "duplicate", "published_twice"),
+        ("business", steps.orders["lost"], "paid orders are announced", "lost", "no_message"),
+        ("business", unsent, "paid orders are announced", "unsent", "message_unsent"),
+        ("message", steps.parked, "", "unsent", "not_sent"),
+        ("message", timed_id("early", NOW_MS - 90 * MINUTE_MS), "", "phantom", "no_business_row"),
+        ("delivery", "own-id", MAIL, "late", "not_delivered"),
+        ("business", None, "nameless", "unknown", "no_key"),
     }
     looked_at = {row["message_key"] for row in steps.first.business}
     settled = {str(number) for number in range(1, SETTLED + 1)}
@@ -311,10 +313,10 @@ def test_only_windows_that_changed_are_judged_again(steps: Steps) -> None:
 @pytest.mark.spark
 def test_what_is_new_under_another_key_opens_no_other_hour_of_a_finding(steps: Steps) -> None:
     assert steps.late.rows - steps.first.rows == {
-        ("business", steps.orders["alone"], "paid orders are announced", "no_message", "lost"),
-        ("delivery", "own-id", MAIL, "delivered_late", "late"),
+        ("business", steps.orders["alone"], "paid orders are announced", "lost", "no_message"),
+        ("delivery", "own-id", MAIL, "late", "delivered_late"),
     }
-    assert steps.first.rows - steps.late.rows == {("delivery", "own-id", MAIL, "not_delivered", "late")}, "it came late"
+    assert steps.first.rows - steps.late.rows == {("delivery", "own-id", MAIL, "late", "not_delivered")}, "it came late"
 
 
 @pytest.mark.spark
@@ -334,14 +336,14 @@ def test_a_key_that_is_looked_at_opens_its_other_hours(steps: Steps) -> None:
 @pytest.mark.spark
 def test_what_comes_later_opens_every_hour_whose_verdict_it_changes(steps: Steps) -> None:
     assert steps.changed.rows == {
-        ("message", steps.parked, None, "parked", "parked"),
-        ("business", steps.orders["unsent"], "paid orders are announced", "message_parked", "parked"),
-        ("business", steps.orders["twice"], "paid orders are announced", "published_twice", "duplicate"),
-        ("business", steps.orders["moved"], "travellers are reminded", "due_time_differs", "mismatch"),
-        ("business", steps.split, "paid orders are announced", "published_twice", "duplicate"),
-        ("business", steps.orders["alone"], "paid orders are announced", "no_message", "lost"),
-        ("business", None, "nameless", "no_key", "unknown"),
-        ("delivery", "own-id", MAIL, "delivered_late", "late"),
+        ("message", steps.parked, "", "parked", "parked"),
+        ("business", steps.orders["unsent"], "paid orders are announced", "parked", "message_parked"),
+        ("business", steps.orders["twice"], "paid orders are announced", "duplicate", "published_twice"),
+        ("business", steps.orders["moved"], "travellers are reminded", "mismatch", "due_time_differs"),
+        ("business", steps.split, "paid orders are announced", "duplicate", "published_twice"),
+        ("business", steps.orders["alone"], "paid orders are announced", "lost", "no_message"),
+        ("business", None, "nameless", "unknown", "no_key"),
+        ("delivery", "own-id", MAIL, "late", "delivered_late"),
     }
     assert steps.changed.rows == _rows_of_run(steps.whole)
     assert _books(steps.changed.summary) == _books_of_tables(steps.whole)
@@ -382,7 +384,7 @@ def test_a_message_older_than_the_span_is_of_no_row_in_it_and_costs_nothing(
     monkeypatch.setattr(drill_down, "unsettled", counting)
     _run(settings, spark)
 
-    late = ("delivery", world.archive[-1]["id"], MAIL, "delivered_late", "late")
+    late = ("delivery", world.archive[-1]["id"], MAIL, "late", "delivered_late")
     assert _rows_of_windows(settings) == {late}
     assert compared == [0], "messages in parts of the span that disagree"
 
@@ -440,7 +442,7 @@ class SecondLook:
 def second_look(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> SecondLook:
     folder = tmp_path_factory.mktemp("second-look")
     database, world = sqlite_database(folder), _world(4)
-    _without_keys(world)
+    without_keys(world)
     for name, age_ms in {"young": 20 * MINUTE_MS, "old": 40 * HOUR_MS, "sent meanwhile": 39 * HOUR_MS}.items():
         world.unsent(name, key=str(world.order(age_ms=age_ms)), age_ms=age_ms)
     world.unsent("fresh", key=None, age_ms=1, topic="newsletter")
@@ -448,11 +450,11 @@ def second_look(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
     unsent = [row["id"] for row in world.outbox]
     twice = str(world.order(age_ms=5 * HOUR_MS))
     for age_hours in (5, 2):
-        _done(world, f"{age_hours} hours ago", key=twice, age_ms=age_hours * HOUR_MS)
+        done(world, f"{age_hours} hours ago", key=twice, age_ms=age_hours * HOUR_MS)
     orders = [world.order(age_ms=2 * HOUR_MS), world.order(age_ms=2 * HOUR_MS)]
     names = [world.sent(f"slow-{order}", key=str(order), age_ms=2 * HOUR_MS) for order in orders]
     with_timed_ids(world)
-    settings = _two_rules_more(world.write(database, folder))
+    settings = two_rules_more(world.write(database, folder))
     settings = replace(settings, limits=RunLimits(windows_a_batch=2))
     ids = dict(zip(unsent, (row["id"] for row in world.outbox), strict=True))
     slow, lost = (row["id"] for row in world.archive[-2:])
@@ -518,14 +520,14 @@ def test_what_stands_in_the_outbox_is_told_in_whatever_hour_it_was_made(second_l
 @pytest.mark.spark
 def test_a_finding_stays_where_the_hours_of_its_key_are_judged_apart(second_look: SecondLook) -> None:
     twice, later = second_look.twice, second_look.later
-    found = ("business", twice, "paid orders are announced", "published_twice", "duplicate")
+    found = ("business", twice, "paid orders are announced", "duplicate", "published_twice")
 
     at_first, then = (
         {row for row in rows if row[1] in {twice, later}} for rows in (second_look.rows, second_look.rows_then)
     )
 
     assert at_first == {found}
-    assert then == {found, ("business", later, "paid orders are announced", "no_message", "lost")}
+    assert then == {found, ("business", later, "paid orders are announced", "lost", "no_message")}
 
 
 @pytest.mark.spark
@@ -678,12 +680,20 @@ def _kill_at(number: int) -> Any:
     return checkpoint
 
 
+def _kill_at_write(name: str) -> Any:
+    def checkpoint(write: str) -> None:
+        if write == name:
+            raise Killed
+
+    return checkpoint
+
+
 def _run(
-    settings: Settings, spark: SparkSession, *, now_ms: int = NOW_MS, pause: Any = no_wait, full: bool = False,
-    checkpoint: Callable[[str], None] = lambda _: None,
+    settings: Settings, spark: SparkSession, *, since_ms: int = SINCE_MS, now_ms: int = NOW_MS, pause: Any = no_wait,
+    full: bool = False, checkpoint: Callable[[str], None] = lambda _: None,
 ) -> Summary:  # fmt: skip
     return run_windows(
-        settings, since_ms=SINCE_MS, now_ms=now_ms, session=spark, pause=pause, full=full, checkpoint=checkpoint
+        settings, since_ms=since_ms, now_ms=now_ms, session=spark, pause=pause, full=full, checkpoint=checkpoint
     )
 
 
@@ -695,48 +705,9 @@ def _world(balanced: int) -> World:
     return world
 
 
-def _everything(*, timed: bool) -> World:
-    """Every fault, a message whose id has the time of a wrong clock, keys that two rules ask about, and rows that have
-    none.
-    """
-    world = _world(60)
-    plant_all(world)
-    for key, messages in BOTH_RULES.items():
-        world.orders.append({**world.orders[0], "id": int(key), "paid_at_us": (NOW_MS - 2 * HOUR_MS) * 1000})
-        for number in range(messages):
-            _done(world, f"of-{key}-{number}", key=key, age_ms=2 * HOUR_MS)
-    _without_keys(world)
-    if timed:
-        with_timed_ids(world)
-    world.sent(ASTRAY, key=str(world.order(age_ms=2 * HOUR_MS)), age_ms=2 * HOUR_MS)
-    return world
-
-
-def _without_keys(world: World) -> None:
-    """Four rows of the rule that finds no key, in three hours."""
-    for age_ms in (4 * HOUR_MS, 4 * HOUR_MS - MINUTE_MS, 3 * HOUR_MS, HOUR_MS):
-        world.order(age_ms=age_ms, status=KEYLESS)
-
-
-def _two_rules_more(settings: Settings) -> Settings:
-    """A second one on the keys of BOTH_RULES, and one that finds no key."""
-    announced = settings.rules[0]
-    again = [Condition(column="id", operator=Operator.IN, values=tuple(map(int, BOTH_RULES)))]
-    keyless = [Condition(column="status", values=(KEYLESS,))]
-    nameless = replace(announced, name="nameless", key_column="remind_at_us", topic="refund", where=keyless)
-    return replace(settings, rules=[*settings.rules, replace(announced, name="second", where=again), nameless])
-
-
 def _ids(world: World) -> list[str]:
     """Of every message, in the order in which they were planted."""
     return [*(row["id"] for row in (*world.outbox, *world.archive)), *(one.id for one in world.stored)]
-
-
-def _done(world: World, message: str, *, key: str, age_ms: int) -> None:
-    """A message that went all the way; its business row is another's matter."""
-    sequence = world.store(world.sent(message, key=key, age_ms=age_ms), key=key, age_ms=age_ms)
-    for group in (TICKETS, MAIL):
-        world.done(message, sequence, group, age_ms=age_ms)
 
 
 def _reminded(world: World, *, age_ms: int) -> int:
@@ -752,7 +723,7 @@ def _reminded(world: World, *, age_ms: int) -> int:
 
 def _without_key(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
     """The newest time and the count of each verdict on rows without a key."""
-    return sorted((row["at_ms"], row["rows"]) for row in rows if row["rule"] == "no_key")
+    return sorted((row["at_ms"], row["rows"]) for row in rows if row["business_rule"] == "nameless")
 
 
 def _judged(summary: Summary) -> int:
@@ -772,30 +743,40 @@ def _tables(settings: Settings, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _rows_of_windows(settings: Settings) -> set[tuple[Any, ...]]:
+def _rows_of_windows(settings: Settings) -> set[Verdict]:
     """Every verdict that is not plainly settled."""
     return _unsettled(_tables(settings, "verdicts"), _tables(settings, "business_verdicts"))
 
 
-def _rows_of_run(summary: Summary) -> set[tuple[Any, ...]]:
-    """The same of a whole run, of hours that are over."""
-    folder = Path(summary.folder)
-    closed = [row for row in pq.read_table(folder / "verdicts").to_pylist() if _hour(row) <= LATEST]
-    business = pq.read_table(folder / "business_verdicts").to_pylist()
-    return _unsettled(closed, [row for row in business if row["at_ms"] < LATEST + HOUR_MS])
+def _rows_of_run(summary: Summary, *, only_open: bool = False) -> set[Verdict]:
+    """The same of a whole run."""
+    rows, business = (
+        [row for row in pq.read_table(Path(summary.folder) / name).to_pylist() if not only_open or _hour(row) > LATEST]
+        for name in ("verdicts", "business_verdicts")
+    )
+    return _unsettled(rows, business)
 
 
-def _unsettled(rows: list[dict[str, Any]], business: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+def _rows_of_open_hours(summary: Summary) -> set[Verdict]:
+    """The verdicts of a whole run that a run by the hour gives later: their hour is not over."""
+    return _rows_of_run(summary, only_open=True)
+
+
+def _unsettled(rows: list[dict[str, Any]], business: list[dict[str, Any]]) -> set[Verdict]:
     found = {
-        (row["scope"], row["message_id"], row["consumer_group"], row["rule"], row["state"])
+        (row["scope"], row["message_id"], row["consumer_group"] or "", row["state"], row["rule"])
         for row in rows
         if row["rule"] not in PLAIN
     }
     return found | {
-        ("business", row["message_key"], row["business_rule"], row["rule"], row["state"])
+        ("business", row["message_key"], row["business_rule"], row["state"], row["rule"])
         for row in business
         if row["rule"] not in PLAIN
     }
+
+
+def _same(found: set[Verdict], expected: set[Verdict]) -> None:
+    assert (sorted(found - expected, key=str), sorted(expected - found, key=str)) == ([], [])
 
 
 def _books(summary: Summary) -> Counter[tuple[str, str, str, str]]:
@@ -812,11 +793,11 @@ def _books_of_tables(summary: Summary) -> Counter[tuple[str, str, str, str]]:
         if _hour(row) <= LATEST:
             found[row["scope"], row["topic"] or "", row["consumer_group"] or "", row["rule"]] += 1
     for row in pq.read_table(folder / "business_verdicts").to_pylist():
-        if row["at_ms"] < LATEST + HOUR_MS:
+        if EARLIEST_MS < row["at_ms"] < LATEST + HOUR_MS:
             found["business", row["topic"], row["business_rule"], row["rule"]] += row["rows"]
     return found
 
 
 def _hour(row: dict[str, Any]) -> int:
-    time_ms = row["published_ms"] or row["stored_ms"] or row["at_ms"]
+    time_ms = row.get("published_ms") or row.get("stored_ms") or row["at_ms"]
     return int(time_ms) // HOUR_MS * HOUR_MS
