@@ -16,8 +16,7 @@ from spark_reconcile.core.settings import (
 )
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
-from spark_reconcile.runs.full_run import run
-from spark_reconcile.runs.incremental_run import run_windows
+from spark_reconcile.runs.reconciliation import run, run_windows
 
 __all__ = [
     "BusinessRule",

@@ -46,7 +46,7 @@ from spark_reconcile.load.read_plan import SourcePlan
 from spark_reconcile.recheck.run_context import RereadSuspects, RunContext
 from spark_reconcile.recheck.suspect_rereading import Suspects, ids_frame, keys_frame
 from spark_reconcile.results.window_store import WindowStore
-from spark_reconcile.runs.window_evaluation import compare, judge_windows
+from spark_reconcile.runs.reconciliation import compare, judge_windows
 from spark_reconcile.sources.log_records import ACTION_SCHEMA
 from spark_reconcile.sources.parquet_archives import read_archive
 from spark_reconcile.sources.parquet_file_identity import Files, some_files

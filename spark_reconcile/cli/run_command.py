@@ -184,8 +184,8 @@ def explain(
 def _run(
     settings: Settings, *, master: str | None, now_ms: int, span: tuple[int, int] | None, full: bool, quiet: bool
 ) -> Summary:  # fmt: skip
-    from spark_reconcile.runs.full_run import run as reconcile_once
-    from spark_reconcile.runs.incremental_run import run_windows
+    from spark_reconcile.runs.reconciliation import run as reconcile_once
+    from spark_reconcile.runs.reconciliation import run_windows
 
     with _talk() as console, step_progress(console, monotonic=time.monotonic, quiet=quiet) as begin:
 

@@ -18,7 +18,7 @@ from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.load.evidence import SEGMENTS, read_log
 from spark_reconcile.load.spark_session import PINNED, pinned_session
 from spark_reconcile.results.output_folder import staging
-from spark_reconcile.runs.full_run import only_run
+from spark_reconcile.runs.reconciliation import only_run
 from spark_reconcile.sources.log_segments import survey
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World, archived, no_wait

@@ -548,7 +548,9 @@ def test_the_exit_statuses_of_the_command(
     spark: SparkSession, sqlite: Database, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("spark_reconcile.runs.full_run.run", partial(run, session=spark))  # Spark starts once for all
+    monkeypatch.setattr(
+        "spark_reconcile.runs.reconciliation.run", partial(run, session=spark)
+    )  # Spark starts once for all
     settings = world.write(sqlite, tmp_path)
     config = tmp_path / "reconcile.toml"
     config.write_text(SETTINGS.format(url=sqlite.url))

@@ -640,7 +640,7 @@ def test_there_is_always_an_hour_that_is_over(grace_ms: int) -> None:
 
 
 def test_an_output_folder_has_one_writer(sqlite: Database, tmp_path: Path) -> None:
-    from spark_reconcile.runs.full_run import only_run
+    from spark_reconcile.runs.reconciliation import only_run
 
     settings = _world(1).write(sqlite, tmp_path)
 
