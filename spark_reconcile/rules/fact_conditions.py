@@ -1,14 +1,13 @@
-"""Conditions over whole numbers, as data: evaluated here in Python, and written as SQL for Spark. No verdicts.
+"""Conditions over whole numbers, as data, written as SQL. No verdicts.
 
-Every fact is a number that is never null (0 or -1 for absent), so that two-valued logic holds in Python and in SQL.
+Every fact is a number that is never null (0 or -1 for absent), so that two-valued logic holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import eq, ge, gt
-from typing import Final, assert_never
+from typing import assert_never
 
 
 class _Comparable:
@@ -129,27 +128,6 @@ class AlwaysTrue(_Combinable):
 Term = Fact | Number | Sum
 Predicate = Compare | Conjunction | Disjunction | Negation | AlwaysTrue
 Operand = Term | int
-Facts = Mapping[str, int]
-
-
-def evaluator(predicate: Predicate) -> Callable[[Facts], bool]:
-    """Returns a function that evaluates the predicate on facts; the predicate is taken apart once, not at each call."""
-    match predicate:
-        case Compare(left, operator, right):
-            return _comparison(_reader(left), operator, _reader(right))
-        case Conjunction(left, right):
-            first, second = evaluator(left), evaluator(right)
-            return lambda facts: first(facts) and second(facts)
-        case Disjunction(left, right):
-            first, second = evaluator(left), evaluator(right)
-            return lambda facts: first(facts) or second(facts)
-        case Negation(inner):
-            opposite = evaluator(inner)
-            return lambda facts: not opposite(facts)
-        case AlwaysTrue():
-            return lambda _: True
-        case _:
-            assert_never(predicate)
 
 
 def sql(predicate: Predicate, bounds: Mapping[str, int]) -> str:
@@ -182,27 +160,6 @@ def facts_in(predicate: Predicate) -> set[str]:
             return set()
         case _:
             assert_never(predicate)
-
-
-_COMPARISONS: Final[Mapping[str, Callable[[int, int], bool]]] = {"=": eq, ">=": ge, ">": gt}
-
-
-def _comparison(left: Callable[[Facts], int], operator: str, right: Callable[[Facts], int]) -> Callable[[Facts], bool]:
-    compare = _COMPARISONS[operator]
-    return lambda facts: compare(left(facts), right(facts))
-
-
-def _reader(term: Term) -> Callable[[Facts], int]:
-    match term:
-        case Fact(name):
-            return lambda facts: facts[name]
-        case Number(value):
-            return lambda _: value
-        case Sum(left, right, sign):
-            first, second = _reader(left), _reader(right)
-            return lambda facts: first(facts) + sign * second(facts)
-        case _:
-            assert_never(term)
 
 
 def _sql_term(term: Term, bounds: Mapping[str, int]) -> str:

@@ -1,16 +1,16 @@
-"""Verdicts, and their evaluation by an ordered table of rules: in Python for one row, as a CASE for Spark.
+"""Verdicts, and their evaluation by an ordered table of rules, as a CASE in SQL.
 
 The rules are in message_rules, delivery_rules and business_row_rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from spark_reconcile.rules.fact_conditions import Facts, Predicate, evaluator, facts_in, sql
+from spark_reconcile.rules.fact_conditions import Predicate, facts_in, sql
 
 
 class Scope(StrEnum):
@@ -73,19 +73,6 @@ class VerdictRule:
 
 
 UNEXPLAINED: Final = "unexplained"
-
-
-def classifier(rules: Sequence[VerdictRule]) -> Callable[[Facts], str]:
-    """Returns a function that gives the name of the first rule that matches facts, in plain Python."""
-    conditions = [(evaluator(rule.when), rule.name) for rule in rules]
-
-    def classify(facts: Facts) -> str:
-        for matches, name in conditions:
-            if matches(facts):
-                return name
-        return UNEXPLAINED
-
-    return classify
 
 
 def case_sql(rules: Sequence[VerdictRule], bounds: Mapping[str, int]) -> str:
