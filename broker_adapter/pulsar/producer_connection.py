@@ -25,6 +25,7 @@ from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 PRODUCERS_MAX: Final = 1_000
 """How many topics keep their producer; the one that was idle longest makes room."""
 SUCCESS: Final = "Ok"
+_END_SECONDS_MAX: Final = 5
 
 
 class PulsarRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -74,8 +75,10 @@ class PulsarConnection:
         self._timeout_ms = settings.timeout_ms
         self._producers: OrderedDict[str, Any] = OrderedDict()
         self._client = pulsar_client(settings)
+        self._creating: list[threading.Thread] = []
+        """Threads that wait in the client for a producer; ended ones go when the next one begins."""
         # The client's threads call Python: it must end before the interpreter does, and is not to be freed while open.
-        self._shutdown = weakref.finalize(self, self._client.shutdown)
+        self._shutdown = weakref.finalize(self, _shut_down, self._client, self._creating)
 
     def store(self, records: Sequence[PulsarRecord], answers: dict[int, str | None], *, deadline_ms: int) -> None:
         """Send records in this order, and wait; fills in an answer for each, by its place: None where it is durable, or
@@ -159,7 +162,9 @@ class PulsarConnection:
             batching_enabled=False,
         )
         created: Future[Any] = Future()
-        threading.Thread(target=_complete, args=(created, create), name="outbox-pulsar", daemon=True).start()
+        thread = threading.Thread(target=_complete, args=(created, create), name="outbox-pulsar", daemon=True)
+        self._creating[:] = [*(creating for creating in self._creating if creating.is_alive()), thread]
+        thread.start()
         try:
             return created.result(left_ms / 1000)
         except TimeoutError as error:
@@ -177,6 +182,16 @@ class PulsarConnection:
         if treatment_of(result) not in ONE_MESSAGE:
             raise exception_for(result, what=self._what)
         return result
+
+
+def _shut_down(client: Any, creating: Sequence[threading.Thread]) -> None:
+    """End the client, and wait for what it lets go: a thread that came back from it into an interpreter that is ending
+    would abort the process.
+    """
+    client.shutdown()
+    for thread in tuple(creating):
+        if thread.ident is not None:
+            thread.join(_END_SECONDS_MAX)
 
 
 def _complete(created: Future[Any], create: Callable[[], Any]) -> None:
