@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from msgspec import Meta
 
 from outbox_core.common.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 
@@ -27,9 +24,10 @@ def hints_of(options: type) -> dict[str, Any]:
     return get_type_hints(options, include_extras=True)
 
 
-def refuse_below_least(options: DataclassInstance) -> None:
+def refuse_below_least(options: object) -> None:
     """Raise ConfigurationError for a number below its bound; None has none."""
-    for name, hint in hints_of(type(options)).items():
+    declared: type = type(options)
+    for name, hint in hints_of(declared).items():
         bound, value = bound_of(hint), getattr(options, name)
         if bound is not None and bound.ge is not None and value is not None and value < bound.ge:
             or_none = ", or none" if type(None) in get_args(hint) else ""
