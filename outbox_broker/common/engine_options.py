@@ -58,6 +58,7 @@ class EngineOptions:
     groups_per_topic_max: Positive = 1_000
     dedup_messages_max: Positive = 500_000
     cancel_tombstones_max: Positive = 100_000
+    # A batch has two syncs and some twenty system calls; after each, its thread waits for the interpreter again.
     fire_batch_max: Positive = 2_000
     schedule_memory_messages_max: Positive = 65_536
     schedule_memory_bytes_max: Positive = 32 * 1024 * 1024

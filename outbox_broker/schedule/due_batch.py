@@ -1,4 +1,4 @@
-"""A batch of due messages, as parallel lists, in order. No I/O."""
+"""A batch of due messages, as parallel lists, in order: no message is an object on its way to the log. No I/O."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class SortedRun(msgspec.Struct, array_like=True, eq=False):
     taken: int = 0
     gone: bytearray | None = None
     topic: str | None = None  # set if all of it is of one topic, which has very many messages
-    fired: bytearray | None = None
+    fired: bytearray | None = None  # bits, since due times cannot tell: the clock may have been set back
     lost: bytearray | None = None
     spare_position: int = 0
     spare_bytes: int = 0

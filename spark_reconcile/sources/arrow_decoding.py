@@ -2,7 +2,7 @@
 
 A record is ten consecutive fields, so a cursor for each record steps from field to field. Only the broker's encoding
 (see outbox_core.journal) is supported: any other record raises UnusualEncoding, and the caller decodes records one by
-one.
+one. Record by record, each was a Python object, a tuple and nine items of lists before it was a row.
 """
 
 from __future__ import annotations
