@@ -31,7 +31,7 @@ CALL_MESSAGES_MAX: Final = 100
 CALL_BYTES_MAX: Final = 256 * 1024
 """Larger publishes gain nothing by company, and go by themselves."""
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
-ON_THEIR_WAY_MAX: Final = 2
+ON_THEIR_WAY_MAX: Final = 2  # three were no better
 
 Send = Callable[[Sequence[Message], Guard], Sequence[PublishResult]]
 """Publishes by one request, which is refused as a whole. Calls the guard right before it, and raises its error."""

@@ -1,4 +1,7 @@
-"""Serves pulls that need not wait: of few, recently written messages. Selection and delivery are the puller's."""
+"""Serves pulls that need not wait: of few, recently written messages. Selection and delivery are the puller's.
+
+A thread for each pull took as long again: from a publish to the answer of a waiting pull 0.4 ms instead of 0.24.
+"""
 
 from __future__ import annotations
 

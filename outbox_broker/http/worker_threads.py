@@ -1,4 +1,7 @@
-"""Worker threads for blocking work, so that the event loop never waits for a disk or a lock."""
+"""Worker threads for blocking work, so that the event loop never waits for a disk or a lock.
+
+Not even for the sync of a request that is alone: a disk that stalls would stall probes, refusals and pulls as well.
+"""
 
 from __future__ import annotations
 
