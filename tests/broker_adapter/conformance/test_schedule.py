@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from outbox_core import Broker, GroupConfig, Message
+from outbox_core import Broker, Message
 from outbox_core.messages.ids import new_message_id
+from tests.broker_adapter.conformance.scheduled_order import in_order, scheduled
 
 WAIT_MS = 60_000
 HOUR_MS = 3_600_000
@@ -111,60 +112,19 @@ def test_a_message_that_was_canceled_before_it_came_is_not_delivered(broker: Bro
     assert broker.pull(place, "g", wait_ms=100) == []
 
 
-def test_messages_with_one_due_time_come_in_the_order_in_which_they_were_published(broker: Broker, topic: str) -> None:
-    for place, due_ms in places(topic):
-        names = iter(range(1_000))
-        sent: list[str] = []
-        for count in (5, 1, 3, 1, 2, 300):
-            batch = [
-                Message(id=f"{999 - next(names):03}", topic=place, body=b"x", key="k", deliver_at_ms=due_ms)
-                for _ in range(count)
-            ]
-            broker.publish(batch)
-            sent += [message.id for message in batch]
-        if now_ms() < due_ms:
-            break
-
-    pulled: list[str] = []
-    while len(pulled) < len(sent):
-        deliveries = broker.pull(place, "g", max_messages=70, wait_ms=WAIT_MS)
-        broker.ack([delivery.receipt for delivery in deliveries])
-        pulled += [delivery.id for delivery in deliveries]
-    assert pulled == sent
-
-
-def test_what_is_published_for_now_comes_behind_what_was_due_before_and_nobody_pulled(
-    broker: Broker, topic: str
-) -> None:
-    broker.admin.declare_group(topic, "g", GroupConfig())
-    due_ms = now_ms() + 200
-    first = [publish(broker, topic, deliver_at_ms=due_ms + number) for number in range(3)]
-    while now_ms() < due_ms + 50:  # the wall clock, with which the broker compares: there is no event to wait for
-        time.sleep(0.005)
-    then = [publish(broker, topic, deliver_at_ms=due_ms + 10), new_message_id()]
-    broker.publish([Message(id=then[1], topic=topic, body=b"now")])
-
-    pulled: list[str] = []
-    while len(pulled) < 5:
-        pulled += [delivery.id for delivery in broker.pull(topic, "g", wait_ms=WAIT_MS)]
-
-    assert pulled == [*first, *then]
-
-
-def test_mixed_due_times_come_by_due_time_then_in_the_order_in_which_they_were_published(
+def test_scheduled_messages_come_by_due_time_then_in_the_order_in_which_they_were_published(
     broker: Broker, topic: str
 ) -> None:
     for place, base_ms in places(topic):
-        sent: list[tuple[int, int, str]] = []
-        for number in range(400):
-            due_ms = base_ms + number * 7 % 5
-            sent.append((due_ms, number, publish(broker, place, deliver_at_ms=due_ms)))
+        batches = scheduled(place, base_ms=base_ms)
+        for batch in batches:
+            broker.publish(batch)
         if now_ms() < base_ms:
             break
 
     pulled: list[str] = []
-    while len(pulled) < len(sent):
+    while len(pulled) < len(in_order(batches)):
         deliveries = broker.pull(place, "g", max_messages=70, wait_ms=WAIT_MS)
         broker.ack([delivery.receipt for delivery in deliveries])
         pulled += [delivery.id for delivery in deliveries]
-    assert pulled == [message_id for *_, message_id in sorted(sent)]
+    assert pulled == in_order(batches)

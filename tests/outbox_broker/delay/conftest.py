@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outbox_broker.log.storage import Storage
+from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit
+from outbox_broker.delay_service.cluster_shard import PermittedTarget
+from outbox_broker.delay_service.delay_proxy import CLAIM_AHEAD_MS, DelayProxy
+from outbox_broker.log.storage import DiskStorage, Storage
+from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMessage
 from outbox_broker.schedule.schedule_log import ScheduleLog
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import id_hashes
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_core.common.clock import ManualClock
+from outbox_core.messages.publish_guard import PublishTarget
 
 NOW_MS = 1_800_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
@@ -63,6 +70,31 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     one = Opened(tmp_path / "delay")
     yield one
     one.drop()
+
+
+@pytest.fixture(params=["process", "shard"])
+def front_of(
+    request: pytest.FixtureRequest, opened: Opened, clock: ManualClock
+) -> Iterator[Callable[[PublishTarget], DelayProxy]]:
+    """Open the delay service of a process, or of a cluster's shard, in front of a target; again after a close, or after
+    a kill, which it is if the one before was not closed.
+    """
+    fronts: list[DelayProxy] = []
+    lease = OwnershipLease(session_timeout_ms=6_000, clock_ms=lambda: 0)
+    lease.extend(0)
+    is_shard = request.param == "shard"
+
+    def made(target: PublishTarget) -> DelayProxy:
+        syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
+        permitted = PermittedTarget(target, ShardPermit("s-0", lease, epoch=1)) if is_shard else target
+        schedule = opened.open(storage=syncs)
+        claim_ahead_ms = CLAIM_AHEAD_MS if is_shard else 0
+        fronts.append(DelayProxy(schedule, permitted, clock=clock, syncs=syncs, claim_ahead_ms=claim_ahead_ms))
+        return fronts[-1]
+
+    yield made
+    if fronts:
+        fronts[-1].close()
 
 
 def put(schedule: DelayStore, now_ms: int, *messages: TimedMessage) -> None:

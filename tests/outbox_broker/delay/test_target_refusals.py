@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit
-from outbox_broker.delay_service.cluster_shard import PermittedTarget
-from outbox_broker.delay_service.delay_proxy import CLAIM_AHEAD_MS, DelayProxy
+from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.delay_service.target_publisher import PARKED_AGAIN_MS
 from outbox_broker.http.broker_metrics import BrokerMetrics
-from outbox_broker.log.storage import DiskStorage
-from outbox_broker.log.sync_times import TimedStorage
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
 from outbox_core.messages.message import PublishResult, PublishStatus
+from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.protocol.wire import RefusedMessage
-from tests.outbox_broker.delay.conftest import NOW_MS, Opened
+from tests.outbox_broker.delay.conftest import NOW_MS
 
 
 class Queue:
@@ -64,27 +60,10 @@ def queue(clock: ManualClock) -> Queue:
     return Queue(clock)
 
 
-@pytest.fixture(params=["process", "shard"])
-def opened_front(
-    request: pytest.FixtureRequest, opened: Opened, queue: Queue, clock: ManualClock
-) -> Iterator[Callable[[], DelayProxy]]:
-    """Open the delay service of a process, or of a cluster's shard, again after a close."""
-    fronts: list[DelayProxy] = []
-    lease = OwnershipLease(session_timeout_ms=6_000, clock_ms=lambda: 0)
-    lease.extend(0)
-    is_shard = request.param == "shard"
-    target = PermittedTarget(queue, ShardPermit("s-0", lease, epoch=1)) if is_shard else queue
-
-    def made() -> DelayProxy:
-        syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
-        ahead_ms = CLAIM_AHEAD_MS if is_shard else 0
-        schedule = opened.open(storage=syncs)
-        fronts.append(DelayProxy(schedule, target, clock=clock, syncs=syncs, claim_ahead_ms=ahead_ms))
-        return fronts[-1]
-
-    yield made
-    for front in fronts:
-        front.close()
+@pytest.fixture
+def opened_front(front_of: Callable[[PublishTarget], DelayProxy], queue: Queue) -> Callable[[], DelayProxy]:
+    """Open the delay service, again after a close."""
+    return lambda: front_of(queue)
 
 
 @pytest.fixture

@@ -456,6 +456,22 @@ def test_one_message_of_each_of_many_slots_is_not_alone_and_the_one_that_ends_it
     assert set(attempts.values()) == {1}, "an innocent was charged"
 
 
+def test_what_is_published_for_now_comes_behind_what_was_due_before_and_nobody_pulled(
+    shared: RedisServer, open_broker: Open, topic: str
+) -> None:
+    broker = open_broker(url_of(shared))
+    broker.admin.declare_group(topic, "g", GroupConfig())
+    due_ms = time.time_ns() // 1_000_000 + 200
+    dues = [due_ms, due_ms + 1, due_ms + 2, due_ms + 10, None]
+    ids = [new_message_id() for _ in dues]
+    batch = [Message(id=one, topic=topic, body=b"x", deliver_at_ms=due) for one, due in zip(ids, dues, strict=True)]
+    broker.publish(batch[:3])
+    assert wait_until(lambda: time.time_ns() // 1_000_000 > due_ms + 50)
+    broker.publish(batch[3:])
+
+    assert [delivery.id for delivery in broker.pull(topic, "g", wait_ms=WAIT_MS)] == ids
+
+
 def test_a_repeat_is_known_for_the_window_after_the_acknowledgement_however_long_the_message_waited(
     shared: RedisServer,
 ) -> None:

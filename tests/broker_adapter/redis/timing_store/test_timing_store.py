@@ -152,6 +152,18 @@ def test_a_time_that_is_set_while_the_row_is_taken_survives_the_settlement(store
     assert rows_of(take(store)) == [row]
 
 
+def test_rows_that_are_due_together_are_taken_in_no_order_of_their_publishes(store: TimingStore) -> None:
+    """The documented limit: of rows with a timing store no order is promised."""
+    published = [TimedRow("message", f"m{number}") for number in range(100, 0, -1)]
+    at_ms = now_ms()
+    store.add([Timer(row, at_ms) for row in published])
+
+    taken = [row for one in take(store) for row in one.rows]
+
+    assert sorted(taken) == sorted(published)
+    assert taken != published
+
+
 def test_a_full_slot_starves_no_other(store: TimingStore) -> None:
     names = [one for one in rows(400) if slot_of(one.id, SLOTS) == 0]
     [other] = [one for one in rows(400) if slot_of(one.id, SLOTS) == 1][:1]
