@@ -49,11 +49,13 @@ def reach_of(settings: Settings, *, now_ms: int) -> Reach:
     Raises NotComparable if a replica's lag is not known, DatabaseUnavailable and ConfigurationError.
     """
     behind: dict[str, int] = {}
+    # Rules leave the grace time before an end; a source's own clock may be further off.
+    apart_ms = max(0, settings.grace.clock_skew_ms - settings.grace.ms)
 
     def until(told: CompletenessBound, urls: Iterable[str]) -> int:
         known = told if told.told else settings.until
         if known.told:
-            return known.at(now_ms)
+            return known.at(now_ms) - apart_ms
         return min(now_ms - _behind_ms(url, behind) for url in urls)
 
     business: dict[str, int] = {}
