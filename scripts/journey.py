@@ -38,6 +38,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("outbox", "outbox_core", "broker_adapter", "outbox_broker")
 DEADLINE_SECONDS: Final = 60.0
 TOPIC: Final = "journey.begun"
+BY_THE_CLOCK: Final = {"broker-timer", "broker-keeper"}
+"""Threads that look for what is due or outdated now and then: on no message's way."""
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Tracer:
 
     def _called(self, frame: FrameType, event: str, _arg: object) -> None:
         journey = self.journey
-        if journey is None or event != "call":
+        if journey is None or event != "call" or threading.current_thread().name in BY_THE_CLOCK:
             return
         module = self._module(frame.f_code)
         if module is not None:
