@@ -378,7 +378,12 @@ def _replace_if_ended(dialect: Dialect, connection: Any, record: Any, _fairy: ob
     if record.info.pop(_IS_NEW, False):
         return
     try:
-        dialect.do_ping(connection)
+        if dialect.is_async:
+            # SQLAlchemy 2.0.43 calls ping() of asyncmy and aiomysql as PyMySQL's is called: 1.2's needs no argument,
+            # theirs does, and each checkout failed with a TypeError.
+            connection.ping(reconnect=False)
+        else:
+            dialect.do_ping(connection)
     except dialect.loaded_dbapi.Error as error:
         raise DisconnectionError("the server has ended this connection") from error  # the pool opens another one
 

@@ -10,9 +10,10 @@ from compensator.entry.single_pass import run_single_pass
 from compensator.work.source import Source
 from compensator.work.source_turn import TurnOptions, Turns
 from outbox_core.common.clock import ManualClock
-from outbox_core.common.errors import OutboxError, SchemaMissing
+from outbox_core.common.errors import DatabaseUnavailable, OutboxError, SchemaMissing
 from outbox_core.messages.message import Message
 from tests.compensator.serving import add_due
+from tests.outbox.deadlock import short_lock_waits
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
@@ -54,6 +55,26 @@ def test_a_turn_settles_first_what_the_turn_before_could_not(shop: Shop, sources
     assert shop.rows() == []
     assert [len(batch) for batch in broker.batches] == [3]
     assert shop.archived() == 3
+
+
+def test_a_turn_settles_what_the_turn_before_waited_for_in_vain(
+    mysql_shop: Shop, sources: Sources, clock: ManualClock
+) -> None:
+    """Rows that an operator's transaction holds (1205)."""
+    holder = mysql_shop.closing.enter_context(mysql_shop.other_engine(isolation_level="READ COMMITTED").connect())
+    message = f"{mysql_shop.database.schema}.message"
+    broker = RecordingBroker(lambda _: holder.exec_driver_sql(f"UPDATE {message} SET last_error = 'held'") and None)
+    add_due(mysql_shop, 3)
+    turns = Turns(sources(mysql_shop, broker), options=TurnOptions(), clock=clock)
+
+    with short_lock_waits(), pytest.raises(DatabaseUnavailable, match="1205"):
+        turns.take(going_on=lambda: True)
+    holder.rollback()
+    report = turns.take(going_on=lambda: True).report
+
+    assert (report.accepted, report.stale) == (3, 0)
+    assert mysql_shop.rows() == []
+    assert [len(batch) for batch in broker.batches] == [3]
 
 
 def test_what_could_not_be_settled_while_the_lease_lasted_is_sent_again(

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Connection, Engine, select, update
+from sqlalchemy import Connection, Engine, event, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -45,6 +45,20 @@ def rival(engine: Engine, *, first: int, then: int) -> Iterator[threading.Event]
     finally:
         asks.set()
         thread.join(WAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def short_lock_waits() -> Iterator[None]:
+    """In the block every transaction, background work's too, waits for a lock for a second at most."""
+
+    def shorten(connection: Connection) -> None:
+        connection.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
+
+    event.listen(Engine, "begin", shorten)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "begin", shorten)
 
 
 def lock(connection: Connection, number: int) -> None:

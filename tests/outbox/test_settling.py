@@ -14,7 +14,7 @@ from typing import Any
 
 import pymysql
 import pytest
-from sqlalchemy import Connection, Engine, event, insert
+from sqlalchemy import Connection, Engine, create_engine, event, insert
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -22,11 +22,15 @@ from sqlalchemy.orm import Session
 from outbox import Outbox
 from outbox.store.database import background_engine
 from outbox_core.runtime.logs import event_name
+from tests.fixtures.local_server import LocalServer
+from tests.outbox.deadlock import short_lock_waits
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
+from tests.traps.switchable_shop import USER, switchable_shop
 
 WAIT_SECONDS = 120
-DRIVERS = ["aiomysql"]  # asyncmy once settled nothing for two minutes on SQLAlchemy 2.0.43, which is not understood
+DRIVERS = ["aiomysql", "asyncmy"]
+"""On engines that do not ping: SQLAlchemy 2.0.43 cannot ping them beside PyMySQL 1.2, and the outbox must."""
 TOPICS = [pytest.param({"payments"}, id="ordered"), pytest.param(set[str](), id="unordered")]
 
 
@@ -38,9 +42,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def pay(shop: Shop, box: Outbox, number: int) -> None:
+def pay(shop: Shop, box: Outbox, number: int, *, engine: Engine | None = None) -> None:
     """One committed payment and its message."""
-    with Session(shop.engine) as session, session.begin():
+    with Session(engine or shop.engine) as session, session.begin():
         session.add(Payment(id=number))
         box.publish("payments", str(number), key="k", session=session)
 
@@ -112,7 +116,7 @@ def test_an_async_sender_whose_idle_connections_the_server_has_ended_sends_each_
     url = make_url(mysql_shop.database.url).set(drivername=f"mysql+{driver}")
 
     async def job() -> None:
-        engine = create_async_engine(url, pool_pre_ping=True)
+        engine = create_async_engine(url)
         box = mysql_shop.box(broker, engine=engine, ordered=ordered)
         for number in range(3):
             async with AsyncSession(engine) as session, session.begin():
@@ -194,6 +198,47 @@ def test_a_settlement_that_the_database_refused_is_repeated_beside_new_sends(
     assert refused == 2
     assert [len(batch) for batch in broker.batches] == [1, 1]
     assert shop.archived() == 2
+
+
+def test_a_settlement_that_waited_too_long_for_a_lock_is_repeated(
+    mysql_shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of an operator's transaction that holds the rows (1205)."""
+    holder = mysql_shop.closing.enter_context(mysql_shop.other_engine(isolation_level="READ COMMITTED").connect())
+
+    def hold_the_row(_batch: object) -> None:
+        holder.exec_driver_sql(f"UPDATE {mysql_shop.database.schema}.message SET last_error = 'held'")
+
+    broker = RecordingBroker(hold_the_row)
+    box = mysql_shop.box(broker)
+    with short_lock_waits():
+        pay(mysql_shop, box, 1)
+        wait_until(lambda: is_logged(caplog, "send_not_settled"))
+    holder.rollback()
+    wait_until(lambda: mysql_shop.rows() == [])
+
+    assert "1205" in caplog.text
+    assert [len(batch) for batch in broker.batches] == [1]
+    assert mysql_shop.archived() == 1
+
+
+def test_a_settlement_on_a_server_that_became_read_only_is_repeated(
+    mysql_like_of_module: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a primary is for a while that is switched over (1290, 1836)."""
+    with switchable_shop(mysql_like_of_module) as shop:
+        engine = create_engine(make_url(shop.database.url).set(username=USER))
+        shop.closing.callback(engine.dispose)
+        broker = RecordingBroker(lambda _: mysql_like_of_module.execute("SET GLOBAL read_only = 1") and None)
+        box = shop.box(broker, engine=engine)
+        pay(shop, box, 1, engine=engine)
+        wait_until(lambda: is_logged(caplog, "send_not_settled"))
+        mysql_like_of_module.execute("SET GLOBAL read_only = 0")
+        wait_until(lambda: shop.rows() == [])
+
+        assert "read-only" in caplog.text
+        assert [len(batch) for batch in broker.batches] == [1]
+        assert shop.archived() == 1
 
 
 def test_closing_repeats_a_settlement_that_the_database_refused(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
