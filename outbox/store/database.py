@@ -8,6 +8,7 @@ and step.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -190,8 +191,9 @@ def prepare_sqlite(engine: Engine) -> None:
 
     The driver's legacy mode begins a transaction late and commits it when the first savepoint is released, which would
     commit half a business transaction. With WRITE_LOCK_FIRST the write lock is acquired first; other transactions
-    begin as is SQLite's default, so that read-only ones do not wait. Idempotent. Raises ConfigurationError for a
-    database in memory.
+    begin as is SQLite's default, so that read-only ones do not wait. An engine may begin its transactions in a listener
+    of its own, as SQLAlchemy's manual shows, and may set the driver's `autocommit`. Idempotent. Raises
+    ConfigurationError for a database in memory.
     """
     if isinstance(engine.pool, StaticPool | SingletonThreadPool):
         raise ConfigurationError(
@@ -200,6 +202,9 @@ def prepare_sqlite(engine: Engine) -> None:
     if not event.contains(engine, "begin", _begin):
         event.listen(engine, "connect", _set_sqlite_pragmas)
         event.listen(engine, "begin", _begin)
+        event.listen(engine, "handle_error", _refuse_second_begin)
+        if engine.dialect.is_async:
+            event.listen(engine, "do_connect", _leave_out_autocommit)
 
 
 @contextmanager
@@ -419,6 +424,7 @@ async def _speak_utf8mb4(driver_connection: Any) -> None:
 
 
 def _set_sqlite_pragmas(connection: Any, _record: object) -> None:
+    _switch_off_autocommit(connection)
     connection.isolation_level = None
     cursor = connection.cursor()
     try:
@@ -429,9 +435,36 @@ def _set_sqlite_pragmas(connection: Any, _record: object) -> None:
         cursor.close()
 
 
+def _switch_off_autocommit(driver_connection: Any) -> None:
+    # Since Python 3.12: with True COMMIT and ROLLBACK do nothing, with False a transaction is always open already.
+    legacy = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", None)
+    if legacy is not None and getattr(driver_connection, "autocommit", legacy) != legacy:
+        driver_connection.autocommit = True  # it ends the transaction in which nothing has happened yet
+        driver_connection.autocommit = legacy
+
+
+def _leave_out_autocommit(_dialect: Dialect, _record: object, _arguments: object, options: dict[str, Any]) -> None:
+    options.pop("autocommit", None)  # aiosqlite has no attribute for it
+
+
 def _begin(connection: Connection) -> None:
     first = connection.get_execution_options().get(WRITE_LOCK_FIRST, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if first else "BEGIN")
+    driver_connection: Any = connection.connection.driver_connection
+    _switch_off_autocommit(driver_connection)  # of a connection from before prepare_sqlite
+    if not driver_connection.in_transaction:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if first else "BEGIN")
+    elif first:  # a listener of the engine's own has begun it
+        take_write_lock(connection)
+
+
+def _refuse_second_begin(context: ExceptionContext) -> None:
+    connection = context.connection
+    is_beginning = connection is not None and not connection.in_transaction()
+    if is_beginning and "within a transaction" in str(context.original_exception):
+        raise ConfigurationError(
+            "this engine has a listener that begins its transactions, and the outbox's had begun this one: add it "
+            "before the Outbox, Inbox or consumer is made on the engine, which then leaves the BEGIN to it"
+        ) from context.original_exception
 
 
 def take_write_lock(connection: Connection) -> None:

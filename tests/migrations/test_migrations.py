@@ -14,7 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, event, inspect, text
 from sqlalchemy.engine import make_url
 
 from outbox.migrate import schema_upgrade
@@ -255,3 +255,46 @@ def test_a_missing_url_is_a_usage_error() -> None:
     assert done.returncode == 2
     assert "--url" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_upgrade_reports_the_error_that_happened_at_once(mysql_like: Database) -> None:
+    """A view in the way of an index: no lock, and no other upgrade's work, so nothing to try again."""
+    schema_upgrade.upgrade(mysql_like.url, schema=mysql_like.schema)
+    with opened(mysql_like) as engine, engine.begin() as connection:
+        for statement in (
+            "RENAME TABLE {s}.archive TO {s}.other",
+            "CREATE VIEW {s}.archive AS SELECT * FROM {s}.other",
+            "DROP TABLE {s}.outbox_alembic_version",
+        ):
+            connection.execute(text(statement.replace("{s}", str(mysql_like.schema))))
+
+        with pytest.raises(DatabaseUnavailable, match=r"archive' is not (of type 'BASE|BASE) TABLE") as raised:
+            schema_upgrade.upgrade(mysql_like.url, schema=mysql_like.schema)
+
+    assert "open transaction" not in str(raised.value)
+    assert "another upgrade" not in str(raised.value)
+
+
+def test_an_upgrade_whose_connection_is_killed_reports_that(mysql_like: Database) -> None:
+    with opened(mysql_like) as engine, opened(mysql_like) as other:
+
+        @event.listens_for(engine, "before_cursor_execute")
+        def kill(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+            if statement.lstrip().startswith("CREATE INDEX"):
+                number = connection.connection.driver_connection.thread_id()  # type: ignore[union-attr]
+                with other.connect() as killer:
+                    killer.exec_driver_sql(f"KILL {number}")
+
+        with pytest.raises(DatabaseUnavailable, match="cannot reach the database") as raised:
+            schema_upgrade.upgrade(engine, schema=mysql_like.schema)
+
+    assert "open transaction" not in str(raised.value)
+
+
+def test_an_upgrade_of_a_locked_sqlite_file_reports_that(sqlite: Database) -> None:
+    with opened(sqlite) as engine, opened(sqlite) as holder:
+        event.listen(engine, "connect", lambda connection, _record: connection.execute("PRAGMA busy_timeout = 0"))
+        with holder.connect() as other:
+            other.exec_driver_sql("CREATE TABLE payment (id INT)")
+            with pytest.raises(DatabaseUnavailable, match="database is locked"):
+                schema_upgrade.upgrade(engine)
