@@ -2,13 +2,14 @@
 
 One program: messages of one topic for one to three groups with handlers of every shape (plain, async, with an inbox
 and without, ordered or not), which fail in every way that a handler can; runners that are stopped and started in the
-middle, groups that are paused and resumed, acknowledgements that the broker does not get or whose answers are lost.
-Then all is let run to its end. Not in it: kills of processes, broker and database (test_killed.py and
-test_many_processes.py have them), redrive, seek, filters, deadlocks.
+middle, groups with filters, groups that are paused for a while, redriven and moved back to their beginning,
+acknowledgements that the broker does not get or whose answers are lost. Then all is let run to its end. Not in it:
+kills of processes, broker and database (test_killed.py and test_many_processes.py have them), deadlocks.
 
 The oracle: with an inbox a message's effect is there once, or it is a dead letter whose reason names what the handler
 did; without one it was handled at least once, or is a dead letter; a chained message is there if and only if its
-handler's transaction committed; nothing is in flight or waiting; each stop() returned in time and left no thread.
+handler's transaction committed; what a filter leaves out reached no handler; nothing is in flight or waiting; each
+stop() returned in time and left no thread.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Program:
     faults: dict[tuple[str, str], tuple[Fault, int]]
     ordered: dict[str, bool]
     workers: dict[str, int]
+    filters: dict[str, str | None]
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     returned: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -93,6 +95,7 @@ def program(seed: int) -> Program:
         is_async={group: random.random() < 0.4 for group in groups},
         ordered={group: random.random() < 0.3 for group in groups},
         workers={group: random.randint(1, 3) for group in groups},
+        filters={group: "kind = 'even'" if random.random() < 0.3 else None for group in groups},
     )  # fmt: skip
 
 
@@ -126,7 +129,8 @@ class World:
                 inbox = self.url.replace("sqlite:", "sqlite+aiosqlite:") if is_async else self.url
             decorate = consumer(
                 "orders", group=group, inbox=inbox, ordered=self.plan.ordered[group], max_attempts=ATTEMPTS_MAX,
-                workers=self.plan.workers[group], prefetch=5, backoff=Backoff(initial_ms=1, max_ms=5),
+                workers=self.plan.workers[group], filter=self.plan.filters[group], prefetch=5,
+                backoff=Backoff(initial_ms=1, max_ms=5),
             )  # fmt: skip
             made.append(decorate(self.handler(group, has_inbox=has_inbox, is_async=is_async)))
         return made
@@ -202,8 +206,12 @@ def run(seed: int, folder: Path) -> None:
 def _run(world: World, random: Random) -> None:
     broker = world.broker
     broker.publish(
-        [Message(id=f"m-{number}", topic="orders", body=b"", key=str(number % 3)) for number in range(MESSAGES)]
+        [
+            Message(id=f"m-{number}", topic="orders", body=b"", key=str(number % 3), headers={"kind": kind_of(number)})
+            for number in range(MESSAGES)
+        ]
     )
+    paused: str | None = None
     for _ in range(random.randint(1, 3)):
         if random.random() < 0.5:
             broker.ack_fails = [BrokerUnavailable("lost")] * random.randint(1, 3)
@@ -213,10 +221,11 @@ def _run(world: World, random: Random) -> None:
         seen, wanted = broker.acked, random.randint(0, 6)
         broker.wait_at_most(1, lambda seen=seen, wanted=wanted: broker.acked - seen >= wanted)  # type: ignore[misc]
         assert runner.stop(timeout_seconds=WAIT_SECONDS), "stop() did not end in time"
-        if random.random() < 0.3:
-            group = random.choice(list(world.plan.has_inbox))
-            broker.admin.pause("orders", group, paused=True)
-            broker.admin.pause("orders", group, paused=False)
+        if paused is not None:
+            broker.admin.pause("orders", paused, paused=False)
+        paused = _administrate(world, random)
+    if paused is not None:
+        broker.admin.pause("orders", paused, paused=False)
     before = set(threading.enumerate())
     broker.ack_fails = []
     runner = ConsumerRunner(world.consumers(), broker=broker)
@@ -225,6 +234,27 @@ def _run(world: World, random: Random) -> None:
     assert runner.stop(timeout_seconds=WAIT_SECONDS), "stop() did not end in time"
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("consumer")]
     assert left == [], f"stop() left threads: {left}"
+
+
+def _administrate(world: World, random: Random) -> str | None:
+    """What an operator does to a group between two runners; returns a group that was paused."""
+    admin, group = world.broker.admin, random.choice(list(world.plan.has_inbox))
+    match random.choice(["pause", "redrive", "seek", "nothing"]):
+        case "pause":
+            admin.pause("orders", group, paused=True)
+            return group
+        case "redrive":
+            admin.redrive("orders", group)
+        case "seek":
+            admin.seek("orders", group, to_offset=0)
+        case _:
+            pass
+    return None
+
+
+def kind_of(number: int) -> str:
+    """What filters look at."""
+    return "odd" if number % 2 else "even"
 
 
 def _is_settled(world: World, group: str) -> bool:
@@ -241,7 +271,11 @@ def _check(world: World) -> None:
     for group, has_inbox in world.plan.has_inbox.items():
         dead = {letter.id: letter.reason for letter in world.broker.admin.dead("orders", group, limit=1000)[0]}
         for number in range(MESSAGES):
-            _check_message(world, group, f"m-{number}", dead=dead, has_inbox=has_inbox, effects=effects)
+            name = f"m-{number}"
+            if world.plan.filters[group] and kind_of(number) == "odd":
+                assert (world.plan.calls[group, name], name in dead) == (0, False), f"{group} {name} was filtered out"
+            else:
+                _check_message(world, group, name, dead=dead, has_inbox=has_inbox, effects=effects)
     assert chained == {f"{group}-{name}" for group, name in effects}, "a chained message parted from its effect"
 
 
