@@ -170,9 +170,14 @@ def _of(leg: str, name: str) -> Column:
     return expr(f"sum(if(leg = '{leg}', {name}, 0L))").alias(plain)
 
 
-def sums(value: str, low: str, high: str, *, sign: str = "") -> dict[str, str]:
+def sums(value: str, low: str, high: str) -> dict[str, str]:
     """Aggregates, by name, that sum a 64-bit hash in halves: neither sum can overflow."""
-    return {low: f"sum({sign}({value} & {_LOW}L))", high: f"sum({sign}shiftright({value}, {_LOW_BITS}))"}
+    return {name: f"sum({half})" for name, half in halved(value, low, high).items()}
+
+
+def halved(value: str, low: str, high: str) -> dict[str, str]:
+    """The halves of a 64-bit hash, by name."""
+    return {low: f"({value} & {_LOW}L)", high: f"shiftright({value}, {_LOW_BITS})"}
 
 
 def _named(*names: str) -> str:

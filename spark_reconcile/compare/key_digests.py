@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.compare.id_digests import sums
+from spark_reconcile.compare.id_digests import halved, sums
 from spark_reconcile.core.dataframes import grouped, listed, union
 from spark_reconcile.core.time_buckets import KEYED, NO_PERIOD, PART, PERIOD_MS, hour, period
 from spark_reconcile.sources.sql_statements import Leg
@@ -71,23 +71,26 @@ SUMS_SCHEMA: Final = "piece bigint, leg string, number bigint, period bigint, pa
 
 def digest(frame: DataFrame, leg: str, *, piece: str = "0L") -> DataFrame:
     """Returns sums of one leg by piece, hash of its topic, period, part and note, as SUMS_SCHEMA; lazy."""
-    chosen = DIGESTS[leg]
-    values = {
-        "h": chosen.whole, "k": chosen.key, "odd": chosen.odd, "resent": chosen.resent, "repeated": chosen.repeated,
-    }  # fmt: skip
-    known = [name for name, value in values.items() if value is not None]
-    rows = frame.selectExpr(
-        f"{piece} as piece", *PARTED, f"{chosen.note} as note", *(f"{values[name]} as {name}" for name in known)
-    )
-    summed = {"n": "count(*)", **{name: f"sum({name})" for name in known if name not in {"h", "k"}}}
-    if chosen.whole:
+    values = _values(DIGESTS[leg])
+    rows = frame.selectExpr(f"{piece} as piece", *PARTED, *(f"{value} as {name}" for name, value in values.items()))
+    summed = {"n": "count(*)", **{name: f"sum({name})" for name in values if name not in {"h", "k", "note"}}}
+    if "h" in values:
         summed |= sums("h", "low", "high")
-    if chosen.key:
+    if "k" in values:
         summed |= sums("k", "key_low", "key_high")
     return grouped(rows, "piece", *_PLACED[1:], **summed).selectExpr(
         "piece", f"'{leg}' as leg", "number", "period", "cast(part as bigint) as part", "note",
         *(name if name in summed else f"0L as {name}" for name in _SUMMED),
     )  # fmt: skip
+
+
+def _values(chosen: Digest) -> dict[str, str]:
+    """Returns the expressions of a leg that are not 0, by column."""
+    values = {
+        "note": chosen.note, "h": chosen.whole, "k": chosen.key, "odd": chosen.odd, "resent": chosen.resent,
+        "repeated": chosen.repeated,
+    }  # fmt: skip
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def parts(session: SparkSession, found: Sequence[DataFrame], *, topics: Sequence[str]) -> DataFrame:
@@ -104,34 +107,49 @@ def parts(session: SparkSession, found: Sequence[DataFrame], *, topics: Sequence
     return whole.join(numbered, "number", "left")
 
 
+def _is_clean(covered: Sequence[str]) -> str:
+    """SQL condition on the sums of a part, or of one key: the sources agree on each of its messages, and none needs a
+    closer look. So the rules would call each of them `stored`, and each of its business rows `announced`.
+    """
+    sent = " and ".join(f"archive_{name} = messages_{name}" for name in ("n", "low", "high"))
+    asked = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
+    # A message too many for one rule must not cancel out one too few for another.
+    return (
+        f"(topic is not null and period != {NO_PERIOD} and of_one_rule and odd = 0 and {sent}"
+        f" and (not {among('topic', covered)} or ({asked})))"
+    )
+
+
 def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     """Returns each (topic, number, period, part) once: its window, whether it is `clean`, and then its messages.
 
     Also the number of its business rule (`note`) and of that rule's rows (`asked`), and the number and sums of hashes,
     in halves, of its digests (`digests`, `digest_low`, `digest_high`): these change if any of its records does.
     """
-    sent = " and ".join(f"archive_{name} = messages_{name}" for name in ("n", "low", "high"))
-    asked = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
-    single = f"topic is not null and period != {NO_PERIOD} and rules <= 1"
-    return _sides(found).selectExpr(
+    told = found.selectExpr("*", f"xxhash64({_TOLD}) as h")
+    sides = _sides(
+        told, "topic", "number", "period", "part",
+        archive_resent=f"sum(if(leg = '{Leg.ARCHIVE}', resent, 0L))", digests="count(*)",
+        archive_repeated=f"sum(if(leg = '{Leg.ARCHIVE}', repeated, 0L))", **sums("h", "digest_low", "digest_high"),
+    )  # fmt: skip
+    return sides.selectExpr(
         "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages_n as n",
-        f"({single} and odd = 0 and {sent} and (not {among('topic', covered)} or ({asked}))) as clean",
-        "archive_resent as resent", "archive_repeated as repeated", "note", "business_n as asked", *_DIGESTED,
+        f"{_is_clean(covered)} as clean", "archive_resent as resent", "archive_repeated as repeated", "note",
+        "business_n as asked", *_DIGESTED,
     )  # fmt: skip
 
 
-def _sides(found: DataFrame) -> DataFrame:
-    """Returns the sums of each part, a column for each leg."""
-    pairs = [("archive", name) for name in ("n", "low", "high", "resent", "repeated")]
-    pairs += [("messages", name) for name in ("n", "low", "high", "key_low", "key_high")]
-    pairs += [("business", name) for name in ("n", "key_low", "key_high")]
+def _sides(found: DataFrame, *places: str, **more: str) -> DataFrame:
+    """Returns the sums of each place, a column for each leg, and `more` aggregates."""
+    pairs: list[tuple[str, str]] = [(Leg.ARCHIVE, name) for name in ("n", "low", "high")]
+    pairs += [(MESSAGES, name) for name in ("n", "low", "high", "key_low", "key_high")]
+    pairs += [(Leg.BUSINESS, name) for name in ("n", "key_low", "key_high")]
+    # Only business rows have a rule's number: it is -1 for all others.
+    rule = "if(note >= 0, note, null)"
     return grouped(
-        found.selectExpr("*", f"xxhash64({_TOLD}) as h"), "topic", "number", "period", "part",
-        **{f"{leg}_{name}": f"sum(if(leg = '{leg}', {name}, 0L))" for leg, name in pairs},
-        odd="sum(odd)",
-        # Rows of each rule are summed separately.
-        rules=f"count_if(leg = '{Leg.BUSINESS}')", note=f"max(if(leg = '{Leg.BUSINESS}', note, -1))",
-        digests="count(*)", **sums("h", "digest_low", "digest_high"),
+        found, *places, **{f"{leg}_{name}": f"sum(if(leg = '{leg}', {name}, 0L))" for leg, name in pairs},
+        odd="sum(odd)", of_one_rule=f"coalesce(min({rule}) = max({rule}), true)", note=f"coalesce(max({rule}), -1)",
+        **more,
     )  # fmt: skip
 
 
@@ -148,28 +166,37 @@ def sums_of(clean: DataFrame) -> list[Row]:
 def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     """Returns, for rows in mismatching parts, the keys on which the sources disagree, each as a `place`, a KEY_PLACE.
 
-    Compares like clean_parts(), with one part a key: matching keys are settled, whatever else their part holds.
+    The condition is that of clean_parts(), with one part a key: matching keys are settled, whatever else their part
+    holds.
     """
-    asked = f"if({among('topic', covered)}, 1, 0)"
-    sided = rows.selectExpr(
-        f"{KEY_PLACE} as place", f"if(leg = '{Leg.ARCHIVE}', 1, 0) as n", "1 as side",
-        f"if(leg = '{Leg.ARCHIVE}', {_WHOLE}, 0L) as h", f"if(leg = '{Leg.BUSINESS}', {asked}, 0) as asked",
-        f"if(leg = '{Leg.OUTBOX}' or if(leg = '{Leg.BUSINESS}', {_ODD[Leg.BUSINESS]}, {_ODD[Leg.ARCHIVE]}), 1, 0)"
-        " as odd",
-        f"if(leg = '{Leg.BUSINESS}', cast(note as int), null) as rule",
-    ).unionByName(
-        messages.selectExpr(
-            f"{KEY_PLACE} as place", "-1 as n", "-1 as side", f"{_WHOLE} as h", f"-{asked} as asked",
-            f"if({_ODD[MESSAGES]}, 1, 0) as odd", "cast(null as int) as rule",
-        )
+    found = union(
+        _of_key(rows, "leg", {name: _of_each_leg(name) for name in _VALUES}),
+        _of_key(messages, f"'{MESSAGES}'", {name: _values(DIGESTS[MESSAGES]).get(name, "0L") for name in _VALUES}),
+    )
+    return _sides(found, "place", "topic", "period").where(f"not {_is_clean(covered)}").select("place")
+
+
+_VALUES: Final = ("note", "h", "k", "odd")
+
+
+def _of_key(frame: DataFrame, leg: str, values: Mapping[str, str]) -> DataFrame:
+    """Returns each row's summands, as those of a digest."""
+    named = frame.selectExpr(
+        f"{leg} as leg", f"{KEY_PLACE} as place", "topic", f"{period('created_ms')} as period",
+        *(f"{value} as {name}" for name, value in values.items()),
     )  # fmt: skip
-    totals = grouped(
-        sided, "place",
-        **{name: f"sum({name})" for name in ("n", "asked", "odd")}, **sums("h", "low", "high", sign="side * "),
-        # A message too many for one rule must not cancel out one too few for another.
-        of_rules="coalesce(min(rule) != max(rule), false)",
+    halves = ((value, *names) for value, *names in (("h", "low", "high"), ("k", "key_low", "key_high")))
+    return named.selectExpr(
+        "leg", "place", "topic", "period", "cast(note as int) as note", "1L as n", "cast(odd as bigint) as odd",
+        *(f"{half} as {name}" for value, *names in halves for name, half in halved(value, *names).items()),
     )  # fmt: skip
-    return totals.where("n != 0 or asked != 0 or odd != 0 or low != 0 or high != 0 or of_rules").select("place")
+
+
+def _of_each_leg(name: str) -> str:
+    """SQL: a row's summand, by its leg."""
+    legs = (Leg.BUSINESS, Leg.ARCHIVE, Leg.OUTBOX)
+    arms = " ".join(f"when '{leg}' then {value}" for leg in legs if (value := _values(DIGESTS[leg]).get(name)))
+    return f"case leg {arms} else {'-1' if name == 'note' else '0L'} end"
 
 
 KEY_PLACE: Final = f"xxhash64(coalesce(topic, ''), {period('created_ms')}, {KEYED})"
