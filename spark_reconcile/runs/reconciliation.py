@@ -80,6 +80,7 @@ from spark_reconcile.results.window_totals import (
     trouble_of,
     verdict_counts_of,
 )
+from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
 from spark_reconcile.rules.verdict_rule import Scope
 from spark_reconcile.runs.lost_evidence_check import check_evidence, keep_totals
 from spark_reconcile.runs.window_fingerprints import fingerprints
@@ -630,8 +631,8 @@ def _touched(span: Span | None) -> str:
 
 
 def _touches(row: Row, span: Span | None) -> bool:
-    """Whether the hour of sums overlaps the time range; sums of rows without a time may."""
-    if span is None or row["timeless"]:
+    """Whether the hour of sums overlaps the time range; sums of rows without a time that can be true may."""
+    if span is None or row["timeless"] or not EARLIEST_MS <= row["window_ms"] <= LATEST_MS:
         return True
     return bool(span.since_ms // HOUR_MS * HOUR_MS <= row["window_ms"] < span.until_ms)
 

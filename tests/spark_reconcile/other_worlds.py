@@ -211,6 +211,13 @@ def of_a_row_in_the_next_hour_or_in_none(p: Planted) -> None:
         done(p.world, f"of-a-row-of-{paid_at_us}", key=str(p.world.last_order), age_ms=2 * HOUR_MS)
 
 
+def archived_at_a_time_that_cannot_be_true(p: Planted) -> None:
+    """All is well: the broker has them, on a topic without a rule."""
+    for created_at_us in (-5_000_000, CENTURIES_MS * 1000):
+        _of_no_rule(p.world, f"archived-at-{created_at_us}")
+        p.world.archive[-1]["created_at_us"] = created_at_us
+
+
 def in_the_outbox_again_an_hour_after_it_was_sent(p: Planted) -> None:
     _of_no_rule(p.world, "again-in-the-outbox", age_ms=3 * HOUR_MS)
     p.world.unsent("again-in-the-outbox", key=None, topic="newsletter", age_ms=2 * HOUR_MS)
@@ -272,7 +279,8 @@ def lost_under_the_id_of_a_wrong_clock(p: Planted) -> None:
 
 IN_SEVERAL_HOURS: tuple[Callable[[Planted], None], ...] = (
     spelled_in_another_way, of_a_group_that_was_deleted, rejected_by_a_filter, archived_in_the_table_and_in_a_file,
-    published_twice_in_two_hours, of_a_row_in_the_next_hour_or_in_none, in_the_outbox_again_an_hour_after_it_was_sent,
+    published_twice_in_two_hours, archived_at_a_time_that_cannot_be_true, of_a_row_in_the_next_hour_or_in_none,
+    in_the_outbox_again_an_hour_after_it_was_sent,
     stored_again_an_hour_later, delivered_hours_late, handed_out_hours_after_its_cancel_was_answered,
     asked_for_by_two_rules, without_a_key_in_three_hours,
 )  # fmt: skip

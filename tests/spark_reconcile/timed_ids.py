@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from outbox_core.journal import journal
+from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
 from tests.spark_reconcile.faults import Verdict
 from tests.spark_reconcile.world import World, sha
 
@@ -22,7 +23,8 @@ def timed_id(name: str, created_ms: int) -> str:
 def with_timed_ids(world: World, expected: Iterable[Verdict] = ()) -> set[Verdict]:
     """Rename every message that has a time of creation; the verdicts expected of them, renamed alike."""
     created = {row["id"]: row["created_at_us"] // 1000 for row in (*world.outbox, *world.archive)}
-    created.update({one.id: one.created_at_ms for one in world.stored if one.id not in created})
+    true = range(EARLIEST_MS, LATEST_MS)
+    created.update({one.id: one.created_at_ms for one in world.stored if created.get(one.id, 0) not in true})
     names = {name: timed_id(name, time_ms) for name, time_ms in created.items()}
     canceled = {sha(name): sha(renamed) for name, renamed in names.items()}
     for row in (*world.outbox, *world.archive):
