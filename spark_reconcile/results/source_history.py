@@ -25,8 +25,9 @@ class SourceTotals(msgspec.Struct, frozen=True, kw_only=True):
     """One source: for an archive or an inbox, the times of its first and last row as a whole; for a log of the broker,
     those of its records; times in milliseconds, 0 if it was empty.
 
-    `rows`: the number that the run read of the sources of this kind; in a run by the hour, of its time range.
-    `end_offset`: for a log, the offset up to which it was certainly on the disk. `noted_at_ms`: when the run began.
+    `rows`: the number that the run read of the sources of this kind; in a run by the hour, of its time range;
+    `whole_rows`: the number that the newest whole run read of them. `end_offset`: for a log, the offset up to which it
+    was certainly on the disk. `noted_at_ms`: when the run began.
     """
 
     rows: int
@@ -35,6 +36,7 @@ class SourceTotals(msgspec.Struct, frozen=True, kw_only=True):
     complete_since_ms: int | None
     noted_at_ms: int
     end_offset: int = 0
+    whole_rows: int = 0
 
 
 class BrokerGroups(msgspec.Struct, frozen=True, kw_only=True):

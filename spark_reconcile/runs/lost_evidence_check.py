@@ -48,10 +48,13 @@ class LostEvidence:
     cure: str
 
 
-def check_evidence(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int) -> list[str]:
+def check_evidence(
+    evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int, is_whole: bool
+) -> list[str]:
     """Refuse to evaluate if the action log lost its end, evidence of earlier runs is missing, or the settings name a
     group unknown to the broker. Unproven losses are noted with the evidence. Returns a sentence for each source that
-    an earlier run saw to reach further, which retention may explain: for the headline.
+    an earlier run saw to reach further, which retention may explain, or to have more rows: for the headline.
+    `is_whole`: rows of all times were read.
 
     Raises NotComparable; ConfigurationError if a name is wrong, or if a source in `settings.accept_missing` misses
     nothing.
@@ -80,19 +83,21 @@ def check_evidence(evidence: Evidence, settings: Settings, plan: SourcePlan, *, 
         )
     logs = {log: sum(one.rows for one in evidence.counts if one.leg == log) for log in LOGS}
     check_names(settings, known, plan.extents, rows=logs)
-    return shortened(before, evidence, settings, plan.extents)
+    told = shortened(before, evidence, settings, plan.extents)
+    return [*told, *_fewer(before, evidence, settings, plan.extents)] if is_whole else told
 
 
-def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int) -> None:
+def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int, is_whole: bool) -> None:
     """Store the totals of the sources for later runs; call after the results are published. Raises OSError."""
     before, known = read_totals(settings.output), _known(evidence)
     given = {(one.source, one.what): one for one in inputs(evidence, settings)}
     sources = dict(before.sources)
     for extent in plan.extents:
-        read = given["inbox" if extent.leg is Leg.INBOX else "archive", extent.what or "sent messages"]
+        read, noted = given[_kind(extent)], sources.get(extent.name)
         sources[extent.name] = SourceTotals(
             rows=read.rows, first_ms=extent.first_ms or 0, last_ms=extent.last_ms or 0,
             complete_since_ms=read.complete_since_ms, noted_at_ms=now_ms,
+            whole_rows=read.rows if is_whole else noted.whole_rows if noted is not None else 0,
         )  # fmt: skip
     for log, what in LOGS.items():
         read, name = given["broker", what], _log_name(log, settings)
@@ -160,6 +165,28 @@ def shortened(before: KeptTotals, evidence: Evidence, settings: Settings, extent
         if noted is not None and begins_ms > (noted.complete_since_ms or 0):
             told.append(_moved(name, "begins at", noted, noted.first_ms, begins_ms))
     return told
+
+
+def _fewer(before: KeptTotals, evidence: Evidence, settings: Settings, extents: Sequence[TableExtent]) -> Iterator[str]:
+    """Tables of a kind that have fewer rows than an earlier run over all times read, though they all begin where they
+    did: a purge takes the oldest rows, so these were taken from the middle.
+    """
+    given = {(one.source, one.what): one.rows for one in inputs(evidence, settings)}
+    for kind in dict.fromkeys(map(_kind, extents)):
+        pairs = [(extent, before.sources.get(extent.name)) for extent in extents if _kind(extent) == kind]
+        known = [(extent, noted) for extent, noted in pairs if noted is not None and extent.first_ms == noted.first_ms]
+        rows = max((noted.whole_rows for _, noted in known), default=0)
+        if len(known) == len(pairs) and given[kind] < rows:
+            extent, noted = known[0]
+            yield (
+                f"The {extent.name} begins where it did, and has {given[kind]:,} rows, where a run at "
+                f"{utc_text(noted.noted_at_ms)} saw {rows:,}"
+            )
+
+
+def _kind(extent: TableExtent) -> tuple[str, str]:
+    """Returns the source and the name under which a table is listed among the inputs."""
+    return "inbox" if extent.leg is Leg.INBOX else "archive", extent.what or "sent messages"
 
 
 def _moved(name: str, verb: str, noted: SourceTotals, before_ms: int, now_ms: int) -> str:

@@ -250,7 +250,7 @@ class _Judged:
 
 def _reconcile(job: RunContext, hours: _Hours | None, *, stage: Staging, watch: StepTimer) -> Summary:
     try:
-        shortened = check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
+        shortened = check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms, is_whole=hours is None)
         sources = inputs(job.evidence, job.settings)
         if hours is None:
             judged = _judge_all(job, stage=stage, watch=watch)
@@ -284,7 +284,7 @@ def _reconcile(job: RunContext, hours: _Hours | None, *, stage: Staging, watch: 
         flow=judged.flow,
     )
     publish(summary, job.settings, stage=stage)
-    keep_totals(job.evidence, job.settings, job.plan, now_ms=job.now_ms)
+    keep_totals(job.evidence, job.settings, job.plan, now_ms=job.now_ms, is_whole=hours is None)
     if hours is not None:
         needed = hours.store.windows.keys()
         write_needed(job.settings.output, needed, sources, slack_ms=job.slack_ms, now_ms=job.now_ms)

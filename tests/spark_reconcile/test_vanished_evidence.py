@@ -399,6 +399,27 @@ def test_a_source_that_reaches_less_far_than_an_earlier_run_saw_is_told_in_the_h
     assert all(one in summary.headline for one in found)
 
 
+@pytest.mark.spark
+def test_rows_that_were_taken_out_of_the_middle_since_an_earlier_whole_run_are_told_in_the_headline(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, world: World
+) -> None:
+    settings = world.write(sqlite, tmp_path)
+    assert run(settings, session=spark, now_ms=NOW_MS).shortened == []
+    del world.archive[2]
+    world.write_tables(sqlite)
+    assert narrow(settings, spark).shortened == [], "it has not read all rows"
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    (told,) = summary.shortened
+    assert told.startswith(
+        f"The archive in {tmp_path / 'business.db'} begins where it did, and has 4 rows, where a run"
+    )
+    assert told.endswith("saw 5")
+    assert told in summary.headline
+    assert run(settings, session=spark, now_ms=NOW_MS).shortened == [], "it was told once"
+
+
 def test_totals_are_read_back_and_what_no_run_wrote_is_refused(tmp_path: Path) -> None:
     source = SourceTotals(rows=1, first_ms=2, last_ms=3, complete_since_ms=None, noted_at_ms=4, end_offset=5)
     totals = KeptTotals(sources={"inbox": source}, groups={"b": BrokerGroups(pairs=[(PAID, MAIL)], noted_at_ms=6)})
