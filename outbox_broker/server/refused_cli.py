@@ -11,7 +11,7 @@ from outbox_broker.server.admin_http_client import AdminHttpClient
 from outbox_broker.server.delete_cli import Yes, confirm
 from outbox_core.runtime.terminal_text import escaped
 
-app = typer.Typer(no_args_is_help=True, help="List, retry and discard what a delay service's target refused for good.")
+app = typer.Typer(no_args_is_help=True, help="What a delay service's target refused.")
 
 Ids = Annotated[list[str], typer.Argument(help="Ids of messages.")]
 _URL = "http://127.0.0.1:7799"

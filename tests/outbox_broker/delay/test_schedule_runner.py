@@ -382,6 +382,7 @@ def test_a_message_that_was_refused_at_first_tells_its_own_due_time_not_that_of_
 
     clock.advance(PARKED_AGAIN_MS)
     turned(front)
+    front.retry_refused(["later"])
     front.close()
 
     [delivery] = broker.pull("orders", "billing")
