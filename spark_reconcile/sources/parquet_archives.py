@@ -47,6 +47,7 @@ _MARKERS_BEGIN: Final = ("_committed_", "_started_", ".nfs")
 _SUMMARIES: Final = frozenset({"_metadata", "_common_metadata"})
 """Footers of other files, without rows of their own."""
 _UNSIGNED_DIGITS: Final = 20
+_BIGINT_MAX: Final = (1 << 63) - 1
 _KEY: Final = "message_key"
 _NULLABLE: Final = frozenset({_KEY, "deliver_at_ms"})
 _NUMBERS: Final = frozenset({"deliver_at_ms", "created_at_us", "sent_at_us", "attempts"})
@@ -314,6 +315,10 @@ def _value(name: str, kind: str) -> str:
     match kind:
         case ColumnType.NOTHING:
             return f"cast(null as {wanted})"
+        case ColumnType.UNSIGNED if name in _NUMBERS:
+            # A sentinel beyond 64 bits, 2^64-1, is one row's verdict: its time cannot be true.
+            bounded = f"cast(greatest(least(`{name}`, {_BIGINT_MAX}), -{_BIGINT_MAX}) as bigint)"
+            return f"if(`{name}` is null, null, {bounded})"  # both functions pass over null
         case ColumnType.DOUBLE:
             return f"if(isnan(`{name}`), null, try_cast(`{name}` as {wanted}))"
         case _:

@@ -145,9 +145,6 @@ MISREAD: dict[str, tuple[dict[str, Any], dict[str, pa.DataType], str]] = {
     "id is null": ({"id": None}, {}, r"id \(string\) is null"),
     "due is no whole number": ({"deliver_at_ms": 1.5}, {"deliver_at_ms": pa.float64()}, "is not whole, or beyond 2"),
     "due is inexact": ({"deliver_at_ms": 2.0**53 + 2}, {"deliver_at_ms": pa.float64()}, "is not whole, or beyond 2"),
-    "due is beyond": (
-        {"deliver_at_ms": 2**64 - 1}, {"deliver_at_ms": pa.uint64()}, r"deliver_at_ms \(decimal\(20,0\)\) is no whole",
-    ),
 }  # fmt: skip
 
 
@@ -166,6 +163,40 @@ def test_rows_that_are_not_understood_are_counted_and_refused_with_file_and_colu
         run(settings, session=spark, now_ms=NOW_MS)
     with pytest.raises(NotComparable, match=f"2 rows of .*other%20day.parquet: .*{told}"):
         _by_the_hour(settings, spark)
+
+
+SENTINELS: dict[str, tuple[dict[str, Any], str]] = {
+    "due at the largest number of 64 bits": ({"deliver_at_ms": 2**64 - 1}, "due_differs"),
+    "due at the largest with a sign": ({"deliver_at_ms": 2**63 - 1}, "due_differs"),
+    "created at the largest number of 64 bits": ({"created_at_us": 2**64 - 1}, "stored"),
+    "created in 2300": ({"created_at_us": 10_413_792_000_000_000}, "stored"),
+    "created at 0": ({"created_at_us": 0}, "stored"),
+    "sent at the largest number of 64 bits": ({"sent_at_us": 2**64 - 1}, "stored"),
+}  # fmt: skip
+
+
+@pytest.mark.spark
+def test_a_number_or_a_time_that_cannot_be_true_is_one_row_s_verdict_whole_and_by_the_hour(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    world, rows = _world(), []
+    for number, (columns, _) in enumerate(SENTINELS.values()):
+        world.store(f"s-{number}", key=None, topic="other")
+        rows.append(_row(f"s-{number}", topic="other", message_key=None, **columns))
+    rows.append(_row("lost", topic="other", message_key=None))
+    unsigned = dict.fromkeys(("deliver_at_ms", "created_at_us", "sent_at_us"), pa.uint64())
+    _write(tmp_path / "moved" / "day.parquet", *rows, **unsigned)
+    settings = replace(world.write(sqlite, tmp_path), archives=[tmp_path / "moved"], complete_since_ms=1)
+
+    expected = {(f"s-{number}", rule) for number, (_, rule) in enumerate(SENTINELS.values())}
+    for summary in (run(settings, session=spark, now_ms=NOW_MS, pause=no_wait), _by_the_hour(settings, spark)):
+        counts = {one.rule: one.count for one in summary.verdict_counts if one.topic == "other"}
+        assert {(one.id, one.rule) for one in summary.examples if one.scope == "message"} == {
+            ("lost", "not_in_broker"), *(one for one in expected if one[1] != "stored"),
+        }  # fmt: skip
+        assert counts == {"due_differs": 2, "stored": 4, "not_in_broker": 1}
+        (note,) = [one.note for one in summary.inputs if one.source == "archive"]
+        assert "have a time that cannot be true" in note
 
 
 @pytest.mark.spark
