@@ -8,7 +8,7 @@ database; of others the column's own collation is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.verdict_override import overruled, rule_named
@@ -24,17 +24,20 @@ _UNASKED: Final = f"scope = '{Scope.MESSAGE}' and rule = 'no_business_row' and m
 _UNANSWERED: Final = "rule in ('no_message', 'too_few_messages')"
 KEYS_MAX: Final = 2_000
 """Of up to so many rows and messages, the keys are compared by the database, too."""
-EqualKeys = Callable[[str, Sequence[str], Sequence[str]], Iterable[tuple[str, str]]]
-"""Given a topic, keys of rows and keys of messages, returns those pairs that are equal."""
+EqualKeys = Callable[[str, Sequence[str], Sequence[str]], Mapping[tuple[str, str], str]]
+"""Given a topic, keys of rows and keys of messages, returns those pairs that are equal, with the collation's name."""
+OF_SPARK: Final = "UTF8_LCASE_RTRIM"
+"""Spark's name of the comparison that ignores case and trailing blanks."""
 _FOLDED: Final = "lower(rtrim(message_key)) as folded"
 _OF_MESSAGE: Final = "key_spelling_differs"
 _OF_ROW: Final = "message_key_spelling_differs"
 
 
 def with_key_spelling_differences(
-    table: DataFrame, business: DataFrame, *, is_few: bool, equal_keys: EqualKeys = lambda *_: ()
+    table: DataFrame, business: DataFrame, *, is_few: bool, equal_keys: EqualKeys = lambda *_: {}
 ) -> tuple[DataFrame, DataFrame]:
-    """Returns both verdict tables; a phantom message and the row that requires it get the rule `key_spelling_differs`.
+    """Returns both verdict tables; a phantom message and the row that requires it get the rule `key_spelling_differs`,
+    and in the column `collation` the name of the collation by which their keys are equal.
 
     `equal_keys`: the pairs, of keys of rows and of messages on a topic, that the rows' database calls equal. Rows with
     other verdicts are not changed. Of many rows nothing is joined if either side has none.
@@ -50,27 +53,38 @@ def with_key_spelling_differences(
     if len(found) > KEYS_MAX:
         # So many are no matter of spelling, and the database is not asked about each with each.
         pairs = unasked.join(unanswered.withColumnRenamed("message_key", "row_key"), ["topic", "folded"])
-        messages = pairs.select("message_id", "topic").distinct()
-        rows = pairs.selectExpr("topic", "row_key as message_key").distinct()
+        messages, rows = (
+            pairs.selectExpr(*names, f"'{OF_SPARK}' as named").distinct()
+            for names in (("message_id", "topic"), ("topic", "row_key as message_key"))
+        )
     else:
         matched = _matched([tuple(row) for row in found], equal_keys)
         if not matched:
             return table, business
-        of_messages = sorted({(message_id, topic) for message_id, topic, _ in matched})
-        of_rows = sorted({(topic, row_key) for _, topic, row_key in matched})
-        messages = listed(table.sparkSession, of_messages, "message_id string, topic string")
-        rows = listed(table.sparkSession, of_rows, "topic string, message_key string")
+        of_messages = {(message_id, topic): named for (message_id, topic, _), named in matched.items()}
+        of_rows = {(topic, row_key): named for (_, topic, row_key), named in matched.items()}
+        messages, rows = (
+            listed(
+                table.sparkSession, [(*one, named) for one, named in sorted(found.items())], f"{names}, named string"
+            )
+            for found, names in (
+                (of_messages, "message_id string, topic string"),
+                (of_rows, "topic string, message_key string"),
+            )
+        )
     return (
         _renamed(table, messages, ["message_id", "topic"], rule_named(MESSAGE_RULES, _OF_MESSAGE), where=_UNASKED),
         _renamed(business, rows, ["topic", "message_key"], rule_named(BUSINESS_ROW_RULES, _OF_ROW), where=_UNANSWERED),
     )
 
 
-def _matched(found: Sequence[tuple[str | None, str, str | None]], equal_keys: EqualKeys) -> set[tuple[str, str, str]]:
-    """Returns the message id, the topic and the row's key of each pair that is one key; `found`: of rows the first is
-    None.
+def _matched(
+    found: Sequence[tuple[str | None, str, str | None]], equal_keys: EqualKeys
+) -> dict[tuple[str, str, str], str]:
+    """Returns the message id, the topic and the row's key of each pair that is one key, and by which collation.
+    `found`: of rows the first is None.
     """
-    matched: set[tuple[str, str, str]] = set()
+    matched: dict[tuple[str, str, str], str] = {}
     for topic in {topic for _, topic, _ in found}:
         here = [(message_id, key) for message_id, of, key in found if of == topic and key]
         rows = sorted({key for message_id, key in here if message_id is None})
@@ -80,9 +94,10 @@ def _matched(found: Sequence[tuple[str | None, str, str | None]], equal_keys: Eq
                 messages.setdefault(key, []).append(message_id)
         if not rows or not messages:
             continue
-        pairs = {(row, key) for row in rows for key in messages if _folded(row) == _folded(key)}
+        pairs = {(row, key): OF_SPARK for row in rows for key in messages if _folded(row) == _folded(key)}
         pairs.update(equal_keys(topic, rows, sorted(messages)))
-        matched |= {(message_id, topic, row) for row, key in pairs for message_id in messages[key]}
+        for (row, key), named in sorted(pairs.items()):
+            matched.update({(message_id, topic, row): named for message_id in messages[key]})
     return matched
 
 
@@ -91,6 +106,8 @@ def _folded(key: str) -> str:
 
 
 def _renamed(frame: DataFrame, among: DataFrame, on: list[str], rule: VerdictRule, *, where: str) -> DataFrame:
-    """Apply the rule to the rows that are also in `among`."""
-    marked = frame.join(among.selectExpr("*", "true as respelled"), on, "left")
-    return overruled(marked, rule, where=f"respelled and {where}").select(*frame.columns)
+    """Apply the rule to the rows that are also in `among`, and note there by which collation."""
+    marked = frame.join(among, on, "left").withColumnRenamed("collation", "before")
+    # The condition is on the rule that is replaced.
+    noted = marked.selectExpr("*", f"if(named is not null and {where}, named, before) as collation")
+    return overruled(noted, rule, where=f"named is not null and {where}").select(*frame.columns)

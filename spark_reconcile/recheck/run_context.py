@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -52,8 +52,8 @@ class RunContext:
         """Permitted distance of the times of ids and rows."""
         return int(self.settings.grace.slack_seconds * 1000)
 
-    def equal_keys(self, topic: str, of_rows: Sequence[str], of_messages: Sequence[str]) -> Iterable[Pair]:
-        """Ask the databases of a topic's rules which of these keys they call equal."""
+    def equal_keys(self, topic: str, of_rows: Sequence[str], of_messages: Sequence[str]) -> Mapping[Pair, str]:
+        """Ask the databases of a topic's rules which of these keys they call equal, and by which collation."""
         return equal_keys(self.settings, topic, of_rows=of_rows, of_messages=of_messages)
 
     def few_rows(self) -> AbstractContextManager[None]:

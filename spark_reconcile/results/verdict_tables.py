@@ -18,13 +18,16 @@ _VERDICTS: Final = (
     "scope", "message_id", "topic", "state", "rule", "severity", "deliver_at_ms", "stored_ms", "message_key",
     "consumer_group", "created_ms", "sent_ms", "first_delivered_ms", "acked_ms", "handled_ms", "outbox", "archive",
     "broker", "canceled", "business", "deliveries", "acks", "effects", "at_ms", "published_ms", "resent", "repeated",
-    "turned_away", "confirmed",
+    "turned_away", "confirmed", "collation",
 )  # fmt: skip
 _OF_BUSINESS: Final = (
     "business_rule", "topic", "message_key", "rows", "messages", "at_ms", "state", "rule", "severity", "confirmed",
+    "collation",
 )  # fmt: skip
 TABLES: Final = {"verdicts": _VERDICTS, "business_verdicts": _OF_BUSINESS}
 """The columns of each table of a window."""
+_COLLATION: Final = "cast(null as string) as collation"
+"""By which collation the keys of a message and its row are equal, where that is the finding."""
 _TURNED_AWAY: Final = (
     "if(effects > 0 and last_delivered_ms > effect_ms, greatest(deliveries - nacks - effects, 0L), 0L)"
 )
@@ -33,7 +36,7 @@ _TURNED_AWAY: Final = (
 
 def verdicts(judged: ClassifiedEvidence) -> DataFrame:
     """Returns the table of verdicts on messages and deliveries."""
-    shared = ("topic", "state", "rule", "severity", "deliver_at_ms", "stored_ms", "confirmed", "window_ms")
+    shared = ("topic", "state", "rule", "severity", "deliver_at_ms", "stored_ms", "confirmed", "window_ms", _COLLATION)
     messages = judged.messages.selectExpr(
         f"'{Scope.MESSAGE}' as scope", "id as message_id", *shared, "nullif(message_key, '') as message_key",
         "cast(null as string) as consumer_group", "created_ms", "sent_ms", "0L as first_delivered_ms",
@@ -58,6 +61,7 @@ def business_verdicts(judged: ClassifiedEvidence, settings: Settings) -> DataFra
     return judged.business.selectExpr(
         f"{name} as business_rule", "topic", "message_key", "rows", "messages",
         f"{BUSINESS_AT_MS} as at_ms", "state", "rule", "severity", "confirmed", "window_ms",
+        _COLLATION,
     )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ def test_keys_that_differ_only_in_case_or_trailing_blanks_are_one_finding_and_no
     assert [one.key for one in unpublished_rows([folder], rows_max=10)] == ["lost"], "none is to be published again"
     confirmed = pq.read_table(folder / "verdicts", filters=[("rule", "=", "key_spelling_differs")]).to_pylist()
     assert [row["confirmed"] for row in confirmed] == [True] * 3
+    assert None not in _collations(summary)
 
 
 @pytest.mark.spark
@@ -58,6 +59,8 @@ def test_by_the_hour_such_keys_are_the_same_findings(sqlite: Database, tmp_path:
     summary = run_windows(settings, since_ms=NOW_MS - 2 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=no_wait)
 
     assert _findings(summary) == RESPELLED
+    folders = (tmp_path / "out" / "windows").glob("*/*/*verdicts")
+    assert set().union(*map(_collations_in, folders)) == {"UTF8_LCASE_RTRIM"}, "SQLite is not asked"
 
 
 @pytest.mark.spark
@@ -72,9 +75,21 @@ def test_keys_that_the_collation_of_the_column_calls_equal_are_the_same_finding_
     by_the_hour = run_windows(settings, since_ms=NOW_MS - 2 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=no_wait)
 
     assert _findings(whole) == _findings(by_the_hour) == RESPELLED
+    assert _collations(whole) == {"utf8mb4_unicode_ci"}, "both the message and the row name it"
     assert _findings(strict) == {
         ("business", "no_message", "lost", "finding"): 4, ("message", "no_business_row", "phantom", "finding"): 4,
     }  # fmt: skip
+
+
+def _collations(summary: Summary) -> set[str | None]:
+    return set().union(*(_collations_in(Path(summary.folder) / name) for name in ("verdicts", "business_verdicts")))
+
+
+def _collations_in(table: Path) -> set[str | None]:
+    """By which collation the keys of these findings are equal; no other row names one."""
+    rows = pq.read_table(table).to_pylist()
+    assert all(row["collation"] is None for row in rows if "key_spelling_differs" not in row["rule"])
+    return {row["collation"] for row in rows if "key_spelling_differs" in row["rule"]}
 
 
 def _findings(summary: Summary) -> dict[tuple[str, str, str, str], int]:
