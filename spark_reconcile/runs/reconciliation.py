@@ -756,9 +756,10 @@ def with_sound_caches(output: Path, reconcile: Callable[[], Summary]) -> Summary
     """
     try:
         return reconcile()
-    except SourceFailed:
+    except SourceFailed as error:
+        told = str(error)
         with only_run(output):
-            damaged = [cache for cache in (SEGMENTS, DIGESTS) if remove_damaged(output / cache)]
+            damaged = [cache for cache in (SEGMENTS, DIGESTS) if remove_damaged(output / cache, error=told)]
             if not damaged:
                 raise
         return reconcile()

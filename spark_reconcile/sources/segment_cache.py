@@ -76,23 +76,28 @@ def sweep(folder: Path, segments: Sequence[LogSegment]) -> None:
             path.unlink(missing_ok=True)
 
 
-def remove_damaged(folder: Path) -> bool:
-    """Remove the Parquet files of a cache that cannot be read to the last page; returns whether there are any.
+def remove_damaged(folder: Path, *, error: str) -> bool:
+    """Remove the Parquet files of a cache that the error names, or that cannot be read to the last page; returns
+    whether there are any.
 
-    Reads every byte of the cache: for a run that failed.
+    Reads every byte of the cache: for a run that failed. Spark checks more of a file than is read here.
     """
+    damaged = [path for path in folder.rglob("*.parquet") if path.name in error or not _is_readable(path)]
+    for path in damaged:
+        path.unlink(missing_ok=True)
+    return bool(damaged)
+
+
+def _is_readable(path: Path) -> bool:
     import pyarrow.parquet as pq
 
-    found = False
-    for path in folder.rglob("*.parquet"):
-        try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                for _ in file.iter_batches():
-                    pass
-        except (OSError, ValueError):
-            path.unlink(missing_ok=True)
-            found = True
-    return found
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for _ in file.iter_batches():
+                pass
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _whole(folder: Path) -> dict[str, Path]:

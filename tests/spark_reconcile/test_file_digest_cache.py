@@ -120,6 +120,28 @@ def test_what_other_code_or_half_a_disk_has_kept_is_made_again(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("damage", ["zeroed", "flipped"])
+def test_digests_that_are_damaged_in_any_byte_are_made_again(
+    spark: SparkSession, sqlite: Database, tmp_path: Path, damage: str
+) -> None:
+    settings, _ = _moved(_world(groups=False), sqlite, tmp_path)
+    given = {"since_ms": SINCE_MS, "session": spark, "pause": no_wait}
+    run_windows(settings, now_ms=NOW_MS, **given)
+    wanted = _rows_of_windows(settings)
+    kept = max((settings.output / FOLDER).glob("*/*.parquet"), key=lambda path: path.stat().st_size)
+    data = kept.read_bytes()
+    middle = len(data) // 3
+    wrong = bytes(middle) if damage == "zeroed" else bytes([data[middle] ^ 1])
+    kept.write_bytes(data[:middle] + wrong + data[middle + len(wrong) :])
+
+    run_windows(settings, now_ms=NOW_MS + 1, full=True, **given)
+
+    assert _rows_of_windows(settings) == wanted
+    assert not kept.exists(), "its files were scanned again"
+    assert any(pq.read_table(path).num_rows for path in (settings.output / FOLDER).glob("*/*.parquet"))
+
+
+@pytest.mark.spark
 def test_generations_become_one_where_there_are_too_many(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     limits = RunLimits(file_rest_ms=0, digest_generations_max=2)
     generations = []
