@@ -28,7 +28,7 @@ from outbox_core.messages.message import (
     NackStatus,
     PublishResult,
 )
-from outbox_core.runtime.process_fork import reset_in_children
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 SCHEME: Final = "embedded:"
 T = TypeVar("T")
@@ -133,6 +133,7 @@ class EmbeddedBroker(EngineBroker):
 
     def close(self) -> None:
         """Let go of the engine; the last one that shares it closes it. Idempotent."""
+        notice_fork()
         with self._lock:
             self._closed = True
             engine, self._engine = self._engine, None
@@ -145,6 +146,7 @@ class EmbeddedBroker(EngineBroker):
         self._engine = None
 
     def _open(self) -> Engine:
+        notice_fork()
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this broker was closed; connect again")

@@ -26,6 +26,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import DiskStorage, UnsyncedStorage
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, ConfigurationError, StorageFailed
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 SCHEME: Final = "memory"
 OPTIONS: Final = EngineOptions(durability=Durability.OS, reserve_bytes=0, retention_ms=None)
@@ -56,16 +57,22 @@ class TemporaryBroker(EngineBroker):
         temporary files unless given. All are those of the first to name a shared broker. No I/O.
         """
         self._engine = named_engines.acquire(_name_in(url), clock=clock, options=options, parent=folder)
-        self._process = os.getpid()
+        self._is_parents = False
         self._abandoned = finalize(self, named_engines.abandon, self._engine)
         self._abandoned.atexit = False  # at exit all are closed
+        reset_in_children(self)
 
     def close(self) -> None:
         """Use it no more. The last one that shares the engine ends it and its polls, and removes the folder.
         Idempotent.
         """
-        if self._abandoned.detach() and self._process == os.getpid():
+        notice_fork()
+        if self._abandoned.detach() and not self._is_parents:
             named_engines.release(self._engine)
+
+    def reset_after_fork(self) -> None:
+        """Refuse every call from now on, in a forked child: the engine and its folder are the parent's."""
+        self._is_parents = True
 
     # -- for tests ---------------------------------------------------------------------------------------------------
 
@@ -113,9 +120,10 @@ class TemporaryBroker(EngineBroker):
                     raise opening.outage from None
 
     def _refuse_if_unusable(self) -> None:
+        notice_fork()
         if not self._abandoned.alive:
             raise ConfigurationError("this broker was closed; connect again")
-        if self._process != os.getpid():
+        if self._is_parents:
             raise ConfigurationError(
                 "an in-memory broker belongs to the process that connected to it; connect in this one, or let both "
                 "share `outbox broker serve`"
@@ -145,7 +153,6 @@ class TemporaryEngine:
         self.clock: Clock = clock or SystemClock()
         self._options = options or OPTIONS
         self._parent = parent
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._folder: Path | None = None
         self._opening: EngineSession | None = None
@@ -183,9 +190,7 @@ class TemporaryEngine:
             self._remove_folder()
 
     def close(self) -> None:
-        """End the engine and remove its folder; idempotent, and nothing in a forked child, whose folder it is not."""
-        if self._process != os.getpid():
-            return
+        """End the engine and remove its folder; idempotent."""
         with self._lock:
             self._closed = True
             self._end()
@@ -210,18 +215,22 @@ class TemporaryEngine:
 
 
 class NamedEngines:
-    """The temporary engines of this process, by name, counted by their users."""
+    """The temporary engines of this process, by name, counted by their users. In a forked child none: those that it
+    inherited are copies, whose threads are gone.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._named: dict[str, TemporaryEngine] = {}
         self._users: dict[TemporaryEngine, int] = {}
         self._abandoned: deque[TemporaryEngine] = deque()
+        reset_in_children(self)
 
     def acquire(
         self, name: str, *, clock: Clock | None, options: EngineOptions | None, parent: Path | None
     ) -> TemporaryEngine:
         """The engine of this name, made where there is none; without a name a new one."""
+        notice_fork()
         self._release_abandoned()
         with self._lock:
             engine = self._named.get(name) or TemporaryEngine(clock=clock, options=options, parent=parent)
@@ -233,6 +242,8 @@ class NamedEngines:
     def release(self, engine: TemporaryEngine) -> None:
         """One user less; the last one closes it."""
         with self._lock:
+            if engine not in self._users:  # a parent's, whose user became garbage in its child
+                return
             self._users[engine] -= 1
             if self._users[engine]:
                 return
@@ -249,10 +260,16 @@ class NamedEngines:
 
     def close_all(self) -> None:
         """Close what tests have left open: at exit."""
+        notice_fork()
         with self._lock:
             left = list(self._users)
         for engine in left:
             engine.close()
+
+    def reset_after_fork(self) -> None:
+        """Leave the engines to the parent, in a forked child."""
+        self._lock = threading.Lock()
+        self._named, self._users, self._abandoned = {}, {}, deque()
 
     def _release_abandoned(self) -> None:
         with suppress(IndexError):

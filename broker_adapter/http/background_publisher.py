@@ -6,7 +6,6 @@ requests, and nobody waits for the sake of a batch. One request is on its way at
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import Message, PublishResult
 from outbox_core.messages.refused_batch_isolation import IsolatedPublish, publish_isolated
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 logger = EventLogger(__name__)
 
@@ -57,7 +57,6 @@ class _Entry:
 class _Line:
     """The queue of messages to send. Empty in a forked child: the parent sends what was submitted there."""
 
-    process: int = field(default_factory=os.getpid)
     changed: threading.Condition = field(default_factory=threading.Condition)
     waiting: deque[_Entry] = field(default_factory=deque)
     on_their_way: int = 0
@@ -84,6 +83,7 @@ class BackgroundPublisher:
         self._place = place
         self._wait_s_max = wait_s_max
         self._line = _Line()
+        reset_in_children(self)
 
     def submit(self, message: Message) -> Told:
         """Have a message published; what comes of it is the future's. A callback of a future runs in the thread that
@@ -121,6 +121,10 @@ class BackgroundPublisher:
         if thread is not None and thread is not threading.current_thread():
             thread.join(self._wait_s_max)
 
+    def reset_after_fork(self) -> None:
+        """Begin with an empty queue in a forked child: the parent sends what was submitted to it."""
+        self._line = _Line()
+
     def _run(self, line: _Line) -> None:
         batch: list[_Entry] = []
         try:
@@ -147,8 +151,7 @@ class BackgroundPublisher:
         return len(line.waiting) + line.on_their_way < self._limits.submitted_max
 
     def _own_line(self) -> _Line:
-        if self._line.process != os.getpid():
-            self._line = _Line()
+        notice_fork()
         return self._line
 
 

@@ -14,7 +14,6 @@ guard holds back is left out of the request, and the others go.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, OutboxEr
 from outbox_core.messages import limits
 from outbox_core.messages.message import Message, PublishResult
 from outbox_core.messages.publish_guard import Guard, allow
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 CALL_MESSAGES_MAX: Final = 100
 CALL_BYTES_MAX: Final = 256 * 1024
@@ -87,7 +87,6 @@ class _Lane:
     none.
     """
 
-    process: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
     on_their_way: int = 0
     waiting: list[_Call] = field(default_factory=list)
@@ -103,6 +102,7 @@ class PublishCoalescer:
         self._place = place
         self._wait_s_max = wait_s_max
         self._lane = _Lane()
+        reset_in_children(self)
 
     def publish(self, messages: Sequence[Message], guard: Guard = allow) -> Sequence[PublishResult]:
         """As `send`, perhaps together with others'. Raises what `send` raises, and BrokerUnavailable out of turn."""
@@ -129,6 +129,10 @@ class PublishCoalescer:
         lane = self._own_lane()
         with lane.lock:
             return len(lane.waiting)
+
+    def reset_after_fork(self) -> None:
+        """Begin without requests in a forked child: those on their way, and the calls that wait, are its parent's."""
+        self._lane = _Lane()
 
     def _wait(self, lane: _Lane, call: _Call) -> None:
         try:
@@ -172,8 +176,7 @@ class PublishCoalescer:
             call.results = [next(results) for _ in call.messages]
 
     def _own_lane(self) -> _Lane:
-        if self._lane.process != os.getpid():
-            self._lane = _Lane()
+        notice_fork()
         return self._lane
 
 

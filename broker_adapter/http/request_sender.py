@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +23,7 @@ from outbox_core.protocol.wire import (
     JSON_TYPE,
     MSGPACK_TYPE,
 )
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
@@ -75,13 +75,13 @@ class RequestSender:
         self._parts = urlsplit(options.url.rstrip("/"))
         self._lock = threading.Lock()
         self._pool: ConnectionPool | None = None
-        self._process = os.getpid()
         self._closed = False
         self._type = MSGPACK_TYPE if options.codec is WireCodec.MSGPACK else JSON_TYPE
         self._base = quote(self._parts.path, safe="/%:@!$&'()*+,;=~")
         self._head = _head_of(self._parts, accept=self._type, token=options.token)
         self.place = _place_of(self._parts)
         """Host and port, for messages: never a user, a password or a token."""
+        reset_in_children(self)
 
     @property
     def packed(self) -> bool:
@@ -124,12 +124,17 @@ class RequestSender:
 
     def close(self) -> None:
         """Close the connections of this process; idempotent."""
+        notice_fork()
         with self._lock:
             self._closed = True
             pool, self._pool = self._pool, None
-            owned = self._process == os.getpid()
-        if pool is not None and owned:
+        if pool is not None:
             pool.close()
+
+    def reset_after_fork(self) -> None:
+        """Leave the parent's connections alone in a forked child: they are not its own to write to."""
+        self._lock = threading.Lock()
+        self._pool = None
 
     def _request(self, method: str, path: str, body: msgspec.Struct | None, *, query: dict[str, str] | None) -> bytes:
         """The request as it goes over the wire."""
@@ -158,12 +163,13 @@ class RequestSender:
                 connection.close()
 
     def _own_pool(self) -> ConnectionPool:
-        """This process's connections. After a fork the parent's are left alone: they are not ours to write to."""
+        """This process's connections."""
+        notice_fork()
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this broker was closed; connect again")
-            if self._pool is None or self._process != os.getpid():
-                self._pool, self._process = self._new_pool(), os.getpid()
+            if self._pool is None:
+                self._pool = self._new_pool()
             return self._pool
 
     def _new_pool(self) -> ConnectionPool:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from broker_adapter.nats.event_loop import LoopThread
 from broker_adapter.nats.failover_connection import FailoverConnection, NatsServers
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.runtime.process_fork import reset_in_children
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ class ProcessSession:
 
         Raises BrokerUnavailable once closed, and where it does not end in time.
         """
+        notice_fork()
         with self._lock:
             if self._is_closed:
                 raise BrokerUnavailable(f"the broker for NATS at {self._servers.place} is closed; open a new one")
@@ -57,6 +58,7 @@ class ProcessSession:
 
     def close(self) -> None:
         """End the connection and the thread; idempotent."""
+        notice_fork()
         with self._lock:
             self._is_closed = True
             session, self._session = self._session, None

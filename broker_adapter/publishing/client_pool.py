@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.process_fork import reset_in_children
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 
 class PooledClient(Protocol):
@@ -49,6 +49,7 @@ class ClientPool(Generic[C]):
 
     def close(self) -> None:
         """Close the clients that are free, and those in use as soon as they are given back. Idempotent."""
+        notice_fork()
         with self._lock:
             self._closed = True
             free, self._free = self._free, []
@@ -63,6 +64,7 @@ class ClientPool(Generic[C]):
         self._free, self._open = [], set()
 
     def _take(self) -> C:
+        notice_fork()
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this broker was closed; connect again")

@@ -25,7 +25,7 @@ from outbox_core.messages.message import (
     refusal_of_delay,
 )
 from outbox_core.runtime.event_logger import EventLogger
-from outbox_core.runtime.process_fork import reset_in_children
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -96,6 +96,7 @@ class PublishOnlyBroker:
         """Store a batch; a message that is not due yet is rejected where the engine cannot delay it."""
         if not batch:
             return []
+        notice_fork()
         end_ms = self._clock.monotonic_ms() + self._timeout_ms
         now_ms = self._clock.now_ms()
         can_delay = Capability.DELAY in self.capabilities
@@ -150,6 +151,7 @@ class PublishOnlyBroker:
 
     def inspect(self, topics: Sequence[str] = ()) -> Inspection:
         """Ask the server about its settings and these topics."""
+        notice_fork()
         return self._publisher.inspect(topics, timeout_ms=self._timeout_ms)
 
     def report_weaknesses(self) -> None:

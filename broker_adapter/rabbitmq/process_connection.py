@@ -11,7 +11,7 @@ import pika
 
 from broker_adapter.rabbitmq.connection import RabbitMqConnection
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.process_fork import reset_in_children
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 
 class ProcessConnection:
@@ -31,6 +31,7 @@ class ProcessConnection:
 
         Raises exceptions of the client, TimeoutError, and ConfigurationError once closed.
         """
+        notice_fork()
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=max(timeout_s, 0)):
             raise TimeoutError("no connection in time")
@@ -54,6 +55,7 @@ class ProcessConnection:
 
     def close(self) -> None:
         """End the connection of this process. Idempotent."""
+        notice_fork()
         with self._lock:
             self._is_closed = True
             connection, self._connection = self._connection, None

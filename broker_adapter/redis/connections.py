@@ -7,7 +7,6 @@ clusters cannot do that.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -31,7 +30,7 @@ from broker_adapter.redis.login import login_settings
 from broker_adapter.redis.redis_options import database_of
 from broker_adapter.redis.sentinel_servers import open_sentinel_servers, refuse_sentinel_options
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.runtime.process_fork import reset_in_children
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 Command = Sequence[str | bytes | int]
 Answer = Any
@@ -156,31 +155,35 @@ class ProcessServers:
         self._open_servers = open_servers
         self._lock = threading.Lock()
         self._servers: Servers | None = None
-        self._process = os.getpid()
+        self._of_parents: list[Servers] = []
         self._closed = False
         reset_in_children(self)
 
     def own(self) -> Servers:
         """Those of this process. Raises ConfigurationError once closed."""
+        notice_fork()
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this broker was closed; connect again")
-            if self._servers is None or self._process != os.getpid():
-                self._servers, self._process = self._open_servers(), os.getpid()
+            if self._servers is None:
+                self._servers = self._open_servers()
             return self._servers
 
     def close(self) -> None:
         """Close the connections of this process; idempotent."""
+        notice_fork()
         with self._lock:
             self._closed = True
             servers, self._servers = self._servers, None
-            owned = self._process == os.getpid()
-        if servers is not None and owned:
+        if servers is not None:
             servers.close()
 
     def reset_after_fork(self) -> None:
-        """Have a lock of its own in a forked child: another thread may have held the parent's."""
+        """Open servers of its own in a forked child. The parent's are kept: freeing them would close connections."""
         self._lock = threading.Lock()
+        if self._servers is not None:
+            self._of_parents.append(self._servers)
+            self._servers = None
 
 
 def opener(url: BrokerUrl, *, timeout_ms: int, ca_file: str | None) -> Callable[[], Servers]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +14,7 @@ from outbox_core.assignment.registry import execute
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
 
 logger: EventLogger = EventLogger(__name__)
@@ -41,11 +40,12 @@ class LeasedAssignment:
         self._left = False
         self._failed_beats = 0
         self._problem: str | None = None
-        _watch_forks(self)
+        reset_in_children(self)
 
     @property
     def instance(self) -> str:
         """The id of this process's instance."""
+        notice_fork()
         return self._registry.instance
 
     @property
@@ -56,17 +56,20 @@ class LeasedAssignment:
     @property
     def failed_beats(self) -> int:
         """See Assignment.failed_beats."""
+        notice_fork()
         return self._failed_beats
 
     @property
     def problem(self) -> str | None:
         """See Assignment.problem."""
+        notice_fork()
         return self._problem
 
     def beat(self, sources: Sequence[Resource]) -> frozenset[str]:
         """See Assignment.beat. If nothing changes, a database gets three statements, ZooKeeper nothing."""
         if len(sources) > SOURCES_MAX:
             raise ConfigurationError(f"{len(sources):,} sources are more than {SOURCES_MAX:,}: use more lease schemas")
+        notice_fork()
         with self._lock:
             if self._left:
                 return frozenset()
@@ -80,6 +83,7 @@ class LeasedAssignment:
 
     def leave(self) -> None:
         """See Assignment.leave. If the registry is unavailable, the leases expire."""
+        notice_fork()
         with self._lock:
             if self._left:
                 return
@@ -154,20 +158,3 @@ class LeasedAssignment:
                     "lost_names": lost[:_NAMES_LOGGED_MAX],
                 },
             )
-
-
-_assignments: weakref.WeakSet[LeasedAssignment] = weakref.WeakSet()
-_fork_hook_is_set = threading.Event()
-
-
-def _watch_forks(assignment: LeasedAssignment) -> None:
-    """Reset this assignment in forked children; the first one registers the process's only hook."""
-    if not _fork_hook_is_set.is_set():
-        _fork_hook_is_set.set()
-        os.register_at_fork(after_in_child=_after_fork_in_child)
-    _assignments.add(assignment)
-
-
-def _after_fork_in_child() -> None:
-    for assignment in list(_assignments):
-        assignment.reset_after_fork()

@@ -1,7 +1,8 @@
 """ForkGate: delays forks briefly, until no background transaction of this process is open.
 
 A child that is forked during a SQLite transaction inherits the library's record of its lock, but not the thread that
-would release it: each write of the child then fails with "database is locked".
+would release it: each write of the child then fails with "database is locked". A fork in C cannot be delayed: the gate
+is open in its child, which on SQLite has to be forked while nothing is being sent.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
-from weakref import WeakSet
 
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 _PARTS: Final = ("messages", "actions", "schedule")
 """The folders inside a broker's data folder."""
@@ -38,7 +38,11 @@ def _is_data_folder(folder: Path) -> bool:
 
 
 class FolderLock:
-    """A lock held from acquire() to release(), or to the end of the process; forked children do not hold it."""
+    """A lock held from acquire() to release(), or to the end of the process; forked children do not hold it.
+
+    A child that was forked in C keeps the kernel's lock until it uses any of ours: if the parent is killed before that,
+    the folder is in use until the child ends.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
@@ -60,28 +64,18 @@ class FolderLock:
             os.pwrite(descriptor, note, 0)  # overwritten in place: a full disk may not give the old note's block back
             os.ftruncate(descriptor, len(note))
         self._descriptor = descriptor
-        _acquired.add(self)
+        reset_in_children(self)
 
     def release(self) -> None:
         """Release the lock; idempotent."""
+        notice_fork()  # a child shares the parent's lock in the kernel, and would release that
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that is just being forked has the descriptor, too
             os.close(descriptor)
 
-    def leave_to_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """Let go of the lock in a forked child, without releasing it: it is the parent's."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-
-_acquired: Final[WeakSet[FolderLock]] = WeakSet()
-
-
-def _leave_to_parent() -> None:
-    for lock in list(_acquired):
-        lock.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
+from tests.fixtures.forks import FORK_IDS
 
 FORKS_ARE_MEANT = "ignore:This process:DeprecationWarning"  # of Python 3.12 and later, where there are threads
 ROOT = Path(__file__).parents[2]
@@ -19,6 +20,7 @@ FORKING = """
 import os, sys
 from outbox_core import GroupConfig, Message, connect
 from outbox_core.common.errors import ConfigurationError
+from tests.fixtures.forks import FORK_IDS, FORKS
 
 
 def publish(name):
@@ -35,7 +37,7 @@ def tell(what, call):
 broker = connect(f"embedded:{sys.argv[1]}")
 admin = broker.admin
 publish("before")
-child = os.fork()
+child = dict(zip(FORK_IDS, FORKS))[sys.argv[2]].values[0]()
 if not child:
     tell("publish", lambda: publish("childs"))
     tell("declare", lambda: admin.declare_group("t", "childs", GroupConfig()))
@@ -49,8 +51,9 @@ print(os.getpid(), admin.figures("t")["stored"])
 
 
 @pytest.mark.processes
-def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path) -> None:
-    lines = run(FORKING, tmp_path / "data").splitlines()
+@pytest.mark.parametrize("fork", FORK_IDS)
+def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path, fork: str) -> None:
+    lines = run(FORKING, tmp_path / "data", fork=fork).splitlines()
     process, stored = lines[-1].split()
     refused = f"refused: data is in use by process {process}"
 
@@ -64,11 +67,12 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path) -> Non
 OUTLIVED = """
 import os, sys
 from outbox_core import Message, connect
+from tests.fixtures.forks import FORK_IDS, FORKS
 
 folder, living = sys.argv[1], os.pipe()
 broker = connect(f"embedded:{folder}")
 broker.publish([Message(id="1", topic="t", body=b"1")])
-child = os.fork()
+child = dict(zip(FORK_IDS, FORKS))[sys.argv[2]].values[0]()
 if not child:
     os.close(living[1])
     os.read(living[0], 1)  # to the end of the parent
@@ -81,14 +85,15 @@ print([one.body for one in broker.pull("t", "g")], os.waitpid(child, os.WNOHANG)
 
 
 @pytest.mark.processes
-def test_a_child_that_lives_on_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
-    assert run(OUTLIVED, tmp_path / "data") == "[b'1', b'2'] 0\n"
+@pytest.mark.parametrize("fork", FORK_IDS)
+def test_a_child_that_lives_on_does_not_keep_the_folder_locked(tmp_path: Path, fork: str) -> None:
+    assert run(OUTLIVED, tmp_path / "data", fork=fork) == "[b'1', b'2'] 0\n"
 
 
-def run(program: str, folder: Path) -> str:
-    """What the program prints."""
+def run(program: str, folder: Path, *, fork: str) -> str:
+    """What the program prints, which forks in this way."""
     done = subprocess.run(
-        [sys.executable, "-W", FORKS_ARE_MEANT, "-c", program, str(folder)],
+        [sys.executable, "-W", FORKS_ARE_MEANT, "-c", program, str(folder), fork],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -23,6 +23,7 @@ from outbox_core import Broker, GroupConfig, Message, connect
 from outbox_core.common.clock import Clock, ManualClock
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox_core.messages.ids import new_message_id
+from tests.fixtures.forks import FORK_IDS
 
 Make = Callable[..., TemporaryBroker]
 ROOT = Path(__file__).parents[2]
@@ -270,10 +271,11 @@ def test_closed_nothing_of_it_stays(tmp_path: Path) -> None:
     assert done == "1 []\n"
 
 
-def test_what_is_left_open_is_removed_at_exit_and_a_forked_child_removes_nothing(tmp_path: Path) -> None:
-    done = run(f"{OPENED}\n{FORKED}\nprint(len(folders()), broker.pull('t', 'g')[0].body)", tmp_path)
+@pytest.mark.parametrize("fork", FORK_IDS)
+def test_what_is_left_open_is_removed_at_exit_and_a_forked_child_removes_nothing(tmp_path: Path, fork: str) -> None:
+    done = run(f"{OPENED}\n{FORKED}\nprint(len(folders()), broker.pull('t', 'g')[0].body)", tmp_path, fork)
 
-    assert done == "in-memory broker belongs to the process\n1 b'x'\n"
+    assert done == "in-memory broker belongs to the process\n[] 2\n1 b'x'\n"
     assert run(f"{IMPORTS}\nprint(folders())", tmp_path) == "[]\n"
 
 
@@ -281,33 +283,36 @@ IMPORTS = """
 import glob, os, sys, threading
 from outbox_core import Message, connect
 from outbox_core.common.errors import ConfigurationError
+from tests.fixtures.forks import FORK_IDS, FORKS
 
 
 def folders():
     return glob.glob(os.path.join(os.environ["TMPDIR"], "outbox-memory-*"))
 """
 OPENED = f"""{IMPORTS}
-broker = connect("memory:", folder=os.environ["TMPDIR"])
+broker = connect("memory://shop", folder=os.environ["TMPDIR"])
 broker.publish([Message(id="1", topic="t", body=b"x")])
 assert len(folders()) == 1
 """
 FORKED = """
-child = os.fork()
+child = dict(zip(FORK_IDS, FORKS))[sys.argv[1]].values[0]()
 if not child:
     try:
         broker.pull("t", "g")
     except ConfigurationError as error:
         print(str(error)[3:42], flush=True)
+    own = connect("memory://shop", folder=os.environ["TMPDIR"])
+    print(own.pull("t", "g"), len(folders()), flush=True)
     sys.exit()
 os.waitpid(child, 0)
 """
 
 
-def run(program: str, folder: Path) -> str:
+def run(program: str, folder: Path, *arguments: str) -> str:
     """What the program prints, with temporary folders in `folder`."""
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-W", FORKS_ARE_MEANT, "-c", program],
+        [sys.executable, "-W", FORKS_ARE_MEANT, "-c", program, *arguments],
         env=environment,
         capture_output=True,
         text=True,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from outbox import Outbox
 from outbox.store.async_background import AsyncBackground
 from outbox.store.database import background_engine, open_engine
+from outbox_core.messages.message import Message
+from tests.fixtures.forks import FORKS
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop
 
@@ -52,6 +58,58 @@ def sends_and_settles(shop: Shop, engine: AsyncEngine) -> bool:
     asyncio.run(job())
     assert [one.key for one in broker.stored] == ["ключ"]
     return shop.rows() == []
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_forked_child_sends_what_it_commits_on_an_async_engine_and_its_parent_goes_on(
+    sqlite_shop: Shop, tmp_path: Path, fork: Callable[[], int]
+) -> None:
+    sending, go_on = threading.Event(), threading.Event()
+
+    def hang(batch: Sequence[Message]) -> None:
+        if batch[0].body == b"1":
+            sending.set()
+            assert go_on.wait(WAIT_SECONDS)
+
+    broker = RecordingBroker(hang)
+    engine = create_async_engine(make_url(sqlite_shop.database.url).set(drivername="sqlite+aiosqlite"))
+    box = sqlite_shop.box(broker, engine=engine)
+    commit(engine, box, 0)
+    while sqlite_shop.rows():
+        time.sleep(0.001)
+    commit(engine, box, 1)
+    assert sending.wait(WAIT_SECONDS)  # so that no transaction is open: no hook of a fork in C would wait for its end
+
+    child = fork()
+    if child == 0:
+        signal.alarm(WAIT_SECONDS)  # which ends a child that waits for a thread of its parent's
+        try:
+            commit(engine, box, 2)
+            emptied = box.close()
+            (tmp_path / "sent").write_text(f"{emptied} {[message.body for message in broker.stored]}")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    go_on.set()
+    commit(engine, box, 3)
+
+    assert (tmp_path / "sent").read_text() == "True [b'0', b'2']"
+    assert box.close()
+    assert [message.body for message in broker.stored] == [b"0", b"1", b"3"]
+    assert sqlite_shop.payments() == [0, 1, 2, 3]
+    assert sqlite_shop.rows() == []
+
+
+def commit(engine: AsyncEngine, box: Outbox, number: int) -> None:
+    """One committed payment and its message, in an event loop of its own, which leaves no connection open."""
+
+    async def job() -> None:
+        async with AsyncSession(engine) as session, session.begin():
+            await session.execute(insert(Payment).values(id=number, note=""))
+            box.publish("paid", str(number), session=session)
+        await engine.dispose()
+
+    asyncio.run(job())
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

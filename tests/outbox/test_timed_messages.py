@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +35,7 @@ from outbox_core.messages.message import DUE_HEADER, Message, PublishResult
 from outbox_core.messages.timing_port import TimedRow, Timer
 from spark_reconcile.sources.sql_statements import WITHDRAWN, WITHDREW, archive_note
 from tests.fixtures.databases import Database
+from tests.fixtures.forks import FORKS
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 
@@ -203,6 +207,32 @@ def test_a_dead_store_costs_commits_and_sends_nothing(shop: Shop, prompt: Prompt
     assert (metrics.registry.get_sample_value("outbox_sender_dropped_rows_total") or 0) >= 1
     come_due(shop)
     assert shop.scan(prompt).run().accepted == 20
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_forked_child_adds_the_timers_of_its_own_commits(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers, tmp_path: Path, fork: Callable[[], int]
+) -> None:
+    box = shop.box(prompt, timing=timers)
+    first = publish(box, delay=HOUR)
+    timers.wait_for(1)
+
+    child = fork()
+    if child == 0:
+        signal.alarm(WAIT_SECONDS)  # which ends a child that waits for a thread of its parent's
+        try:
+            shop.engine.dispose(close=False)
+            timers.timers.clear()
+            published = publish(box, delay=HOUR)
+            (tmp_path / "added").write_text(str([one.row.id for one in timers.wait_for(1)] == [published.id]))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    last = publish(box, delay=HOUR)
+
+    assert (tmp_path / "added").read_text() == "True"
+    assert [one.row.id for one in timers.wait_for(2)] == [first.id, last.id]
+    assert len(shop.rows()) == 3
 
 
 def test_a_full_queue_of_timers_drops_and_a_failure_ends_no_thread() -> None:

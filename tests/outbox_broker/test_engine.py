@@ -17,11 +17,13 @@ import pytest
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.timer import TOLD_MS
+from outbox_broker.log.folder_lock import FolderLock
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
 from outbox_core.journal.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, SegmentKind, segment_paths
 from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX, DELAY_MAX_MS
 from outbox_core.messages.message import Delivery, GroupConfig, Message
+from tests.fixtures.forks import FORKS
 from tests.outbox_broker.failing_storage import FailingStorage, HeldSyncs
 from tests.outbox_broker.open_files import open_files
 
@@ -236,6 +238,25 @@ def test_a_second_process_on_the_folder_is_refused_and_told_who_holds_it(engine:
 
     assert other.returncode == 1
     assert f"in use by process {os.getpid()} on " in other.stderr
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_forked_child_that_releases_a_folders_lock_leaves_its_parents(
+    tmp_path: Path, fork: Callable[[], int]
+) -> None:
+    lock = FolderLock(tmp_path)
+    lock.acquire()
+
+    child = fork()
+    if child == 0:
+        lock.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    with pytest.raises(ConfigurationError, match=f"process {os.getpid()} on "):
+        FolderLock(tmp_path).acquire()
+    lock.release()
+    FolderLock(tmp_path).acquire()
 
 
 def test_a_full_disk_on_opening_is_told_as_such_and_the_folder_let_go(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Final
 
@@ -10,6 +9,7 @@ from broker_adapter.redis.script_sender import Deadline, ScriptSender
 from broker_adapter.redis.timers.slot_scripts import SlotScripts
 from broker_adapter.redis.wake_subscription import SLICE_S, WakeSubscription
 from outbox_core.common.clock import Clock
+from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 IDLE_MS: Final = 1_000
 """The longest sleep: what no wake-up tells of, such as a deadline that another consumer's pull made, waits so long."""
@@ -88,14 +88,14 @@ class TopicWakeups:
         self._clock = clock
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._process = os.getpid()
         self._of_topic: dict[str, TopicWakeup] = {}
+        self._of_parents: list[dict[str, TopicWakeup]] = []
+        reset_in_children(self)
 
     def of(self, topic: str) -> TopicWakeup:
         """That of a topic."""
+        notice_fork()
         with self._lock:
-            if self._process != os.getpid():
-                self._of_topic, self._process = {}, os.getpid()
             if topic not in self._of_topic:
                 channel = self._scripts.wake_channel(topic)
                 subscription = WakeSubscription(self._sender, channel, closing=self._closing, clock=self._clock)
@@ -104,8 +104,15 @@ class TopicWakeups:
 
     def close(self) -> None:
         """Close the connections. Those that wait return. Idempotent."""
+        notice_fork()
         self._closing.set()
         with self._lock:
-            of_topic = list(self._of_topic.values()) if self._process == os.getpid() else []
+            of_topic = list(self._of_topic.values())
         for wakeup in of_topic:
             wakeup.close()
+
+    def reset_after_fork(self) -> None:
+        """Subscribe anew in a forked child. The parent's subscriptions are kept: freeing them would end them."""
+        self._lock = threading.Lock()
+        self._of_parents.append(self._of_topic)
+        self._of_topic = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -294,14 +293,11 @@ def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(
     assert ids([line.submit(message("b"))]) == ["b"]
 
 
-def test_a_child_of_a_fork_leaves_what_was_submitted_to_its_parent(
-    line: BackgroundPublisher, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_of_a_fork_leaves_what_was_submitted_to_its_parent(line: BackgroundPublisher, wire: Wire) -> None:
     futures = submit_behind_a_request(line, wire, message("a"), message("b"))
 
-    with monkeypatch.context() as child_process:
-        child_process.setattr(os, "getpid", lambda: -1)
-        child = line.submit(message("c"))
+    line.reset_after_fork()
+    child = line.submit(message("c"))
     wire.go_on.release(3)
 
     assert ids([*futures, child]) == ["a", "b", "c"]

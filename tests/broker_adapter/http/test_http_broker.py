@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +27,9 @@ from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import PublishResult
 from outbox_core.messages.publish_guard import publish_guarded
 from outbox_core.messages.refused_batch_isolation import publish_isolated
+from tests.broker_adapter.publishing.forking_program import PUBLISHED, publish_across_fork
 from tests.broker_adapter.servers import served
+from tests.fixtures.forks import FORK_IDS
 
 
 @pytest.fixture
@@ -513,32 +513,13 @@ def test_many_threads_share_one_broker(start: Callable[..., HttpServer], connect
     assert broker.admin.figures("t")["stored"] == 80
 
 
-FORKING = """
-import os, sys
-from broker_adapter.http import HttpBroker
-from outbox_core import Message
-
-broker = HttpBroker(sys.argv[1])
-broker.publish([Message(id="before", topic="t", body=b"")])
-child = os.fork()
-for number in range(20):
-    name = "parent" if child else "child"
-    [result] = broker.publish([Message(id=f"{name}-{number}", topic="t", body=b"")])
-    assert (result.id, result.status) == (f"{name}-{number}", "stored"), result
-broker.close()
-if child:
-    _, status = os.waitpid(child, 0)
-    sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
 @pytest.mark.processes
+@pytest.mark.parametrize("fork", FORK_IDS)
 def test_parent_and_child_of_a_fork_do_not_share_connections(
-    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker], fork: str
 ) -> None:
     url = start().url
 
-    result = subprocess.run([sys.executable, "-c", FORKING, url], capture_output=True, timeout=120, check=False)
+    publish_across_fork(url, "t", fork=fork)
 
-    assert result.returncode == 0, result.stderr.decode()
-    assert connected(url).admin.figures("t")["stored"] == 41
+    assert connected(url).admin.figures("t")["stored"] == len(PUBLISHED)

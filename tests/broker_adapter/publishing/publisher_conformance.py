@@ -23,8 +23,10 @@ from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.broker_adapter.publishing.engine_under_test import EngineUnderTest
+from tests.broker_adapter.publishing.forking_program import PUBLISHED, publish_across_fork
 from tests.engines.outbox_load import wait_for
 from tests.fixtures.cutting_tcp_proxy import THREADS as PROXY_THREADS
+from tests.fixtures.forks import FORK_IDS
 
 YEAR_MS = 365 * 24 * 3_600_000
 WAIT_SECONDS = 300
@@ -270,6 +272,16 @@ def test_close_is_idempotent_and_ends_all_threads(engine: EngineUnderTest, made_
 def threads() -> int:
     """How many run in this process, without those of the proxies between a cluster's servers."""
     return sum(thread.name != PROXY_THREADS for thread in threading.enumerate())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fork", FORK_IDS)
+def test_a_forked_child_publishes_by_a_connection_of_its_own_and_its_parent_keeps_its_own(
+    engine: EngineUnderTest, made_topic: str, fork: str
+) -> None:
+    publish_across_fork(engine.url, made_topic, fork=fork)
+
+    assert sorted(one.body.decode() for one in engine.read(made_topic, count=len(PUBLISHED))) == PUBLISHED
 
 
 def test_a_killed_server_is_unavailable_in_time_and_what_it_acknowledged_is_there_after_its_restart(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -276,28 +275,6 @@ def test_why_a_server_refuses_is_said_though_the_connection_ends_before_its_repl
         broker.close()
 
     assert bodies_of(server, "t", count=1) == [0]
-
-
-def test_a_child_of_a_fork_has_connections_of_its_own(server: RedisServer, open_broker: Open) -> None:
-    broker = open_broker(f"redis://{HOST}:{server.port}/?wait=0")
-    broker.publish([message("t", 0)])
-
-    child = os.fork()
-    if child == 0:
-        status = 1
-        with contextlib.suppress(BaseException):
-            for n in range(100, 150):
-                broker.publish([message("t", n)])
-            broker.close()
-            status = 0
-        os._exit(status)
-    for n in range(1, 50):
-        assert broker.publish([message("t", n)])[0].id == message("t", n).id
-    _, status = os.waitpid(child, 0)
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert sorted(bodies_of(server, "t", count=100)) == [*range(50), *range(100, 150)]
-    assert broker.publish([message("t", 200)])[0].status is PublishStatus.STORED
 
 
 def test_a_closed_broker_says_so(server: RedisServer) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from outbox_core.runtime.logs import event_name
 from tests.compensator.assignment.fleet import LONG, Fleet, names
+from tests.fixtures.forks import FORKS
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.shop import Shop, open_shop
 
@@ -350,7 +352,8 @@ def test_leaving_while_the_database_is_out_is_not_an_error(fleet: Fleet, caplog:
     assert told(caplog) == ["assignment_leave_failed"]
 
 
-def test_a_fresh_process_is_an_instance_of_its_own_after_a_fork(fleet: Fleet) -> None:
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_fresh_process_is_an_instance_of_its_own_after_a_fork(fleet: Fleet, fork: Callable[[], int]) -> None:
     one = fleet.instance()
     one.beat(names(4))
     reading, writing = os.pipe()
@@ -358,7 +361,7 @@ def test_a_fresh_process_is_an_instance_of_its_own_after_a_fork(fleet: Fleet) ->
     connections: list[int] = []
     event.listen(fleet.engine_of(0), "connect", lambda *_: connections.append(1))
 
-    child = os.fork()
+    child = fork()
     if child == 0:
         answer = f"{one.instance} {sorted(one.beat(names(4)))} on {len(connections)} new connection"
         os.write(writing, answer.encode())

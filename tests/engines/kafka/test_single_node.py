@@ -1,8 +1,7 @@
-"""Kafka on one node: small messages beside a low limit, weak topics, a paused server, logins, a forked child."""
+"""Kafka on one node: small messages beside a low limit, weak topics, a paused server, logins."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -114,23 +113,3 @@ def test_a_paused_server_is_unavailable_within_the_time_out(
     broker.close()
 
     assert took_seconds < 60
-
-
-def test_a_forked_child_publishes_by_a_producer_of_its_own_and_ends(
-    own_engine: KafkaEngine, node: KafkaCluster, topic: str
-) -> None:
-    node.make_topic(topic)
-    broker = connect(own_engine.url)
-    broker.publish([message(topic, 0)])
-
-    child = os.fork()
-    if child == 0:
-        stored = broker.publish([message(topic, 1)])[0].status is PublishStatus.STORED
-        broker.close()
-        os._exit(0 if stored else 1)
-    _, status = os.waitpid(child, 0)
-    broker.publish([message(topic, 2)])
-    broker.close()
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert [one.id for one in own_engine.read(topic, count=3)] == ["m-0", "m-1", "m-2"]

@@ -1,8 +1,7 @@
-"""Pulsar paused, topics that take no message or keep none, a forked child, and the interpreter's end."""
+"""Pulsar paused, topics that take no message or keep none, and the interpreter's end."""
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import open_broker, with_option
@@ -145,24 +143,6 @@ def test_a_namespace_that_drops_what_nobody_has_read_is_named(
     server.ask("POST", f"namespaces/{namespace}/messageTTL", json=3_600)
 
     wait_for(lambda: len(broker.inspect([]).weaknesses) == 2)
-
-
-def test_a_forked_child_publishes_by_a_client_of_its_own_and_ends(own_engine: PulsarEngine, topic: str) -> None:
-    own_engine.make_topic(topic)
-    broker = connect(own_engine.url)
-    broker.publish([message(topic, 0)])
-
-    child = os.fork()
-    if child == 0:
-        stored = broker.publish([message(topic, 1)])[0].status is PublishStatus.STORED
-        broker.close()
-        os._exit(0 if stored else 1)
-    _, status = os.waitpid(child, 0)
-    broker.publish([message(topic, 2)])
-    broker.close()
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert [one.id for one in own_engine.read(topic, count=3)] == ["m-0", "m-1", "m-2"]
 
 
 def test_a_program_that_closes_nothing_ends_well(engine: PulsarEngine, topic: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -158,21 +157,3 @@ def test_settings_that_cannot_be_seen_are_reported_as_unknown(cluster: RocketMqC
 
     assert ["is unknown" in one.problem for one in weaknesses] == [True, True]
     assert ["?nameserver=" in weaknesses[0].cure, "check nameserver=" in weaknesses[1].cure] == [True, True]
-
-
-def test_a_forked_child_publishes_by_a_connection_of_its_own_and_ends(
-    engine: RocketMqEngine, broker: Broker, topic: str
-) -> None:
-    engine.make_topic(topic)
-    broker.publish([Message(id="m0", topic=topic, body=b"x")])
-
-    child = os.fork()
-    if child == 0:
-        stored = broker.publish([Message(id="m1", topic=topic, body=b"x")])[0].status is STORED
-        broker.close()
-        os._exit(0 if stored else 1)
-    _, status = os.waitpid(child, 0)
-    broker.publish([Message(id="m2", topic=topic, body=b"x")])
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert [one.id for one in engine.read(topic, count=3)] == ["m0", "m1", "m2"]

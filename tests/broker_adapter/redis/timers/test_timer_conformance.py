@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -18,8 +19,10 @@ from tests.broker_adapter.conformance.test_joining import *  # noqa: F403
 from tests.broker_adapter.conformance.test_publish_and_pull import *  # noqa: F403
 from tests.broker_adapter.conformance.test_schedule import *  # noqa: F403
 from tests.broker_adapter.conformance.test_settling import *  # noqa: F403
+from tests.broker_adapter.publishing.forking_program import PUBLISHED, publish_across_fork
 from tests.broker_adapter.redis.redis_cluster import STEADY_MS, redis_cluster
 from tests.broker_adapter.redis.redis_server import HOST, redis_server
+from tests.fixtures.forks import FORK_IDS
 
 del test_a_seek_to_an_offset_replays_from_there_and_makes_old_receipts_stale  # noqa: F821
 del test_a_seek_to_a_time_replays_what_came_from_then_on  # noqa: F821
@@ -45,3 +48,14 @@ def broker(url: str) -> Iterator[Broker]:
     opened = connect(f"{url}&prefix={uuid.uuid4().hex}:")
     yield opened
     opened.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fork", FORK_IDS)
+def test_a_forked_child_publishes_by_a_connection_of_its_own_and_its_parent_keeps_its_own(url: str, fork: str) -> None:
+    prefixed = f"{url}&prefix={uuid.uuid4().hex}:"
+
+    publish_across_fork(prefixed, "t", fork=fork)
+
+    with closing(connect(prefixed)) as broker:
+        assert broker.admin.figures("t")["stored"] == len(PUBLISHED)
