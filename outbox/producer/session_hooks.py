@@ -195,7 +195,15 @@ def open_savepoints(session: Session) -> tuple[Savepoint, ...]:
 
 
 def _refuse_if_over(state: _SessionState) -> None:
-    """Raise an error if the Session's transaction was ended below it: by its Connection, or by the server."""
+    """Raise an error if the Session's transaction was ended below it: by its Connection, or by the server; or one of
+    its savepoints was rolled back below it, so that what follows is not in the savepoint that the Session will end.
+    """
+    for scope in state.scopes:
+        if not scope.is_undone and any(mark.is_undone for mark in scope.marks):
+            raise NoTransaction(
+                "this transaction, or a savepoint of it, was rolled back by its Connection, which the Session does not "
+                "know: roll back by the Session or its block, and run it again"
+            )
     for joined in state.joined:
         connection = joined.connection
         joined.transaction.look()

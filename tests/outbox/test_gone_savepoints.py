@@ -98,6 +98,45 @@ def test_a_statement_that_ends_the_transaction_in_a_savepoint_on_sqlite_refuses_
     assert (sqlite_shop.payments(), sqlite_shop.rows()) == ([], [])
 
 
+def test_what_is_published_in_a_savepoint_that_its_connection_rolled_back_is_refused(
+    shop: Shop, broker: RecordingBroker
+) -> None:
+    """The row would be in the transaction around it, and the end of the block would take the message alone."""
+    box = shop.box(broker, sender=NO_SENDER)
+
+    with Session(shop.engine) as session:
+        savepoint = session.begin_nested()
+        session.connection().get_nested_transaction().rollback()  # type: ignore[union-attr]
+        with pytest.raises(NoTransaction, match="a savepoint of it, was rolled back by its Connection"):
+            box.publish("paid.1", "", session=session)
+        with contextlib.suppress(InvalidRequestError):
+            savepoint.commit()
+        session.rollback()
+        pay(box, session, 2)
+        session.commit()
+
+    assert (shop.payments(), shop.row_topics()) == ([2], ["paid.2"])
+
+
+def test_a_session_whose_own_savepoint_its_connection_rolled_back_commits_no_message_published_before_it(
+    shop: Shop, broker: RecordingBroker
+) -> None:
+    """Published before its first statement, and so before the savepoint that was rolled back."""
+    box = shop.box(broker, sender=NO_SENDER)
+
+    with shop.engine.connect() as connection, connection.begin():
+        connection.begin_nested()
+        session = Session(connection)
+        box.publish("paid.1", "", session=session)
+        session.execute(text("INSERT INTO payment (id, note) VALUES (1, '')"))
+        connection.get_nested_transaction().rollback()  # type: ignore[union-attr]
+        with pytest.raises(NoTransaction, match="was rolled back by its Connection"):
+            session.commit()
+        session.rollback()
+
+    assert (shop.payments(), shop.row_topics()) == ([], [])
+
+
 def test_a_savepoint_behind_a_rollback_by_hand_on_sqlite_is_not_a_transaction_of_its_own(
     sqlite_shop: Shop, broker: RecordingBroker
 ) -> None:
