@@ -118,6 +118,9 @@ class Failure(StrEnum):
 
 ONE_SIDED = frozenset({Failure.LOCKED, Failure.NO_CONNECTION, Failure.CANCELLED, Failure.LOST})
 
+_SAVEPOINT_GONE = "(1305, 'SAVEPOINT"
+"""By which a server says that a transaction has ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -387,7 +390,7 @@ class Run:
         self._note_divergence(path, outcome, place)
         if isinstance(step, Stranger) and outcome.failure is not None and self._followed is not None:
             self.trace.uncertain.add(step.number)  # what plain SQLAlchemy cannot do, it need not do with messages
-        if outcome.failure is Failure.REFUSED:
+        if outcome.failure is Failure.REFUSED or _SAVEPOINT_GONE in outcome.error:
             self._told = True
         return outcome
 
@@ -434,6 +437,8 @@ class Run:
         that slot any more.
         """
         seen = None if self._followed is None else self._followed.outcomes.get(path)
+        if seen is not None and _SAVEPOINT_GONE in seen.error:
+            self._diverge(place)  # at which statement a server says it depends on those that are sent
         is_refused = place is not None and place.refused
         if seen is None or (
             (seen.failure is None) == (outcome.failure is None) and not (is_refused and seen.error != outcome.error)
