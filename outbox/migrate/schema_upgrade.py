@@ -236,16 +236,19 @@ def _record_owner(connection: Connection, place: TablePlace, *, wanted: SchemaOw
     identity = outbox_tables(place).identity
     if place.schema is None or place.prefix or not inspect(connection).has_table(identity.name, schema=place.schema):
         return
+    # Looked at first: an UPDATE that changes nothing waits for producers, whose SERIALIZABLE transactions lock what
+    # they read.
+    found, business = owner_of(connection, place), connection.dialect.default_schema_name
     if wanted.name is not None:
-        said = {"owner": wanted.name, "is_shared": wanted.is_shared}
-        connection.execute(update(identity).where(identity.c.number == 1).values(said))
+        if (found.name, found.is_shared) != (wanted.name, wanted.is_shared):
+            said = {"owner": wanted.name, "is_shared": wanted.is_shared}
+            connection.execute(update(identity).where(identity.c.number == 1).values(said))
         return
-    business = connection.dialect.default_schema_name
-    if business:
+    if found.name is None and business:
         # Of two services that upgrade side by side the second one finds an owner here, as it waits for the first.
         first = update(identity).where(identity.c.number == 1, identity.c.owner.is_(None))
         connection.execute(first.values(owner=business))
-    if wanted.is_shared:
+    if wanted.is_shared and not found.is_shared:
         connection.execute(update(identity).where(identity.c.number == 1).values(is_shared=True))
     refuse_stranger(connection, connection.dialect, place.schema)
 
