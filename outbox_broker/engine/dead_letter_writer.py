@@ -31,7 +31,11 @@ class DeadLetterWriter:
         self._wakeups = wakeups
 
     def bury(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
-        """Create dead letters; without room for them, the messages are deferred, and delivered to nobody meanwhile."""
+        """Create dead letters; without room for them, the messages are deferred, and delivered to nobody meanwhile.
+
+        Dropping the oldest dead letters would lose what they are for. Files of their own would need an index with its
+        own checkpoints and crash windows, for groups in which a million messages failed and nobody looked.
+        """
         for start in range(0, len(deaths), DEATHS_AT_ONCE_MAX):
             if self._state.dead_letter_memory.size_bytes >= self._options.dead_letters_bytes_max:
                 self._put_off(topic, group, deaths[start:], at_ms=at_ms)

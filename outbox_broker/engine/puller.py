@@ -326,7 +326,7 @@ class Puller:
             options.group_in_hand_max - group.unsettled.delivered - redriven,
             max(options.in_hand_max - self._state.in_flight_total.count - back, own),
         )
-        if room < wanted:
+        if room < wanted:  # fewer messages, as SQS above its 120,000: a consumer could not act on an error
             self._wakeups.note_short(topic, group.name)
         return min(wanted, max(room, 0))
 

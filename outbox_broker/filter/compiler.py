@@ -117,6 +117,8 @@ def _number(spelt: ComparisonOperator, name: str, right: float) -> Predicate:
         text = headers.get(name)
         if text is None:
             return False
+        # A text that is no number makes the comparison unknown. RocketMQ throws, and matches nothing: that is the same
+        # but for the other arm of an OR, which still counts here. `1.0` equals 1, where RocketMQ reads no number.
         number = number_of(text)
         return number is not None and compare(number, right)
 

@@ -57,6 +57,8 @@ def split(node: Node, header: str) -> Split:
         return Split({}, as_condition(node))
     other = as_condition(_replaced(node, lambda test: _otherwise(test, header)))
     known: dict[str | None, Node] = {value: given(node, header, value) for value in values}
+    # Without the header both `type = 'a'` and its negation are unknown; for any other value one of them is true. Taking
+    # one for the other would deliver messages that SQL does not select.
     if any(header in headers_of(test) for test in tests):
         known[None] = given(node, header, None)
     return Split({value: left for value, left in known.items() if left != other}, other)

@@ -353,7 +353,8 @@ class Group:
     def redrive(self, ranges: Sequence[tuple[int, int]], *, now_ms: int, per_second: int | None = None) -> int:
         """Redrive dead letters in ordered ranges (first, end): a new generation, with attempts reset.
 
-        Returns how many messages were redriven. Key order does not apply to them.
+        Returns how many messages were redriven. Key order does not apply to them: their successors went long ago. All
+        get their visible times at once: no task is left to resume, and a restart replays the same times.
         """
         found = self.dead.take(ranges)
         if found:

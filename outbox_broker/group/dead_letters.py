@@ -1,6 +1,8 @@
 """Stores a group's dead letters as runs of messages with equal attributes, in columns. In memory, without I/O.
 
 Ids, keys and bodies are not here: they are in the message log, which keeps them as long as the messages are dead.
+A million dead letters with one reason are 32 MiB in a checkpoint, written in 0.1 to 0.7 s under the engine's lock; as
+rows with a reason each they were 218 MiB and 15 s.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 A group whose filter rejected everything since the group was at the end advances without reading: the index has seen it
 all. That holds only if the index saw every message: messages placed without it (dispatched, or from before a restart)
-are read.
+are read. So a way into the message log that forgets the index makes the broker slower, not wrong.
+Per group only the end of the last match is kept: a list of matches would make the pulls of a lagging group cheaper, at
+the price of memory or disk for every group and message, and of one message log for all groups.
 """
 
 from __future__ import annotations
