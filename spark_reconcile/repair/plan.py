@@ -47,6 +47,7 @@ class RepairAction(StrEnum):
 
     MAKE_DUE = "make due"
     WRITE_AGAIN = "write again"
+    # Safe to repeat: a broker that remembers the cancel answers `canceled` again, one that delivered it `too_late`.
     CANCEL_AGAIN = "cancel again"
     NOTHING = "nothing"
 

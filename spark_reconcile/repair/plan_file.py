@@ -1,7 +1,9 @@
 """Reads a plan of repairs from a file, and checks it against the current state of the sources. Changes nothing.
 
 A line is applied only if planning the same message again gives the same repair, and, for a message that would be
-inserted again, if the broker has not stored it since.
+inserted again, if the broker has not stored it since. A plan that was trusted would make a second message of one that a
+compensator or a person has sent meanwhile: the guards of the statements see the row, not the broker. So of a line only
+the id and the action count, an edited one can ask for nothing that --repair would not do, and no signature is needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Derives causes that explain many findings at once from measured numbers, with a sentence each. Pure."""
+"""Derives causes that explain many findings at once from measured numbers, with a sentence each. Pure.
+
+A cause explains, and excuses nothing: behind a log's end messages may be lost as well. So no verdict, exit status or
+repair changes. Not seen: two faults of one rule of which neither has SHARE_MIN of its findings, and a clock that
+drifted or stepped within the time range. The broker's clock is what all others are compared with, so its fault is named
+as one of all others.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Latencies of each hop, from a sample of the messages: by a hash of the id, so that all sources sample the same ids.
 
-They are stored by the hour as histograms, so that hours can be merged later.
+They are stored by the hour as histograms, so that hours can be merged later: percentiles cannot be, and Spark's
+sketches can, but not without Spark, which the report does not start.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ SAMPLE_ROWS: Final = 200_000
 """Approximate size of the sample; fewer messages are all measured."""
 HOPS_AN_HOUR_MAX: Final = 500
 """Limit of hops (of a topic and group) that are stored for an hour: those with the most messages."""
+# A file a window, since windows.json is replaced whole with each batch, and read by every report.
 FILE: Final = "latencies.json"
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 _ALL: Final = 0

@@ -1,4 +1,9 @@
-"""Retention gaps: hours that were purged from a source before they were evaluated. Pure."""
+"""Retention gaps: hours that were purged from a source before they were evaluated. Pure.
+
+If archive and log went together, an hour without a run looks like an hour without messages, and balances. Told are
+hours from the first one that was evaluated here, and from when the source was first seen: nobody had promised earlier
+ones.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def write_needed(
 
 def needed_since(shown: Collection[int], inputs: Iterable[InputExtent], *, slack_ms: int) -> dict[str, int]:
     """Returns the hold by kind of evidence, the minimum over its sources. Hours that a source no longer has do not
-    need it, nor do hours before the first one evaluated here.
+    need it, nor do hours before the first one evaluated here. An hour counts once it was evaluated at all: with
+    messages scheduled for two years, no hour would be final before.
     """
     found: dict[str, int] = {}
     for one in inputs:

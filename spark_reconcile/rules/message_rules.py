@@ -271,6 +271,9 @@ MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
         meaning="Sent, and older than what the broker's log still holds.",
     ),
     VerdictRule(
+        # The broker writes a cancel to its schedule, then to its action log, and answers when both are durable; it
+        # notes a repeated one again. So an answer without a note is a loss, told before the message is due and not
+        # after.
         name="cancel_not_noted",
         state=State.LOST,
         severity=Severity.FINDING,

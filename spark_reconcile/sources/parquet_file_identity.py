@@ -51,7 +51,8 @@ def _looks(name: str, *, rest_ms: int) -> str | None:
         stat = Path(path_of(name)).stat()
     except OSError:
         return None
-    # The modification time can be set back, but not the change time, which records that.
+    # A further change within the clock's resolution may leave size, times and inode as they are: such a file is scanned
+    # and not cached. The modification time can be set back, but not the change time, which records that.
     if now_ns - max(stat.st_mtime_ns, stat.st_ctime_ns) < rest_ms * 1_000_000:
         return None
     return f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}-{stat.st_ino}"

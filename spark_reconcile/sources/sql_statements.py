@@ -49,7 +49,11 @@ _NEEDED: Final[Mapping[str, frozenset[str]]] = {
 ARCHIVE_COLUMNS: Final = _NEEDED["archive"]
 """The columns of the archive, in its table and in Parquet."""
 CANCELS: Final = "(cancels)"
-"""The topic of cancels: no message can have it. A cancel's `body_sha256` is that of the id that it cancels."""
+"""The topic of cancels: no message can have it. A cancel's `body_sha256` is that of the id that it cancels.
+
+A cancel is a record of its own, in the hour of its own row: its message may be years older, and outside every time
+range.
+"""
 UNKNOWN_KIND: Final = "(unknown kind)"
 """The topic of rows of a table that are neither messages nor cancels."""
 WITHDRAWN: Final = "withdrawn"
