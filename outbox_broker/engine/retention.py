@@ -2,7 +2,8 @@
 Messages that the reconciliation has not evaluated yet may be kept longer.
 
 A segment is held back by messages that a group still has to deliver, including dead letters, unless
-`retention_drops_unread` is set: then the group is moved past it, which is logged. Scheduled messages are not in the
+`retention_drops_unread` is set: then the group is moved past it, which is logged. To drop by age whether consumed or
+not, as QMQ does after 72 hours, is loss and must be chosen. Scheduled messages are not in the
 log, and hold nothing back; dispatched ones do until their dispatch is settled with the schedule.
 """
 

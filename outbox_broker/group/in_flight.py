@@ -2,7 +2,8 @@
 
 A run is split where a part of it changes: an acknowledgement in its middle leaves two runs. All runs are also ordered
 by the time at which they become visible (again), so that expiry, retry and extension are one operation (Apache
-RocketMQ, RIP-69). That order is a heap; stale entries are skipped when they reach the top.
+RocketMQ, RIP-69). That order is a heap; stale entries are skipped when they reach the top. Runs, since the work that
+Python does for each message bounds the broker's rate. Many single acknowledgements leave many runs of some 350 bytes.
 """
 
 from __future__ import annotations

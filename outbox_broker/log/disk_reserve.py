@@ -1,4 +1,5 @@
 """Reserves disk space for consuming what is already stored: a file that is released by halves when the disk is full.
+Without it a broker that cannot write down an acknowledgement could not drop anything either, and no space came free.
 
 Publishes are accepted only while both halves are held, so that they cannot use up the reserved space. Messages that
 become due are written to the message log while at least one half is held: a million messages becoming due must leave

@@ -110,7 +110,8 @@ class DueQueue:
     The due messages of a topic come in order of due time, then arrival; so do those of all topics while a batch holds
     them all. If more is due, the lanes share the batch, so that a million messages of one topic delay no other topic.
     While lanes share, every second batch is short: a small topic waits for at most one long batch, and otherwise for
-    little more than its own messages.
+    little more than its own messages. Not all are short, since a batch mostly waits for two syncs, and for the
+    interpreter's lock after each system call: a quarter of the messages takes far more than a quarter of the time.
 
     A topic with a lane of its own may have earlier messages in the shared lane (runs written before it grew), and later
     ones there as well. So a lane of its own goes no further than the shared one has come, and the shared one stops at a

@@ -8,8 +8,10 @@ the log as if headers did not exist and all segments were one file.
     header   magic 8s "OUTBOXMQ" | version u16 | kind u16 | first offset u64 | created_at_ms u64 | crc32c u32
     frame    payload length u32 | crc32c of the payload u32 | payload (MessagePack)
 
-All integers are little-endian. A payload is one record of this module, written as an array; the first element of an
-action is its tag. Records are only ever added to: a new field goes last and has a default.
+All integers are little-endian. CRC-32C is what other systems' tools expect, by a C library with wheels for every Python
+that is supported. A payload is one record of this module, written as an array, not a batch: that would save 0.26 us a
+message written and 0.35 us read, but a flipped bit would cost the batch, and a pull of one message would read all of
+it. The first element of an action is its tag. Records are only ever added to: a new field goes last and has a default.
 """
 
 from __future__ import annotations
@@ -131,6 +133,7 @@ class Acked(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="ack
 Ids = int | str | list[str]
 """The count of messages with consecutive sequences. Their ids are in the message log.
 
+Here they took 33 bytes a message in each record: 100 groups made a topic's folder 6.5 times as large, not 1.05 times.
 Logs of version 3 have the ids here: one, or all.
 """
 

@@ -1,4 +1,9 @@
-"""The shapes of a publish to several topics, in which each message names its topic. Extends wire."""
+"""The shapes of a publish to several topics, in which each message names its topic. Extends wire.
+
+With a request a topic, a batch of 500 messages on 500 topics had 500 syncs. It has a path of its own, since with an
+optional topic in the other route's messages the path would say one topic and the body another, and a proxy that allows
+paths by topic would be bypassed.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,10 @@ _TEXT_BYTES_MAX: Final = 24
 
 
 def epoch_file(folder: Path) -> tuple[int, int] | None:
-    """Returns identity and write time of the epoch file: checked with each write, by one system call."""
+    """Returns identity and write time of the epoch file: checked with each write, by one system call.
+
+    Each lets go of the interpreter's lock, and a thread at work takes up to 5 ms to give it back.
+    """
     try:
         status = (folder / _NAME).stat()
     except FileNotFoundError:
