@@ -1,4 +1,8 @@
-"""Reads a server's certificate, key and tokens again: what a SIGHUP asks for. The settings that name the files stay."""
+"""Reads a server's certificate, key and tokens again: what a SIGHUP asks for. The settings that name the files stay.
+
+Files are not watched, nor read after a while: only who renews them knows when certificate and key are both complete. An
+expired certificate is taken with a warning, as at a start: refusing it would hold up the removal of a token.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 If the process is killed, the action is in the log or not: a topic or group exists, or is gone. Remaining work is
 finished at the next start.
+
+Receipts, actions and the reconciliation name messages by sequence. So a topic that is created again continues at its
+old end, and a new group starts in a generation above that of every deleted one: no receipt from before settles
+anything. Ids stay known, or a repeated publish would bring a deleted message back.
 """
 
 from __future__ import annotations

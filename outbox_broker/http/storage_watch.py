@@ -1,7 +1,9 @@
 """Ends a server whose storage has failed for good, so that what supervises the process starts it again.
 
 A failed sync is final for the process that saw it: it can make nothing durable any more, and a second sync would prove
-nothing. The next process recovers what is on the disk, as after a crash.
+nothing. The next process recovers what is on the disk, as after a crash. PostgreSQL and etcd end in the same way. A
+failing /livez would not do: systemd has no probe. Not for an embedded broker, whose process is its user's, nor for a
+node of a cluster, which opens the shard again.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Without it a broker that cannot write down an acknowledgement could not drop any
 Publishes are accepted only while both halves are held, so that they cannot use up the reserved space. Messages that
 become due are written to the message log while at least one half is held: a million messages becoming due must leave
 space for their acknowledgements. Acknowledgements and other small writes that free space in the end may use both
-halves. Released halves are acquired again as soon as there is space.
+halves. Released halves are acquired again as soon as there is space. A quota shows only in a failed write, not in the
+space that the file system reports.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 After damage in the action log, an action that advances a group over messages which it does not list implies a lost
 action before it: most likely a delivery. Its messages are redelivered, rather than lost. Those of an ordered group are
 then outside its key order, like redriven ones. This is logged, and durable with the group's next checkpoint; until then
-each start finds it again.
+each start finds it again. The broker opens all the same: its messages are whole, and consumers must bear duplicates.
 """
 
 from __future__ import annotations

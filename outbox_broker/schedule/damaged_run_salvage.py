@@ -1,7 +1,8 @@
 """Recovers the intact messages of a damaged run, each verified by its own checksum. No I/O.
 
 A run has a third record, the spare: a copy of its columns, and the location and checksum of each message in the
-messages record. It is read only if one of the other two does not match its checksum.
+messages record. It is read only if one of the other two does not match its checksum. Without it a flipped bit costs the
+1,000 messages of a run; with it at most one, for 32 bytes a message.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Spare:
 
     def salvage(self, data: bytes) -> tuple[StoredRun, list[int]]:
         """Returns the messages of a damaged record, and the indexes of the lost ones, which are empty in it."""
+        # Positions come from sizes, not from decoding: flipped bytes may have changed the record's structure.
         id_sizes, sizes = from_bytes("I", self._stored.id_bytes), from_bytes("I", self._stored.payload_bytes)
         start = 1 + _array_head(len(sizes))
         ids = list(_cut(data, id_sizes, _STR_HEADS, start=start))

@@ -1,4 +1,7 @@
-"""How many topics one client may create: counting and limits. Does not identify clients."""
+"""How many topics one client may create: counting and limits. Does not identify clients.
+
+A client's topics are those that its patterns match: nothing records who created a topic, so a restart changes nothing.
+"""
 
 from __future__ import annotations
 

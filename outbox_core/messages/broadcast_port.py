@@ -1,4 +1,9 @@
-"""Broadcast reads of a topic without a group, where every reader gets every message: the port and its result."""
+"""Broadcast reads of a topic without a group, where every reader gets every message: the port and its result.
+
+A group for each process would outlive it: it holds back retention, fills checkpoints, and is reported by the
+reconciliation until somebody deletes it. Groups that expire would leave somebody to decide how long is dead. There is
+no filter: a group's is evaluated once, at publish; a reader's would be for each reader and message.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class ReloadSignal:
     """Within its block each SIGHUP calls what start() got, in a thread, also if it came before. Main thread only.
 
     A process gets SIGHUP as well when its terminal closes. Then it ends by the signal, as it would without this class,
-    unless it was started to ignore it (nohup).
+    unless it was started to ignore it (nohup). A thread, since the files may be on a slow disk.
     """
 
     def __init__(self) -> None:

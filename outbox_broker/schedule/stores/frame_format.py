@@ -7,7 +7,8 @@ payload has any length: a checkpoint repeats all that is in memory, to which pub
 hundreds of megabytes.
 A power failure may keep any of the unsynced pages and lose any other. So a frame that is not whole counts as damage
 only if a later whole frame records that the file had been synced beyond its start; otherwise neither it nor what
-follows was ever acknowledged.
+follows was ever acknowledged. Frames of the message and action logs record no such position: there an unacknowledged
+frame that was lost before one that was kept is reported as damage.
 """
 
 from __future__ import annotations
