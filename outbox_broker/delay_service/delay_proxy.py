@@ -1,7 +1,8 @@
 """The delay proxy in front of a broker: implements the HTTP server's ports in place of an engine. Stores no topics.
 
 A published message is durable in the schedule, and goes to the target broker when it is due, or at once without a due
-time. Consumers pull from the target itself. The target is any Broker; it need not support delays.
+time: that goes through the schedule too, so that there is one way in, with one promise. Consumers pull from the target
+itself. The target is any Broker; it need not support delays.
 """
 
 from __future__ import annotations

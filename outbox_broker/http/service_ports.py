@@ -1,4 +1,6 @@
 """The ports of the HTTP server: implemented by an engine, or by a delay service's proxy. One Protocol per capability.
+So the type check names what a proxy lacks: typed as one engine, with a fallback that refused what was missing, it
+lacked /metrics and a form of publish, and nobody saw it.
 
 All methods are thread-safe. Errors are those of Engine; KeyError if a topic or group does not exist.
 """

@@ -2,8 +2,9 @@
 
 Its entries are hints, which say where to look and not what is there: a due time determines the buckets that may hold a
 message on any level, so nothing changes here when a message is re-filed. Memory holds one fence per 128 ids, so ten
-million ids cost 1.3 MB. A piece is written with each flush; if there are many, the smallest are merged, and messages
-dispatched long ago are dropped. A lookup reads one block of four kilobytes per piece.
+million ids cost 1.3 MB; a dictionary of them is a gigabyte, and a filter in memory would be updated message by message,
+by every publish, also where nobody ever cancels. A piece is written with each flush; if there are many, the smallest
+are merged, and messages dispatched long ago are dropped. A lookup reads one block of four kilobytes per piece.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class IdIndex:
         try:
             found = chain.from_iterable(self._look_up(piece, hash_) for piece in reversed(self._pieces))
             return list(dict.fromkeys(found))  # the same message may be in two pieces
-        except SegmentDamaged as damage:
+        except SegmentDamaged as damage:  # a search of all buckets instead would answer after minutes
             raise StorageFailed(f"{damage}; the id index is being made anew, try again in a minute") from damage
 
     def newest_hashes(self, count_min: int, *, count_max: int) -> Iterator[tuple[int, array[int]]]:

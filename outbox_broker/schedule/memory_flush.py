@@ -1,4 +1,8 @@
-"""Flushes messages from memory into buckets and the id index, and starts a new log segment when one is due."""
+"""Flushes messages from memory into buckets and the id index, and starts a new log segment when one is due.
+
+Messages are filed here and not at their publish: a batch spread over two years touches a hundred buckets, each of which
+would be synced before the answer.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,10 @@ class MemoryFlush:
         return reserve is not None and _SMALL_PART * self.context.state.flushed_bytes_max <= reserve.size_bytes
 
     def make_room(self, now_ms: int, *, fill: float) -> None:
-        """Flush if memory is at `fill` times its limits; takes `keeping` then. Raises StorageFailed."""
+        """Flush if memory is at `fill` times its limits; takes `keeping` then. Raises StorageFailed.
+
+        Called by publishers, before they take the engine's lock: those that are faster than the flushing thread wait.
+        """
         if self.is_full(fill=fill):
             with self.context.keeping:
                 if self.is_full(fill=fill):

@@ -1,4 +1,8 @@
-"""Remembers which message ids arrived recently, so that a repeated publish is recognised."""
+"""Remembers which message ids arrived recently, so that a repeated publish is recognised.
+
+One that is repeated later is scheduled twice, under the same due time: both reach the target together, which drops the
+second by its id.
+"""
 
 from __future__ import annotations
 

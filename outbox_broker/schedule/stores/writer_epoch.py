@@ -25,7 +25,10 @@ def epoch_file(folder: Path) -> tuple[int, int] | None:
 
 
 def read_epoch(folder: Path) -> int:
-    """Returns the folder's epoch, 0 if it has none; with three system calls, where a file object makes eight."""
+    """Returns the folder's epoch, 0 if it has none or a damaged one: the folder's lock still says who writes.
+
+    With three system calls, where a file object makes eight.
+    """
     try:
         descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
