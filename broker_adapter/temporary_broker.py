@@ -2,6 +2,9 @@
 
 It is a RAM disk's folder where there is one with room, and nothing is synced: what it holds ends with the process.
 Engines are shared by name, and closed by their last user or at exit.
+
+A fake in memory would be the engine written twice: it was 875 lines, without filters. A test that publishes pays 1.9 ms
+for open, publish, pull and close (median; 17 on a disk without a RAM disk), where the fake took 0.03.
 """
 
 from __future__ import annotations

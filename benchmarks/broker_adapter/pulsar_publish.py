@@ -6,7 +6,7 @@
 All publish 512 bytes with one id as a property to one topic that has a subscription, on one server whose bookie syncs
 its journal before it answers: 500 messages whose receipts are awaited together, and one at a time. `plain` sends each
 message by itself, as the adapter does; `plain_batched` lets the client put them into batches, each of which goes to one
-consumer, and again as a whole where one of its messages is not acknowledged (decision 98). Rounds are rotated, figures
+consumer, and again as a whole where one of its messages is not acknowledged. Rounds are rotated, figures
 are medians, in messages a second; the ratio is to the faster plain program of each kind.
 """
 

@@ -23,7 +23,11 @@ from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 ATTRIBUTE_PREFIX: Final = "ce_"
 TIMESTAMP_AGE_MS_MAX: Final = 3_600_000
-"""Kafka deletes by a record's timestamp: one that is older than this gets the time of sending."""
+"""Kafka deletes by a record's timestamp: one that is older than this gets the time of sending.
+
+Retention drops a segment whose newest timestamp is older than `retention.ms`, however lately it was written: a message
+that waited for a month would be gone before it was read. More than an hour ahead is refused (INVALID_TIMESTAMP).
+"""
 
 
 class KafkaPublisher:

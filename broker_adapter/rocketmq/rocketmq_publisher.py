@@ -26,7 +26,11 @@ _BEHIND: Final = Refusal("BEHIND", "an earlier message of its key was put off")
 
 
 class RocketMqPublisher:
-    """A Publisher. A message is stored when its broker has answered, which with SYNC_FLUSH is after the sync."""
+    """A Publisher. A message is stored when its broker has answered, which with SYNC_FLUSH is after the sync.
+
+    A proxy that gets several messages in a request ignores their groups when it chooses queues: on topics that keep
+    order, each message has a request of its own.
+    """
 
     product = "Apache RocketMQ"
     capabilities: frozenset[Capability] = frozenset()

@@ -4,6 +4,9 @@
 <root>/leases/<name>     LeaseRecord, ephemeral; the name of the resource, percent-encoded; its session is the holder
 
 A lease that does not exist is free. One that is offered is replaced in one transaction by the instance that takes it.
+
+No fence and no leader, unlike a delay cluster's shards: each row is claimed by compare-and-set, so two instances may
+serve one source for a beat. A leader's assignment would be a second record that has to agree with the first.
 """
 
 from __future__ import annotations

@@ -470,6 +470,8 @@ def _refuse_second_begin(context: ExceptionContext) -> None:
 def take_write_lock(connection: Connection) -> None:
     """Begin a transaction anew, with SQLite's write lock, that has only just begun and has no statement yet.
 
+    SQLAlchemy 2.0 cannot tell the engine beforehand: its Sessions have no execution options. Costs two statements.
+
     Elsewhere, and where the driver begins transactions by itself, this does nothing. Raises OperationalError where the
     lock is not free in time.
     """

@@ -193,7 +193,8 @@ class OrderStore:
         """Returns, by key, the barrier that its run must wait for, if any, in any message table of the schema.
 
         A number is allocated under its key's lock: once it can be read, all smaller ones can be read or are deleted.
-        A plain read: it locks nothing.
+        A plain read: it locks nothing. All tables, since a key changes its table with their number; a key that moves to
+        another schema has other order tables there, so its old one must drain first.
         """
         found: dict[str, Barrier] = {}
         unsure: list[str] = []

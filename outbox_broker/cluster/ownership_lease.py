@@ -4,7 +4,8 @@ ZooKeeper ends a session one session time-out after it last got a request of it,
 confirmed was received after the node sent it. So a node that stops two thirds of the time-out after it sent the write
 stops before anybody else can become an owner, whatever its own threads, its network or its wall clock do. A read or a
 ping proves less: a server that is cut off from the quorum answers both. The last third covers what a follower reports
-late to the leader (half a tick), and the send that begins just before the lease ends.
+late to the leader (half a tick), and the send that begins just before the lease ends. ZooKeeper's own word that a
+session ended comes too late for a node that was paused.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ def decide_steps(view: ClusterView, *, shards: AbstractSet[str], hosted: Abstrac
 def decide_assignment(view: ClusterView, *, shards: Iterable[str]) -> dict[str, str]:
     """Decide the node of each shard: even over the nodes that are able to take some, with the fewest moves.
 
+    One node, the leader, decides for all: no shard may have two owners, and one that moves is closed by its node first.
     A shard whose assigned node is gone counts as its owner's, if that is alive: it need not move.
     """
     holders = {shard: owner.node for shard, owner in view.owners.items()} | {

@@ -1,4 +1,5 @@
-"""The zones of bookies: one file for the cluster's nodes, and for AutoRecovery by a script that reads it.
+"""The zones of bookies: one file for the cluster's nodes, and for AutoRecovery by a script that reads it, since no
+Python runs there. What AutoRecovery on other machines has in its copy is not seen.
 
 A line is an address (a number, as 10.0.1.5), a zone and, if the bookie is not an upgrade domain of its own, a domain:
 

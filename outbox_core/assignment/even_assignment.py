@@ -25,6 +25,8 @@ def assign(
        holds for the resources of the highest priority, for those of the two highest, and so on.
     4. As few resources as possible move: a holder keeps its resources, up to a fair share.
     5. What cannot be divided is spread over the zones of the members.
+
+    Moves come before zones: a move pauses a shard, and a remainder in one zone costs nothing until that zone fails.
     """
     loads = dict.fromkeys(sorted(members), 0)
     assigned: dict[str, str] = {}

@@ -2,6 +2,9 @@
 
 Keys are `ts`, `level`, `event`, `logger`, then `message_id`, `topic`, `trace_id`, `span_id` if present, then
 the event's own fields. Secrets are masked everywhere: in fields with secret names, in URLs, in texts of errors.
+
+structlog would replace the two formatters, some 40 lines: the SDK, SQLAlchemy, alembic and APScheduler log by the
+standard library anyway, and masking, bounds and the order of fields would stay ours.
 """
 
 from __future__ import annotations

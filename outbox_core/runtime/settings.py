@@ -1,7 +1,7 @@
 """Loads the settings of a service: flags, then environment variables OUTBOX_*, then a TOML file, then defaults.
 
 A service declares its tables as pydantic models, with names, types and limits. For services only: the SDK does not
-need pydantic.
+need pydantic. msgspec would spare the dependency, but its errors are texts to be taken apart, and some quote the value.
 """
 
 from __future__ import annotations

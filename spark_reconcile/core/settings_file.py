@@ -1,4 +1,8 @@
-"""Reads Settings from a TOML file; an unknown key is an error that suggests the nearest known one."""
+"""Reads Settings from a TOML file; an unknown key is an error that suggests the nearest known one.
+
+Without pydantic: this extra is installed in Spark clusters, and would replace the pydantic of all their jobs, some of
+major version 1. There are no layers to merge: one file, and five flags.
+"""
 
 from __future__ import annotations
 

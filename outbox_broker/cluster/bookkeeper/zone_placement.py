@@ -5,7 +5,12 @@ takes bookies at random, whatever their zones; so for LastZone.GO_ON it is Racka
 are the zones: it prefers other zones, and settles for what is left.
 
 Both ask for a bookie's place when it registers, and not again. So a change of the file is reported to them by the call
-with which BookKeeper's own resolvers report one.
+with which BookKeeper's own resolvers report one. Its ScriptBasedMapping would start a process for each question, and
+keep the answers while the node runs.
+
+AutoRecovery uses the rack-aware policy in both cases, zones as racks: the zone-aware one marks a ledger whose copies
+are in one zone and cannot repair it (it does not implement replaceToAdherePlacementPolicy). The rack-aware one does not
+serve LastZone.STOP: where a zone of three is lost, it replaces a bookie of an open ledger by none of the others.
 """
 
 from __future__ import annotations
