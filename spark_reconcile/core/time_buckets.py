@@ -1,10 +1,11 @@
 """Spark expressions that assign messages to time buckets by their id alone, which every record of a message has.
 
-The ids that the outbox makes begin with 48 bits of milliseconds (UUIDv7, RFC 9562) as hex digits. So a prefix of the
-id is a time range, the same in every source, whatever its clock and whenever it saw the message: nine digits are a
-slot of 4.096 seconds. Ids made by users may carry no time: they have no slot, are never settled in bulk, and belong to
-the creation time in the outbox's row. A period, a quarter of an hour, is based on a row's own time: business rows have
-no id. Rows of a period are partitioned by their keys, so that a part has all records of a key.
+The ids that the outbox makes begin with 48 bits of milliseconds (UUIDv7, RFC 9562) as hex digits. So a prefix of the id
+is a time range, the same in every source, whatever its clock and whenever it saw the message: nine digits are a slot of
+4.096 seconds. No other time is in all records, and two clocks never agree on the edge of an hour. Ids made by users may
+carry no time: they have no slot, are never settled in bulk, and belong to the creation time in the outbox's row. A
+period, a quarter of an hour, is based on a row's own time: business rows have no id. Rows of a period are partitioned
+by their keys, so that a part has all records of a key.
 """
 
 from __future__ import annotations

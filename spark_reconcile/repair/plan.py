@@ -3,6 +3,8 @@
 Unsent: the row is made due now. Lost between the outbox and the broker: the row is inserted again, from the archive row
 and the business row, if the body built from it has exactly the archived hash. A cancel that the broker lost: likewise,
 while its message is not due. All others are listed, with the reason why they cannot be repaired.
+The compensator sends what is repaired: it has the lease, the breaker, the rate and the order, and broker and inbox know
+a repeat by its id. A repair that published to the broker itself would have none of these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Stores results by window: each is staged, renamed as a whole, then published by replacing one file atomically.
 
 Readers follow `windows.json` and never see half a window, also after a power failure: it names tables that are synced.
-A process killed between any two writes leaves only files that it does not name, and the next run removes them.
+A process killed between any two writes leaves only files that it does not name, and the next run removes them. It does
+the same work into the same folders. No table format, whose jars would come with the package, and no database is needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Conditions over whole numbers, as data, written as SQL. No verdicts.
 
-Every fact is a number that is never null (0 or -1 for absent), so that two-valued logic holds.
+Every fact is a number that is never null (0 or -1 for absent), so that two-valued logic holds: what a condition does
+not select, its negation does.
 """
 
 from __future__ import annotations

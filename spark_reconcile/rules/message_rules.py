@@ -246,6 +246,8 @@ MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
         meaning="Sent after the broker's log was read.",
     ),
     VerdictRule(
+        # Lost at once where the broker answered `stored`, which it does with the marker on the disk. `duplicate` says
+        # only that it knew the id.
         name="schedule_not_in_log",
         state=State.PENDING,
         severity=Severity.WAIT,
@@ -253,6 +255,8 @@ MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
         meaning="Scheduled, and the broker's log has no note of it; the message itself will be there when it is due.",
     ),
     VerdictRule(
+        # As long as the broker has written nothing later: one that is down loses nothing, and a schedule that forgot
+        # a message is found out. The schedule itself is not read: its format is the broker's, and changes while read.
         name="not_fired",
         state=State.LATE,
         severity=Severity.ATTENTION,

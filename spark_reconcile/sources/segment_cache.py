@@ -2,7 +2,9 @@
 
 A segment that has a successor is never written again. Its rows, once read without damage, are stored in a file whose
 name has the segment's identity (log, first offset, creation time, size, modification time) and the file's own size: a
-file truncated by a power cut is not used. The last segment is always read in place.
+file truncated by a power cut is not used. The last segment is always read in place. `watch` looks back two days every
+hour, so it would decode each record 48 times. A file a segment, since the broker drops them one by one. A bit that
+flips in a segment later is seen by the broker, and by runs with another output folder, not by this one.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ class SqlSource(DataSource):
     """Options: url, statements (JSON), snapshot and pushdown ("true" or "false"). The schema is LEG_SCHEMA.
 
     pushdown is off by default: Spark 4.3 stores the filters pushed to a Python source with the relation, not with the
-    scan, so if one query scans one frame twice, the last pushed filters apply to both.
+    scan, so if one query scans one frame twice, the last pushed filters apply to both, and rows vanish without an
+    error. A cached frame is safe only until Spark melts a union of unions, and does not know the cached part again.
     """
 
     @classmethod
