@@ -99,7 +99,7 @@ def by_primary_key(statement: Write, dialect: Dialect) -> Write:
     """Returns an UPDATE or DELETE with a hint that makes MySQL and MariaDB find its rows by the primary key.
 
     Without it they read the whole table if the keys are a large part of it (MariaDB also for a list of one pair), and
-    a DELETE then waits for rows that other transactions have not committed yet.
+    a DELETE then waits for rows that other transactions have not committed yet, and two settlements can deadlock.
     """
     if dialect.name not in MYSQL_DIALECTS:
         return statement

@@ -3,8 +3,9 @@
 Opens no connection and commits nothing; outbox.delivery.key_waves decides what to send from its results.
 
 A transaction takes the next numbers of its keys just before its commit, by updating their rows in `order_head`: the row
-stays locked until the commit, so numbers follow the order of commits, and only producers of the same key wait for each
-other. Numbers are at least the database's clock: an idle head may be deleted, and its key continues with higher ones.
+stays locked until the commit, so numbers follow the order of commits, which ids and insertion times do not (a
+transaction may insert first and commit last), and only producers of the same key wait for each other. Numbers are at
+least the database's clock: an idle head may be deleted, and its key continues with higher ones.
 """
 
 from __future__ import annotations

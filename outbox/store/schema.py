@@ -3,7 +3,7 @@
 They are in the business's own database, where their names begin with `outbox_`, or in a schema of their own on its
 server (MySQL and MariaDB), where they do not. Times are integers: microseconds since the Unix epoch by
 the database's UTC clock (`_us`), or milliseconds as in the protocol (`_ms`), so that their meaning depends on no
-session time zone, driver or daylight saving.
+session time zone, driver or daylight saving. A TIMESTAMP ends in 2038.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from outbox_core.common.table_place import PREFIX, TablePlace
 TABLES_MAX: Final = 1024
 _SPLIT_NAME: Final = re.compile(rf"({PREFIX})?message_[0-9]{{4}}")
 
+# Text, since a business's own id (payment:17:completed) is the best guard against publishing twice, and any client can
+# read it. BINARY(16) would save 16 bytes a row, and cost everybody who looks at the table a function call.
 _ID = String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
 _NAME = String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
 _WORD = String(32).with_variant(mysql.VARCHAR(32, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")

@@ -1,5 +1,5 @@
 """Finds where the outbox's tables are, and selects the message table of a row: the only one, or one of up to 1,024 by
-the CRC32 of the key.
+the CRC32 of the key, as business tables are commonly split, so that a message can stand beside the rows that it is of.
 """
 
 from __future__ import annotations

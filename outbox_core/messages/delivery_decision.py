@@ -26,7 +26,8 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The message is due again after the delay. One that is not sent is never given up, after any number of retries.
+    """The message is due again after the delay. One that is not sent is never given up, after any number of retries:
+    a count that parks turns an outage into thousands of parked rows (CAP parks after 50, and deletes after 15 days).
 
     `tried` is False if the message did not cause the failure (an outage of the broker): no attempt is counted. `error`
     is empty if nothing failed: the message was not given to the broker.

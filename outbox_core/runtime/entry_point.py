@@ -1,6 +1,7 @@
 """The entry point of the command `outbox`: an interrupt ends it with a message, also during its import.
 
-It imports none of our packages: the command's implementation is found by entry point, as brokers are.
+It imports none of our packages: the command's implementation is found by entry point, as brokers are. With `python -m
+outbox` the package is imported first, and an interrupt in that half second is Python's to show.
 """
 
 from __future__ import annotations
