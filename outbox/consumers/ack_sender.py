@@ -63,8 +63,8 @@ class AckSender:
         """
         if done:
             self._start()
-        for one in done:
-            one.settling = one.acking = True
+        for in_flight in done:
+            in_flight.settling = in_flight.acking = True
         with self._lock:
             before_ms = self._wait_ms()
             if wait_ms and self._due_count == len(self._waiting):
@@ -113,16 +113,16 @@ class AckSender:
 
     def _run(self) -> None:
         lingers = False
-        while taken := self._next(lingers=lingers):
+        while batch := self._next(lingers=lingers):
             try:
-                self._ack(taken)
+                self._ack(batch)
             except BaseException as error:  # noqa: BLE001  (the worker's thread raises it)
                 self._error = error
             with self._lock:
                 self._in_flight_count = 0
                 self._settled.notify()
                 lingers = not self._wait_ms()  # they come faster than the broker responds
-            del taken  # frees the acknowledged deliveries before the wait for the next ones
+            del batch  # frees the acknowledged deliveries before the wait for the next ones
 
     def _next(self, *, lingers: bool) -> list[InFlightDelivery]:
         """Waits for deliveries and returns those of the next ack; empty at the end."""
@@ -131,16 +131,16 @@ class AckSender:
                 self._clock.wait(self._added, wait_ms)
             if lingers:
                 self._linger()
-            taken, self._waiting = self._waiting[: self._ahead_max], self._waiting[self._ahead_max :]
-            self._due_count = max(0, self._due_count - len(taken))
-            self._in_flight_count = len(taken)
-            return taken
+            batch, self._waiting = self._waiting[: self._ahead_max], self._waiting[self._ahead_max :]
+            self._due_count = max(0, self._due_count - len(batch))
+            self._in_flight_count = len(batch)
+            return batch
 
     def _linger(self) -> None:
         for _ in range(ACK_LINGER_ROUNDS_MAX):
-            before = len(self._waiting)
-            if self._ended or before >= self._ahead_max:
+            waiting_before = len(self._waiting)
+            if self._ended or waiting_before >= self._ahead_max:
                 return
             self._clock.wait(self._added, self._linger_ms)
-            if len(self._waiting) == before:
+            if len(self._waiting) == waiting_before:
                 return

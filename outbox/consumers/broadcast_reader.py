@@ -59,22 +59,22 @@ class BroadcastReader:
         Raises the broker's errors; messages that were read and not handled are read again.
         """
         started_at_ns = time.time_ns()
-        found = self._broker.read(
+        topic_read = self._broker.read(
             self._topic, offset=self._offset, start=self._start, max_messages=self._consumer.prefetch,
             wait_ms=0 if self._offset is None else wait_ms,
         )  # fmt: skip
-        self._log_gaps(found)
-        if self._offset is not None and found.next_offset < self._offset:
+        self._log_gaps(topic_read)
+        if self._offset is not None and topic_read.next_offset < self._offset:
             self._offset = None  # start again, as at first
             return
-        if found.deliveries:
+        if topic_read.deliveries:
             self._telemetry.received(
-                self._topic, self._consumer.group, deliveries=found.deliveries, started_at_ns=started_at_ns
+                self._topic, self._consumer.group, deliveries=topic_read.deliveries, started_at_ns=started_at_ns
             )
-        for delivery in found.deliveries:
+        for delivery in topic_read.deliveries:
             if self._pause(0) or not self._settled(delivery):  # it stops between messages, not after the batch
                 return
-        self._offset = found.next_offset
+        self._offset = topic_read.next_offset
 
     def _settled(self, delivery: Delivery) -> bool:
         """Retry until the message is handled or given up; returns False if the consumer stops before."""
@@ -84,8 +84,8 @@ class BroadcastReader:
                 return True
             if attempt == ATTEMPTS_MAX_DEFAULT:
                 break
-            asked_ms = failure.delay_ms if isinstance(failure, RetryLater) else None
-            pause_ms = self._retries.delay_ms(attempt, self._random) if asked_ms is None else asked_ms
+            requested_ms = failure.delay_ms if isinstance(failure, RetryLater) else None
+            pause_ms = self._retries.delay_ms(attempt, self._random) if requested_ms is None else requested_ms
             if self._pause(pause_ms / 1000):
                 return False
         self._count("given_up")
@@ -115,20 +115,25 @@ class BroadcastReader:
         self._failed(self._consumer, delivery, failure)
         return failure
 
-    def _log_gaps(self, found: TopicRead) -> None:
+    def _log_gaps(self, topic_read: TopicRead) -> None:
         """Log gaps: retention may have dropped messages before this consumer read them, or the broker may have lost its
         data and started again.
         """
         if self._offset is None:
             return
         group = self._consumer.group
-        if found.offset > self._offset:
-            missed = found.offset - self._offset
+        if topic_read.offset > self._offset:
+            missed = topic_read.offset - self._offset
             self._telemetry.counted("broadcast_missed", self._topic, group, by=missed)
             logger.error("broadcast_missed", extra={"topic": self._topic, "group": group, "messages": missed})
-        if found.next_offset < self._offset:
+        if topic_read.next_offset < self._offset:
             self._telemetry.counted("broadcast_begun_anew", self._topic, group)
             logger.error(
                 "broadcast_begun_anew",
-                extra={"topic": self._topic, "group": group, "place": self._offset, "topic_ends_at": found.next_offset},
+                extra={
+                    "topic": self._topic,
+                    "group": group,
+                    "place": self._offset,
+                    "topic_ends_at": topic_read.next_offset,
+                },
             )

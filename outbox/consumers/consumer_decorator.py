@@ -86,7 +86,7 @@ def consumer(
     `ordered` (one message of a key at a time), `max_attempts`, `backoff` (without its jitter), `filter` and `start`
     make a group that is not there. Of one that is, another order or filter is refused; the rest stays as it is stored.
     """
-    topics = tuple(check_topic(one) for one in ((topic,) if isinstance(topic, str) else topic))
+    topics = tuple(check_topic(name) for name in ((topic,) if isinstance(topic, str) else topic))
     group = check_group(group)
     _check_bounds(
         len(topics), workers=workers, prefetch=prefetch, invisible_ms=invisible_ms, handle_ms_max=handle_ms_max
@@ -135,7 +135,7 @@ def run_consumers(
     _check_consumers(consumers)
     opened = connect(broker) if isinstance(broker, str) else broker
     closes, url = (opened, broker) if isinstance(broker, str) else (None, None)
-    missing = {_needed_capability(one) for one in consumers} - capabilities_of(opened)
+    missing = {_needed_capability(consumer) for consumer in consumers} - capabilities_of(opened)
     if missing:
         if closes is not None:
             closes.close()
@@ -151,14 +151,14 @@ def run_consumers(
 def _check_consumers(consumers: Sequence[object]) -> None:
     if not consumers:
         raise ConfigurationError("run_consumers got no consumer, and would wait for nothing")
-    for one in consumers:
-        if not isinstance(one, Consumer):
-            name = getattr(one, "__name__", type(one).__name__)
+    for candidate in consumers:
+        if not isinstance(candidate, Consumer):
+            name = getattr(candidate, "__name__", type(candidate).__name__)
             raise ConfigurationError(f'{name} is no consumer; decorate it: @consumer("TOPIC", group="GROUP")')
 
 
-def _needed_capability(one: Consumer) -> Capability:
-    return Capability.PULL if one.broadcast is None else Capability.BROADCAST
+def _needed_capability(consumer: Consumer) -> Capability:
+    return Capability.PULL if consumer.broadcast is None else Capability.BROADCAST
 
 
 def _broadcast_start(broadcast: str, inbox: object, workers: int, options: GroupOptions) -> Start:

@@ -93,10 +93,10 @@ class ConsumerRunner:
         """`closes_broker` is closed at the end: the broker, if the runner is its only user. `broker_url` names the
         broker in logs. `pauses` and `times`: see outbox.consumers.runner_times.
         """
-        threads = sum(one.workers * len(one.topics) for one in consumers)
+        threads = sum(consumer.workers * len(consumer.topics) for consumer in consumers)
         if threads > THREADS_MAX:
             raise ConfigurationError(f"{threads} worker threads are more than {THREADS_MAX}; run several processes")
-        if any(one.broadcast for one in consumers) and not isinstance(broker, Broadcaster):
+        if any(consumer.broadcast for consumer in consumers) and not isinstance(broker, Broadcaster):
             raise NotSupported(f"{type(broker).__name__} cannot be read without a group, as a broadcast consumer does")
         self._consumers = consumers
         self._broker = broker
@@ -152,10 +152,10 @@ class ConsumerRunner:
         if busy:
             logger.warning("consumers_still_busy", extra={"threads": busy, "message_ids": self._held.begun_ids()})
             return False
-        left = self._end(deadline)
-        if left:
-            logger.warning("consumers_not_closed", extra={"left": left})
-        return not left
+        not_closed = self._end(deadline)
+        if not_closed:
+            logger.warning("consumers_not_closed", extra={"left": not_closed})
+        return not not_closed
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until stop() is called; returns False after a time-out."""
@@ -172,9 +172,9 @@ class ConsumerRunner:
 
         with self._signals:
             self.start()
-            number = self._signals.wait()
+            signal_number = self._signals.wait()
         self._stopping.set()
-        logger.info("consumers_stop", extra={"signal": number})
+        logger.info("consumers_stop", extra={"signal": signal_number})
         stopped = self.stop(timeout_seconds=timeout_seconds)
         if self._exit is not None:
             raise SystemExit(1) from self._exit
@@ -303,34 +303,34 @@ class ConsumerRunner:
             self._telemetry.received(topic, consumer.group, deliveries=deliveries, started_at_ns=started_at_ns)
             return self._handle_all(held, acks)
         finally:
-            self._held.release([one for one in held if not one.acking])
+            self._held.release([in_flight for in_flight in held if not in_flight.acking])
 
     def _handle_all(self, held: Sequence[InFlightDelivery], acks: AckSender) -> NotTried | None:
         """Handle deliveries one after the other, and acknowledge concurrently with handling and the next pull: after a
         crash few are repeated, a batch needs few acks, and no message waits for an ack.
         """
         try:
-            for position, one in enumerate(held):
+            for position, in_flight in enumerate(held):
                 if self._stopping.is_set():
                     self._nack_untried(held[position:], delay_ms=0, reason="consumer stops")
                     return None
-                if not self._held.may_begin(one):
+                if not self._held.may_begin(in_flight):
                     self._count("lost")
                     continue
                 try:
-                    is_handled = self._handle_one(one)
+                    is_handled = self._handle_one(in_flight)
                 except NotTried as error:
-                    untried = [one] if error.conflict else held[position:]
+                    untried = [in_flight] if error.conflict else held[position:]
                     self._nack_untried(untried, delay_ms=self._pauses.initial_ms, reason=reason_for(error))
                     if not error.conflict:
                         return error
                     continue
-                if is_handled and one.delivery.expired:
+                if is_handled and in_flight.delivery.expired:
                     # It was reported as begun: if the next message ends this process, an ack that is still under way
                     # would make that an attempt of this one.
-                    self._ack([one])
+                    self._ack([in_flight])
                 elif is_handled:
-                    acks.put([one], wait_ms=self._times.ack_delay_ms if one is not held[-1] else 0)
+                    acks.put([in_flight], wait_ms=self._times.ack_delay_ms if in_flight is not held[-1] else 0)
         finally:
             acks.put([])  # what waits for the rest of its batch
         return None
@@ -341,10 +341,10 @@ class ConsumerRunner:
         finally:
             self._held.release(done)
 
-    def _handle_one(self, held: InFlightDelivery) -> bool:
+    def _handle_one(self, in_flight: InFlightDelivery) -> bool:
         """Returns whether to acknowledge the delivery; otherwise it has been nacked. Raises NotTried."""
-        consumer, delivery = held.consumer, held.delivery
-        with self._telemetry.handling(delivery, group=consumer.group) as handling, self._held.handling(held):
+        consumer, delivery = in_flight.consumer, in_flight.delivery
+        with self._telemetry.handling(delivery, group=consumer.group) as handling, self._held.handling(in_flight):
             try:
                 outcome = self._call(consumer, delivery)
             except NotTried as error:
@@ -364,7 +364,7 @@ class ConsumerRunner:
                 return True
         self._count("failed")
         reason, delay_ms = failed
-        self._nack([held], delay_ms=delay_ms, reason=reason, counts=True)
+        self._nack([in_flight], delay_ms=delay_ms, reason=reason, counts=True)
         return False
 
     def _nack(self, held: Sequence[InFlightDelivery], *, delay_ms: int | None, reason: str, counts: bool) -> None:
@@ -402,10 +402,10 @@ class ConsumerRunner:
 
     def _nack_untried(self, held: Sequence[InFlightDelivery], *, delay_ms: int, reason: str) -> None:
         """Nack the deliveries that are still held, in one call and without using up an attempt."""
-        ours = [one for one in held if not one.lost]
-        for _ in ours:
+        not_lost = [in_flight for in_flight in held if not in_flight.lost]
+        for _ in not_lost:
             self._count("handed_back")
-        self._nack(ours, delay_ms=delay_ms, reason=reason, counts=False)
+        self._nack(not_lost, delay_ms=delay_ms, reason=reason, counts=False)
 
     def _count(self, name: str) -> None:
         with self._lock:  # workers count concurrently
@@ -416,18 +416,22 @@ class ConsumerRunner:
             if self._threads:
                 return
             self._declare_groups()
-            if any(one.is_async for one in self._consumers):
+            if any(consumer.is_async for consumer in self._consumers):
                 loop = EventLoopThread(exits=self._stop_after)
                 loop.start()
                 self._loop = loop
             self._held.start()
-            for one in self._consumers:
-                for topic, n in itertools.product(one.topics, range(one.workers)):
-                    name = f"consumer-{one.group}-{n}"
-                    thread = threading.Thread(target=self._work, args=(one, topic), name=name, daemon=True)
+            for consumer in self._consumers:
+                for topic, worker_number in itertools.product(consumer.topics, range(consumer.workers)):
+                    name = f"consumer-{consumer.group}-{worker_number}"
+                    thread = threading.Thread(target=self._work, args=(consumer, topic), name=name, daemon=True)
                     thread.start()
                     self._threads.append(thread)
-        consumes = [f"{topic}/{one.group} x {one.workers}" for one in self._consumers for topic in one.topics]
+        consumes = [
+            f"{topic}/{consumer.group} x {consumer.workers}"
+            for consumer in self._consumers
+            for topic in consumer.topics
+        ]
         logger.info("consumers_started", extra={"broker": self._broker_name, "consumes": consumes})
 
     def _declare_groups(self) -> None:
@@ -441,7 +445,7 @@ class ConsumerRunner:
 
     def _end(self, deadline: float) -> list[str]:
         """End what the workers used, after all of them have ended; returns the names of what did not end in time."""
-        left = [] if self._held.stop(timeout_seconds=_seconds_to(deadline)) else ["extender"]
+        not_ended = [] if self._held.stop(timeout_seconds=_seconds_to(deadline)) else ["extender"]
         with self._lock:  # not held while they end: a task that a handler left may raise SystemExit, see _stop_after
             if not self._ended:
                 self._ended = True
@@ -450,7 +454,7 @@ class ConsumerRunner:
         for thread in endings:
             thread.join(_seconds_to(deadline))
         with self._lock:
-            return left + self._not_ended
+            return not_ended + self._not_ended
 
     def _start_endings(self, deadline: float) -> None:
         """Start to end each of what the workers used, side by side: one that hangs leaves no other open. The caller
@@ -459,8 +463,14 @@ class ConsumerRunner:
         acts: list[tuple[str, Callable[[], object]]] = []
         if self._loop is not None:
             acts.append(("event loop", partial(self._end_loop, self._loop, deadline)))
-        engines = {one.engine for one in self._consumers if one.engine is not None and one.closes_engine}
-        acts += [(f"engine {one.url.render_as_string()}", one.dispose) for one in engines if not one.dialect.is_async]
+        engines = {
+            consumer.engine for consumer in self._consumers if consumer.engine is not None and consumer.closes_engine
+        }
+        acts += [
+            (f"engine {engine.url.render_as_string()}", engine.dispose)
+            for engine in engines
+            if not engine.dialect.is_async
+        ]
         if self._closes_broker is not None:
             acts.append((f"broker {self._broker_name}", self._closes_broker.close))
         self._not_ended = [name for name, _ in acts]
@@ -484,7 +494,7 @@ class ConsumerRunner:
         connections belong to this loop, and end it. A task that does not end costs half of the time.
         """
         loop.cancel_left_tasks(timeout_seconds=_seconds_to(deadline) / 2)
-        for engine in {one.async_engine for one in self._consumers if one.async_engine is not None}:
+        for engine in {consumer.async_engine for consumer in self._consumers if consumer.async_engine is not None}:
             loop.run(engine.dispose(), timeout_seconds=_seconds_to(deadline))
         return loop.stop(timeout_seconds=_seconds_to(deadline))
 

@@ -39,9 +39,9 @@ class DeliverySettler:
         """Acknowledge deliveries of one topic and group; returns False if the broker could not be reached."""
         if not held:
             return True
-        for one in held:
-            one.settling = True
-        receipts = [one.delivery.receipt for one in held]
+        for in_flight in held:
+            in_flight.settling = True
+        receipts = [in_flight.delivery.receipt for in_flight in held]
         for attempt in range(1, ACK_TRIES_MAX + 1):
             try:
                 with self._span(Settlement.ACK, held):
@@ -61,12 +61,12 @@ class DeliverySettler:
         """Nack deliveries of one topic and group; returns False if the broker could not be reached."""
         if not held:
             return True
-        for one in held:
-            one.settling = True
+        for in_flight in held:
+            in_flight.settling = True
         try:
             with self._span(Settlement.NACK, held):
                 self._broker.nack(
-                    [one.delivery.receipt for one in held], delay_ms=delay_ms, reason=reason, counts=counts
+                    [in_flight.delivery.receipt for in_flight in held], delay_ms=delay_ms, reason=reason, counts=counts
                 )
         except OutboxError as error:
             logger.warning("nack_failed", extra={"messages": len(held), "error": str(error)})
@@ -75,14 +75,16 @@ class DeliverySettler:
         return True
 
     def _span(self, settlement: Settlement, held: Sequence[InFlightDelivery]) -> AbstractContextManager[None]:
-        return self._telemetry.settling(settlement, [one.delivery for one in held], group=held[0].consumer.group)
+        return self._telemetry.settling(
+            settlement, [in_flight.delivery for in_flight in held], group=held[0].consumer.group
+        )
 
     def _count_stale(self, held: Sequence[InFlightDelivery], statuses: Sequence[AckStatus]) -> None:
         """Counts acks that came too late: another consumer has, or had, the message as well."""
-        stale = [one for one, status in zip(held, statuses, strict=True) if status is AckStatus.STALE]
+        stale = [in_flight for in_flight, status in zip(held, statuses, strict=True) if status is AckStatus.STALE]
         if stale:
             self._count("ack_stale", stale)
-            logger.warning("ack_stale", extra={"message_ids": [one.delivery.id for one in stale]})
+            logger.warning("ack_stale", extra={"message_ids": [in_flight.delivery.id for in_flight in stale]})
 
     def _count(self, event: str, held: Sequence[InFlightDelivery]) -> None:
         self._telemetry.counted(event, held[0].delivery.topic, held[0].consumer.group, by=len(held))

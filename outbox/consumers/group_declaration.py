@@ -41,8 +41,8 @@ class GroupOptions:
     @property
     def is_empty(self) -> bool:
         """Returns whether nothing is said, so that nothing has to be declared."""
-        said = (self.ordered, self.max_attempts, self.backoff, self.filter, self.start)
-        return all(option is None for option in said)
+        settings = (self.ordered, self.max_attempts, self.backoff, self.filter, self.start)
+        return all(option is None for option in settings)
 
     def new_config(self) -> GroupConfig:
         """Returns the settings of a group that is not there yet."""
@@ -77,20 +77,20 @@ class Differences:
 
 def differences(options: GroupOptions, stored: GroupConfig) -> Differences:
     """Returns what must be refused and what is left as it is stored. Pure."""
-    wanted = options.new_config()
+    declared = options.new_config()
     refused: list[str] = []
     cure: list[str] = []
     left: list[str] = []
-    if options.ordered is not None and wanted.ordered != stored.ordered:
-        refused.append(f"ordered={stored.ordered}, not {wanted.ordered}")
-        cure.append("--ordered" if wanted.ordered else "--no-ordered")
-    if options.filter is not None and wanted.filter != stored.filter:
-        refused.append(f"filter={stored.filter!r}, not {wanted.filter!r}")
+    if options.ordered is not None and declared.ordered != stored.ordered:
+        refused.append(f"ordered={stored.ordered}, not {declared.ordered}")
+        cure.append("--ordered" if declared.ordered else "--no-ordered")
+    if options.filter is not None and declared.filter != stored.filter:
+        refused.append(f"filter={stored.filter!r}, not {declared.filter!r}")
         cure.append(f"--filter {shlex.quote(options.filter)}")
-    if options.max_attempts is not None and wanted.max_attempts != stored.max_attempts:
-        left.append(f"max_attempts={stored.max_attempts}, not {wanted.max_attempts}")
-    if options.backoff is not None and _backoff_of(wanted) != _backoff_of(stored):
-        left.append(f"backoff={_backoff_of(stored)}, not {_backoff_of(wanted)}")
+    if options.max_attempts is not None and declared.max_attempts != stored.max_attempts:
+        left.append(f"max_attempts={stored.max_attempts}, not {declared.max_attempts}")
+    if options.backoff is not None and _backoff_of(declared) != _backoff_of(stored):
+        left.append(f"backoff={_backoff_of(stored)}, not {_backoff_of(declared)}")
     return Differences(refused=tuple(refused), cure=tuple(cure), left=tuple(left))
 
 
@@ -148,15 +148,17 @@ class GroupDeclarer:
         else:
             self._compare(topic, group, differences(options, stored))
 
-    def _compare(self, topic: str, group: str, found: Differences) -> None:
+    def _compare(self, topic: str, group: str, difference: Differences) -> None:
         command = f"outbox broker group declare {topic} {group}"
-        if found.refused:
+        if difference.refused:
             raise ConfigurationError(
-                f"the group {group} of {topic} is there with {' and '.join(found.refused)}: change the consumer, or "
-                f"the group with `{command} {' '.join(found.cure)}`"
+                f"the group {group} of {topic} is there with {' and '.join(difference.refused)}: change the consumer, "
+                f"or the group with `{command} {' '.join(difference.cure)}`"
             )
-        if found.left:
-            logger.warning("group_settings_differ", extra={"topic": topic, "group": group, "kept": list(found.left)})
+        if difference.left:
+            logger.warning(
+                "group_settings_differ", extra={"topic": topic, "group": group, "kept": list(difference.left)}
+            )
 
 
 def _admin_of(broker: Broker) -> GroupSettingsReader:

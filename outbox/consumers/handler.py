@@ -343,13 +343,13 @@ def check_handler(handler: Callable[..., object], engine: Engine | None) -> None
 
 def _check_parameters(handler: Callable[..., object], name: str, *, with_session: bool) -> None:
     """Rejects a handler with wrong parameters, which would fail at every delivery until all were dead letters."""
-    given = ("session", "delivery") if with_session else ("delivery",)
+    arguments = ("session", "delivery") if with_session else ("delivery",)
     try:
-        signature(handler).bind(*given)
+        signature(handler).bind(*arguments)
     except TypeError as error:
         because = "with an inbox" if with_session else "without an inbox"
         raise ConfigurationError(
-            f"the handler {name} is called as {name}({', '.join(given)}) {because}: {error}"
+            f"the handler {name} is called as {name}({', '.join(arguments)}) {because}: {error}"
         ) from error
     except ValueError:  # a built-in without a signature
         return

@@ -55,8 +55,8 @@ class _HandlingScope:
 
     __slots__ = ("_current_delivery", "_token")
 
-    def __init__(self, held: InFlightDelivery, clock: Clock) -> None:
-        self._current_delivery = (held, clock)
+    def __init__(self, in_flight: InFlightDelivery, clock: Clock) -> None:
+        self._current_delivery = (in_flight, clock)
         self._token: Token[tuple[InFlightDelivery, Clock] | None] | None = None
 
     def __enter__(self) -> None:
@@ -73,11 +73,11 @@ def still_held() -> bool:
     False means that the broker has delivered it to another consumer, or may have: an inbox lets only one commit;
     without one, stop before the next effect. True without a runner, as in a test.
     """
-    found = _current.get()
-    if found is None:
+    current = _current.get()
+    if current is None:
         return True
-    held, clock = found
-    return not held.lost and clock.monotonic_ms() < held.until_ms
+    in_flight, clock = current
+    return not in_flight.lost and clock.monotonic_ms() < in_flight.until_ms
 
 
 class InFlightDeliveries:
@@ -106,7 +106,7 @@ class InFlightDeliveries:
     def begun_ids(self) -> list[str]:
         """Returns the ids of the messages whose handlers run, or whose ack is not answered."""
         with self._changed:
-            return [held.delivery.id for held in self._held.values() if held.begun]
+            return [in_flight.delivery.id for in_flight in self._held.values() if in_flight.begun]
 
     def stop(self, *, timeout_seconds: float) -> bool:
         """End the thread; returns whether it ended in time. Deliveries that are still held are redelivered when their
@@ -123,7 +123,7 @@ class InFlightDeliveries:
     def hold(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> list[InFlightDelivery]:
         """Hold deliveries that have just been pulled."""
         now_ms = self._clock.monotonic_ms()
-        found = [
+        held = [
             InFlightDelivery(
                 consumer=consumer, delivery=delivery, since_ms=now_ms, until_ms=now_ms + consumer.invisible_ms,
                 extend_at_ms=now_ms + consumer.invisible_ms // 2,
@@ -131,50 +131,60 @@ class InFlightDeliveries:
             for delivery in deliveries
         ]  # fmt: skip
         with self._changed:
-            self._held.update({held.delivery.receipt: held for held in found})
+            self._held.update({in_flight.delivery.receipt: in_flight for in_flight in held})
             if now_ms + consumer.invisible_ms // 2 < self._wakes_at_ms:
                 self._changed.notify_all()
-        return found
+        return held
 
     def release(self, held: Sequence[InFlightDelivery]) -> None:
         """Release deliveries that are settled, or never will be."""
         with self._changed:
-            for one in held:
-                self._held.pop(one.delivery.receipt, None)
+            for in_flight in held:
+                self._held.pop(in_flight.delivery.receipt, None)
 
-    def may_begin(self, held: InFlightDelivery) -> bool:
+    def may_begin(self, in_flight: InFlightDelivery) -> bool:
         """Begin to handle a delivery if it is still held; it is not nacked as untried any more."""
-        if held.delivery.expired:
+        if in_flight.delivery.expired:
             # It may have ended its last consumer. If it ends this process too, it is an attempt of this message and of
             # none that waits behind it; the report costs a request, so the first delivery goes without.
-            self._extend([held], invisible_ms=held.consumer.invisible_ms, begun=True)
+            self._extend([in_flight], invisible_ms=in_flight.consumer.invisible_ms, begun=True)
         with self._changed:
             now_ms = self._clock.monotonic_ms()
-            if held.lost or now_ms >= held.until_ms:
-                held.lost = True
+            if in_flight.lost or now_ms >= in_flight.until_ms:
+                in_flight.lost = True
                 return False
-            held.begun, held.since_ms = True, now_ms
+            in_flight.begun, in_flight.since_ms = True, now_ms
             return True
 
-    def handling(self, held: InFlightDelivery) -> AbstractContextManager[None]:
+    def handling(self, in_flight: InFlightDelivery) -> AbstractContextManager[None]:
         """Returns a context for the handler's call, inside which still_held() refers to this delivery."""
-        return _HandlingScope(held, self._clock)
+        return _HandlingScope(in_flight, self._clock)
 
     def extend_due(self) -> None:
         """Extend or nack the deliveries that are due for it."""
         now_ms = self._clock.monotonic_ms()
         with self._changed:
-            due = [held for held in self._held.values() if not held.lost and held.extend_at_ms <= now_ms]
-            over = [held for held in due if _is_over(held, now_ms)]
-            for held in over:
-                held.lost = True  # under the lock: its handling cannot begin any more
-        extended = [held for held in due if not held.lost]
-        for invisible_ms, begun in sorted({(held.consumer.invisible_ms, held.begun) for held in extended}):
-            alike = [held for held in extended if (held.consumer.invisible_ms, held.begun) == (invisible_ms, begun)]
+            due = [
+                in_flight
+                for in_flight in self._held.values()
+                if not in_flight.lost and in_flight.extend_at_ms <= now_ms
+            ]
+            over = [in_flight for in_flight in due if _is_over(in_flight, now_ms)]
+            for in_flight in over:
+                in_flight.lost = True  # under the lock: its handling cannot begin any more
+        extended = [in_flight for in_flight in due if not in_flight.lost]
+        for invisible_ms, begun in sorted(
+            {(in_flight.consumer.invisible_ms, in_flight.begun) for in_flight in extended}
+        ):
+            alike = [
+                in_flight
+                for in_flight in extended
+                if (in_flight.consumer.invisible_ms, in_flight.begun) == (invisible_ms, begun)
+            ]
             for start in range(0, len(alike), PULL_MESSAGES_MAX):
                 self._extend(alike[start : start + PULL_MESSAGES_MAX], invisible_ms=invisible_ms, begun=begun)
-        self._abandon([held for held in over if held.begun])
-        self._nack_waiting([held for held in over if not held.begun])
+        self._abandon([in_flight for in_flight in over if in_flight.begun])
+        self._nack_waiting([in_flight for in_flight in over if not in_flight.begun])
 
     def _run(self) -> None:
         while True:
@@ -194,59 +204,62 @@ class InFlightDeliveries:
 
     def _until_next_ms(self) -> int:
         """Returns the time until a delivery is due. The caller holds the lock."""
-        at_ms = min((held.extend_at_ms for held in self._held.values() if not held.lost), default=None)
+        at_ms = min((in_flight.extend_at_ms for in_flight in self._held.values() if not in_flight.lost), default=None)
         return IDLE_WAIT_MS if at_ms is None else max(EXTEND_PAUSE_MS_MIN, at_ms - self._clock.monotonic_ms())
 
     def _extend(self, held: Sequence[InFlightDelivery], *, invisible_ms: int, begun: bool) -> None:
-        receipts = [one.delivery.receipt for one in held]
+        receipts = [in_flight.delivery.receipt for in_flight in held]
         try:
             statuses = self._broker.extend(receipts, invisible_ms=invisible_ms, begun=begun)
         except OutboxError as error:
             logger.warning("extend_failed", extra={"receipts": len(held), "error": str(error)})
             again_at_ms = self._clock.monotonic_ms() + min(EXTEND_RETRY_MS, invisible_ms // 8)
-            for one in held:
-                one.extend_at_ms = again_at_ms
+            for in_flight in held:
+                in_flight.extend_at_ms = again_at_ms
             return
         now_ms = self._clock.monotonic_ms()
-        for one, status in zip(held, statuses, strict=True):
+        for in_flight, status in zip(held, statuses, strict=True):
             if status is ExtendStatus.EXTENDED:
-                one.until_ms, one.extend_at_ms = now_ms + invisible_ms, now_ms + invisible_ms // 2
-                self._count("extended", one)
-            elif one.settling:  # expected to be stale, and released when its ack or nack has returned
-                one.extend_at_ms = now_ms + invisible_ms // 2
+                in_flight.until_ms, in_flight.extend_at_ms = now_ms + invisible_ms, now_ms + invisible_ms // 2
+                self._count("extended", in_flight)
+            elif in_flight.settling:  # expected to be stale, and released when its ack or nack has returned
+                in_flight.extend_at_ms = now_ms + invisible_ms // 2
             else:
-                self._lose(one)
+                self._lose(in_flight)
 
-    def _lose(self, held: InFlightDelivery) -> None:
-        held.lost = True
-        self._count("receipt_lost", held)
+    def _lose(self, in_flight: InFlightDelivery) -> None:
+        in_flight.lost = True
+        self._count("receipt_lost", in_flight)
         logger.warning(
-            "receipt_lost", extra={"message_id": held.delivery.id, "group": held.consumer.group, "begun": held.begun}
+            "receipt_lost",
+            extra={"message_id": in_flight.delivery.id, "group": in_flight.consumer.group, "begun": in_flight.begun},
         )
 
     def _abandon(self, held: Sequence[InFlightDelivery]) -> None:
         """Stop extending deliveries whose handlers exceeded their time: the broker will redeliver them."""
-        for one in held:
-            self._count("overdue", one)
-            logger.error("handler_overdue", extra={"message_id": one.delivery.id, "group": one.consumer.group})
+        for in_flight in held:
+            self._count("overdue", in_flight)
+            logger.error(
+                "handler_overdue", extra={"message_id": in_flight.delivery.id, "group": in_flight.consumer.group}
+            )
 
     def _nack_waiting(self, held: Sequence[InFlightDelivery]) -> None:
         """Nack deliveries that waited too long behind a slow handler, for other consumers."""
         if not held:
             return
-        for one in held:
-            self._count("handed_back", one)
-        receipts = [one.delivery.receipt for one in held]
+        for in_flight in held:
+            self._count("handed_back", in_flight)
+        receipts = [in_flight.delivery.receipt for in_flight in held]
         try:
             self._broker.nack(receipts, delay_ms=0, reason="waited behind a slow handler", counts=False)
         except OutboxError as error:
             logger.warning("nack_failed", extra={"receipts": len(receipts), "error": str(error)})
 
-    def _count(self, event: str, held: InFlightDelivery) -> None:
-        self._telemetry.counted(event, held.delivery.topic, held.consumer.group)
+    def _count(self, event: str, in_flight: InFlightDelivery) -> None:
+        self._telemetry.counted(event, in_flight.delivery.topic, in_flight.consumer.group)
 
 
-def _is_over(held: InFlightDelivery, now_ms: int) -> bool:
+def _is_over(in_flight: InFlightDelivery, now_ms: int) -> bool:
     """Returns whether a delivery must not be held any longer. Pure."""
-    bound_ms = held.consumer.handle_ms_max if held.begun else held.consumer.invisible_ms
-    return now_ms - held.since_ms >= bound_ms
+    bound_ms = in_flight.consumer.handle_ms_max if in_flight.begun else in_flight.consumer.invisible_ms
+    return now_ms - in_flight.since_ms >= bound_ms

@@ -76,7 +76,7 @@ class InboxStore:
         it deletes, and none of running consumers.
         """
         inbox = self._inbox
-        old = (
+        select_old = (
             select(
                 inbox.c.consumer_group.label("of_group"),
                 inbox.c.topic.label("of_topic"),
@@ -86,8 +86,8 @@ class InboxStore:
             .order_by(inbox.c.handled_at_us)
             .limit(limit)
         )
-        found = sorted(tuple(row) for row in connection.execute(old))
-        if not found:
+        keys = sorted(tuple(row) for row in connection.execute(select_old))
+        if not keys:
             return 0
         # Each by the complete primary key: for a list of ids the optimizer may read all of a group, and then wait for
         # uncommitted marks.
@@ -96,5 +96,5 @@ class InboxStore:
             inbox.c.topic == bindparam("of_topic"),
             inbox.c.message_id == bindparam("of_id"),
         )
-        marks = [{"of_group": group, "of_topic": topic, "of_id": one} for group, topic, one in found]
+        marks = [{"of_group": group, "of_topic": topic, "of_id": message_id} for group, topic, message_id in keys]
         return connection.execute(statement, marks).rowcount
