@@ -31,9 +31,9 @@ class ArchiveStore:
         """
         archive = self._archive
         key = (archive.c.sent_at_us, archive.c.id)
-        old = select(*key).where(archive.c.sent_at_us < self._now_us - older_than_us).order_by(*key).limit(limit)
-        found = [tuple(row) for row in connection.execute(old)]
-        if not found:
+        select_old = select(*key).where(archive.c.sent_at_us < self._now_us - older_than_us).order_by(*key).limit(limit)
+        keys = [tuple(row) for row in connection.execute(select_old)]
+        if not keys:
             return 0
-        pairs = [and_(archive.c.sent_at_us == sent_at_us, archive.c.id == row_id) for sent_at_us, row_id in found]
+        pairs = [and_(archive.c.sent_at_us == sent_at_us, archive.c.id == row_id) for sent_at_us, row_id in keys]
         return connection.execute(by_primary_key(delete(archive).where(or_(*pairs)), self._dialect)).rowcount

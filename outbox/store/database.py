@@ -244,37 +244,40 @@ def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
     if isinstance(error, PoolTimeoutError):
         return DatabaseUnavailable(f"no free connection to {shown}; raise the pool size or lower the load")
     code = error_code(error)
-    said = str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
+    server_text = str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
     if is_schema_missing(error):
-        return _missing(code, said, url)
+        return _missing(code, server_text, url)
     if code in _LOGIN_REFUSED:
         return ConfigurationError(
-            f"the database refused the user or its password at {shown} ({said}); "
+            f"the database refused the user or its password at {shown} ({server_text}); "
             "check both, and the hosts from which this user may connect"
         )
     if code in PRIVILEGE_MISSING:
         return ConfigurationError(
-            f"the user lacks a privilege at {shown} ({said}); check its grants on the outbox's schema: {_GRANTS}"
+            f"the user lacks a privilege at {shown} ({server_text}); check its grants on the outbox's schema: {_GRANTS}"
         )
     if code == _READ_ONLY_TRANSACTION:
         return ConfigurationError(
-            f"this transaction of {shown} is READ ONLY ({said}); begin one that writes, and check transaction_read_only"
+            f"this transaction of {shown} is READ ONLY ({server_text}); begin one that writes, and check "
+            "transaction_read_only"
         )
     if is_read_only(error):
         return DatabaseUnavailable(
-            f"the database {shown} is read-only, so a replica or a primary that is being switched over ({said}); "
-            "give the URL of the primary"
+            f"the database {shown} is read-only, so a replica or a primary that is being switched over ({server_text});"
+            " give the URL of the primary"
         )
     if code == _STATEMENT_BINLOG:
         return ConfigurationError(
-            f"{shown} cannot log READ COMMITTED transactions ({said}); set binlog_format to ROW or MIXED there"
+            f"{shown} cannot log READ COMMITTED transactions ({server_text}); set binlog_format to ROW or MIXED there"
         )
     if code == _PACKET_TOO_LARGE:
-        return ConfigurationError(f"a statement was too large for {shown} ({said}); raise max_allowed_packet there")
+        return ConfigurationError(
+            f"a statement was too large for {shown} ({server_text}); raise max_allowed_packet there"
+        )
     if is_unreachable(error):
-        cure = "check that its folder is there and may be written to" if _CANNOT_OPEN in said else _CHECK_SERVER
-        return DatabaseUnavailable(f"cannot reach the database {shown} ({said}); {cure}")
-    return DatabaseUnavailable(f"the database {shown} failed a statement ({said})")
+        cure = "check that its folder is there and may be written to" if _CANNOT_OPEN in server_text else _CHECK_SERVER
+        return DatabaseUnavailable(f"cannot reach the database {shown} ({server_text}); {cure}")
+    return DatabaseUnavailable(f"the database {shown} failed a statement ({server_text})")
 
 
 def _shown(url: URL) -> str:
@@ -282,16 +285,16 @@ def _shown(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def _missing(code: int | None, said: str, url: URL) -> SchemaMissing:
+def _missing(code: int | None, server_text: str, url: URL) -> SchemaMissing:
     """Returns the error for a missing database of the URL, or for missing tables."""
     shown = _shown(url)
-    if code == _NO_SUCH_DATABASE and url.database and f"'{url.database}'" in said:
+    if code == _NO_SUCH_DATABASE and url.database and f"'{url.database}'" in server_text:
         return SchemaMissing(
             f"there is no database {url.database!r} at {shown}; create it, or name one that there is "
             "(with --schema, `outbox db upgrade` also takes a URL that names none, and ends with a slash)"
         )
     return SchemaMissing(
-        f"the outbox tables are missing or too old in {shown} ({said}); run: outbox db upgrade --url URL"
+        f"the outbox tables are missing or too old in {shown} ({server_text}); run: outbox db upgrade --url URL"
     )
 
 
@@ -303,8 +306,8 @@ def error_code(error: DBAPIError) -> int | None:
 
 def is_schema_missing(error: DBAPIError) -> bool:
     """Returns whether the error means that a table, schema or column of ours is missing."""
-    said = str(error.orig)
-    return error_code(error) in NO_SUCH_TABLE or "no such table" in said or "has no column named" in said
+    server_text = str(error.orig)
+    return error_code(error) in NO_SUCH_TABLE or "no such table" in server_text or "has no column named" in server_text
 
 
 def is_read_only(error: DBAPIError) -> bool:
@@ -448,12 +451,12 @@ def _leave_out_autocommit(_dialect: Dialect, _record: object, _arguments: object
 
 
 def _begin(connection: Connection) -> None:
-    first = connection.get_execution_options().get(WRITE_LOCK_FIRST, False)
+    locks_first = connection.get_execution_options().get(WRITE_LOCK_FIRST, False)
     driver_connection: Any = connection.connection.driver_connection
     _switch_off_autocommit(driver_connection)  # of a connection from before prepare_sqlite
     if not driver_connection.in_transaction:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if first else "BEGIN")
-    elif first:  # a listener of the engine's own has begun it
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if locks_first else "BEGIN")
+    elif locks_first:  # a listener of the engine's own has begun it
         take_write_lock(connection)
 
 

@@ -80,11 +80,11 @@ class DatabaseIdentity:
             return _Identity(_file_of(connection))
         connect_once(self._engine)
         place = table_place(self._engine.dialect, self._schema)
-        known: dict[TablePlace, _Identity] = connection.info.setdefault(_KEY, {})
+        identities: dict[TablePlace, _Identity] = connection.info.setdefault(_KEY, {})
         # A follower is asked each time: once it is the primary, its connections stay and it takes writes.
-        if place not in known or known[place].reads:
-            known[place] = _identity_at(connection, place)
-        return known[place]
+        if place not in identities or identities[place].reads:
+            identities[place] = _identity_at(connection, place)
+        return identities[place]
 
 
 def _identity_at(connection: Connection, place: TablePlace) -> _Identity:

@@ -99,12 +99,12 @@ class EventLoopThread:
 
 async def _cancel_left_tasks() -> None:
     """Cancel all tasks but this one, wait for their ends, and report the errors of those that failed meanwhile."""
-    left = asyncio.all_tasks() - {task for task in (asyncio.current_task(),) if task is not None}
-    for task in left:
+    left_tasks = asyncio.all_tasks() - {task for task in (asyncio.current_task(),) if task is not None}
+    for task in left_tasks:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*left_tasks, return_exceptions=True)
     loop = asyncio.get_running_loop()
-    for task in left:
+    for task in left_tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             loop.call_exception_handler(
                 {"message": "a left task failed while it was cancelled", "exception": error, "task": task}

@@ -173,9 +173,9 @@ class MessageStore:
 
     def due_rows(self, connection: Connection, *, limit: int, from_us: int = 0) -> DueRows:
         """Returns the same rows complete, as after their claim: with the attempt counted. They are not claimed yet."""
-        found = [tuple(row) for row in self._due_whole.run(connection, {"limit": limit, "from_us": from_us})]
-        rows = [outbox_row((*row[:-2], row[-1]), self.table, begun=1) for row in found]
-        return DueRows(rows, found[-1][-2] if found else from_us)
+        fetched = [tuple(row) for row in self._due_whole.run(connection, {"limit": limit, "from_us": from_us})]
+        rows = [outbox_row((*row[:-2], row[-1]), self.table, begun=1) for row in fetched]
+        return DueRows(rows, fetched[-1][-2] if fetched else from_us)
 
     def claim(self, connection: Connection, ids: Sequence[str], *, token: str, lease_us: int, ahead_us: int = 0) -> int:
         """Claim the rows that are still due, or will be within `ahead_us`, with one compare-and-set; returns how many
@@ -186,8 +186,8 @@ class MessageStore:
 
     def claimed(self, connection: Connection, ids: Sequence[str], *, token: str) -> list[OutboxRow]:
         """Returns the rows among `ids` that this token owns, oldest first."""
-        found = self._by_ids.rows(connection, self._claimed_statement, ids, token=token)
-        return [outbox_row(row, self.table) for row in found]
+        fetched = self._by_ids.rows(connection, self._claimed_statement, ids, token=token)
+        return [outbox_row(row, self.table) for row in fetched]
 
     def barriers(self, connection: Connection, runs: Mapping[str, KeyRun]) -> dict[str, Barrier]:
         """Returns the barriers of these runs of ordered keys, which are to be sent; see OrderStore.barriers."""
@@ -220,9 +220,11 @@ class MessageStore:
         if numbers:
             # Another owner sends a row that this token lost: younger messages of its key still wait for it.
             message = self._message
-            left = select(message.c.id).where(message.c.id.in_(sorted(numbers)))
-            kept = set(connection.scalars(left)) if removed < len(ids) else set()
-            self._order.forget(connection, [number for id_, number in numbers.items() if id_ not in kept])
+            select_left = select(message.c.id).where(message.c.id.in_(sorted(numbers)))
+            kept_ids = set(connection.scalars(select_left)) if removed < len(ids) else set()
+            self._order.forget(
+                connection, [key_and_number for row_id, key_and_number in numbers.items() if row_id not in kept_ids]
+            )
         return removed
 
     def archive(self, connection: Connection, ids: Sequence[str], *, token: str, outcome: str) -> int:
@@ -284,16 +286,16 @@ class MessageStore:
 
     def _postpone_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         message, later_us = self._message, bindparam("later_us", type_=BigInteger())
-        one, spread_us = literal_column("1", BigInteger()), literal_column(str(BEHIND_SPREAD_US), BigInteger())
-        place_us = message.c.order_seq - bindparam("first_seq", type_=BigInteger())
-        spread = case((place_us < spread_us, place_us), else_=spread_us)
+        one_us, spread_us = literal_column("1", BigInteger()), literal_column(str(BEHIND_SPREAD_US), BigInteger())
+        offset_us = message.c.order_seq - bindparam("first_seq", type_=BigInteger())
+        spread = case((offset_us < spread_us, offset_us), else_=spread_us)
         return self._by_key(
             update(message)
             .where(message.c.id.in_(ids), message.c.state == _PENDING, message.c.due_at_us <= self._now_us)
             .values(
                 token=null(),
                 # A due time only ever increases: a compensator's low-water mark may be just after the previous one.
-                due_at_us=case((message.c.due_at_us < later_us, later_us + spread), else_=message.c.due_at_us + one),
+                due_at_us=case((message.c.due_at_us < later_us, later_us + spread), else_=message.c.due_at_us + one_us),
             )
         )
 
@@ -320,7 +322,7 @@ class MessageStore:
 
     def _release_statement(self, ids: list[BindParameter[str]]) -> ClauseElement:
         attempts, error = self._message.c.attempts, self._message.c.last_error
-        zero, one = (literal_column(number, BigInteger()) for number in ("0", "1"))
+        zero, one = (literal_column(digit, BigInteger()) for digit in ("0", "1"))
         return self._by_key(
             update(self._message)
             .where(*self._ours(ids))

@@ -96,8 +96,8 @@ class _Builds(dict[str, Build]):
         self._build = build
 
     def __missing__(self, name: str) -> Build:
-        made = self[name] = partial(self._build, name)
-        return made
+        builder = self[name] = partial(self._build, name)
+        return builder
 
 
 def _barrier(row: Any) -> Barrier:
@@ -142,10 +142,12 @@ class OrderStore:
         """Returns the rows, those of ordered keys with numbers. Their keys stay locked until the commit."""
         keys = sorted({row.order_key for row in rows if row.order_key is not None})
         heads = self._advance(connection, keys, by=len(rows))
-        first = {key: last - len(rows) + 1 for key, last in heads.items()}
+        first_numbers = {key: last_number - len(rows) + 1 for key, last_number in heads.items()}
         return [
-            row if row.order_key is None else msgspec.structs.replace(row, order_seq=first[row.order_key] + place)
-            for place, row in enumerate(rows)
+            row
+            if row.order_key is None
+            else msgspec.structs.replace(row, order_seq=first_numbers[row.order_key] + position)
+            for position, row in enumerate(rows)
         ]
 
     def enqueue(self, connection: Connection, rows: Sequence[OutboxRow]) -> None:
@@ -162,12 +164,12 @@ class OrderStore:
         """Allocate `by` numbers of each key; returns the last of them. Keys must be sorted, so that transactions cannot
         deadlock over them.
         """
-        found: dict[str, int] = {}
+        last_numbers: dict[str, int] = {}
         for start in range(0, len(keys), _ROWS_A_STATEMENT_MAX):
             chunk = keys[start : start + _ROWS_A_STATEMENT_MAX]
             connection.execute(self._take(), [{"taken_key": key, "taken": by} for key in chunk])
-            found.update({key: int(seq) for key, seq in self._by_keys.rows(connection, self._numbers_of, chunk)})
-        return found
+            last_numbers.update({key: int(seq) for key, seq in self._by_keys.rows(connection, self._numbers_of, chunk)})
+        return last_numbers
 
     def _numbers_of(self, keys: list[BindParameter[str]]) -> ClauseElement:
         # The business's session may have a small max_join_size, which counts the rows of a list of keys but not of
@@ -181,11 +183,13 @@ class OrderStore:
         taken = bindparam("taken", type_=BigInteger())
         values = {"order_key": bindparam("taken_key"), "seq": self._now_us + taken}
         if self._mysql:
-            new = mysql.insert(self._head).values(values)
-            return new.on_duplicate_key_update(seq=func.greatest(self._head.c.seq + taken, new.inserted.seq))
-        other = sqlite.insert(self._head).values(values)
-        return other.on_conflict_do_update(
-            index_elements=["order_key"], set_={"seq": func.max(self._head.c.seq + taken, other.excluded.seq)}
+            mysql_insert = mysql.insert(self._head).values(values)
+            return mysql_insert.on_duplicate_key_update(
+                seq=func.greatest(self._head.c.seq + taken, mysql_insert.inserted.seq)
+            )
+        sqlite_insert = sqlite.insert(self._head).values(values)
+        return sqlite_insert.on_conflict_do_update(
+            index_elements=["order_key"], set_={"seq": func.max(self._head.c.seq + taken, sqlite_insert.excluded.seq)}
         )
 
     # -- sending -----------------------------------------------------------------------------------------------------
@@ -197,7 +201,7 @@ class OrderStore:
         A plain read: it locks nothing. All tables, since a key changes its table with their number; a key that moves to
         another schema has other order tables there, so its old one must drain first.
         """
-        found: dict[str, Barrier] = {}
+        barriers: dict[str, Barrier] = {}
         unsure: list[str] = []
         for key, head in self._heads(connection, runs).items():
             run = runs[key]
@@ -206,15 +210,15 @@ class OrderStore:
             if head.message_id in run.own or not head.state:
                 unsure.append(key)
             else:
-                found[key] = _barrier(head)
+                barriers[key] = _barrier(head)
         for start in range(0, len(unsure), _KEYS_A_STATEMENT_MAX):
             firsts = [select(self._first(key, runs[key])) for key in unsure[start : start + _KEYS_A_STATEMENT_MAX]]
             for row in connection.execute(union_all(*firsts) if len(firsts) > 1 else firsts[0]).all():
                 key = row.order_key
                 barrier = _barrier(row) if row.state else self._elsewhere(connection, key, runs[key])
                 if barrier is not None:
-                    found[key] = barrier
-        return found
+                    barriers[key] = barrier
+        return barriers
 
     def _heads(self, connection: Connection, runs: Mapping[str, KeyRun]) -> dict[str, _Head]:
         """Returns the oldest number of each key, ours or not, with its row if that is in the run's table."""
@@ -298,16 +302,16 @@ class OrderStore:
         """
         head, queue = self._head, self._queue
         waiting = exists().where(queue.c.order_key == head.c.order_key)
-        looked_at = connection.execute(
+        heads_read = connection.execute(
             select(head.c.order_key, ((head.c.seq < self._now_us - idle_us) & ~waiting).label("is_idle"))
             .where(head.c.order_key > after)
             .order_by(head.c.order_key)
             .limit(limit)
         ).all()
-        idle = [row.order_key for row in looked_at if row.is_idle]
-        gone = 0
-        if idle:
-            still = head.c.seq < self._now_us - literal(idle_us, BigInteger())
-            idle_ones = delete(head).where(head.c.order_key.in_(idle), still)
-            gone = connection.execute(by_primary_key(idle_ones, self._dialect)).rowcount
-        return gone, looked_at[-1].order_key if len(looked_at) == limit else None
+        idle_keys = [row.order_key for row in heads_read if row.is_idle]
+        deleted = 0
+        if idle_keys:
+            is_still_idle = head.c.seq < self._now_us - literal(idle_us, BigInteger())
+            delete_idle = delete(head).where(head.c.order_key.in_(idle_keys), is_still_idle)
+            deleted = connection.execute(by_primary_key(delete_idle, self._dialect)).rowcount
+        return deleted, heads_read[-1].order_key if len(heads_read) == limit else None

@@ -34,11 +34,11 @@ class PendingDueTimes:
     def due_in_us(self, connection: Connection, ids: Sequence[str]) -> dict[str, int]:
         """Returns in how long those of these rows that are pending are due; negative: for how long they have been."""
         message = self._message
-        wanted = message.c.id.in_(sorted(ids)) & (message.c.state == RowState.PENDING)
+        is_pending = message.c.id.in_(sorted(ids)) & (message.c.state == RowState.PENDING)
         return {
             row.id: int(row.due_in_us)
             for row in connection.execute(
-                select(message.c.id, (message.c.due_at_us - self._now_us).label("due_in_us")).where(wanted)
+                select(message.c.id, (message.c.due_at_us - self._now_us).label("due_in_us")).where(is_pending)
             )
         }
 

@@ -36,8 +36,8 @@ class PreparedStatement:
 
     def run(self, connection: Connection, values: Mapping[str, object]) -> CursorResult[Any]:
         """Run it on the connection; results are as the driver gives them."""
-        given = {**self.constants, **values} if self.constants else values
-        return connection.exec_driver_sql(self.sql, tuple(given[name] for name in self.names))
+        bound_values = {**self.constants, **values} if self.constants else values
+        return connection.exec_driver_sql(self.sql, tuple(bound_values[name] for name in self.names))
 
 
 def prepare(dialect: Dialect, statement: ClauseElement) -> PreparedStatement:
@@ -93,10 +93,10 @@ class PreparedByIds:
         size = next(size for size in _SIZES if size >= len(ids))
         prepared = self._prepared.get((build, size))
         if prepared is None:
-            bound = [bindparam(f"id_{number}", type_=String()) for number in range(size)]
+            bound = [bindparam(f"id_{index}", type_=String()) for index in range(size)]
             prepared = self._prepared[(build, size)] = prepare(self._dialect, build(bound))
         padded = (*ids, *(ids[-1:] * (size - len(ids))))
-        return prepared.run(connection, {**values, **{f"id_{number}": one for number, one in enumerate(padded)}})
+        return prepared.run(connection, {**values, **{f"id_{index}": row_id for index, row_id in enumerate(padded)}})
 
 
 def _parts(ids: Sequence[str]) -> Iterator[list[str]]:

@@ -56,21 +56,21 @@ class RowInsert:
         A timed row belongs to nobody, and is due at its own time; one whose time has passed is due now: a due time in
         the past may be below the low-water mark of a compensator.
         """
-        places_us = itertools.count()
+        offsets_us = itertools.count()
         for chunk in _chunks(rows, packet_bytes):
             parameters: list[object] = []
             has_timed = any(row.is_timed for row in chunk)
-            for row, place_us in zip(chunk, places_us, strict=False):
+            for row, offset_us in zip(chunk, offsets_us, strict=False):
                 parameters += (row.id, row.kind.value)
                 if has_timed:
-                    parameters.append((row.deliver_at_ms or 0) * 1000 + place_us if row.is_timed else None)
-                parameters += (lease_us + place_us, None if row.is_timed else token)
+                    parameters.append((row.deliver_at_ms or 0) * 1000 + offset_us if row.is_timed else None)
+                parameters += (lease_us + offset_us, None if row.is_timed else token)
                 if has_timed:
                     parameters.append(0 if row.is_timed else 1)
                 parameters += (
                     row.topic, self._text(row.key),
                     self._text(row.headers_json), row.body.hex() if self._mysql else row.body, row.body_sha256,
-                    row.deliver_at_ms, place_us, row.order_key, row.order_seq,
+                    row.deliver_at_ms, offset_us, row.order_key, row.order_seq,
                 )  # fmt: skip
             connection.exec_driver_sql(
                 self._statement(len(chunk), has_timed=has_timed, state=state).sql, tuple(parameters)
@@ -83,18 +83,18 @@ class RowInsert:
     def _statement(self, rows: int, *, has_timed: bool, state: RowState) -> PreparedStatement:
         """Returns the INSERT for this number of rows, compiled once: SQLAlchemy compiles multi-row VALUES each time."""
         if (rows, has_timed, state) not in self._prepared:
-            values = [self._values(number, has_timed=has_timed, state=state) for number in range(rows)]
+            values = [self._values(row_index, has_timed=has_timed, state=state) for row_index in range(rows)]
             prepared = prepare(self._dialect, insert(self._message).values(values))
             names = _TIMED_PARAMETERS_IN_ORDER if has_timed else _PARAMETERS
-            if list(prepared.names) != [f"{name}_{number}" for number in range(rows) for name in names]:
+            if list(prepared.names) != [f"{name}_{row_index}" for row_index in range(rows) for name in names]:
                 raise RuntimeError(f"SQLAlchemy bound the INSERT's parameters in an unexpected order: {prepared.names}")
             self._prepared[(rows, has_timed, state)] = prepared
         return self._prepared[(rows, has_timed, state)]
 
-    def _values(self, number: int, *, has_timed: bool, state: RowState) -> dict[str, Any]:
+    def _values(self, row_index: int, *, has_timed: bool, state: RowState) -> dict[str, Any]:
         now = now_us(self._dialect)
         bound: dict[str, Any] = {
-            name: bindparam(f"{name}_{number}", type_=BigInteger() if name in _INTEGERS else None)
+            name: bindparam(f"{name}_{row_index}", type_=BigInteger() if name in _INTEGERS else None)
             for name in _TIMED_PARAMETERS_IN_ORDER
         }
         leased_us = now + bound["lease"]

@@ -162,9 +162,9 @@ def plain_message_table_name(place: TablePlace) -> str:
     return place.named("message")
 
 
-def split_message_table_name(place: TablePlace, number: int) -> str:
+def split_message_table_name(place: TablePlace, table_number: int) -> str:
     """Returns the name of one of the tables that messages are split into by CRC32 of their keys (MySQL and MariaDB)."""
-    return place.named(f"message_{number:04d}")
+    return place.named(f"message_{table_number:04d}")
 
 
 def along_due_index(statement: Select[Any], message: FromClause, *, table: str, dialect: Dialect) -> Select[Any]:
@@ -186,8 +186,8 @@ def message_table_names(connection: Connection, place: TablePlace) -> list[str]:
 
 
 def _is_split(name: str, place: TablePlace) -> bool:
-    found = _SPLIT_NAME.fullmatch(name)
-    return found is not None and (found[1] or "") == place.prefix
+    matched = _SPLIT_NAME.fullmatch(name)
+    return matched is not None and (matched[1] or "") == place.prefix
 
 
 def _message_table(metadata: MetaData, name: str) -> Table:

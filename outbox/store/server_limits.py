@@ -73,18 +73,18 @@ class ServerLimits:
         """Returns the limit as read on this connection, which may be older than this Outbox, or another engine's."""
         info = connection.info
         if _PACKET_KEY not in info:
-            for (found,) in _ask(connection, _PACKET):
-                info[_PACKET_KEY] = self._packet_bytes = int(found)
-        known: int | None = info.get(_PACKET_KEY)
-        return known
+            for (max_allowed_packet,) in _ask(connection, _PACKET):
+                info[_PACKET_KEY] = self._packet_bytes = int(max_allowed_packet)
+        packet_bytes: int | None = info.get(_PACKET_KEY)
+        return packet_bytes
 
     def _connected(self, connection: Any, record: Any) -> None:
         """Read the limits on a new connection, without SQLAlchemy, so that no transaction begins."""
         if _PACKET_KEY not in record.info:
             with suppress(self._driver_error), closing(connection.cursor()) as cursor:
                 cursor.execute(_PACKET)
-                for (found,) in cursor.fetchall():
-                    record.info[_PACKET_KEY] = int(found)
+                for (max_allowed_packet,) in cursor.fetchall():
+                    record.info[_PACKET_KEY] = int(max_allowed_packet)
         self._packet_bytes = record.info.get(_PACKET_KEY, self._packet_bytes)
 
     def _refuse_without_transactions(self, connection: Connection, table: MessageTable) -> None:
@@ -117,8 +117,8 @@ def _ask(connection: Connection, question: str, *parameters: str | None) -> Sequ
 
 
 def _driver_error(dialect: Dialect) -> type[Exception]:
-    found: type[Exception] = dialect.loaded_dbapi.Error
-    return found
+    error_class: type[Exception] = dialect.loaded_dbapi.Error
+    return error_class
 
 
 def _refuse_too_large(row: OutboxRow, packet_bytes: int) -> None:

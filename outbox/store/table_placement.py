@@ -56,8 +56,8 @@ def is_schema_alone(connection: Connection, schema: str | None) -> bool:
     place = table_place(connection.dialect, schema)
     if place.schema is None or not place.prefix:
         return False
-    found = tables_in(connection, place.schema)
-    return found >= SIGNS_OF_SCHEMA and plain_message_table_name(place) not in found
+    names = tables_in(connection, place.schema)
+    return names >= SIGNS_OF_SCHEMA and plain_message_table_name(place) not in names
 
 
 def tables_in(connection: Connection, schema: str | None) -> set[str]:
@@ -151,9 +151,12 @@ class Placement:
         """Returns the names of the message tables in one place, in the order of their numbers."""
         if not self.is_split:
             return [plain_message_table_name(place)]
-        each = self._count // len(self.schemas)
-        first = self.places.index(place) * each
-        return [split_message_table_name(place, number) for number in range(first, first + each)]
+        tables_per_schema = self._count // len(self.schemas)
+        first_number = self.places.index(place) * tables_per_schema
+        return [
+            split_message_table_name(place, table_number)
+            for table_number in range(first_number, first_number + tables_per_schema)
+        ]
 
 
 def placement_for(dialect: Dialect, schema: str | Sequence[str] | None, tables: int) -> Placement:

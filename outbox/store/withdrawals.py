@@ -60,8 +60,8 @@ class Withdrawals:
         it read `FOR UPDATE` to know what to cancel. A locking statement sees it, but locks the gap if it finds nothing,
         in which producers insert: so it comes last, and the transaction ends right after it.
         """
-        found = (self._withdraw_from(connection, table, message_id, by_locking=by_locking) for table in self._tables)
-        return next((one for one in found if one is not None), None)
+        statuses = (self._withdraw_from(connection, table, message_id, by_locking=by_locking) for table in self._tables)
+        return next((status for status in statuses if status is not None), None)
 
     def _withdraw_from(
         self, connection: Connection, message: Table, message_id: str, *, by_locking: bool
