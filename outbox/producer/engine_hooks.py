@@ -181,7 +181,7 @@ class DriverTransaction:
     def join(self, participant: Participant[Any]) -> None:
         """Register a Session's part, to be asked before the transaction ends. Idempotent."""
         self.is_joined = True
-        self.look()
+        self.check_status()
         if participant not in self._participants:
             self._participants.append(participant)
 
@@ -208,7 +208,7 @@ class DriverTransaction:
         ended before. Raises the driver's error if the server does not say.
         """
         if self.has_messages:
-            self.look()
+            self.check_status()
             self.settle()
             self.refuse_if_ended()
 
@@ -235,9 +235,9 @@ class DriverTransaction:
         if words is not None:
             self.end_unseen(words)
 
-    def look(self) -> None:
+    def check_status(self) -> None:
         """Look whether the driver says that the transaction has ended. No I/O."""
-        if self.continuity.look():
+        if self.continuity.check_status():
             self.end_unseen(self.continuity.doubted or UNSEEN)
 
     def end_unseen(self, words: str) -> None:
@@ -285,9 +285,9 @@ class DriverTransaction:
 
     def roll_back_to_savepoint(self, name: str) -> None:
         """Called when a statement rolls back to a savepoint, which stays."""
-        place = self._place(name)
-        began = _BEFORE_ALL if place is None else self._savepoints[place].began
-        kept, undone = self._savepoints[: 0 if place is None else place + 1], self._savepoints[place or 0 :]
+        index = self._index_of(name)
+        began = _BEFORE_ALL if index is None else self._savepoints[index].began
+        kept, undone = self._savepoints[: 0 if index is None else index + 1], self._savepoints[index or 0 :]
         undone = [savepoint for savepoint in undone if not savepoint.is_undone]
         self._before_rollback = (self.undone, self._held, self._savepoints, undone)
         for savepoint in undone:
@@ -305,13 +305,13 @@ class DriverTransaction:
 
     def release_savepoint(self, name: str) -> None:
         """Called when a statement releases a savepoint, and those inside it."""
-        place = self._place(name)
-        if place is not None:
-            del self._savepoints[place:]
+        index = self._index_of(name)
+        if index is not None:
+            del self._savepoints[index:]
 
-    def _place(self, name: str) -> int | None:
-        places = range(len(self._savepoints) - 1, -1, -1)
-        return next((place for place in places if self._savepoints[place].name == name), None)
+    def _index_of(self, name: str) -> int | None:
+        newest_first = range(len(self._savepoints) - 1, -1, -1)
+        return next((index for index in newest_first if self._savepoints[index].name == name), None)
 
 
 _transactions: Final[dict[int, DriverTransaction]] = {}
@@ -324,19 +324,19 @@ is the application's to clear; drivers' connections cannot have weak references.
 def driver_transaction(connection: Connection) -> DriverTransaction:
     """Returns the state of this connection's current transaction, or of its next one."""
     driver_connection = connection.connection.dbapi_connection
-    known = _transactions.get(id(driver_connection))
-    if known is None:
-        known = DriverTransaction(driver_connection, connection.dialect)
+    transaction = _transactions.get(id(driver_connection))
+    if transaction is None:
+        transaction = DriverTransaction(driver_connection, connection.dialect)
         if driver_connection is not None:  # else the pool has closed it: there is nothing to commit
-            _transactions[id(driver_connection)] = known
-    return known
+            _transactions[id(driver_connection)] = transaction
+    return transaction
 
 
 def _end(driver_connection: object, *, is_undone: bool) -> None:
     """Forget the transaction of a driver's connection, and mark it for who has joined it."""
-    known = _transactions.pop(id(driver_connection), None)
-    if known is not None:
-        known.end(is_undone=is_undone)
+    transaction = _transactions.pop(id(driver_connection), None)
+    if transaction is not None:
+        transaction.end(is_undone=is_undone)
 
 
 def unsent_error(words: str) -> NoTransaction:
@@ -353,9 +353,9 @@ def refuse_if_doomed(connection: Connection) -> None:
     NoTransaction if a statement has ended it.
     """
     refuse_if_rolled_back(connection)
-    known = None if connection.get_transaction() is None else _known(connection)
-    if known is not None:
-        _refuse_if_ended(connection, known)
+    transaction = None if connection.get_transaction() is None else _known(connection)
+    if transaction is not None:
+        _refuse_if_ended(connection, transaction)
 
 
 def _refuse_if_ended(connection: Connection, transaction: DriverTransaction) -> None:
@@ -382,8 +382,8 @@ def refuse_if_rolled_back(connection: Connection) -> None:
 
 def ending_statement(connection: Connection) -> str | None:
     """Returns the first words of the statement that has ended this connection's transaction, if one has."""
-    known = None if connection.get_transaction() is None else _known(connection)
-    return None if known is None else known.ended_by
+    transaction = None if connection.get_transaction() is None else _known(connection)
+    return None if transaction is None else transaction.ended_by
 
 
 def is_over(connection: Connection, begun: RootTransaction | None) -> bool:
@@ -392,16 +392,16 @@ def is_over(connection: Connection, begun: RootTransaction | None) -> bool:
     """
     if begun is None or not begun.is_active:
         return True
-    known = _known(connection)
-    if known is None:
+    transaction = _known(connection)
+    if transaction is None:
         return False
     try:
-        known.look()
-        known.settle()
+        transaction.check_status()
+        transaction.settle()
     except connection.dialect.loaded_dbapi.Error:
-        known.end_unseen(UNSEEN)
-    _replace_if_switched(connection, known)
-    return known.ended_by is not None
+        transaction.end_unseen(UNSEEN)
+    _replace_if_switched(connection, transaction)
+    return transaction.ended_by is not None
 
 
 def keep_mark(connection: Connection) -> None:
@@ -409,7 +409,7 @@ def keep_mark(connection: Connection) -> None:
     watch_dialect(connection.dialect)
     transaction = driver_transaction(connection)
     transaction.has_mark = True
-    transaction.look()
+    transaction.check_status()
 
 
 def refuse_autocommit(connection: Connection, because: str) -> None:
@@ -435,8 +435,8 @@ def refuse_autocommit(connection: Connection, because: str) -> None:
 
 def undone_spans(connection: Connection) -> list[tuple[int, int]]:
     """Returns the spans of logical time that this connection's transaction has rolled back to savepoints."""
-    known = _known(connection)
-    return [] if known is None else known.undone
+    transaction = _known(connection)
+    return [] if transaction is None else transaction.undone
 
 
 def _known(connection: Connection) -> DriverTransaction | None:
@@ -447,17 +447,17 @@ def _known(connection: Connection) -> DriverTransaction | None:
 
 def _execute(cursor: Any, statement: str, _parameters: object, context: ExecutionContext) -> None:
     """Called before each statement of a tracked dialect."""
-    found = statement_effect(statement, mysql=context.dialect.name in MYSQL_DIALECTS)
-    if found is READS:
+    parsed = statement_effect(statement, mysql=context.dialect.name in MYSQL_DIALECTS)
+    if parsed is READS:
         return
     connection = context.root_connection
     transaction = driver_transaction(connection)
-    transaction.look()
+    transaction.check_status()
     if transaction.continuity.doubted is not None:
         transaction.settle()
         if transaction.has_messages:
             _refuse_if_ended(connection, transaction)
-    if found is WRITES:
+    if parsed is WRITES:
         if transaction.is_idle:
             if not _WRITES_ROWS.match(first_words(statement)):
                 return  # it stands at once, by itself
@@ -465,23 +465,23 @@ def _execute(cursor: Any, statement: str, _parameters: object, context: Executio
             transaction.is_idle = False
         transaction.writes = True
     elif connection.in_transaction():  # else it is the BEGIN itself
-        _follow(connection, transaction, found, statement, cursor)
+        _follow(connection, transaction, parsed, statement, cursor)
 
 
 def _follow(
-    connection: Connection, transaction: DriverTransaction, found: StatementEffect, statement: str, cursor: Any
+    connection: Connection, transaction: DriverTransaction, parsed: StatementEffect, statement: str, cursor: Any
 ) -> None:
     """Called before a statement that does more to a transaction than to write in it."""
-    if transaction.is_idle and found.effect is Effect.BEGINS_SAVEPOINT:
+    if transaction.is_idle and parsed.effect is Effect.BEGINS_SAVEPOINT:
         # SQLite would begin a transaction with it, and commit that with its RELEASE.
         _begin_before_rows(connection, cursor)
         transaction.is_idle = False
-    _note(transaction, found, statement, mysql=connection.dialect.name in MYSQL_DIALECTS)
-    if found is ENDS and transaction.is_joined and first_words(statement).upper().startswith("SET "):
+    _note(transaction, parsed, statement, mysql=connection.dialect.name in MYSQL_DIALECTS)
+    if parsed is ENDS and transaction.is_joined and first_words(statement).upper().startswith("SET "):
         # Autocommit: no other transaction begins, and whoever gets the connection next does not expect that.
         transaction.end_unseen(first_words(statement))
         _replace_later(connection)
-    if found is MAY_END and _shall_doubt(connection, transaction):
+    if parsed is MAY_END and _shall_doubt(connection, transaction):
         transaction.continuity.doubt(first_words(statement))
 
 
@@ -508,8 +508,8 @@ def _begin_before_rows(connection: Connection, cursor: Any) -> None:
         cursor.execute("BEGIN")
 
 
-def _note(transaction: DriverTransaction, found: StatementEffect, statement: str, *, mysql: bool) -> None:
-    match found.effect:
+def _note(transaction: DriverTransaction, parsed: StatementEffect, statement: str, *, mysql: bool) -> None:
+    match parsed.effect:
         case Effect.READS:
             return
         case Effect.WRITES | Effect.MAY_END:
@@ -519,13 +519,13 @@ def _note(transaction: DriverTransaction, found: StatementEffect, statement: str
             # SQLite is without a transaction after a COMMIT; elsewhere the next statement begins one.
             transaction.end_by_statement(words, begins_another=mysql or words.upper().startswith("BEGIN"))
         case Effect.BEGINS_SAVEPOINT:
-            transaction.begin_savepoint(found.savepoint)
+            transaction.begin_savepoint(parsed.savepoint)
         case Effect.ROLLS_BACK_TO_SAVEPOINT:
-            transaction.roll_back_to_savepoint(found.savepoint)
+            transaction.roll_back_to_savepoint(parsed.savepoint)
         case Effect.RELEASES_SAVEPOINT:
-            transaction.release_savepoint(found.savepoint)
+            transaction.release_savepoint(parsed.savepoint)
         case _:
-            assert_never(found.effect)
+            assert_never(parsed.effect)
 
 
 def _execute_without_parameters(cursor: object, statement: str, context: ExecutionContext) -> None:
@@ -536,13 +536,13 @@ def _wrap_commit(dialect: Dialect) -> None:
     commit, roll_back = dialect.do_commit, dialect.do_rollback
 
     def do_commit(dbapi_connection: PoolProxiedConnection) -> None:
-        known = _transactions.get(id(dbapi_connection.dbapi_connection))
-        if known is None:
+        transaction = _transactions.get(id(dbapi_connection.dbapi_connection))
+        if transaction is None:
             commit(dbapi_connection)
             return
         try:
-            known.refuse_commit()
-            known.refuse_if_ended_unseen()
+            transaction.refuse_commit()
+            transaction.refuse_if_ended_unseen()
             commit(dbapi_connection)
         except (UsageError, dialect.loaded_dbapi.Error):
             # SQLAlchemy takes the transaction for ended now, and its pool hands the connection on as it is.
@@ -550,7 +550,7 @@ def _wrap_commit(dialect: Dialect) -> None:
                 do_rollback(dbapi_connection)
             raise
         _end(dbapi_connection.dbapi_connection, is_undone=False)
-        known.committed()
+        transaction.committed()
 
     def do_rollback(dbapi_connection: PoolProxiedConnection) -> None:
         _end(dbapi_connection.dbapi_connection, is_undone=True)
@@ -564,16 +564,16 @@ def _wrap_two_phase_commit(dialect: Dialect) -> None:
     commit, roll_back = dialect.do_commit_twophase, dialect.do_rollback_twophase
 
     def do_commit_twophase(connection: Connection, xid: object, *prepared: bool, **named: Any) -> None:
-        known = driver_transaction(connection)
+        transaction = driver_transaction(connection)
         try:
-            known.refuse_commit()
+            transaction.refuse_commit()
         except UsageError:
             with _invalidated_on_error(dialect, connection):
                 do_rollback_twophase(connection, xid, *prepared, **named)
             raise
         commit(connection, xid, *prepared, **named)
-        _end(known.driver_connection, is_undone=False)
-        known.committed()
+        _end(transaction.driver_connection, is_undone=False)
+        transaction.committed()
 
     def do_rollback_twophase(connection: Connection, xid: object, *prepared: bool, **named: Any) -> None:
         driver_connection = connection.connection.dbapi_connection
@@ -610,9 +610,9 @@ def _handle_error(context: ExceptionContext) -> None:
     transaction = connection.get_transaction()
     if isinstance(transaction, RootTransaction) and (context.is_disconnect or _rolled_back(connection, error)):
         _doomed[transaction] = without_frames(error)
-        known = _known(connection)
-        if known is not None:
-            known.end_unseen("an error that was swallowed")
+        driver_state = _known(connection)
+        if driver_state is not None:
+            driver_state.end_unseen("an error that was swallowed")
 
 
 def without_frames(error: BaseException) -> BaseException:
@@ -643,8 +643,8 @@ def _rolled_back(connection: Connection, error: DBAPIError) -> bool:
     open; on SQLite not those of OR ROLLBACK, ON CONFLICT ROLLBACK, RAISE(ROLLBACK) and of a full disk.
     """
     if connection.dialect.name == "sqlite":
-        known = _known(connection)
-        return known is not None and known.continuity.look()
+        transaction = _known(connection)
+        return transaction is not None and transaction.continuity.check_status()
     match error_code(error):
         case code if code in _ENDS_TRANSACTION:
             return True

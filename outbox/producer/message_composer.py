@@ -79,14 +79,14 @@ class Composer:
 
     def _stamped(self, message: Message, headers: dict[str, str]) -> Message:
         """Returns the message with the headers of its trace and of its CloudEvent, if any."""
-        before = len(headers)
+        headers_before = len(headers)
         self._telemetry.stamp(headers, topic=message.topic, message_id=message.id)
         if self._cloudevents is not None:
             headers = self._cloudevents.headers(
                 message_id=message.id, topic=message.topic, key=message.key, headers=headers,
                 created_at_ms=message.created_at_ms, deliver_at_ms=message.deliver_at_ms,
             )  # fmt: skip
-        return message if len(headers) == before else replace(message, headers=headers)
+        return message if len(headers) == headers_before else replace(message, headers=headers)
 
     def _deliver_at_ms(self, deliver_at: datetime | None, delay: timedelta | None) -> int | None:
         now_ms = self._clock.now_ms()

@@ -153,8 +153,8 @@ class Outbox:
         """
         if not self._is_timed:
             self._require(Capability.CANCEL)
-        number = self.placement.number(message_id)
-        row = cancel_row(check_message_id(message_id), table_number=number, is_timed=self._is_timed)
+        table_number = self.placement.number(message_id)
+        row = cancel_row(check_message_id(message_id), table_number=table_number, is_timed=self._is_timed)
         self._add(row, session)
 
     @overload
@@ -229,11 +229,11 @@ class Outbox:
             )
 
     def _publish_row(self, message: Message, *, delay: timedelta | None) -> OutboxRow:
-        number = self.placement.number(message.id if message.key is None else message.key)
+        table_number = self.placement.number(message.id if message.key is None else message.key)
         held_ms = None if delay is None else delay_ms(delay)
         is_timed = self._is_timed and message.deliver_at_ms is not None
         if message.topic not in self._ordered:
-            return publish_row(message, table_number=number, delay_ms=held_ms, is_timed=is_timed)
+            return publish_row(message, table_number=table_number, delay_ms=held_ms, is_timed=is_timed)
         if is_timed:
             raise NotSupported(
                 f"the topic {message.topic} is ordered: younger messages would wait until this one is due; "
@@ -242,10 +242,10 @@ class Outbox:
         if message.key is None:
             raise InvalidMessage(f"the topic {message.topic} is ordered, key by key: publish with key=")
         ordered_by = order_key(message.topic, message.key)
-        return publish_row(message, table_number=number, order_key=ordered_by, delay_ms=held_ms)
+        return publish_row(message, table_number=table_number, order_key=ordered_by, delay_ms=held_ms)
 
-    def _add(self, row: OutboxRow, given: AnySession | None) -> None:
-        session = self._sessions.publishing_session(given)
+    def _add(self, row: OutboxRow, passed_session: AnySession | None) -> None:
+        session = self._sessions.publishing_session(passed_session)
         session_hooks.unit_of(session, self._commits).add(row, session_hooks.open_savepoints(session))
 
 

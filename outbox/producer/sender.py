@@ -234,7 +234,7 @@ class Sender:
                 if self._closing and not self._held and not self._may_repeat():
                     return None
                 self._asleep = True
-                self._wake.wait(max(0, self._next_look_ms() - _monotonic_ms()) / 1000)
+                self._wake.wait(max(0, self._next_wake_ms() - _monotonic_ms()) / 1000)
                 self._asleep = False
             return self._take_batch(_monotonic_ms())
 
@@ -258,7 +258,7 @@ class Sender:
             rows += len(commit.rows)
         return batch
 
-    def _next_look_ms(self) -> int:
+    def _next_wake_ms(self) -> int:
         """Returns when the thread must wake up at the latest, if nothing is committed before."""
         moments = [_monotonic_ms() + IDLE_WAIT_MS]
         if self._unsettled:
@@ -317,12 +317,12 @@ class Sender:
 
     def _accepted(self) -> dict[str, set[str]]:
         """Returns, by order key, the ids that the broker has accepted and that are not settled in the table yet."""
-        found: defaultdict[str, set[str]] = defaultdict(set)
+        accepted_ids: defaultdict[str, set[str]] = defaultdict(set)
         for row_id, unsettled in self._unsettled.items():
             settlement = unsettled.settlement
             if settlement.number is not None and isinstance(settlement.decision, Acceptance):
-                found[settlement.number[0]].add(row_id)
-        return found
+                accepted_ids[settlement.number[0]].add(row_id)
+        return accepted_ids
 
     def _hold(self, commits: Sequence[_Commit], held: set[str], *, delay_ms: int) -> None:
         """Keep rows that wait for an older message, or came too late, within their lease; after it the compensator owns
@@ -334,9 +334,9 @@ class Sender:
             for commit in commits:
                 waiting = [row for row in commit.rows if row.id in held]
                 if waiting:
-                    kept = _Commit(waiting, commit.deadline_ms, sum(len(row.body) for row in waiting))
-                    self._held.append(kept)
-                    self._count(kept, 1)
+                    held_commit = _Commit(waiting, commit.deadline_ms, sum(len(row.body) for row in waiting))
+                    self._held.append(held_commit)
+                    self._count(held_commit, 1)
 
     def _settle_is_due(self) -> bool:
         if self._settle_failures:  # the database must have time to recover, however many rows there are
@@ -363,12 +363,12 @@ class Sender:
 
     def _repeat_later(self, failed: Sequence[str]) -> None:
         now_ms = _monotonic_ms()
-        ours = [row_id for row_id in failed if now_ms < self._unsettled[row_id].until_ms]
-        kept = ours[-self._limits.queue_rows_max :]
-        if len(kept) < len(failed):
-            logger.warning("settlements_given_up", extra={"rows": len(failed) - len(kept)})
-        self._unsettled = {row_id: self._unsettled[row_id] for row_id in kept}
-        self._settle_failures = self._settle_failures + 1 if kept else 0
+        still_leased = [row_id for row_id in failed if now_ms < self._unsettled[row_id].until_ms]
+        to_repeat = still_leased[-self._limits.queue_rows_max :]
+        if len(to_repeat) < len(failed):
+            logger.warning("settlements_given_up", extra={"rows": len(failed) - len(to_repeat)})
+        self._unsettled = {row_id: self._unsettled[row_id] for row_id in to_repeat}
+        self._settle_failures = self._settle_failures + 1 if to_repeat else 0
         self._settle_at_ms = now_ms + DATABASE_BACKOFF.delay_ms(self._settle_failures)
 
     def _attempt(self, act: Callable[[], None]) -> None:
@@ -402,8 +402,8 @@ class Sender:
 
 def _queued_rows(sender: ref[Sender]) -> int:
     """Returns the queue's length for metrics, without keeping the Sender alive."""
-    found = sender()
-    return 0 if found is None else found._queued_rows  # noqa: SLF001 - this module's own
+    live_sender = sender()
+    return 0 if live_sender is None else live_sender._queued_rows  # noqa: SLF001 - this module's own
 
 
 def _monotonic_ms() -> int:

@@ -206,7 +206,7 @@ def _refuse_if_over(state: _SessionState) -> None:
             )
     for joined in state.joined:
         connection = joined.connection
-        joined.transaction.look()
+        joined.transaction.check_status()
         if connection is None or joined.transaction.is_over or not connection.in_transaction():
             if connection is not None:
                 refuse_if_rolled_back(connection)
@@ -290,10 +290,10 @@ def _connection_for(session: Session, state: _SessionState, box: CommitHandler) 
     if not session.twophase:
         _refuse_several(writing, sharing)
     # A replica behind the primary's address is the same database by its URL, but has not the transaction that wrote.
-    own = [connection for connection in sharing if box.is_own(connection)]
-    for chosen in ([connection for connection in writing if connection in sharing], own, sharing):
-        if len(chosen) == 1:
-            return chosen[0]
+    own_connections = [connection for connection in sharing if box.is_own(connection)]
+    for candidates in ([connection for connection in writing if connection in sharing], own_connections, sharing):
+        if len(candidates) == 1:
+            return candidates[0]
     if sharing:
         raise ConfigurationError(
             f"this session has {len(sharing)} transactions open on the outbox's server, and a message can be in one: "
@@ -322,7 +322,7 @@ def _connect(session: Session, box: CommitHandler) -> Connection:
 
     Raises ConfigurationError if classes are bound to several such Connections.
     """
-    bound = {id(one): one for one in _binds(session) if isinstance(one, Connection) and box.shares_database(one)}
+    bound = {id(bind): bind for bind in _binds(session) if isinstance(bind, Connection) and box.shares_database(bind)}
     if len(bound) > 1:
         raise ConfigurationError(
             f"this session is bound to {len(bound)} Connections to the outbox's server, and a message can be in one"

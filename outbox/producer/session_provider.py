@@ -76,14 +76,14 @@ class SessionProvider:
             finally:
                 self._sessions_by_connection.pop(connection, None)
 
-    def publishing_session(self, given: AnySession | None) -> Session:
+    def publishing_session(self, passed_session: AnySession | None) -> Session:
         """Returns the Session whose transaction a message belongs to: the given one, or the current one of the context.
 
         Raises NoTransaction if there is none, or if its transaction is not open; a given Session with autobegin
         begins one.
         """
-        session = self._session_of(self._current.get() if given is None else given)
-        if given is not None and session is not None and session.autobegin and not session.in_transaction():
+        session = self._session_of(self._current.get() if passed_session is None else passed_session)
+        if passed_session is not None and session is not None and session.autobegin and not session.in_transaction():
             session.begin()
         if session is None or not session.in_transaction():
             raise NoTransaction(
@@ -94,27 +94,27 @@ class SessionProvider:
         self._write_first(session)
         return session
 
-    def _session_of(self, given: AnySession | None) -> Session | None:
+    def _session_of(self, passed_session: AnySession | None) -> Session | None:
         session: Session | None
-        match given:
+        match passed_session:
             case None:
                 session = None
             case AsyncSession():
-                session = given.sync_session
+                session = passed_session.sync_session
             case async_scoped_session():
-                session = given().sync_session
+                session = passed_session().sync_session
             case scoped_session():
-                session = given()
+                session = passed_session()
             case Connection():
-                session = self._sessions_by_connection.get(given)
+                session = self._sessions_by_connection.get(passed_session)
                 if session is None:
                     raise NoTransaction(
                         "this Connection is not the outbox's: open it with `with box.begin() as connection`"
                     )
             case Session():
-                session = given
+                session = passed_session
             case _:
-                raise NoTransaction(f"session must be a SQLAlchemy session, not {type(given).__name__}")
+                raise NoTransaction(f"session must be a SQLAlchemy session, not {type(passed_session).__name__}")
         return session
 
     def _owned(self, session: Session) -> Session:

@@ -88,9 +88,9 @@ _BY_FIRST_WORD: Final = {"SELECT ": READS, "INSERT ": WRITES, "UPDATE ": WRITES,
 
 def statement_effect(statement: str, *, mysql: bool) -> StatementEffect:
     """Returns the statement's effect, from its first words; of several in one, which MySQL runs, `may_end`."""
-    known = _BY_FIRST_WORD.get(statement[:7].upper())
-    if known is not None and ";" not in statement:
-        return known
+    common_effect = _BY_FIRST_WORD.get(statement[:7].upper())
+    if common_effect is not None and ";" not in statement:
+        return common_effect
     start = _start(statement)
     savepoint = _SAVEPOINT.match(statement, start)
     if savepoint is not None:
@@ -127,12 +127,12 @@ def _leading_end(statement: str) -> int:
     return 0 if leading is None else leading.end()
 
 
-def _savepoint_effect(found: re.Match[str]) -> StatementEffect:
-    if found["begins"]:
-        return StatementEffect(Effect.BEGINS_SAVEPOINT, _plain_name(found["begun"]))
-    if found["undone"]:
-        return StatementEffect(Effect.ROLLS_BACK_TO_SAVEPOINT, _plain_name(found["undone"]))
-    return StatementEffect(Effect.RELEASES_SAVEPOINT, _plain_name(found["released"]))
+def _savepoint_effect(matched: re.Match[str]) -> StatementEffect:
+    if matched["begins"]:
+        return StatementEffect(Effect.BEGINS_SAVEPOINT, _plain_name(matched["begun"]))
+    if matched["undone"]:
+        return StatementEffect(Effect.ROLLS_BACK_TO_SAVEPOINT, _plain_name(matched["undone"]))
+    return StatementEffect(Effect.RELEASES_SAVEPOINT, _plain_name(matched["released"]))
 
 
 def _plain_name(quoted: str) -> str:

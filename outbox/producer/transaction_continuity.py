@@ -80,7 +80,7 @@ class Continuity:
         self.doubted = None
         return None
 
-    def look(self) -> bool:
+    def check_status(self) -> bool:
         """Returns whether the driver's status shows that the transaction has ended since the last look. No I/O."""
         if self._has_transaction is None:
             return False

@@ -58,8 +58,8 @@ class TransactionalFunction(Generic[P, R]):
         self.__signature__ = _without_first(function, 1)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        before, rest = self._without_class(args)
-        return self._call(before, rest, kwargs)
+        before_session, after_session = self._without_class(args)
+        return self._call(before_session, after_session, kwargs)
 
     def __reduce__(self) -> str:
         return self._function.__qualname__
@@ -87,15 +87,15 @@ class TransactionalFunction(Generic[P, R]):
         `__get__`: it calls this function with its class first.
         """
         if args and isinstance(args[0], type):
-            attributes = (one for kind in args[0].__mro__ for one in vars(kind).values())
-            if any(isinstance(one, classmethod) and one.__func__ is self for one in attributes):
+            attributes = (attribute for base_class in args[0].__mro__ for attribute in vars(base_class).values())
+            if any(isinstance(attribute, classmethod) and attribute.__func__ is self for attribute in attributes):
                 return args[:1], args[1:]
         return (), args
 
-    def _call(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> R:
-        _refuse_surplus_session(self._function, before, args, kwargs)
+    def _call(self, before_session: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> R:
+        _refuse_surplus_session(self._function, before_session, args, kwargs)
         with session_for(self._box, self._propagation) as session:
-            return self._function(*before, session, *args, **kwargs)  # type: ignore[arg-type]
+            return self._function(*before_session, session, *args, **kwargs)  # type: ignore[arg-type]
 
 
 class AsyncTransactional(TransactionalFunction[P, R]):
@@ -104,8 +104,8 @@ class AsyncTransactional(TransactionalFunction[P, R]):
     """
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # type: ignore[override]
-        before, rest = self._without_class(args)
-        return await self._awaited(before, rest, kwargs)
+        before_session, after_session = self._without_class(args)
+        return await self._awaited(before_session, after_session, kwargs)
 
     def _bound(self, instance: object) -> Callable[..., Any]:
         @functools.wraps(self._function)
@@ -115,11 +115,13 @@ class AsyncTransactional(TransactionalFunction[P, R]):
         bound.__signature__ = _without_first(self._function, 2)  # type: ignore[attr-defined]
         return bound
 
-    async def _awaited(self, before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+    async def _awaited(
+        self, before_session: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> Any:
         function: Callable[..., Any] = self._function
-        _refuse_surplus_session(function, before, args, kwargs)
+        _refuse_surplus_session(function, before_session, args, kwargs)
         async with async_session_for(self._box, self._propagation) as session:
-            return await function(*before, session, *args, **kwargs)
+            return await function(*before_session, session, *args, **kwargs)
 
 
 def transactional(
@@ -132,7 +134,7 @@ def transactional(
 
 
 def _refuse_surplus_session(
-    function: Callable[..., Any], before: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any], before_session: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> None:
     """Raise TypeError for a call that brings the session itself. Python's own error would count one argument more than
     the caller sees in the call.
@@ -140,7 +142,7 @@ def _refuse_surplus_session(
     if not args or not isinstance(args[0], _SESSIONS):
         return
     try:
-        signature(function).bind(*before, None, *args, **kwargs)
+        signature(function).bind(*before_session, None, *args, **kwargs)
     except TypeError as error:
         raise TypeError(
             f"{function.__qualname__}() gets its session from @box.transactional: call it without one; to publish in a "
@@ -150,8 +152,8 @@ def _refuse_surplus_session(
 
 def _without_first(function: Callable[..., Any], count: int) -> Signature:
     """Returns the callers' signature: without the session, and without the `self` of a bound method."""
-    known = signature(function)
-    return known.replace(parameters=list(known.parameters.values())[count:])
+    full_signature = signature(function)
+    return full_signature.replace(parameters=list(full_signature.parameters.values())[count:])
 
 
 @contextmanager

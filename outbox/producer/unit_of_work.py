@@ -78,7 +78,7 @@ class UnitOfWork:
 
     def savepoint_rolled_back(self, savepoint: Savepoint) -> None:
         """Discard the rows that were published inside this savepoint, or in a released one inside it."""
-        self._entries = [entry for entry in self._entries if all(one is not savepoint for one in entry[1])]
+        self._entries = [entry for entry in self._entries if all(enclosing is not savepoint for enclosing in entry[1])]
 
     def forget(self, spans: Sequence[tuple[int, int]]) -> None:
         """Discard the rows published in these spans of logical time, which were rolled back to a savepoint."""

@@ -90,12 +90,12 @@ class UnitWriter:
 
     def _write(self, connection: Connection, unit: UnitOfWork, *, token: str, state: RowState) -> None:
         try:
-            wanted = self._placed(unit.rows)
-            packet_bytes = self._bounds.check(connection, wanted, table=self._store.table)
-            withdrawals = [row for row in wanted if row.is_timed and row.kind is RowKind.CANCEL]
+            to_insert = self._placed(unit.rows)
+            packet_bytes = self._bounds.check(connection, to_insert, table=self._store.table)
+            withdrawals = [row for row in to_insert if row.is_timed and row.kind is RowKind.CANCEL]
             if withdrawals:
-                wanted = [row for row in wanted if row not in withdrawals]
-            rows = self._dated(connection, wanted)
+                to_insert = [row for row in to_insert if row not in withdrawals]
+            rows = self._dated(connection, to_insert)
             written = self._insert(connection, rows, token=token, packet_bytes=packet_bytes, state=state)
             # After the INSERT: a cancel must find a message of its own transaction.
             withdrawn = [row for row in withdrawals if self._withdraw(connection, row)]
@@ -162,9 +162,9 @@ class UnitWriter:
         for row in rows:
             by_table.setdefault(row.table or self._store.table, []).append(row)
         written: list[OutboxRow] = []
-        for table, ones in sorted(by_table.items(), key=itemgetter(0)) if len(by_table) > 1 else by_table.items():
+        for table, table_rows in sorted(by_table.items(), key=itemgetter(0)) if len(by_table) > 1 else by_table.items():
             written += self._store.at(table).insert(
-                connection, ones, token=token, lease_us=self._lease_us, packet_bytes=packet_bytes, state=state
+                connection, table_rows, token=token, lease_us=self._lease_us, packet_bytes=packet_bytes, state=state
             )
         return written
 
