@@ -72,14 +72,17 @@ def _keep_outbox_tables(
     from alembic.operations.ops import DropTableOp, ModifyTableOps
     from alembic.util import PriorityDispatchResult
 
-    ours = {
-        (found.schema, found.table_name)
-        for found in upgrade_ops.ops
-        if isinstance(found, DropTableOp) and is_outbox_table(found.to_table())
+    dropped_names = {
+        (operation.schema, operation.table_name)
+        for operation in upgrade_ops.ops
+        if isinstance(operation, DropTableOp) and is_outbox_table(operation.to_table())
     }
     upgrade_ops.ops[:] = [
-        found
-        for found in upgrade_ops.ops
-        if not (isinstance(found, DropTableOp | ModifyTableOps) and (found.schema, found.table_name) in ours)
+        operation
+        for operation in upgrade_ops.ops
+        if not (
+            isinstance(operation, DropTableOp | ModifyTableOps)
+            and (operation.schema, operation.table_name) in dropped_names
+        )
     ]
     return PriorityDispatchResult.CONTINUE

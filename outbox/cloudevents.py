@@ -77,8 +77,8 @@ class CloudEvents:
         if deliver_at_ms is not None:
             attributes["deliverat"] = rfc3339(deliver_at_ms)
         attributes.update({name: headers[name] for name in TRACE if name in headers})
-        given = {name.lower() for name in headers}
-        made = {PREFIX + name: encode(value) for name, value in attributes.items() if PREFIX + name not in given}
+        present = {name.lower() for name in headers}
+        made = {PREFIX + name: encode(value) for name, value in attributes.items() if PREFIX + name not in present}
         return {**headers, **made}
 
 
@@ -105,7 +105,7 @@ def read(delivery: Delivery) -> dict[str, Any]:
 
 def encode(value: str) -> str:
     """Encodes an attribute's value for a header: percent-encoded UTF-8, upper-case, only where required."""
-    return _TO_ENCODE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), value)
+    return _TO_ENCODE.sub(lambda matched: "".join(f"%{byte:02X}" for byte in matched[0].encode()), value)
 
 
 def decode(value: str) -> str:

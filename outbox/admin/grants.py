@@ -55,8 +55,8 @@ def _needed(connection: Connection, role: Role, place: TablePlace) -> Iterator[t
             for name in (*messages, tables.archive.name, tables.inbox.name, tables.order_head.name):
                 yield database, name, "SELECT"
         case Role.MIGRATE if place.prefix:
-            ours = {table.name for table in tables.metadata.sorted_tables} | {*messages, VERSION_TABLE}
-            for name in sorted(ours):
+            outbox_names = {table.name for table in tables.metadata.sorted_tables} | {*messages, VERSION_TABLE}
+            for name in sorted(outbox_names):
                 yield database, name, f"{_MAKE}, {_WRITE}"
         case Role.MIGRATE:
             yield database, "*", f"{_MAKE}, {_WRITE}"
@@ -87,10 +87,10 @@ def _business_tables(connection: Connection, business: str | None) -> set[str]:
     if business is None:
         return set()
     place = table_place(connection.dialect, business)
-    ours = {table.name for table in outbox_tables(place).metadata.sorted_tables}
+    outbox_names = {table.name for table in outbox_tables(place).metadata.sorted_tables}
     split = set(message_table_names(connection, place))
-    found = tables_in(connection, business)
-    return {name for name in found - ours - split if not is_of_outbox(name, ())}
+    existing = tables_in(connection, business)
+    return {name for name in existing - outbox_names - split if not is_of_outbox(name, ())}
 
 
 def _quoted(name: str) -> str:

@@ -55,12 +55,12 @@ class MessageAdmin:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def rows(self, connection: Connection, wanted: MessageSelection, *, limit: int) -> list[dict[str, Any]]:
+    def rows(self, connection: Connection, selection: MessageSelection, *, limit: int) -> list[dict[str, Any]]:
         """Returns rows without bodies and headers, the longest due first."""
         message = self._message
         statement = (
             select(*self._plain_columns())
-            .where(*self._conditions(wanted))
+            .where(*self._conditions(selection))
             .order_by(message.c.state, message.c.due_at_us, message.c.id)
             .limit(limit)
         )
@@ -81,12 +81,12 @@ class MessageAdmin:
         row = connection.execute(statement).mappings().one_or_none()
         return None if row is None else {**row, "body": bytes(row["body"] or b"")}
 
-    def ids(self, connection: Connection, wanted: MessageSelection, *, action: AdminAction, limit: int) -> list[str]:
+    def ids(self, connection: Connection, selection: MessageSelection, *, action: AdminAction, limit: int) -> list[str]:
         """Returns ids of the selected rows to which the action can be applied now, the longest due first."""
         message = self._message
         statement = (
             select(message.c.id)
-            .where(*self._conditions(wanted), self._allowed(action))
+            .where(*self._conditions(selection), self._allowed(action))
             .order_by(message.c.state, message.c.due_at_us, message.c.id)
             .limit(limit)
         )
@@ -138,17 +138,17 @@ class MessageAdmin:
         Younger messages of an ordered key need not wait for them any more.
         """
         message = self._message
-        mine = message.c.id.in_(sorted(ids))
+        has_id = message.c.id.in_(sorted(ids))
         numbers = select(message.c.id, message.c.order_key, message.c.order_seq).where(
-            mine, self._parked, message.c.order_key.is_not(None)
+            has_id, self._parked, message.c.order_key.is_not(None)
         )
         ordered = connection.execute(numbers).all()
-        gone = self._write(connection, delete(message).where(mine, self._allowed(AdminAction.DISCARD)))
+        deleted = self._write(connection, delete(message).where(has_id, self._allowed(AdminAction.DISCARD)))
         if ordered:
-            kept = set(self.among(connection, [row.id for row in ordered]))
-            forgotten = [(row.order_key, row.order_seq) for row in ordered if row.id not in kept]
+            kept_ids = set(self.among(connection, [row.id for row in ordered]))
+            forgotten = [(row.order_key, row.order_seq) for row in ordered if row.id not in kept_ids]
             self._order.forget(connection, forgotten)
-        return gone
+        return deleted
 
     def _write(self, connection: Connection, statement: Write) -> int:
         return connection.execute(by_primary_key(statement, self._dialect)).rowcount
@@ -164,18 +164,18 @@ class MessageAdmin:
             case _:
                 assert_never(action)
 
-    def _conditions(self, wanted: MessageSelection) -> list[ColumnElement[bool]]:
+    def _conditions(self, selection: MessageSelection) -> list[ColumnElement[bool]]:
         message = self._message
         # Without a selected state both are named, so that the index on state and due time also gives the order.
         conditions: list[ColumnElement[bool]] = [
-            message.c.state.in_([wanted.state] if wanted.state else list(RowState)),
+            message.c.state.in_([selection.state] if selection.state else list(RowState)),
         ]
-        if wanted.topic is not None:
-            conditions.append(message.c.topic == wanted.topic)
-        if wanted.key is not None:
-            conditions.append(message.c.message_key == wanted.key)
-        if wanted.older_than_us is not None:
-            conditions.append(message.c.created_at_us <= self._now_us - wanted.older_than_us)
+        if selection.topic is not None:
+            conditions.append(message.c.topic == selection.topic)
+        if selection.key is not None:
+            conditions.append(message.c.message_key == selection.key)
+        if selection.older_than_us is not None:
+            conditions.append(message.c.created_at_us <= self._now_us - selection.older_than_us)
         return conditions
 
     def _plain_columns(self) -> list[ColumnElement[Any]]:

@@ -110,10 +110,10 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, str]:
 def _headers(text: str | None) -> dict[str, Any]:
     """Returns the headers, or a substitute for headers that newer or other code has written."""
     try:
-        found = json.loads(text) if text else {}
+        headers = json.loads(text) if text else {}
     except ValueError:
         return {"unreadable": text}
-    return found if isinstance(found, dict) else {"unreadable": text}
+    return headers if isinstance(headers, dict) else {"unreadable": text}
 
 
 def _json_body(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def _text_body(row: Mapping[str, Any]) -> str:
 
 def _decoded(row: Mapping[str, Any]) -> str | None:
     """Returns the body as text, without a character that was cut in two; None if it is not UTF-8."""
-    whole = len(row["body"]) == row["body_bytes"]
+    is_whole = len(row["body"]) == row["body_bytes"]
     try:
-        return codecs.getincrementaldecoder("utf-8")().decode(row["body"], final=whole)
+        return codecs.getincrementaldecoder("utf-8")().decode(row["body"], final=is_whole)
     except UnicodeDecodeError:
         return None

@@ -38,12 +38,12 @@ class SchemaAdmin:
             refuse_stranger(connection, engine.dialect, schema)
         self._admins = {name: MessageAdmin(dialect=engine.dialect, schema=schema, table=name) for name in names}
 
-    def rows(self, wanted: MessageSelection, *, limit: int) -> list[dict[str, Any]]:
+    def rows(self, selection: MessageSelection, *, limit: int) -> list[dict[str, Any]]:
         """Returns rows of all tables, without bodies and headers, the longest due of each state first."""
         rows: list[dict[str, Any]] = []
         with self._reading() as connection:
             for name, admin in self._admins.items():
-                rows += ({**row, "table": name} for row in admin.rows(connection, wanted, limit=limit))
+                rows += ({**row, "table": name} for row in admin.rows(connection, selection, limit=limit))
         return sorted(rows, key=lambda row: (row["state"], row["due_in_us"], row["id"]))[:limit]
 
     def show(self, message_id: str, *, body_bytes_max: int) -> dict[str, Any] | None:
@@ -62,48 +62,48 @@ class SchemaAdmin:
         with self._reading() as connection:
             return [dict(row) for row in connection.execute(statement).mappings()]
 
-    def find(self, wanted: MessageSelection, *, action: AdminAction, rows_max: int) -> dict[str, list[str]]:
+    def find(self, selection: MessageSelection, *, action: AdminAction, rows_max: int) -> dict[str, list[str]]:
         """Returns, by table, ids of at most `rows_max` selected rows to which the action can be applied."""
-        found: dict[str, list[str]] = {}
-        left = rows_max
+        ids_by_table: dict[str, list[str]] = {}
+        rows_left = rows_max
         with self._reading() as connection:
             for name, admin in self._admins.items():
-                if left <= 0:
+                if rows_left <= 0:
                     break
-                found[name] = admin.ids(connection, wanted, action=action, limit=left)
-                left -= len(found[name])
-        return found
+                ids_by_table[name] = admin.ids(connection, selection, action=action, limit=rows_left)
+                rows_left -= len(ids_by_table[name])
+        return ids_by_table
 
     def locate(self, ids: Sequence[str]) -> dict[str, list[str]]:
         """Returns these ids by table; unknown ones are left out."""
-        found: dict[str, list[str]] = {}
-        left = set(ids)
+        ids_by_table: dict[str, list[str]] = {}
+        ids_left = set(ids)
         with self._reading() as connection:
             for name, admin in self._admins.items():
-                if not left:
+                if not ids_left:
                     break
-                for batch in _batches(sorted(left)):
-                    found.setdefault(name, []).extend(admin.among(connection, batch))
-                left -= set(found[name])
-        return found
+                for batch in _batches(sorted(ids_left)):
+                    ids_by_table.setdefault(name, []).extend(admin.among(connection, batch))
+                ids_left -= set(ids_by_table[name])
+        return ids_by_table
 
-    def count_allowed(self, action: AdminAction, places: Mapping[str, Sequence[str]]) -> int:
+    def count_allowed(self, action: AdminAction, ids_by_table: Mapping[str, Sequence[str]]) -> int:
         """Returns to how many of these rows, by table, the action can be applied now."""
         with self._reading() as connection:
             return sum(
                 len(self._admins[name].among(connection, batch, action=action))
-                for name, ids in places.items()
+                for name, ids in ids_by_table.items()
                 for batch in _batches(ids)
             )
 
     def change(
-        self, action: AdminAction, places: Mapping[str, Sequence[str]], *, after_batch: Callable[[int], None]
+        self, action: AdminAction, ids_by_table: Mapping[str, Sequence[str]], *, after_batch: Callable[[int], None]
     ) -> Iterator[int]:
         """Apply the action by primary key, in a short transaction for each batch; yields how many rows each changed.
 
         `after_batch` is called with the number of rows of each batch. An iteration can be stopped between two batches.
         """
-        for name, ids in places.items():
+        for name, ids in ids_by_table.items():
             for batch in _batches(ids):
                 with database_errors(self._engine.url), self._engine.begin() as connection:
                     changed = self._admins[name].change(connection, action, batch)

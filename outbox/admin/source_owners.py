@@ -50,16 +50,17 @@ def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None
     ).all()
     if not leases and not living:
         return None
-    held = dict.fromkeys((row.id for row in living), 0)
+    sources_by_instance = dict.fromkeys((row.id for row in living), 0)
     unserved = []
     for lease in leases:
-        if lease.instance in held:
-            held[lease.instance] += 1
+        if lease.instance in sources_by_instance:
+            sources_by_instance[lease.instance] += 1
         else:
             unserved.append(lease.source)
     shares = [
-        InstanceShare(id=row.id, zone=row.zone or None, age_us=row.age_us, sources=held[row.id]) for row in living
+        InstanceShare(id=row.id, zone=row.zone or None, age_us=row.age_us, sources=sources_by_instance[row.id])
+        for row in living
     ]
     return SourceOwners(
-        instances=tuple(sorted(shares, key=lambda one: (-one.sources, one.id))), unserved=tuple(sorted(unserved))
+        instances=tuple(sorted(shares, key=lambda share: (-share.sources, share.id))), unserved=tuple(sorted(unserved))
     )

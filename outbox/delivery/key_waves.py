@@ -44,17 +44,17 @@ def runs(rows: Iterable[OutboxRow], *, accepted: Mapping[str, Collection[str]]) 
 
 def waves(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
     """Returns the batches to send in turn; each keeps the order of `rows`, and each key the order of its numbers."""
-    found: list[list[OutboxRow]] = [[]]
-    places: defaultdict[str, int] = defaultdict(int)
+    batches: list[list[OutboxRow]] = [[]]
+    next_wave_by_key: defaultdict[str, int] = defaultdict(int)
     for row in sorted(rows, key=lambda row: row.order_seq or 0) if any(row.order_key for row in rows) else rows:
-        place = 0
+        wave_index = 0
         if row.order_key is not None:
-            place = places[row.order_key]
-            places[row.order_key] += 1
-        if place == len(found):
-            found.append([])
-        found[place].append(row)
-    return found
+            wave_index = next_wave_by_key[row.order_key]
+            next_wave_by_key[row.order_key] += 1
+        if wave_index == len(batches):
+            batches.append([])
+        batches[wave_index].append(row)
+    return batches
 
 
 def hold_delay_ms(barrier: Barrier) -> int:

@@ -184,12 +184,12 @@ class Relay:
         for row in rows:
             if row.order_key is not None:
                 by_schema[row.table.schema if row.table is not None else self._store.table.schema].append(row)
-        found: dict[str, Barrier] = {}
+        barriers: dict[str, Barrier] = {}
         for ordered in by_schema.values():
-            look = partial(self._store.at(ordered[0].table).barriers, runs=runs(ordered, accepted=accepted))
+            read_barriers = partial(self._store.at(ordered[0].table).barriers, runs=runs(ordered, accepted=accepted))
             with database_errors(self._engine.url):
-                found.update(transact(self._engine, look))
-        return found
+                barriers.update(transact(self._engine, read_barriers))
+        return barriers
 
     def _read(self, rows: Sequence[OutboxRow], batch: SendBatch) -> tuple[dict[str, _RowMessage], list[OutboxRow]]:
         """Returns messages to publish and cancels; decides on rows that are neither, so that they block no others."""
@@ -238,9 +238,9 @@ class Relay:
     def _publish(self, row_messages: Sequence[_RowMessage], batch: SendBatch) -> BrokerError | None:
         messages = [message for _, message in row_messages]
         published = publish_isolated(self._publish_once, messages, in_time=batch.in_time)
-        stalls = self._stalls.tried((messages[place], result) for place, result in published.results.items())
-        for place, result in published.results.items():
-            row, message = row_messages[place]
+        stalls = self._stalls.tried((messages[position], result) for position, result in published.results.items())
+        for position, result in published.results.items():
+            row, message = row_messages[position]
             decision = decide(
                 result,
                 attempts=row.attempts,
@@ -249,11 +249,11 @@ class Relay:
                 jitter=batch.jitter,
             )
             batch.decide(row.id, decision)
-        left = batch.undecided(row.id for row, _ in row_messages)
+        undecided = batch.undecided(row.id for row, _ in row_messages)
         if published.outage is not None:
-            self._postpone(left, published.outage, batch)
+            self._postpone(undecided, published.outage, batch)
         else:
-            batch.hold(left)
+            batch.hold(undecided)
         return published.outage
 
     def _publish_once(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
@@ -309,12 +309,12 @@ class Relay:
         for settlement in settlements:
             alike[(settlement.table, settlement.decision)].append(settlement)
         chunks = [
-            (self._store.at(table), decision, ones[start : start + SETTLE_ROWS_MAX])
-            for (table, decision), ones in alike.items()
-            for start in range(0, len(ones), SETTLE_ROWS_MAX)
+            (self._store.at(table), decision, equal_settlements[start : start + SETTLE_ROWS_MAX])
+            for (table, decision), equal_settlements in alike.items()
+            for start in range(0, len(equal_settlements), SETTLE_ROWS_MAX)
         ]
         changed, unsettled, error = 0, list[RowSettlement](), None
-        for number, (store, decision, chunk) in enumerate(chunks):
+        for chunk_index, (store, decision, chunk) in enumerate(chunks):
             settle = partial(self._settle_alike, store, decision, chunk, token=token)
             try:
                 with database_errors(self._engine.url):
@@ -323,7 +323,9 @@ class Relay:
                 error = error or failed
                 unsettled += chunk
                 if is_unreachable(failed.__cause__):
-                    unsettled += [settlement for *_, rest in chunks[number + 1 :] for settlement in rest]
+                    unsettled += [
+                        settlement for *_, later_chunk in chunks[chunk_index + 1 :] for settlement in later_chunk
+                    ]
                     break
         stale = len(settlements) - len(unsettled) - changed
         if stale:
@@ -341,7 +343,11 @@ class Relay:
                     archived = None
                     if self._policy.keep_archive:
                         archived = store.archive(connection, ids, token=token, outcome=outcome)
-                    numbers = {one.row_id: one.number for one in settlements if one.number is not None}
+                    numbers = {
+                        settlement.row_id: settlement.number
+                        for settlement in settlements
+                        if settlement.number is not None
+                    }
                     removed = store.remove(connection, ids, token=token, numbers=numbers)
                     if archived not in (None, removed):
                         raise _TakenOverError

@@ -107,5 +107,5 @@ class SendBatch:
 
 
 def _settlement(row: OutboxRow, decision: Decision) -> RowSettlement:
-    number = None if row.order_key is None or row.order_seq is None else (row.order_key, row.order_seq)
-    return RowSettlement(row.id, row.table, number, decision)
+    key_and_number = None if row.order_key is None or row.order_seq is None else (row.order_key, row.order_seq)
+    return RowSettlement(row.id, row.table, key_and_number, decision)

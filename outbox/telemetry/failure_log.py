@@ -61,38 +61,40 @@ class FailureLog:
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             at_ms, repeated = self._logged.pop(kind, (now_ms - REPEAT_MS, 0))
-            shown = now_ms - at_ms >= REPEAT_MS
-            self._logged[kind] = (now_ms, 0) if shown else (at_ms, repeated + 1)
+            has_traceback = now_ms - at_ms >= REPEAT_MS
+            self._logged[kind] = (now_ms, 0) if has_traceback else (at_ms, repeated + 1)
             if len(self._logged) > KINDS_MAX:
                 del self._logged[next(iter(self._logged))]
-        return repeated if shown else None
+        return repeated if has_traceback else None
 
 
 def root_cause(error: BaseException) -> BaseException:
     """Returns the first error of the chain of `raise ... from ...`; the error itself if there is no chain."""
-    *_, last = _causes(error)
-    return last
+    *_, root = _causes(error)
+    return root
 
 
 def hide_values(error: BaseException) -> None:
     """Make SQLAlchemy's errors in a traceback's chain omit the parameters of their statements from their texts."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < _CHAIN_MAX:
-        one = waiting.pop()
-        seen.add(id(one))
-        if isinstance(one, StatementError):
-            one.hide_parameters = True
-        parts = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        waiting += [other for other in (one.__cause__, one.__context__, *parts) if other and id(other) not in seen]
+        cause = waiting.pop()
+        seen.add(id(cause))
+        if isinstance(cause, StatementError):
+            cause.hide_parameters = True
+        grouped = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+        waiting += [
+            linked for linked in (cause.__cause__, cause.__context__, *grouped) if linked and id(linked) not in seen
+        ]
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
+    cause: BaseException | None = error
     for _ in range(_CHAIN_MAX):
-        if found is None:
+        if cause is None:
             return
-        yield found
-        found = found.__cause__
+        yield cause
+        cause = cause.__cause__
 
 
 def _raised_at(error: BaseException) -> tuple[str, int] | None:

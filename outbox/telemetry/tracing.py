@@ -210,20 +210,20 @@ def _of(
     operation: str, *, topic: str | None, messages: Sequence[Message | Delivery], group: str | None = None
 ) -> dict[str, AttributeValue]:
     kind = "settle" if operation in {"ack", "nack"} else operation
-    found: dict[str, AttributeValue] = {
+    attributes: dict[str, AttributeValue] = {
         "messaging.system": SYSTEM,
         "messaging.operation.name": str(operation),
         "messaging.operation.type": kind,
     }
     if topic is not None:
-        found["messaging.destination.name"] = topic
+        attributes["messaging.destination.name"] = topic
     if group is not None:
-        found["messaging.consumer.group.name"] = group
+        attributes["messaging.consumer.group.name"] = group
     if len(messages) == 1:
-        found["messaging.message.id"] = messages[0].id
+        attributes["messaging.message.id"] = messages[0].id
     if len(messages) > 1 or operation in {"send", "receive"}:
-        found["messaging.batch.message_count"] = len(messages)
-    return found
+        attributes["messaging.batch.message_count"] = len(messages)
+    return attributes
 
 
 def _links(messages: Sequence[Message | Delivery]) -> list[Link]:
