@@ -113,7 +113,7 @@ def _outbox(
     """
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked_for: bool) -> None:
+    if is_asked_for:
         typer.echo(version("outbox-mq"))
         raise typer.Exit

@@ -97,9 +97,9 @@ def current(url: Url, schema: Schema = None, password_file: PasswordFile = None)
     background = background_engine(engine)
     try:
         with database_errors(engine.url), background.connect() as connection:
-            found = schema_upgrade.current(connection, schema=schema)
+            revision = schema_upgrade.current(connection, schema=schema)
     finally:
         background.dispose()
         engine.dispose()
-    typer.echo(found or "none")
-    raise typer.Exit(0 if found == schema_upgrade.head() else 1)
+    typer.echo(revision or "none")
+    raise typer.Exit(0 if revision == schema_upgrade.head() else 1)

@@ -67,10 +67,10 @@ def list_messages(
 
     Example: outbox messages list --url sqlite:///shop.db --state parked --older-than 15m
     """
-    wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
+    selection = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
     with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
-        found = admin.rows(wanted, limit=limit)
-    print_list(found, as_json=as_json)
+        rows = admin.rows(selection, limit=limit)
+    print_list(rows, as_json=as_json)
 
 
 @app.command()
@@ -110,10 +110,10 @@ def retry(
 
     Example: outbox messages retry --url sqlite:///shop.db --all --topic payments --dry-run
     """
-    wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
+    selection = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
     with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
-        places = _places(admin, AdminAction.RETRY, wanted, ids=ids, all_=all_, limit=limit)
-        _change(admin, AdminAction.RETRY, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
+        ids_by_table = _select_ids(admin, AdminAction.RETRY, selection, ids=ids, all_=all_, limit=limit)
+        _change(admin, AdminAction.RETRY, ids_by_table, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -126,10 +126,10 @@ def park(
 
     Example: outbox messages park --url sqlite:///shop.db --all --topic payments
     """
-    wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
+    selection = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
     with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
-        places = _places(admin, AdminAction.PARK, wanted, ids=ids, all_=all_, limit=limit)
-        _change(admin, AdminAction.PARK, places, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
+        ids_by_table = _select_ids(admin, AdminAction.PARK, selection, ids=ids, all_=all_, limit=limit)
+        _change(admin, AdminAction.PARK, ids_by_table, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -142,68 +142,72 @@ def discard(
 
     Example: outbox messages discard --url sqlite:///shop.db --all --topic payments --older-than 7d
     """
-    wanted = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
+    selection = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
     with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
-        places = _places(admin, AdminAction.DISCARD, wanted, ids=ids, all_=all_, limit=limit)
-        _change(admin, AdminAction.DISCARD, places, ids=ids, yes=yes, dry_run=dry_run, as_json=as_json)
+        ids_by_table = _select_ids(admin, AdminAction.DISCARD, selection, ids=ids, all_=all_, limit=limit)
+        _change(admin, AdminAction.DISCARD, ids_by_table, ids=ids, yes=yes, dry_run=dry_run, as_json=as_json)
 
 
-def _places(
+def _select_ids(
     admin: SchemaAdmin,
     action: AdminAction,
-    wanted: MessageSelection,
+    selection: MessageSelection,
     *,
     ids: Sequence[str] | None,
     all_: bool,
     limit: int,
 ) -> dict[str, list[str]]:
     """Returns the selected rows by table. Raises UsageError if the selection is ambiguous or missing."""
-    filtered = wanted != MessageSelection()
+    filtered = selection != MessageSelection()
     if bool(ids) == all_ or (ids and filtered):
         raise UsageError("name either ids, or --all and perhaps filters (--state, --topic, --key, --older-than)")
     if ids:
         return admin.locate(ids)
     ordinary = RowState.PENDING if action is AdminAction.PARK else RowState.PARKED
-    state = wanted.state or ordinary
+    state = selection.state or ordinary
     if state is not ordinary and action is not AdminAction.RETRY:
         raise UsageError(f"`{action}` is for {ordinary} messages")
-    chosen = MessageSelection(state=state, topic=wanted.topic, key=wanted.key, older_than_us=wanted.older_than_us)
-    places = admin.find(chosen, action=action, rows_max=limit)
-    if _count(places) == limit:
+    in_state = MessageSelection(
+        state=state, topic=selection.topic, key=selection.key, older_than_us=selection.older_than_us
+    )
+    ids_by_table = admin.find(in_state, action=action, rows_max=limit)
+    if _count(ids_by_table) == limit:
         _stderr_console().print(f"there may be more than these {limit:,}; run it again for the rest", markup=False)
-    return places
+    return ids_by_table
 
 
 def _change(
-    admin: SchemaAdmin, action: AdminAction, places: Mapping[str, Sequence[str]], *, ids: Sequence[str] | None,
+    admin: SchemaAdmin, action: AdminAction, ids_by_table: Mapping[str, Sequence[str]], *, ids: Sequence[str] | None,
     yes: bool, dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Confirm, apply and report the change; exit status 1 if an id could not be changed."""
-    asked = len(set(ids)) if ids else _count(places)
+    requested = len(set(ids)) if ids else _count(ids_by_table)
     if dry_run:
-        would = admin.count_allowed(action, places)
-        _report(action, asked=asked, changed=0, would=would, as_json=as_json)
-        raise typer.Exit(1 if ids and would < asked else 0)
+        would_change = admin.count_allowed(action, ids_by_table)
+        _report(action, requested=requested, changed=0, would_change=would_change, as_json=as_json)
+        raise typer.Exit(1 if ids and would_change < requested else 0)
     if not yes:
-        _confirm(action, admin.count_allowed(action, places))
-    changed, whole = _do(admin, action, places)
-    _report(action, asked=asked, changed=changed, would=None, as_json=as_json)
-    if action is AdminAction.DISCARD and changed < asked:
+        _confirm(action, admin.count_allowed(action, ids_by_table))
+    changed, is_complete = _do(admin, action, ids_by_table)
+    _report(action, requested=requested, changed=changed, would_change=None, as_json=as_json)
+    if action is AdminAction.DISCARD and changed < requested:
         _stderr_console().print(NOT_DISCARDED, markup=False, highlight=False, soft_wrap=True)
-    if not whole:
+    if not is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
-    raise typer.Exit(1 if ids and changed < asked else 0)
+    raise typer.Exit(1 if ids and changed < requested else 0)
 
 
-def _do(admin: SchemaAdmin, action: AdminAction, places: Mapping[str, Sequence[str]]) -> tuple[int, bool]:
+def _do(admin: SchemaAdmin, action: AdminAction, ids_by_table: Mapping[str, Sequence[str]]) -> tuple[int, bool]:
     """Applies the action; returns how many rows were changed, and whether all batches ran. Batches are atomic."""
     changed = 0
     console = _stderr_console()
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task(action.value, total=_count(places))
+        task = progress.add_task(action.value, total=_count(ids_by_table))
         try:
-            for more in admin.change(action, places, after_batch=lambda tried: progress.advance(task, tried)):
-                changed += more
+            for batch_changed in admin.change(
+                action, ids_by_table, after_batch=lambda tried: progress.advance(task, tried)
+            ):
+                changed += batch_changed
         except KeyboardInterrupt:
             return changed, False
     return changed, True
@@ -213,41 +217,41 @@ def _confirm(action: AdminAction, count: int) -> None:
     """Ask before rows are changed; if there are none, there is nothing to ask."""
     if not count:
         return
-    what = {
+    questions = {
         AdminAction.RETRY: f"Send {count:,} message(s) again?",
         AdminAction.PARK: f"Set {count:,} message(s) aside?",
         AdminAction.DISCARD: f"Delete {count:,} message(s)? They will never be sent.",
     }
     if not sys.stdin.isatty():
         raise UsageError(f"nothing was changed: say --yes to {action} {count:,} message(s) without being asked")
-    if not typer.confirm(what[action], err=True):
+    if not typer.confirm(questions[action], err=True):
         raise UsageError("nothing was changed")
 
 
-def _report(action: AdminAction, *, asked: int, changed: int, would: int | None, as_json: bool) -> None:
+def _report(action: AdminAction, *, requested: int, changed: int, would_change: int | None, as_json: bool) -> None:
     if as_json:
-        figures = {"action": action.value, "asked": asked, "changed": changed}
-        typer.echo(json.dumps(figures if would is None else {**figures, "would_change": would}))
-    elif would is None:
-        typer.echo(f"{action}: {changed:,} of {asked:,}")
+        figures = {"action": action.value, "asked": requested, "changed": changed}
+        typer.echo(json.dumps(figures if would_change is None else {**figures, "would_change": would_change}))
+    elif would_change is None:
+        typer.echo(f"{action}: {changed:,} of {requested:,}")
     else:
-        typer.echo(f"would {action}: {would:,} of {asked:,}")
+        typer.echo(f"would {action}: {would_change:,} of {requested:,}")
 
 
 def _age_us(text: str | None) -> int | None:
     if text is None:
         return None
-    found = _AGE.fullmatch(text)
-    if found is None:
+    matched = _AGE.fullmatch(text)
+    if matched is None:
         raise UsageError(f"an age is a number and one of s, m, h, d, like 15m, not {text!r}")
-    age_us = int(found[1]) * _UNIT_US[found[2]]
+    age_us = int(matched[1]) * _UNIT_US[matched[2]]
     if age_us > _AGE_US_MAX:  # beyond it the databases' integers end
         raise UsageError(f"an age is at most {_AGE_US_MAX // _UNIT_US['d']:,}d, not {text}")
     return age_us
 
 
-def _count(places: Mapping[str, Sequence[str]]) -> int:
-    return sum(len(ids) for ids in places.values())
+def _count(ids_by_table: Mapping[str, Sequence[str]]) -> int:
+    return sum(len(ids) for ids in ids_by_table.values())
 
 
 def _stderr_console() -> Console:

@@ -104,18 +104,18 @@ class _State:
         """Returns the sum over all tables."""
         tables = self.tables.values()
         return Backlog(
-            pending=sum(one.pending for one in tables),
-            due=sum(one.due for one in tables),
-            retrying=sum(one.retrying for one in tables),
-            parked=sum(one.parked for one in tables),
-            oldest_due_age_us=max((one.oldest_due_age_us for one in tables), default=0),
+            pending=sum(backlog.pending for backlog in tables),
+            due=sum(backlog.due for backlog in tables),
+            retrying=sum(backlog.retrying for backlog in tables),
+            parked=sum(backlog.parked for backlog in tables),
+            oldest_due_age_us=max((backlog.oldest_due_age_us for backlog in tables), default=0),
         )
 
     def reasons(self, *, overdue_seconds: float) -> list[str]:
         """Returns why an operator needs to act, with what to do; empty if nobody needs to."""
         total, age_seconds = self.total, self.total.oldest_due_age_us / 1_000_000
         weaknesses = 0 if self.inspection is None else len(self.inspection.weaknesses)
-        found = {
+        is_reason = {
             f"the oldest message waits for {age_seconds:,.1f} s since it was committed or due, more than "
             f"{overdue_seconds:g} s: is a compensator running, and its broker up? Why each waits: outbox messages "
             "list": age_seconds > overdue_seconds,
@@ -127,7 +127,7 @@ class _State:
             ),
             f"the broker: {weaknesses:,} to look at, above": weaknesses > 0,
         }
-        return [reason for reason, holds in found.items() if holds]
+        return [reason for reason, holds in is_reason.items() if holds]
 
     def figures(self) -> dict[str, Any]:
         """Returns the state for JSON."""
@@ -135,7 +135,7 @@ class _State:
             **asdict(self.total),
             "revision": self.revision,
             "newest_revision": self.newest_revision,
-            "tables": {name: asdict(one) for name, one in self.tables.items()},
+            "tables": {name: asdict(backlog) for name, backlog in self.tables.items()},
             "compensators": asdict(self.sharing) if self.sharing else None,
         }
         if self.inspection is not None:
@@ -201,29 +201,33 @@ def _print(state: _State) -> None:
 
 def _print_backlogs(tables: Mapping[str, Backlog], total: Backlog) -> None:
     """Prints the tables that have rows, and the sum."""
-    shown = Table("table", *("waiting", "due", "oldest wanted for", "retrying", "parked"), show_footer=len(tables) > 1)
-    for column in shown.columns[1:]:
+    output_table = Table(
+        "table", *("waiting", "due", "oldest wanted for", "retrying", "parked"), show_footer=len(tables) > 1
+    )
+    for column in output_table.columns[1:]:
         column.justify = "right"
-    busy = {name: one for name, one in tables.items() if one.pending or one.parked or len(tables) == 1}
-    for name, one in busy.items():
-        shown.add_row(name, *_cells(one))
-    is_cut = any(COUNTED_ROWS_MAX in (one.pending, one.due, one.parked) for one in tables.values())
-    for column, text in zip(shown.columns, ("all" + (", at least" if is_cut else ""), *_cells(total)), strict=True):
+    busy = {name: backlog for name, backlog in tables.items() if backlog.pending or backlog.parked or len(tables) == 1}
+    for name, backlog in busy.items():
+        output_table.add_row(name, *_cells(backlog))
+    is_cut = any(COUNTED_ROWS_MAX in (backlog.pending, backlog.due, backlog.parked) for backlog in tables.values())
+    for column, text in zip(
+        output_table.columns, ("all" + (", at least" if is_cut else ""), *_cells(total)), strict=True
+    ):
         column.footer = text
-    Console().print(shown)
+    Console().print(output_table)
 
 
 def _print_sharing(sharing: SourceOwners) -> None:
     """Prints the compensators that share sources by leases."""
-    shown = Table("compensator", "zone", "lives for", "sources")
-    for one in sharing.instances[:INSTANCES_SHOWN_MAX]:
-        cells = (one.id, one.zone or "", f"{one.age_us / 1_000_000:,.0f} s", f"{one.sources:,}")
-        shown.add_row(*(Text(escaped(cell)) for cell in cells))
-    Console().print(shown)
+    output_table = Table("compensator", "zone", "lives for", "sources")
+    for instance in sharing.instances[:INSTANCES_SHOWN_MAX]:
+        cells = (instance.id, instance.zone or "", f"{instance.age_us / 1_000_000:,.0f} s", f"{instance.sources:,}")
+        output_table.add_row(*(Text(escaped(cell)) for cell in cells))
+    Console().print(output_table)
     if sharing.unserved:
         names = ", ".join(sharing.unserved[:UNSERVED_SHOWN_MAX])
-        more = ", ..." if len(sharing.unserved) > UNSERVED_SHOWN_MAX else ""
-        typer.echo(escaped(f"sources without a live compensator: {len(sharing.unserved):,} ({names}{more})"))
+        ellipsis = ", ..." if len(sharing.unserved) > UNSERVED_SHOWN_MAX else ""
+        typer.echo(escaped(f"sources without a live compensator: {len(sharing.unserved):,} ({names}{ellipsis})"))
 
 
 def _cells(backlog: Backlog) -> Sequence[str]:

@@ -56,21 +56,21 @@ def _copy_with_primary_key(table: str, columns: Sequence[str]) -> None:
     """
     inspector, copy = _inspector(), f"{table}_copy"
     indexes = inspector.get_indexes(table)
-    found = [
-        sa.Column(one["name"], one["type"], nullable=one["nullable"], primary_key=one["name"] in columns)
-        for one in sorted(inspector.get_columns(table), key=lambda one: _place(one["name"], columns))
+    copied_columns = [
+        sa.Column(column["name"], column["type"], nullable=column["nullable"], primary_key=column["name"] in columns)
+        for column in sorted(inspector.get_columns(table), key=lambda column: _position_in_key(column["name"], columns))
     ]
-    names = [column.name for column in found]
+    names = [column.name for column in copied_columns]
     drop_table(copy, schema=None)  # left by an interrupted upgrade
-    made = op.create_table(copy, *found)
-    op.execute(made.insert().from_select(names, sa.select(*map(sa.column, names)).select_from(sa.table(table))))
+    copied_table = op.create_table(copy, *copied_columns)
+    op.execute(copied_table.insert().from_select(names, sa.select(*map(sa.column, names)).select_from(sa.table(table))))
     op.drop_table(table)
     op.rename_table(copy, table)
     for index in indexes:
-        op.create_index(index["name"], table, [str(one) for one in index["column_names"]])
+        op.create_index(index["name"], table, [str(name) for name in index["column_names"]])
 
 
-def _place(name: str, columns: Sequence[str]) -> int:
+def _position_in_key(name: str, columns: Sequence[str]) -> int:
     return columns.index(name) if name in columns else len(columns)
 
 

@@ -84,16 +84,17 @@ def upgrade(
             "the outbox tables are upgraded on a connection, since each step asks what is there: run your revision "
             "without --sql, or `outbox db upgrade` before it"
         )
-    wanted = SchemaOwner(owner, is_shared=is_shared)
+    wanted_owner = SchemaOwner(owner, is_shared=is_shared)
     if isinstance(database, Connection):
-        return _upgrade_all(database, schema=schema, tables=tables, wanted=wanted, revision=revision)
+        return _upgrade_all(database, schema=schema, tables=tables, wanted_owner=wanted_owner, revision=revision)
     engine = open_engine(database if isinstance(database, Engine) else sync_url(database))
     # The connections of an engine of theirs keep their session variables, as all of the business's.
     background = writing_engine(engine) if engine is database else background_engine(engine)
     try:
         with database_errors(engine.url):
             return _retry_while_locked(
-                background, partial(_upgrade_all, schema=schema, tables=tables, wanted=wanted, revision=revision)
+                background,
+                partial(_upgrade_all, schema=schema, tables=tables, wanted_owner=wanted_owner, revision=revision),
             )
     finally:
         if engine is not database:
@@ -129,13 +130,13 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
     upgrades the same tables: of two that found a step undone, one fails in it.
     """
     resting = threading.Event()
-    last: DBAPIError | CommandError | None = None
+    last_error: DBAPIError | CommandError | None = None
     for _ in range(LOCK_TRIES_MAX):
         try:
             with engine.begin() as connection, _short_lock_waits(connection):
                 return upgrade_once(connection)
         except (DBAPIError, CommandError) as error:
-            last = error
+            last_error = error
             if _is_of_another_upgrade(error):
                 logger.info("upgrade_beside_another", extra={"error": str(error).partition("\n")[0]})
             elif isinstance(error, DBAPIError) and error_code(error) == LOCK_WAIT_TIMEOUT:
@@ -143,11 +144,11 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
             else:
                 raise
         resting.wait(LOCK_REST_SECONDS)
-    if last is not None and _is_of_another_upgrade(last):
+    if last_error is not None and _is_of_another_upgrade(last_error):
         raise DatabaseUnavailable(
-            f"another upgrade was in the way for {LOCK_TRIES_MAX} tries ({str(last).partition(chr(10))[0]}); see that "
-            "no other one runs, and run it again: it goes on where it stopped"
-        ) from last
+            f"another upgrade was in the way for {LOCK_TRIES_MAX} tries ({str(last_error).partition(chr(10))[0]}); see "
+            "that no other one runs, and run it again: it goes on where it stopped"
+        ) from last_error
     raise DatabaseUnavailable(
         f"an open transaction kept holding an outbox table for {LOCK_TRIES_MAX} tries; find it in "
         "information_schema.innodb_trx, end it, and run the upgrade again: it goes on where it stopped"
@@ -165,17 +166,17 @@ def _short_lock_waits(connection: Connection) -> Iterator[None]:
     if connection.dialect.name not in MYSQL_DIALECTS:
         yield
         return
-    before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar_one()
+    previous_seconds = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar_one()
     connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_SECONDS:d}")
     try:
         yield
     finally:
         if not connection.invalidated:
-            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {before:d}")
+            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {previous_seconds:d}")
 
 
 def _upgrade_all(
-    connection: Connection, *, schema: str | Sequence[str] | None, tables: int, wanted: SchemaOwner, revision: str
+    connection: Connection, *, schema: str | Sequence[str] | None, tables: int, wanted_owner: SchemaOwner, revision: str
 ) -> str | None:
     placement = placement_for(connection.dialect, schema, tables)
     # All refusals come before the first DDL: each of its statements commits by itself.
@@ -186,11 +187,11 @@ def _upgrade_all(
         if is_beside or is_schema_alone(connection, name):
             raise tables_missing(connection, name)
     for place in placement.places:
-        _refuse_without_owner(connection, place, wanted=wanted)
+        _refuse_without_owner(connection, place, wanted_owner=wanted_owner)
     reached: str | None = None
     for place in placement.places:
         reached = _upgrade(connection, place, revision=revision)
-        _record_owner(connection, place, wanted=wanted)
+        _record_owner(connection, place, wanted_owner=wanted_owner)
         if placement.is_split:
             _make_split_tables(connection, place, placement.names_in(place))
     return reached
@@ -199,31 +200,31 @@ def _upgrade_all(
 def _refuse_foreign_tables(connection: Connection, place: TablePlace, message_tables: Sequence[str]) -> None:
     """Raise ConfigurationError for a table of the business's that has a name of ours, before anything is changed."""
     inspector = inspect(connection)
-    ours = {table.name for table in outbox_tables(place).metadata.sorted_tables} | {*message_tables}
-    for name in sorted(ours & tables_in(connection, place.schema)):
+    outbox_names = {table.name for table in outbox_tables(place).metadata.sorted_tables} | {*message_tables}
+    for name in sorted(outbox_names & tables_in(connection, place.schema)):
         if not is_of_outbox(name, [column["name"] for column in inspector.get_columns(name, schema=place.schema)]):
-            shown = name if place.schema is None else f"{place.schema}.{name}"
+            full_name = name if place.schema is None else f"{place.schema}.{name}"
             raise ConfigurationError(
-                f"the table {shown} has a name of the outbox's and is not the outbox's, so nothing was changed; rename "
-                "it, or give the outbox a schema of its own (schema=, --schema)"
+                f"the table {full_name} has a name of the outbox's and is not the outbox's, so nothing was changed; "
+                "rename it, or give the outbox a schema of its own (schema=, --schema)"
             )
 
 
-def _refuse_without_owner(connection: Connection, place: TablePlace, *, wanted: SchemaOwner) -> None:
+def _refuse_without_owner(connection: Connection, place: TablePlace, *, wanted_owner: SchemaOwner) -> None:
     """Raise ConfigurationError for another's schema, and for one of which nobody would know whose it is."""
     if place.schema is None or place.prefix:
-        if wanted != SchemaOwner():
+        if wanted_owner != SchemaOwner():
             raise ConfigurationError(
                 "owner and shared are said of a schema of its own (schema=, --schema): the business's own database is "
                 "nobody else's"
             )
         return
-    if wanted != SchemaOwner():
+    if wanted_owner != SchemaOwner():
         return
-    found, business = owner_of(connection, place), connection.dialect.default_schema_name
-    if not found.admits(business):
-        raise stranger_refused(place, owner=found, business=business)
-    if found.name is None and not found.is_shared and not business:
+    recorded, business = owner_of(connection, place), connection.dialect.default_schema_name
+    if not recorded.admits(business):
+        raise stranger_refused(place, owner=recorded, business=business)
+    if recorded.name is None and not recorded.is_shared and not business:
         raise ConfigurationError(
             f"nobody has said yet to whom the schema {place.schema} belongs, and the connection is in no database: "
             "name the business's database in the URL, or as its owner (owner=, --owner), or let several services share "
@@ -231,24 +232,24 @@ def _refuse_without_owner(connection: Connection, place: TablePlace, *, wanted: 
         )
 
 
-def _record_owner(connection: Connection, place: TablePlace, *, wanted: SchemaOwner) -> None:
+def _record_owner(connection: Connection, place: TablePlace, *, wanted_owner: SchemaOwner) -> None:
     """Record what is wanted, or by default the connection's database, if nobody has recorded one."""
     identity = outbox_tables(place).identity
     if place.schema is None or place.prefix or not inspect(connection).has_table(identity.name, schema=place.schema):
         return
     # Looked at first: an UPDATE that changes nothing waits for producers, whose SERIALIZABLE transactions lock what
     # they read.
-    found, business = owner_of(connection, place), connection.dialect.default_schema_name
-    if wanted.name is not None:
-        if (found.name, found.is_shared) != (wanted.name, wanted.is_shared):
-            said = {"owner": wanted.name, "is_shared": wanted.is_shared}
-            connection.execute(update(identity).where(identity.c.number == 1).values(said))
+    recorded, business = owner_of(connection, place), connection.dialect.default_schema_name
+    if wanted_owner.name is not None:
+        if (recorded.name, recorded.is_shared) != (wanted_owner.name, wanted_owner.is_shared):
+            new_owner = {"owner": wanted_owner.name, "is_shared": wanted_owner.is_shared}
+            connection.execute(update(identity).where(identity.c.number == 1).values(new_owner))
         return
-    if found.name is None and business:
+    if recorded.name is None and business:
         # Of two services that upgrade side by side the second one finds an owner here, as it waits for the first.
-        first = update(identity).where(identity.c.number == 1, identity.c.owner.is_(None))
-        connection.execute(first.values(owner=business))
-    if wanted.is_shared and not found.is_shared:
+        set_if_unowned = update(identity).where(identity.c.number == 1, identity.c.owner.is_(None))
+        connection.execute(set_if_unowned.values(owner=business))
+    if wanted_owner.is_shared and not recorded.is_shared:
         connection.execute(update(identity).where(identity.c.number == 1).values(is_shared=True))
     refuse_stranger(connection, connection.dialect, place.schema)
 
@@ -268,8 +269,8 @@ def _upgrade(connection: Connection, place: TablePlace, *, revision: str) -> str
     config = alembic_config()
     config.attributes["connection"] = connection
     # Alembic would take a dot in a plain str for one between names.
-    whole = None if place.schema is None else quoted_name(place.schema, quote=None)
-    config.attributes["place"] = replace(place, schema=whole)
+    quoted_schema = None if place.schema is None else quoted_name(place.schema, quote=None)
+    config.attributes["place"] = replace(place, schema=quoted_schema)
     with _inside_another_run():
         command.upgrade(config, revision)
     return current(connection, schema=place.schema)

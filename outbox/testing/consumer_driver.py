@@ -97,18 +97,18 @@ class ConsumerRun:
 
     def _due(self, consumers: Sequence[Consumer]) -> Iterator[tuple[Consumer, Delivery]]:
         """Yields deliveries of each consumer and topic in turn, until a whole round has none."""
-        places = [(consumer, topic) for consumer in consumers for topic in consumer.topics]
-        idle = 0
-        for number in range(self._deliveries_max * max(1, len(places))):
-            if idle >= len(places):
+        subscriptions = [(consumer, topic) for consumer in consumers for topic in consumer.topics]
+        empty_pulls = 0
+        for step in range(self._deliveries_max * max(1, len(subscriptions))):
+            if empty_pulls >= len(subscriptions):
                 return
-            consumer, topic = places[number % len(places)]
+            consumer, topic = subscriptions[step % len(subscriptions)]
             self.forward()
             if consumer.broadcast is None:
                 self._groups.declare(topic, consumer.group, consumer.options)
-            found = self._broker.pull(topic, _group(consumer), max_messages=1, invisible_ms=consumer.invisible_ms)
-            idle = 0 if found else idle + 1
-            for delivery in found:
+            deliveries = self._broker.pull(topic, _group(consumer), max_messages=1, invisible_ms=consumer.invisible_ms)
+            empty_pulls = 0 if deliveries else empty_pulls + 1
+            for delivery in deliveries:
                 yield consumer, delivery
         raise AssertionError(
             f"still messages after {self._deliveries_max:,} rounds: does a handler publish to its own topic?"
@@ -137,7 +137,7 @@ class ConsumerRun:
         try:
             return await self.awaited(consumers)
         finally:
-            for engine in {one.async_engine for one in consumers if one.async_engine is not None}:
+            for engine in {consumer.async_engine for consumer in consumers if consumer.async_engine is not None}:
                 await engine.dispose()  # its connections belong to this loop, which ends
 
 
@@ -172,7 +172,7 @@ async def _handle_async(consumer: Consumer, delivery: Delivery, connection: Asyn
         return await consumer.handle_async(delivery)
     async with AsyncSession(connection, join_transaction_mode=_SAVEPOINT) as session, session.begin():
         inner = await session.connection()
-        if not await inner.run_sync(lambda it: _mark(consumer, delivery, it)):
+        if not await inner.run_sync(lambda sync_connection: _mark(consumer, delivery, sync_connection)):
             return Outcome.DEDUPLICATED
         await await_handler(consumer.handler, session, delivery)
     await connection.run_sync(_refuse_unmarked, consumer, delivery)

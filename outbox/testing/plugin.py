@@ -26,7 +26,7 @@ from outbox.testing.published import PublishedMessages
 from outbox_core.messages.broker_port import Broker
 
 _SENDS = "outbox_sends"
-_asked: list[object] = []
+_send_requests: list[object] = []
 """One entry for each test, or wider scope, that requests sends."""
 
 
@@ -53,10 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def outbox_sends() -> Iterator[None]:
     """Committed messages are sent during this test, as in production, to the broker that the Outbox names."""
-    asked = object()
-    _asked.append(asked)
+    request = object()
+    _send_requests.append(request)
     yield
-    _asked.remove(asked)
+    _send_requests.remove(request)
 
 
 @pytest.fixture
@@ -93,4 +93,4 @@ def outbox_capture() -> Iterator[Capture]:
 
 
 def _is_for_tests(broker: Broker) -> bool:
-    return bool(_asked) or isinstance(broker, OutageControl)
+    return bool(_send_requests) or isinstance(broker, OutageControl)

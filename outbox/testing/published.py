@@ -76,23 +76,23 @@ class PublishedMessage:
         return hash(self.id)
 
     def __repr__(self) -> str:
-        shown = [repr(self.topic), repr(self.body)]
+        shown_parts = [repr(self.topic), repr(self.body)]
         if self.key is not None:
-            shown.append(f"key={self.key!r}")
+            shown_parts.append(f"key={self.key!r}")
         if self.deliver_at is not None:
-            shown.append(f"deliver_at={self.deliver_at.isoformat()}")
-        return f"<published {', '.join(shown)}>"
+            shown_parts.append(f"deliver_at={self.deliver_at.isoformat()}")
+        return f"<published {', '.join(shown_parts)}>"
 
     def _has_body(self, expected: object) -> bool:
         """Returns whether the body is equal to this value, or to its encoding by publish()."""
-        mine = self.body
-        if bool(mine == expected):
+        body = self.body
+        if bool(body == expected):
             return True
         try:
             encoded, content_type = encode_body(expected)
         except InvalidMessage:
             return False
-        return bool(mine == (encoded if content_type is None else msgspec.json.decode(encoded)))
+        return bool(body == (encoded if content_type is None else msgspec.json.decode(encoded)))
 
 
 class PublishedMessages(Sequence[PublishedMessage]):
@@ -111,40 +111,44 @@ class PublishedMessages(Sequence[PublishedMessage]):
 
     def on(self, topic: str) -> PublishedMessages:
         """Returns the current messages of a topic."""
-        return PublishedMessages(one for one in self._seen() if one.topic == topic)
+        return PublishedMessages(message for message in self._seen() if message.topic == topic)
 
     def one(self, topic: str | None = None, *, key: str | None = None) -> PublishedMessage:
         """Returns the only message (of this topic and key, if given). AssertionError if there is none, or more."""
-        found = [
-            one for one in self._seen() if (topic is None or one.topic == topic) and (key is None or one.key == key)
+        matching = [
+            message
+            for message in self._seen()
+            if (topic is None or message.topic == topic) and (key is None or message.key == key)
         ]
-        if len(found) == 1:
-            return found[0]
-        wanted = " ".join(["one message", *([] if topic is None else [f"on {topic}"])])
-        wanted += "" if key is None else f" with the key {key!r}"
-        raise AssertionError(f"{wanted} was expected, {len(found)} were published; all that was published: {self!r}")
+        if len(matching) == 1:
+            return matching[0]
+        expected_text = " ".join(["one message", *([] if topic is None else [f"on {topic}"])])
+        expected_text += "" if key is None else f" with the key {key!r}"
+        raise AssertionError(
+            f"{expected_text} was expected, {len(matching)} were published; all that was published: {self!r}"
+        )
 
     def wait_for(
         self, topic: str | None = None, *, count: int = 1, timeout_seconds: float = WAIT_SECONDS
     ) -> list[PublishedMessage]:
         """Wait for `count` messages, of a topic or of all, from a thread that the test cannot join; returns them."""
 
-        def found() -> list[PublishedMessage]:
-            return [one for one in self._seen() if topic is None or one.topic == topic]
+        def matching() -> list[PublishedMessage]:
+            return [message for message in self._seen() if topic is None or message.topic == topic]
 
         with self._changed:
-            if not self._changed.wait_for(lambda: len(found()) >= count, timeout_seconds):
+            if not self._changed.wait_for(lambda: len(matching()) >= count, timeout_seconds):
                 raise AssertionError(f"{count} were expected on {topic or 'any topic'}; published was: {self!r}")
-            return found()
+            return matching()
 
     def bodies(self, topic: str | None = None) -> list[Any]:
         """Returns the bodies, of a topic or of all, decoded if they are JSON, else as bytes."""
-        return [one.body for one in self._seen() if topic is None or one.topic == topic]
+        return [message.body for message in self._seen() if topic is None or message.topic == topic]
 
     @property
     def topics(self) -> list[str]:
         """Returns the topic of each message, in order."""
-        return [one.topic for one in self._seen()]
+        return [message.topic for message in self._seen()]
 
     @property
     def canceled(self) -> list[str]:
@@ -172,8 +176,10 @@ class PublishedMessages(Sequence[PublishedMessage]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str | bytes):
             return NotImplemented
-        mine = list(self._seen())
-        return len(mine) == len(other) and all(one == expected for one, expected in zip(mine, other, strict=True))
+        messages = list(self._seen())
+        return len(messages) == len(other) and all(
+            message == expected for message, expected in zip(messages, other, strict=True)
+        )
 
     def __repr__(self) -> str:
         return repr(self._messages)
