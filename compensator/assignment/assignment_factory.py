@@ -29,10 +29,10 @@ def open_assignment(
 
     All instances that share sources name the same database and schema here. Raises ConfigurationError.
     """
-    chosen = options or LeaseOptions()
-    engine = lease_engine(database, wait_ms_max=chosen.lease_ms // 3)
+    lease_options = options or LeaseOptions()
+    engine = lease_engine(database, wait_ms_max=lease_options.lease_ms // 3)
     store = LeaseStore(dialect=engine.dialect, schema=schema)
-    return LeasedAssignment(LeaseRegistry(engine=engine, store=store, zone=zone, options=chosen))
+    return LeasedAssignment(LeaseRegistry(engine=engine, store=store, zone=zone, options=lease_options))
 
 
 def open_zookeeper_assignment(
@@ -51,12 +51,14 @@ def open_zookeeper_assignment(
     from compensator.assignment.zookeeper_lease_registry import ZooKeeperLeaseRegistry
     from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
 
-    chosen = options or LeaseOptions()
+    lease_options = options or LeaseOptions()
     session = SessionOptions(
-        session_ms=chosen.lease_ms, request_ms_max=chosen.beat_ms, security=security or ZooKeeperSecurity()
+        session_ms=lease_options.lease_ms,
+        request_ms_max=lease_options.beat_ms,
+        security=security or ZooKeeperSecurity(),
     )
     registry = ZooKeeperLeaseRegistry(
-        address.root, connect=lambda: ZooKeeperSession(address, options=session), zone=zone, options=chosen
+        address.root, connect=lambda: ZooKeeperSession(address, options=session), zone=zone, options=lease_options
     )
     return LeasedAssignment(registry)
 
@@ -68,18 +70,18 @@ def lease_engine(database: URL | str, *, wait_ms_max: int) -> Engine:
     """
     seconds = max(1, wait_ms_max // _MS)
     # The server must end a lock's wait first: if only the client gives up, its statement keeps waiting in the server.
-    first = open_engine(_with_timeouts(database, seconds + 1))
-    second = background_engine(first)
-    first.dispose()
-    if second.dialect.name in MYSQL_DIALECTS:
+    opened = open_engine(_with_timeouts(database, seconds + 1))
+    background = background_engine(opened)
+    opened.dispose()
+    if background.dialect.name in MYSQL_DIALECTS:
 
         def bound_lock_waits(connection: Any, _record: object) -> None:
             with connection.cursor() as cursor:
                 cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {seconds}")
             connection.commit()
 
-        event.listen(second, "connect", bound_lock_waits)
-    return second
+        event.listen(background, "connect", bound_lock_waits)
+    return background
 
 
 def _with_timeouts(database: URL | str, seconds: int) -> URL | str:

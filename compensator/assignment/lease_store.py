@@ -99,8 +99,8 @@ class LeaseStore:
     def purge(self, connection: Connection, instances: Sequence[str], *, older_than_us: int) -> int:
         """Delete rows of instances that died longer ago than this; returns how many."""
         table = self._instance
-        old = table.c.alive_until_us < self._now_us - older_than_us
-        return self._write(connection, delete(table).where(table.c.id.in_(sorted(instances)[:PURGED_ROWS_MAX]), old))
+        is_old = table.c.alive_until_us < self._now_us - older_than_us
+        return self._write(connection, delete(table).where(table.c.id.in_(sorted(instances)[:PURGED_ROWS_MAX]), is_old))
 
     # -- leases ------------------------------------------------------------------------------------------------------
 

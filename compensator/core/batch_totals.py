@@ -29,8 +29,8 @@ class BatchTotals:
     outage: BrokerError | None = None
 
 
-def add(one: BatchTotals, other: BatchTotals) -> BatchTotals:
+def add(earlier: BatchTotals, later: BatchTotals) -> BatchTotals:
     """Returns the sum of two reports; the outage of the later one, if it has one."""
     counts = ("batches", "claimed", *OUTCOMES, "defects")
-    sums = {name: getattr(one, name) + getattr(other, name) for name in counts}
-    return BatchTotals(**sums, outage=other.outage or one.outage)
+    sums = {name: getattr(earlier, name) + getattr(later, name) for name in counts}
+    return BatchTotals(**sums, outage=later.outage or earlier.outage)

@@ -102,9 +102,9 @@ def once(
     flags["compensator"] |= {
         "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
     }  # fmt: skip
-    chosen, clock = load(flags, file=config), SystemClock()
-    _configure_logs(chosen, level="warning")
-    parts = wire(chosen, clock=clock)
+    settings, clock = load(flags, file=config), SystemClock()
+    _configure_logs(settings, level="warning")
+    parts = wire(settings, clock=clock)
     try:
         _check(parts)
         with progress_line(parts.sources, talk) as on_progress:
@@ -169,16 +169,16 @@ def run(
     run_service(load(flags, file=config))
 
 
-def run_service(chosen: CompensatorConfig) -> None:
+def run_service(settings: CompensatorConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigurationError for settings or a store that cannot serve."""
     clock = SystemClock()
-    _configure_logs(chosen, level=chosen.log_level)
-    parts = wire(chosen, clock=clock)
+    _configure_logs(settings, level=settings.log_level)
+    parts = wire(settings, clock=clock)
     try:
         _check(parts)
         for worker in parts.timers:
             worker.check()
-        serve(parts, chosen, clock=clock, say=lambda text: talk.print(text, soft_wrap=True, highlight=False))
+        serve(parts, settings, clock=clock, say=lambda text: talk.print(text, soft_wrap=True, highlight=False))
     finally:
         parts.close()
 
@@ -191,10 +191,10 @@ def _flags(
     token_file: Path | None,
 ) -> dict[str, Any]:
     """The flags common to both commands, nested like the file. Databases named by flags replace those of the file."""
-    one = {"schemas": schemas, "password_file": password_file}
-    sources = [{"url": url, **{name: value for name, value in one.items() if value}} for url in urls or []]
+    database = {"schemas": schemas, "password_file": password_file}
+    sources = [{"url": url, **{name: value for name, value in database.items() if value}} for url in urls or []]
     return {
-        "database": {} if urls else one,
+        "database": {} if urls else database,
         "broker": {"url": broker, "token_file": token_file},
         "compensator": {"sources": sources},
     }
@@ -211,9 +211,9 @@ def _check(parts: Parts) -> None:
 
 
 def _configure_logs(config: CompensatorConfig, *, level: str) -> None:
-    chosen = config.log_format or logs.fitting_format(sys.stderr)
+    log_format = config.log_format or logs.fitting_format(sys.stderr)
     quiet = {"apscheduler": "error", **logs.QUIET_CLIENTS}
-    logs.configure(format=chosen, level=level, context=trace_context, quiet=quiet)
+    logs.configure(format=log_format, level=level, context=trace_context, quiet=quiet)
 
 
 def _print(report: BatchTotals, *, as_json: bool) -> None:

@@ -85,12 +85,12 @@ def wire(config: CompensatorConfig, *, clock: Clock) -> Parts:
 
 def service_options(config: CompensatorConfig) -> ServiceOptions:
     """The options of the service."""
-    chosen = config.compensator
+    settings = config.compensator
     return ServiceOptions(
-        workers=chosen.workers,
-        pacing=PacingOptions(interval_ms=chosen.interval, idle_ms=max(chosen.interval, chosen.idle_interval)),
-        turn=TurnOptions(batch_rows=chosen.batch_rows),
-        stop_timeout_ms=chosen.stop_timeout,
+        workers=settings.workers,
+        pacing=PacingOptions(interval_ms=settings.interval, idle_ms=max(settings.interval, settings.idle_interval)),
+        turn=TurnOptions(batch_rows=settings.batch_rows),
+        stop_timeout_ms=settings.stop_timeout,
     )
 
 
@@ -107,9 +107,9 @@ class _Builder:
         self._stores: set[str] = set()
         self.metrics = CompensatorMetrics()
         self._telemetry = Telemetry(metrics=OutboxMetrics(registry=self.metrics.registry, clock=clock))
-        chosen = config.compensator
-        breaker = BreakerOptions(probe_rows=chosen.probe_rows, drain_rows_per_second=chosen.drain_rate)
-        self.gates = Gates(clock=clock, random=Random(), breaker=breaker, limit=_limit(chosen.rate_limit))
+        settings = config.compensator
+        breaker = BreakerOptions(probe_rows=settings.probe_rows, drain_rows_per_second=settings.drain_rate)
+        self.gates = Gates(clock=clock, random=Random(), breaker=breaker, limit=_limit(settings.rate_limit))
 
     @property
     def brokers(self) -> list[Broker]:
@@ -148,46 +148,46 @@ class _Builder:
     def _source(self, table: SourceTable, url: URL, schema: str | None) -> Source:
         engines = self._engines[url]
         broker_url, broker = self._broker(table)
-        shown = shown_url(broker_url)
+        broker_name = shown_url(broker_url)
         resource = source_name(url, schema, zone=table.zone)
         return Source(
             resource,
             schema=schema,
-            broker=shown,
+            broker=broker_name,
             work=engines.work,
             reads=engines.reads,
             batches=self._batches(engines, schema, broker, source=resource.name),
-            gate=self.gates.gate(shown, limit=_limit(table.rate_limit)),
+            gate=self.gates.gate(broker_name, limit=_limit(table.rate_limit)),
             clock=self._clock,
             retention=self._retention(engines, schema),
             look_ahead_ms=service_options(self._config).pacing.look_ahead_ms,
         )
 
     def _batches(self, engines: InstanceEngines, schema: str | None, broker: Broker, *, source: str) -> Batches:
-        chosen = self._config.compensator
+        settings = self._config.compensator
         return Batches(
             engine=engines.work,
             store=MessageStore(dialect=engines.work.dialect, schema=schema),
             broker=broker,
-            policy=RelayPolicy(keep_archive=chosen.archive),
-            options=ClaimOptions(batch_rows=chosen.batch_rows, lease_ms=chosen.lease),
+            policy=RelayPolicy(keep_archive=settings.archive),
+            options=ClaimOptions(batch_rows=settings.batch_rows, lease_ms=settings.lease),
             source=source,
             telemetry=self._telemetry,
             clock=self._clock,
         )
 
     def _retention(self, engines: InstanceEngines, schema: str | None) -> Retention:
-        chosen, dialect = self._config.compensator, engines.work.dialect
+        settings, dialect = self._config.compensator, engines.work.dialect
         return Retention(
             engine=engines.work,
             archive=ArchiveStore(dialect=dialect, schema=schema),
             inbox=InboxStore(dialect=dialect, schema=schema),
             order=OrderStore(dialect=dialect, schema=schema),
             options=RetentionOptions(
-                archive_days=chosen.archive_days,
-                inbox_days=chosen.inbox_days,
-                order_head_days=chosen.order_head_days,
-                judged_file=chosen.judged_file,
+                archive_days=settings.archive_days,
+                inbox_days=settings.inbox_days,
+                order_head_days=settings.order_head_days,
+                judged_file=settings.judged_file,
             ),
             clock=self._clock,
         )
@@ -208,36 +208,40 @@ class _Builder:
 
 def _assignment(config: CompensatorConfig, *, several: bool) -> Assignment:
     """Leases if configured, and by default if there are several sources, or leases in ZooKeeper."""
-    chosen = config.compensator
-    zookeeper_url = _zookeeper_url(chosen)
-    if not (several or zookeeper_url if chosen.leases is None else chosen.leases):
+    settings = config.compensator
+    zookeeper_url = _zookeeper_url(settings)
+    if not (several or zookeeper_url if settings.leases is None else settings.leases):
         return UnleasedAssignment()
     if zookeeper_url is not None:
-        return open_zookeeper_assignment(zookeeper_url, zone=chosen.zone, security=chosen.zookeeper_security)
-    first = config.source_tables()[0]
-    url = database_url(chosen.lease_url or first.url, password_file=None if chosen.lease_url else first.password_file)
-    schema = chosen.lease_schema or (first.schemas[0] if first.schemas and not chosen.lease_url else None)
-    return open_assignment(url, schema=schema, zone=chosen.zone)
+        return open_zookeeper_assignment(zookeeper_url, zone=settings.zone, security=settings.zookeeper_security)
+    first_source = config.source_tables()[0]
+    url = database_url(
+        settings.lease_url or first_source.url, password_file=None if settings.lease_url else first_source.password_file
+    )
+    schema = settings.lease_schema or (
+        first_source.schemas[0] if first_source.schemas and not settings.lease_url else None
+    )
+    return open_assignment(url, schema=schema, zone=settings.zone)
 
 
-def _zookeeper_url(chosen: CompensatorTable) -> str | None:
+def _zookeeper_url(settings: CompensatorTable) -> str | None:
     """Returns `lease_url` if it is an address in ZooKeeper. Raises ConfigurationError for settings of another kind."""
-    if chosen.lease_url is not None and split_url(chosen.lease_url).scheme == ZOOKEEPER:
-        if chosen.lease_schema is not None:
+    if settings.lease_url is not None and split_url(settings.lease_url).scheme == ZOOKEEPER:
+        if settings.lease_schema is not None:
             raise ConfigurationError("lease_schema is of leases in a database: in ZooKeeper lease_url has a path")
-        return chosen.lease_url
-    set_here = sorted(chosen.model_fields_set & ZooKeeperTable.model_fields.keys())
+        return settings.lease_url
+    set_here = sorted(settings.model_fields_set & ZooKeeperTable.model_fields.keys())
     if set_here:
         raise ConfigurationError(f"{set_here[0]} is of leases in ZooKeeper: set lease_url to {ZOOKEEPER_LEASES}")
     return None
 
 
 def _refuse_twins(sources: Sequence[Source]) -> None:
-    seen: set[str] = set()
+    names: set[str] = set()
     for source in sources:
-        if source.name in seen:
+        if source.name in names:
             raise ConfigurationError(f"the source {source.name} is named twice; name each schema of an instance once")
-        seen.add(source.name)
+        names.add(source.name)
 
 
 def _limit(rows_per_second: float | None) -> RateOptions | None:

@@ -43,9 +43,9 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
     )
     if notifier.watchdog_every_ms is not None:
         service.tasks.add("watchdog", lambda: _watch(service, notifier), every_ms=notifier.watchdog_every_ms)
-    for number, broker in enumerate(parts.brokers):
+    for index, broker in enumerate(parts.brokers):
         if isinstance(broker, WeaknessReporter):
-            service.tasks.add(f"inspection-{number}", partial(_inspect, broker), every_ms=INSPECT_EVERY_MS)
+            service.tasks.add(f"inspection-{index}", partial(_inspect, broker), every_ms=INSPECT_EVERY_MS)
     status = _status(service, metrics, config)
     freeze_what_stays()
     try:

@@ -19,14 +19,14 @@ WORTH_ROWS: Final = 1_000
 @contextmanager
 def progress_line(sources: Sequence[Source], console: Console) -> Iterator[Callable[[BatchTotals], None]]:
     """Yields a function to call with each report; the total is the number of pending rows, counted up to a bound."""
-    whole = _pending(sources) if console.is_terminal else 0
-    if whole < WORTH_ROWS:
+    pending_rows = _pending(sources) if console.is_terminal else 0
+    if pending_rows < WORTH_ROWS:
         yield lambda _report: None
         return
     columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("sending", total=whole)
-        yield lambda report: progress.update(task, completed=report.claimed, total=max(whole, report.claimed))
+        task = progress.add_task("sending", total=pending_rows)
+        yield lambda report: progress.update(task, completed=report.claimed, total=max(pending_rows, report.claimed))
 
 
 def _pending(sources: Sequence[Source]) -> int:

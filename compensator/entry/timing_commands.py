@@ -52,11 +52,11 @@ def status(store: str, *, as_json: bool) -> None:
         statuses = timing.statuses(range(timing.slots))
     finally:
         timing.close()
-    answered = [one.figures for one in statuses if one.figures is not None]
-    complete = len(answered) == len(statuses) and all(one.complete for one in answered)
-    largest = max(one.timers for one in answered)
+    answered = [slot_status.figures for slot_status in statuses if slot_status.figures is not None]
+    complete = len(answered) == len(statuses) and all(figures.complete for figures in answered)
+    largest = max(figures.timers for figures in answered)
     if as_json:
-        slots = [_slot_json(one) for one in statuses]
+        slots = [_slot_json(slot_status) for slot_status in statuses]
         totals = {"complete": complete, "largest_slot": largest, "slot_timers_max": SLOT_TIMERS_MAX}
         typer.echo(json.dumps({**totals, "slots": slots}))
     else:
@@ -81,8 +81,8 @@ def _print_slots(statuses: Sequence[SlotStatus]) -> None:
         shown.add_column(name, justify="right")
     for name in ("state", "served by"):
         shown.add_column(name, overflow="fold")
-    for one in statuses:
-        shown.add_row(*map(escaped, _slot_cells(one)))
+    for slot_status in statuses:
+        shown.add_row(*map(escaped, _slot_cells(slot_status)))
     Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES).print(shown, markup=False)
 
 
@@ -115,8 +115,8 @@ def sweep(store: str, flags: Mapping[str, Any], config: Path | None, *, as_json:
     """Compare the store with its database once, and print what was added and removed. Exit status 1 where the store is
     not complete after it.
     """
-    chosen = load({**flags, "timing": {"store": store}}, file=config)
-    report = _swept(_only_source(chosen, store), chosen, store)
+    settings = load({**flags, "timing": {"store": store}}, file=config)
+    report = _swept(_only_source(settings, store), settings, store)
     if as_json:
         typer.echo(json.dumps(asdict(report)))
     else:
@@ -128,23 +128,23 @@ def sweep(store: str, flags: Mapping[str, Any], config: Path | None, *, as_json:
     raise typer.Exit(0 if report.complete else 1)
 
 
-def _swept(table: SourceTable, chosen: CompensatorConfig, store: str) -> TimerSweepReport:
+def _swept(table: SourceTable, settings: CompensatorConfig, store: str) -> TimerSweepReport:
     url = database_url(table.url, password_file=table.password_file)
     engines, timing = InstanceEngines(url), connect_timing(store)
     try:
         schema = table.schemas[0] if table.schemas else None
         tables = PendingRowReader(source_name(url, schema).name, schema=schema, reads=engines.reads)
         timing.prepare()
-        options = RebuildOptions(rows_per_second=chosen.timing.rebuild_rows_per_second)
+        options = RebuildOptions(rows_per_second=settings.timing.rebuild_rows_per_second)
         return sweep_timers(tables, timing, options=options, clock=SystemClock(), stopping=threading.Event())
     finally:
         timing.close()
         engines.close()
 
 
-def _only_source(chosen: CompensatorConfig, store: str) -> SourceTable:
+def _only_source(settings: CompensatorConfig, store: str) -> SourceTable:
     """Returns the one source that has this store: a sweep against another one would remove its timers."""
-    tables = [one for one in chosen.source_tables() if (one.timing or chosen.timing.store) == store]
+    tables = [table for table in settings.source_tables() if (table.timing or settings.timing.store) == store]
     if len(tables) != 1 or len(tables[0].schemas) > 1:
         raise ConfigurationError(
             "a timing store is of one message schema: name its database by --url, and --schema, or give it this store "

@@ -88,8 +88,8 @@ class Retention:
         archive_rows, archive_more = self._purge(self._archive.purge, archive_us, stopping)
         inbox_rows, inbox_more = self._purge(self._inbox.purge, inbox_us, stopping)
         heads, heads_more = self._sweep_heads(stopping)
-        more = archive_more or inbox_more or heads_more
-        return PurgeResult(archive_rows=archive_rows, inbox_rows=inbox_rows, order_heads=heads, more=more)
+        has_more = archive_more or inbox_more or heads_more
+        return PurgeResult(archive_rows=archive_rows, inbox_rows=inbox_rows, order_heads=heads, more=has_more)
 
     def _age_us(self, days: float | None, evidence: Purgeable) -> int | None:
         """The age from which evidence is deleted; None: never."""
@@ -107,9 +107,9 @@ class Retention:
         for _ in range(BATCHES_PER_ROUND_MAX):
             if stopping is not None and stopping.is_set():
                 return total, False
-            gone = self._batch(purge, older_than_us=older_than_us, limit=BATCH_ROWS)
-            total += gone
-            if gone < BATCH_ROWS:
+            deleted = self._batch(purge, older_than_us=older_than_us, limit=BATCH_ROWS)
+            total += deleted
+            if deleted < BATCH_ROWS:
                 return total, False
         return total, True
 
@@ -121,10 +121,10 @@ class Retention:
         for _ in range(BATCHES_PER_ROUND_MAX):
             if stopping is not None and stopping.is_set():
                 return total, False
-            gone, self._heads_after = self._batch(
+            deleted, self._heads_after = self._batch(
                 self._order.purge_heads, idle_us=int(days * DAY_US), after=self._heads_after or "", limit=BATCH_ROWS
             )
-            total += gone
+            total += deleted
             if self._heads_after is None:
                 return total, False
         return total, True

@@ -99,8 +99,8 @@ class CompensatorMetrics:
     def record_turn(self, source: str, turn: TurnReport, *, seconds: float, now_seconds: float) -> None:
         """Record a turn that ended without an error, or by the broker's outage."""
         report = turn.report
-        held = isinstance(turn.outcome, HeldBack) and not report.batches
-        self._scans.labels("outage" if report.outage else "held" if held else "ok").inc()
+        is_held_back = isinstance(turn.outcome, HeldBack) and not report.batches
+        self._scans.labels("outage" if report.outage else "held" if is_held_back else "ok").inc()
         self._duration.observe(seconds)
         for outcome in OUTCOMES:
             self._rows.labels(outcome).inc(getattr(report, outcome))
@@ -192,18 +192,18 @@ class CompensatorMetrics:
         The last success of a new one is 0: a source that never had one must raise the alarm as well.
         """
         with self._lock:  # a turn or a count that ends later must not bring back what is removed here
-            for source, ours in sources.items():
-                self._set_served(source, ours=ours)
+            for source, is_served in sources.items():
+                self._set_served(source, is_served=is_served)
             self._is_served = dict(sources)
 
-    def _set_served(self, source: str, *, ours: bool) -> None:
-        if ours and not self._is_served.get(source, False):
+    def _set_served(self, source: str, *, is_served: bool) -> None:
+        if is_served and not self._is_served.get(source, False):
             self._last_success.labels(source).set(0)
-        if not ours:
+        if not is_served:
             for gauge in self._by_source:
                 gauge.remove_by_labels({"source": source})
             self._ages_us.pop(source, None)
-        self._leader.labels(source).set(1 if ours else 0)
+        self._leader.labels(source).set(1 if is_served else 0)
 
     def watch_broker(self, broker: str, is_out: Callable[[], bool]) -> None:
         """Have each scrape ask whether a broker is out: that may end without an event, where nothing is due for it."""
@@ -216,9 +216,11 @@ class CompensatorMetrics:
             self._rows.labels(outcome)
         for table in ("archive", "inbox", "order_head"):
             self._purged.labels(table)
-        built = Gauge("outbox_build_info", "What runs here.", ["version", "revision", "python"], registry=self.registry)
-        here = build()
-        built.labels(here.version, here.revision, here.python).set(1)
+        build_gauge = Gauge(
+            "outbox_build_info", "What runs here.", ["version", "revision", "python"], registry=self.registry
+        )
+        running = build()
+        build_gauge.labels(running.version, running.revision, running.python).set(1)
 
     def _bounded(self, topic: str) -> str:
         if topic in self._topics or len(self._topics) < TOPICS_MAX:
@@ -226,8 +228,8 @@ class CompensatorMetrics:
             return topic
         return OTHER_TOPICS
 
-    def _counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(f"outbox_{name}", says, labels, registry=self.registry)
+    def _counter(self, name: str, description: str, *labels: str) -> Counter:
+        return Counter(f"outbox_{name}", description, labels, registry=self.registry)
 
-    def _gauge(self, name: str, says: str, *labels: str) -> Gauge:
-        return Gauge(f"outbox_{name}", says, labels, registry=self.registry)
+    def _gauge(self, name: str, description: str, *labels: str) -> Gauge:
+        return Gauge(f"outbox_{name}", description, labels, registry=self.registry)

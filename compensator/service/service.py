@@ -87,8 +87,8 @@ class CompensatorService:
         self._began_ms: dict[str, int] = {}
         self._last_success_ms = self._last_beat_ms = self._clock.monotonic_ms()
         self._workers = [
-            threading.Thread(target=self._work, name=f"compensator-{number}", daemon=True)
-            for number in range(options.workers)
+            threading.Thread(target=self._work, name=f"compensator-{worker_number}", daemon=True)
+            for worker_number in range(options.workers)
         ]
         self._started = False
         self._stopped: bool | None = None
@@ -118,13 +118,15 @@ class CompensatorService:
         self._tasks.add(
             "retention", lambda: self._upkeep.retain(self._well()), every_ms=self._options.upkeep.retention_ms
         )
-        for number, one in enumerate(self._timers):
-            self._tasks.add(f"timers-{number}", partial(self._report, one), every_ms=self._options.timers_report_ms)
+        for index, timer_worker in enumerate(self._timers):
+            self._tasks.add(
+                f"timers-{index}", partial(self._report, timer_worker), every_ms=self._options.timers_report_ms
+            )
         self._tasks.start()
         for worker in self._workers:
             worker.start()
-        for one in self._timers:
-            one.start()
+        for timer_worker in self._timers:
+            timer_worker.start()
 
     def stop(self) -> bool:
         """Finish the batches in progress, claim no more, release the leases; True if that was done in time."""
@@ -152,7 +154,7 @@ class CompensatorService:
                 workers_alive=sum(worker.is_alive() for worker in self._workers),
                 success_within_seconds=max(STALE_AFTER_IDLES * idle_ms, STALE_AFTER_MS_MIN) / 1_000,
                 beat_within_seconds=STALE_AFTER_BEATS * self._options.beat_ms / 1_000,
-                timers={one.source: one.problem for one in self._timers},
+                timers={timer_worker.source: timer_worker.problem for timer_worker in self._timers},
             )
         )
 
@@ -222,28 +224,28 @@ class CompensatorService:
     # -- tasks ------------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        slots = [slot for one in self._timers for slot in one.resources]
+        slots = [slot for timer_worker in self._timers for slot in timer_worker.resources]
         assigned = self._assignment.beat([*(source.source_name for source in self._sources.values()), *slots])
-        mine = assigned.intersection(self._sources)
+        my_sources = assigned.intersection(self._sources)
         failed, now_ms = self._assignment.failed_beats, self._clock.monotonic_ms()
         with self._changed:
             if self._stopping.is_set():
                 return
-            changed = mine != self._mine or not self._started
-            for name in mine - self._mine:
+            changed = my_sources != self._mine or not self._started
+            for name in my_sources - self._mine:
                 self._turns[name].forget_poll()
-            self._mine = mine
+            self._mine = my_sources
             if changed:  # before a worker can have a turn of a new source
-                self._metrics.set_served({name: name in mine for name in self._sources})
+                self._metrics.set_served({name: name in my_sources for name in self._sources})
             if not failed:  # else the instance keeps its sources, but the beat did not succeed
                 self._last_beat_ms = now_ms
-            if not failed and not mine:
+            if not failed and not my_sources:
                 self._last_success_ms = now_ms  # a stand-by is healthy as long as its beats succeed
-            self._queue.keep(sorted(mine), now_ms=now_ms)
+            self._queue.keep(sorted(my_sources), now_ms=now_ms)
             self._changed.notify_all()
-        for one in self._timers:
-            one.assign(assigned)
-        self._metrics.record_beat(failed=failed, sources=len(mine))
+        for timer_worker in self._timers:
+            timer_worker.assign(assigned)
+        self._metrics.record_beat(failed=failed, sources=len(my_sources))
 
     def _report(self, worker: TimerWorker) -> None:
         """An outage is the worker's to report."""
@@ -262,9 +264,9 @@ class CompensatorService:
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        for one in self._timers:
-            one.begin_stop()
-        ended = [one.stop(timeout_ms=_left_ms(ends_ms)) for one in self._timers]
+        for timer_worker in self._timers:
+            timer_worker.begin_stop()
+        ended = [timer_worker.stop(timeout_ms=_left_ms(ends_ms)) for timer_worker in self._timers]
         ended += [self._ended(worker, ends_ms) for worker in self._workers]
         ended.append(self._tasks.stop(timeout_ms=_left_ms(ends_ms)))
         for source in self._sources.values():

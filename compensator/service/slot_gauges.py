@@ -30,11 +30,11 @@ class SlotGauges:
         """Set the series of these slots of a source, and remove those of its others; of a slot that does not answer
         only that is shown.
         """
-        answered = {one.slot: one.figures for one in statuses if one.figures is not None}
+        answered = {status.slot: status.figures for status in statuses if status.figures is not None}
         for slot in self._shown.get(source, set()) - answered.keys():
             for gauge in (self._answers, self._timers, self._due):
                 gauge.remove_by_labels({"source": source, "slot": str(slot)})
-        self._shown[source] = {one.slot for one in statuses}
+        self._shown[source] = {status.slot for status in statuses}
         for slot in self._shown[source]:
             self._answers.labels(source, slot).set(1 if slot in answered else 0)
         for slot, figures in answered.items():

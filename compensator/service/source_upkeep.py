@@ -52,9 +52,9 @@ class Upkeep:
 
     def retain(self, sources: Iterable[Source]) -> None:
         """Delete old evidence, one round of each source in turn, until none has more to delete."""
-        left = [source for source in sources if source.retention is not None]
-        while left and not self._stopping.is_set():
-            left = [source for source in left if self._retain(source)]
+        unfinished = [source for source in sources if source.retention is not None]
+        while unfinished and not self._stopping.is_set():
+            unfinished = [source for source in unfinished if self._retain(source)]
 
     def _is_time(self, source: str) -> bool:
         counted_ms = self._counted_at_ms.get(source)

@@ -105,8 +105,8 @@ class TimerWorker:
 
     def report(self, instance: str) -> None:
         """Announce in the store that this instance serves its slots, and record what they hold. Raises BrokerError."""
-        mine = self._mine
-        if not mine:
+        my_slots = self._mine
+        if not my_slots:
             self._metrics.forget_timers(self.source)
             return
         if not self._prepared:
@@ -120,8 +120,8 @@ class TimerWorker:
             rebuilt_rows=None if progress is None else progress.rows,
             rows_to_rebuild=None if progress is None else progress.total,
         )
-        self._metrics.record_slots(self.source, self._store.statuses(mine))
-        self._store.announce(mine, server)
+        self._metrics.record_slots(self.source, self._store.statuses(my_slots))
+        self._store.announce(my_slots, server)
 
     def start(self) -> None:
         """Start the thread."""
@@ -163,23 +163,23 @@ class TimerWorker:
         """Serve the slots once; returns how long to sleep, unless an earlier timer is added."""
         if not self._prepared:
             self._prepare()
-        turn, gate = self._options.turn, self._source.gate
-        mine = self._mine
-        if not mine or gate.wait_ms(turn.batch_rows):
+        options, gate = self._options.turn, self._source.gate
+        my_slots = self._mine
+        if not my_slots or gate.wait_ms(options.batch_rows):
             self._problem = None
             self._stopping.wait(self._options.held_ms / _SECOND_MS)
             return 0
         began_ms = self._clock.monotonic_ms()
-        done = take_timer_turn(
-            self._source, self._store, mine, options=turn, clock=self._clock,
-            going_on=lambda: not self._stopping.is_set() and self._mine == mine,
+        turn_report = take_timer_turn(
+            self._source, self._store, my_slots, options=options, clock=self._clock,
+            going_on=lambda: not self._stopping.is_set() and self._mine == my_slots,
         )  # fmt: skip
-        silent = [] if done.refused else sorted(set(mine) - done.answered)
+        silent = [] if turn_report.refused else sorted(set(my_slots) - turn_report.answered)
         self._problem = f"the slots {silent} of the timing store do not answer" if silent else None
-        self._record(done, seconds=(self._clock.monotonic_ms() - began_ms) / _SECOND_MS)
-        if done.incomplete:
-            self._begin_rebuild(sorted(done.incomplete))
-        return self._options.idle_ms if done.next_ms is None else done.next_ms
+        self._record(turn_report, seconds=(self._clock.monotonic_ms() - began_ms) / _SECOND_MS)
+        if turn_report.incomplete:
+            self._begin_rebuild(sorted(turn_report.incomplete))
+        return self._options.idle_ms if turn_report.next_ms is None else turn_report.next_ms
 
     def _prepare(self) -> None:
         self._store.prepare()
@@ -194,10 +194,10 @@ class TimerWorker:
         logger.warning("timers_held", extra={"source": self.source, "failures": self._failures, "error": error})
         self._stopping.wait(self._options.failure.delay_ms(self._failures, self._random) / _SECOND_MS)
 
-    def _record(self, done: TimerTurnReport, *, seconds: float) -> None:
-        self._metrics.record_timers(self.source, late_ms=done.late_ms, complete=not done.incomplete)
-        if done.report.claimed:
-            turn = TurnReport(outcome=NoRowsDue(found=True), report=done.report, topics=done.topics)
+    def _record(self, turn_report: TimerTurnReport, *, seconds: float) -> None:
+        self._metrics.record_timers(self.source, late_ms=turn_report.late_ms, complete=not turn_report.incomplete)
+        if turn_report.report.claimed:
+            turn = TurnReport(outcome=NoRowsDue(found=True), report=turn_report.report, topics=turn_report.topics)
             self._metrics.record_turn(self.source, turn, seconds=seconds, now_seconds=self._clock.now_ms() / _SECOND_MS)
 
     # -- rebuilds ----------------------------------------------------------------------------------------------------

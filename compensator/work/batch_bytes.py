@@ -26,9 +26,9 @@ class BatchBytes:
         if not so_far:
             known = self._row_bytes
             return min(room, FIRST_ROWS) if known is None else self._fitting(room, known, self._bytes_max)
-        taken = sum(len(row.body) for row in so_far)
-        mean = max(taken / len(so_far), self._row_bytes or 0)
-        return self._fitting(room, mean, self._bytes_max - taken, least=0)
+        bytes_so_far = sum(len(row.body) for row in so_far)
+        mean = max(bytes_so_far / len(so_far), self._row_bytes or 0)
+        return self._fitting(room, mean, self._bytes_max - bytes_so_far, least=0)
 
     def learn(self, rows: Sequence[OutboxRow]) -> None:
         """Update the estimate from rows that were read: at once if they are larger, gradually if they are smaller."""

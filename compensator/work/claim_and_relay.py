@@ -141,25 +141,25 @@ class Batches:
         Raises DatabaseUnavailable, SchemaMissing. Rows claimed by then become due again when their lease ends.
         """
         token, until_ms = new_token(), self._lease_ends_ms()
-        left, table, held = deque(scans), "", 0
+        scans_left, table, held = deque(scans), "", 0
         rows: list[OutboxRow] = []
         # One connection, returned to its pool before anything is sent: none is held during network I/O.
         with database_errors(self._engine.url), self._engine.connect() as connection:
-            while left and held < HELD_ROWS_MAX and (asked := self._bytes.rows(rows, rows_max=rows_max)):
-                scan = left.popleft()
+            while scans_left and held < HELD_ROWS_MAX and (limit := self._bytes.rows(rows, rows_max=rows_max)):
+                scan = scans_left.popleft()
                 table = scan.table
-                found, free = self._free(connection, scan, limit=asked, claimed=rows)
+                due, free = self._free(connection, scan, limit=limit, claimed=rows)
                 rows += self._claim(connection, scan, free, token=token)
-                held += len(found.rows) - len(free)
-                if len(found.rows) == asked:  # else it has no more
-                    left.appendleft(replace(scan, from_us=found.last_due_us))
-        if left and left[0].table == table:
-            left.rotate(-1)  # the table may have more; the other tables come first
+                held += len(due.rows) - len(free)
+                if len(due.rows) == limit:  # else it has no more
+                    scans_left.appendleft(replace(scan, from_us=due.last_due_us))
+        if scans_left and scans_left[0].table == table:
+            scans_left.rotate(-1)  # the table may have more; the other tables come first
         self._bytes.learn(rows)
         if ids := _ids_by_key(rows):
             self._in_hand[token] = ids
         return ClaimedBatch(
-            rows=rows, token=token, until_ms=until_ms, last_table=table, scans_left=tuple(left), held=held
+            rows=rows, token=token, until_ms=until_ms, last_table=table, scans_left=tuple(scans_left), held=held
         )
 
     def room(self, rows_max: int) -> int:
@@ -179,12 +179,12 @@ class Batches:
         for row in timed:
             by_table[row.table].append(row)
         with database_errors(self._engine.url), self._engine.connect() as connection:
-            for table, ones in by_table.items():
-                place = MessageTable(self._store.table.schema, table)
-                claim = partial(self._take_timed, connection, place, ones, ahead_ms=ahead_ms, clock=clock)
-                found, rest, table_due_at_ms = retry_conflicts(partial(claim, token=token))
-                rows += found
-                later |= rest
+            for table, table_rows in by_table.items():
+                message_table = MessageTable(self._store.table.schema, table)
+                claim = partial(self._take_timed, connection, message_table, table_rows, ahead_ms=ahead_ms, clock=clock)
+                claimed_rows, later_in_table, table_due_at_ms = retry_conflicts(partial(claim, token=token))
+                rows += claimed_rows
+                later |= later_in_table
                 due_at_ms = max(due_at_ms, table_due_at_ms)
         self._bytes.learn(rows)
         batch = ClaimedBatch(rows=rows, token=token, until_ms=until_ms, last_table="", scans_left=())
@@ -299,15 +299,15 @@ class Batches:
                 behind[behind_us[row.order_key]].append(row)
         for due_at_us, rows in behind.items():
             retry_conflicts(partial(self._put_behind, connection, store, rows, due_at_us=due_at_us))
-        held = {row.id for rows in behind.values() for row in rows}
-        return [row for row in due if row.id not in held]
+        held_ids = {row.id for rows in behind.values() for row in rows}
+        return [row for row in due if row.id not in held_ids]
 
     def _claimed_before(self) -> Mapping[str, Collection[str]]:
-        found: defaultdict[str, set[str]] = defaultdict(set)
+        ids_by_key: defaultdict[str, set[str]] = defaultdict(set)
         for batch in list(self._in_hand.values()):
             for key, ids in batch.items():
-                found[key].update(ids)
-        return found
+                ids_by_key[key].update(ids)
+        return ids_by_key
 
     def _put_behind(
         self, connection: Connection, store: MessageStore, rows: Sequence[OutboxRow], *, due_at_us: int
@@ -321,9 +321,9 @@ class Batches:
     ) -> Sequence[OutboxRow]:
         ids = [row.id for row in due]
         with connection.begin():
-            taken = store.claim(connection, ids, token=token, lease_us=self._lease_us)
-            if taken < len(ids):
-                return store.claimed(connection, ids, token=token) if taken else []
+            claimed_count = store.claim(connection, ids, token=token, lease_us=self._lease_us)
+            if claimed_count < len(ids):
+                return store.claimed(connection, ids, token=token) if claimed_count else []
         return sorted(due, key=lambda row: (row.created_at_us, row.id))
 
     def _take_timed(
@@ -340,14 +340,14 @@ class Batches:
         store, ids = self._store.at(table), [row.id for row in timed]
         with connection.begin():
             count = store.claim(connection, ids, token=token, lease_us=self._lease_us, ahead_us=ahead_ms * 1_000)
-            found = store.claimed(connection, ids, token=token) if count else []
+            claimed = store.claimed(connection, ids, token=token) if count else []
             # The clock is read behind the query, so that what is left of the time is never taken for shorter.
-            rows, due_in_ms = due_soon(found, ahead_ms=ahead_ms)
+            rows, due_in_ms = due_soon(claimed, ahead_ms=ahead_ms)
             due_at_ms = clock.monotonic_ms() + due_in_ms
-            rest = unclaimed(timed, claimed={row.id for row in rows})
+            not_claimed = unclaimed(timed, claimed={row.id for row in rows})
             reads = PendingDueTimes(dialect=connection.dialect, table=table)
-            due_in_us = reads.due_in_us(connection, [row.id for row in rest]) if rest else {}
-        return rows, later_ms(rest, due_in_us=due_in_us), due_at_ms
+            due_in_us = reads.due_in_us(connection, [row.id for row in not_claimed]) if not_claimed else {}
+        return rows, later_ms(not_claimed, due_in_us=due_in_us), due_at_ms
 
 
 def _holds(barrier: Barrier, row: OutboxRow) -> bool:
@@ -359,11 +359,11 @@ def _behind_us(barriers: Mapping[str, Barrier]) -> dict[str, int]:
     """By key, the new due time of rows that wait for an older message: right behind it. Few distinct times, so that few
     statements are needed.
     """
-    last_due_us = max((one.due_at_us for one in barriers.values() if one.due_in_us <= 0), default=0)
-    return {key: _one_behind_us(one, last_due_us=last_due_us) for key, one in barriers.items()}
+    last_due_us = max((barrier.due_at_us for barrier in barriers.values() if barrier.due_in_us <= 0), default=0)
+    return {key: _behind_barrier_us(barrier, last_due_us=last_due_us) for key, barrier in barriers.items()}
 
 
-def _one_behind_us(barrier: Barrier, *, last_due_us: int) -> int:
+def _behind_barrier_us(barrier: Barrier, *, last_due_us: int) -> int:
     if barrier.state is not RowState.PENDING:
         return _up(barrier.due_at_us - barrier.due_in_us + PARKED_DELAY_MS * 1_000)
     return last_due_us + 1 if barrier.due_in_us <= 0 else _up(barrier.due_at_us + 1)
@@ -374,8 +374,8 @@ def _up(due_at_us: int) -> int:
 
 
 def _ids_by_key(rows: Sequence[OutboxRow]) -> Mapping[str, Collection[str]]:
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    ids_by_key: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row.order_key is not None:
-            found[row.order_key].add(row.id)
-    return found
+            ids_by_key[row.order_key].add(row.id)
+    return ids_by_key

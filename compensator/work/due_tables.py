@@ -105,15 +105,18 @@ class DueTables:
         latest `ahead_us` from now; without `from_us`, all rows are covered. One statement, no lock.
         """
         values: dict[str, object] = {
-            _parameter(number): from_us.get(name, 0) for number, name in enumerate(self.tables)
+            _parameter(table_index): from_us.get(name, 0) for table_index, name in enumerate(self.tables)
         }
         values["ahead_us"] = ahead_us if from_us else _EVER_US
         clocks, due = list[int](), list[TableDue]()
         for statement in self._polls:
-            found = {int(number): int(us) for number, us, _ in map(tuple[Any, ...], statement.run(connection, values))}
-            clocks.append(clock := found.pop(_NO_TABLE))
-            due += [TableDue(self.tables[number], us, us - clock) for number, us in found.items()]
-        due.sort(key=lambda one: (one.due_in_us, one.table))
+            due_by_index = {
+                int(table_index): int(us)
+                for table_index, us, _ in map(tuple[Any, ...], statement.run(connection, values))
+            }
+            clocks.append(clock := due_by_index.pop(_NO_TABLE))
+            due += [TableDue(self.tables[table_index], us, us - clock) for table_index, us in due_by_index.items()]
+        due.sort(key=lambda table_due: (table_due.due_in_us, table_due.table))
         return DuePoll(min(clocks, default=0), due, whole=not from_us)
 
     def count(self, connection: Connection, *, rows_max: int) -> list[TableCounts]:
@@ -122,9 +125,9 @@ class DueTables:
             self._counts = self._count_statements(rows_max)
             self._counted_up_to = rows_max
         return [
-            TableCounts(self.tables[number], pending, retrying, parked, max(0, age_us or 0))
+            TableCounts(self.tables[table_index], pending, retrying, parked, max(0, age_us or 0))
             for statement in self._counts
-            for number, pending, retrying, parked, age_us in map(tuple[Any, ...], statement.run(connection, {}))
+            for table_index, pending, retrying, parked, age_us in map(tuple[Any, ...], statement.run(connection, {}))
         ]
 
     def _count_statements(self, rows_max: int) -> list[HintedStatement]:
@@ -137,15 +140,15 @@ class DueTables:
             ]
             for is_hinted in (True, False)
         )
-        return [HintedStatement(one, other) for one, other in zip(hinted, plain, strict=True)]
+        return [HintedStatement(with_hint, without_hint) for with_hint, without_hint in zip(hinted, plain, strict=True)]
 
-    def _count(self, number: int, message: FromClause, *, rows_max: int, is_hinted: bool) -> Select[Any]:
+    def _count(self, table_index: int, message: FromClause, *, rows_max: int, is_hinted: bool) -> Select[Any]:
         """One row: the table's number and its bounded counts."""
         pending, parked = message.c.state == _PENDING, message.c.state == _PARKED
-        hint = self.tables[number] if is_hinted else None
+        hint = self.tables[table_index] if is_hinted else None
         sample = sample_pending(message, pending, rows_max=rows_max, table=hint, dialect=self._dialect)
         return select(
-            literal_column(str(number)).label("n"),
+            literal_column(str(table_index)).label("n"),
             count_rows(message, pending, rows_max=rows_max).label("pending"),
             retrying_rows(sample).label("retrying"),
             count_rows(message, parked, rows_max=rows_max).label("parked"),
@@ -163,20 +166,24 @@ class DueTables:
             ]
             for build in (self._first_due_hinted, _first_due)
         )
-        return [HintedStatement(one, other) for one, other in zip(hinted, plain, strict=True)]
+        return [HintedStatement(with_hint, without_hint) for with_hint, without_hint in zip(hinted, plain, strict=True)]
 
-    def _first_due_hinted(self, number: int, message: FromClause, *, now: Any) -> Select[Any]:
-        first = _first_due(number, message, now=now)
-        return along_due_index(first, message, table=self.tables[number], dialect=self._dialect)
+    def _first_due_hinted(self, table_index: int, message: FromClause, *, now: Any) -> Select[Any]:
+        first_due = _first_due(table_index, message, now=now)
+        return along_due_index(first_due, message, table=self.tables[table_index], dialect=self._dialect)
 
     def _parts(self, build: Callable[[int, FromClause], Select[Any]], tables_max: int) -> list[list[Any]]:
-        messages = [(number, _message(self._schema, name)) for number, name in enumerate(self.tables)]
-        parts = [self._part(number, build(number, message)) for number, message in messages]
-        return [parts[first : first + tables_max] for first in range(0, len(parts), tables_max)]
+        messages = [(table_index, _message(self._schema, name)) for table_index, name in enumerate(self.tables)]
+        selects = [self._part(table_index, build(table_index, message)) for table_index, message in messages]
+        return [selects[start : start + tables_max] for start in range(0, len(selects), tables_max)]
 
-    def _part(self, number: int, one: Select[Any]) -> Any:
+    def _part(self, table_index: int, statement: Select[Any]) -> Any:
         # MySQL would materialize each sub-query of FROM; SQLite does not accept parentheses with a LIMIT.
-        return select(one.subquery(f"t{number + 1}")) if self._dialect.name == "sqlite" else one.self_group()
+        return (
+            select(statement.subquery(f"t{table_index + 1}"))
+            if self._dialect.name == "sqlite"
+            else statement.self_group()
+        )
 
 
 def _message(schema: str | None, name: str) -> FromClause:
@@ -192,19 +199,24 @@ def _message(schema: str | None, name: str) -> FromClause:
     return table(name, *columns, schema=schema).alias("m")
 
 
-def _parameter(number: int) -> str:
-    return f"from_{number}"
+def _parameter(table_index: int) -> str:
+    return f"from_{table_index}"
 
 
-def _first_due(number: int, message: FromClause, *, now: Any) -> Select[Any]:
+def _first_due(table_index: int, message: FromClause, *, now: Any) -> Select[Any]:
     """One row at most: the table's number, and when its first pending row falls due.
 
     No caller reads the attempts. But the index does not contain them, and only for a statement that it does not cover
     do the servers check the range's upper end on entries of deleted rows too, by index condition pushdown.
     """
-    from_us, ahead_us = bindparam(_parameter(number), type_=BigInteger()), bindparam("ahead_us", type_=BigInteger())
+    from_us, ahead_us = (
+        bindparam(_parameter(table_index), type_=BigInteger()),
+        bindparam("ahead_us", type_=BigInteger()),
+    )
     return (
-        select(literal_column(str(number)).label("n"), message.c.due_at_us.label("due"), message.c.attempts.label("t"))
+        select(
+            literal_column(str(table_index)).label("n"), message.c.due_at_us.label("due"), message.c.attempts.label("t")
+        )
         .where(message.c.state == _PENDING, message.c.due_at_us.between(from_us, now + ahead_us))
         .order_by(message.c.state, message.c.due_at_us, message.c.id)
         .limit(literal_column("1"))

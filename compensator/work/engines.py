@@ -26,10 +26,10 @@ class InstanceEngines:
 
     def __init__(self, database: URL | str, *, reads_recycle_seconds: int = READS_RECYCLE_SECONDS) -> None:
         """Raises ConfigurationError for an invalid URL."""
-        first = open_engine(_bounded(database))
-        self.work = background_engine(first)
+        opened = open_engine(_bounded(database))
+        self.work = background_engine(opened)
         self.reads = autocommit_engine(self.work, recycle_seconds=reads_recycle_seconds)
-        first.dispose()
+        opened.dispose()
 
     def close(self) -> None:
         """Close the connections that are not in use."""

@@ -43,10 +43,10 @@ class PendingRowReader:
         rows = 0
         for table in self.tables():
             with database_errors(self._reads.url), self._reads.connect() as connection:
-                found = self._rows(table).count(connection, rows_max=rows_max - rows)
-            if found is None:
+                table_rows = self._rows(table).count(connection, rows_max=rows_max - rows)
+            if table_rows is None:
                 return None
-            rows += found
+            rows += table_rows
         return rows
 
     def pending_page(self, table: str, *, after: DuePosition, limit: int) -> list[DuePosition]:

@@ -56,11 +56,11 @@ class SentBatch:
     @property
     def accepted(self) -> Mapping[str, Collection[str]]:
         """By order key, the ids that the broker accepted."""
-        found: defaultdict[str, set[str]] = defaultdict(set)
+        accepted_ids: defaultdict[str, set[str]] = defaultdict(set)
         for settlement in self.settlements:
             if settlement.number is not None and isinstance(settlement.decision, Acceptance):
-                found[settlement.number[0]].add(settlement.row_id)
-        return found
+                accepted_ids[settlement.number[0]].add(settlement.row_id)
+        return accepted_ids
 
     @property
     def answer(self) -> BatchTotals:
@@ -120,12 +120,12 @@ class IsolatingRelay:
         for row in rows:
             tables[(row.table, row.order_key is not None)].append(row.id)
         outage_ms = self._policy.outage_delay_ms
-        said = None if error is None else str(error)
+        error_text = None if error is None else str(error)
         for (table, is_ordered), ids in tables.items():
             delay_us = min(outage_ms, ORDERED_OUTAGE_DELAY_MS) * 1_000 if is_ordered else self._spread_us(outage_ms)
             delay_us = 0 if error is None else delay_us
             with database_errors(self._engine.url), self._engine.begin() as connection:
-                self._store.at(table).release(connection, ids, token=token, delay_us=delay_us, error=said)
+                self._store.at(table).release(connection, ids, token=token, delay_us=delay_us, error=error_text)
 
     # -- splitting what failed ---------------------------------------------------------------------------------------
 

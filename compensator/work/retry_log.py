@@ -35,9 +35,9 @@ class RetryLog:
         is logged elsewhere.
         """
         reasons = {
-            one.row_id: one.decision.error
-            for one in sent.settlements
-            if isinstance(one.decision, Retry) and one.decision.tried
+            settlement.row_id: settlement.decision.error
+            for settlement in sent.settlements
+            if isinstance(settlement.decision, Retry) and settlement.decision.tried
         }
         topics: defaultdict[str, list[OutboxRow]] = defaultdict(list)
         for row in sent.rows:
@@ -45,7 +45,7 @@ class RetryLog:
                 topics[row.topic].append(row)
         for topic, rows in topics.items():
             if self._is_time(topic):
-                row = max(rows, key=lambda one: one.attempts)
+                row = max(rows, key=lambda row: row.attempts)
                 reason = reasons[row.id][:ERROR_CHARS_MAX]
                 fields = {"source": self._source, "topic": topic, "rows": len(rows), "attempts": row.attempts}
                 logger.warning("messages_retried", extra={**fields, "message_id": row.id, "reason": reason})

@@ -74,7 +74,7 @@ class Source:
         self._clock = clock
         self._look_ahead_ms = look_ahead_ms
         self._tables: DueTables | None = None
-        self._asked_at_ms = 0
+        self._listed_at_ms = 0
         self._low_water = LowWaterMarks()
 
     def poll(self) -> DuePoll:
@@ -98,12 +98,12 @@ class Source:
         """
         tables = self._known_tables()
         with database_errors(self._reads.url), self._reads.connect() as connection:
-            found = tables.count(connection, rows_max=COUNTED_ROWS_MAX)
+            counted = tables.count(connection, rows_max=COUNTED_ROWS_MAX)
         return SourceCounts(
-            pending=sum(one.pending for one in found),
-            retrying=sum(one.retrying for one in found),
-            parked=sum(one.parked for one in found),
-            oldest_due_age_us=max((one.oldest_due_age_us for one in found), default=0),
+            pending=sum(table_counts.pending for table_counts in counted),
+            retrying=sum(table_counts.retrying for table_counts in counted),
+            parked=sum(table_counts.parked for table_counts in counted),
+            oldest_due_age_us=max((table_counts.oldest_due_age_us for table_counts in counted), default=0),
         )
 
     def _poll(self, connection: Connection, tables: DueTables) -> DuePoll:
@@ -116,7 +116,7 @@ class Source:
             self._low_water = LowWaterMarks()
             poll = tables.poll(connection)
         ended_ms = self._clock.monotonic_ms()
-        first_due_us = {one.table: one.due_at_us for one in poll.due}
+        first_due_us = {table_due.table: table_due.due_at_us for table_due in poll.due}
         result = PollResult(
             now_us=poll.now_us, first_due_us=first_due_us, took_ms=ended_ms - began_ms, ended_ms=ended_ms
         )
@@ -126,15 +126,15 @@ class Source:
     def _known_tables(self) -> DueTables:
         """The message tables, listed again every minute, so that new splits are found."""
         now_ms = self._clock.monotonic_ms()
-        known = self._tables
-        if known is not None and now_ms - self._asked_at_ms < TABLES_ASKED_EVERY_MS:
-            return known
+        due_tables = self._tables
+        if due_tables is not None and now_ms - self._listed_at_ms < TABLES_ASKED_EVERY_MS:
+            return due_tables
         names = self.pending_rows.tables()
-        if known is None or known.tables != tuple(names):
+        if due_tables is None or due_tables.tables != tuple(names):
             logger.info("message_tables_found", extra={"source": self.name, "tables": len(names)})
-            known = DueTables(dialect=self._reads.dialect, schema=self.pending_rows.place.schema, tables=names)
-        self._tables, self._asked_at_ms = known, now_ms
-        return known
+            due_tables = DueTables(dialect=self._reads.dialect, schema=self.pending_rows.place.schema, tables=names)
+        self._tables, self._listed_at_ms = due_tables, now_ms
+        return due_tables
 
 
 def source_name(url: URL, schema: str | None, *, zone: str | None = None) -> Resource:

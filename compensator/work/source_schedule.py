@@ -80,8 +80,8 @@ def decide(pace: SourcePace, outcome: Outcome, *, options: PacingOptions, random
     match outcome:
         case MoreRowsDue():
             return SourcePace(), 0
-        case NoRowsDue(found=found, next_due_ms=next_due_ms):
-            idle_turns = 0 if found else pace.idle_turns + 1
+        case NoRowsDue(found=rows_found, next_due_ms=next_due_ms):
+            idle_turns = 0 if rows_found else pace.idle_turns + 1
             delay_ms = _idle_ms(idle_turns, options, random)
             if next_due_ms is not None:
                 delay_ms = min(delay_ms, max(0, next_due_ms) + 1 + int(random.random() * SOON_JITTER_MS))
@@ -109,7 +109,7 @@ def _idle_ms(idle_turns: int, options: PacingOptions, random: Random) -> int:
 
 
 @dataclass(slots=True)
-class _Place:
+class _QueuedSource:
     """A source in the queue; `entry` is its newest entry in the heap, None while a worker has it.
 
     `hastened`: the delay that its running turn will return is out of date.
@@ -131,7 +131,7 @@ class TurnQueue:
         self._options = options
         self._suspects_max = suspects_max
         self._random = random
-        self._places: dict[str, _Place] = {}
+        self._queued: dict[str, _QueuedSource] = {}
         self._busy: dict[str, bool] = {}  # source -> whether it failed last time
         self._due: list[tuple[int, int, str]] = []
         self._entries = itertools.count()
@@ -148,47 +148,47 @@ class TurnQueue:
 
     def failures(self, source: str) -> int:
         """The number of turns in a row that have failed."""
-        place = self._places.get(source)
-        return place.pace.failures if place else 0
+        queued = self._queued.get(source)
+        return queued.pace.failures if queued else 0
 
     def keep(self, sources: Iterable[str], *, now_ms: int) -> None:
         """Replace the set of sources; new ones have a turn at once."""
-        wanted = dict.fromkeys(sources)
-        for gone in [source for source in self._places if source not in wanted]:
-            del self._places[gone]
-        for source in wanted:
-            if source not in self._places:
-                self._places[source] = _Place(SourcePace(), None)
+        names = dict.fromkeys(sources)
+        for removed in [source for source in self._queued if source not in names]:
+            del self._queued[removed]
+        for source in names:
+            if source not in self._queued:
+                self._queued[source] = _QueuedSource(SourcePace(), None)
                 if source not in self._busy:
                     self._enter(source, now_ms)
 
     def take(self, *, now_ms: int) -> str | None:
         """Returns the source whose turn it is, the caller's until done(); None if no source is due."""
         passed_over: list[tuple[int, int, str]] = []
-        taken: str | None = None
-        while self._due and self._due[0][0] <= now_ms and taken is None:
+        source: str | None = None
+        while self._due and self._due[0][0] <= now_ms and source is None:
             item = heapq.heappop(self._due)
             if not self._stands(item):
                 continue
-            place = self._places[item[2]]
-            if place.pace.failures and sum(self._busy.values()) >= self._suspects_max:
+            queued = self._queued[item[2]]
+            if queued.pace.failures and sum(self._busy.values()) >= self._suspects_max:
                 passed_over.append(item)
                 continue
-            place.entry = None
-            taken = item[2]
-            self._busy[taken] = place.pace.failures > 0
+            queued.entry = None
+            source = item[2]
+            self._busy[source] = queued.pace.failures > 0
         for item in passed_over:
             heapq.heappush(self._due, item)
-        return taken
+        return source
 
     def done(self, source: str, outcome: Outcome, *, now_ms: int) -> None:
         """Record the end of a turn, and schedule the next one by the source's pace, unless the source was removed."""
         self._busy.pop(source, None)
-        place = self._places.get(source)
-        if place is None:
+        queued = self._queued.get(source)
+        if queued is None:
             return
-        place.pace, delay_ms = decide(place.pace, outcome, options=self._options, random=self._random)
-        hastened, place.hastened = place.hastened, False
+        queued.pace, delay_ms = decide(queued.pace, outcome, options=self._options, random=self._random)
+        hastened, queued.hastened = queued.hastened, False
         self._enter(source, now_ms if hastened else now_ms + delay_ms)
 
     def hasten(self, sources: Iterable[str], *, now_ms: int) -> None:
@@ -196,11 +196,11 @@ class TurnQueue:
         after it.
         """
         for source in sources:
-            place = self._places.get(source)
-            if place is None or place.pace.failures:
+            queued = self._queued.get(source)
+            if queued is None or queued.pace.failures:
                 continue
-            if place.entry is None:
-                place.hastened = True
+            if queued.entry is None:
+                queued.hastened = True
             else:
                 self._enter(source, now_ms)
 
@@ -211,18 +211,18 @@ class TurnQueue:
         full = sum(self._busy.values()) >= self._suspects_max
         if not full:  # the usual case: the first item is due
             return max(0, self._due[0][0] - now_ms) if self._due else None
-        dues = [item[0] for item in self._due if self._stands(item) and not self._places[item[2]].pace.failures]
+        dues = [item[0] for item in self._due if self._stands(item) and not self._queued[item[2]].pace.failures]
         return max(0, min(dues) - now_ms) if dues else None
 
     def _stands(self, item: tuple[int, int, str]) -> bool:
         """Whether a heap's item is its source's newest; stale ones stay in the heap until they come first."""
-        place = self._places.get(item[2])
-        return place is not None and place.entry == item[1]
+        queued = self._queued.get(item[2])
+        return queued is not None and queued.entry == item[1]
 
     def _enter(self, source: str, due_ms: int) -> None:
         entry = next(self._entries)
-        self._places[source].entry = entry
+        self._queued[source].entry = entry
         heapq.heappush(self._due, (due_ms, entry, source))
-        if len(self._due) > _STALE_FACTOR * (len(self._places) + _STALE_FACTOR):
+        if len(self._due) > _STALE_FACTOR * (len(self._queued) + _STALE_FACTOR):
             self._due = [item for item in self._due if self._stands(item)]
             heapq.heapify(self._due)

@@ -70,8 +70,8 @@ class Turns:
             return TurnReport(outcome=HeldBack(held_ms), report=settled)
         began_ms, self._polled_ms = self._clock.monotonic_ms(), None
         polled = self.source.poll()
-        found = polled.due
-        scans = _due(found, after=self._last_table)
+        tables_due = polled.due
+        scans = _due(tables_due, after=self._last_table)
         work = _TurnWork(self.source, scans, options=self._options, clock=self._clock, going_on=going_on)
         try:
             run_pipeline(work)
@@ -79,11 +79,11 @@ class Turns:
             self._last_table = work.last_table or self._last_table
         self._polled_ms = began_ms
         return TurnReport(
-            outcome=work.outcome(next_due_ms=_next_due_ms(found)),
+            outcome=work.outcome(next_due_ms=_next_due_ms(tables_due)),
             report=add(settled, add(work.total, BatchTotals(held=work.held))),
             topics=work.topics,
-            oldest_due_us=max(0, -found[0].due_in_us) if found else 0,
-            pending=bool(found) or not polled.whole,
+            oldest_due_us=max(0, -tables_due[0].due_in_us) if tables_due else 0,
+            pending=bool(tables_due) or not polled.whole,
         )
 
     def forget_poll(self) -> None:
@@ -169,16 +169,20 @@ class _TurnWork:
         return claimed
 
 
-def _due(found: Sequence[TableDue], *, after: str) -> list[TableScan]:
+def _due(tables_due: Sequence[TableDue], *, after: str) -> list[TableScan]:
     """Returns the due tables, each from its first due row on, beginning after the one that was served last."""
-    scans = [TableScan(one.table, one.due_at_us) for one in sorted(found, key=_table) if one.due_in_us <= 0]
+    scans = [
+        TableScan(table_due.table, table_due.due_at_us)
+        for table_due in sorted(tables_due, key=_table)
+        if table_due.due_in_us <= 0
+    ]
     return [scan for scan in scans if scan.table > after] + [scan for scan in scans if scan.table <= after]
 
 
-def _table(one: TableDue) -> str:
-    return one.table
+def _table(table_due: TableDue) -> str:
+    return table_due.table
 
 
-def _next_due_ms(found: Sequence[TableDue]) -> int | None:
-    later = [one.due_in_us for one in found if one.due_in_us > 0]
+def _next_due_ms(tables_due: Sequence[TableDue]) -> int | None:
+    later = [table_due.due_in_us for table_due in tables_due if table_due.due_in_us > 0]
     return -(-min(later) // _MS_US) if later else None

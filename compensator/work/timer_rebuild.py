@@ -127,6 +127,6 @@ def _pages(tables: PendingRowReader, page_rows: int) -> Iterator[Sequence[Timer]
         after = DuePosition()
         while page := tables.pending_page(table, after=after, limit=page_rows):
             after = page[-1]
-            yield [Timer(TimedRow(table, one.id), -(-one.due_at_us // _SECOND_MS)) for one in page]
+            yield [Timer(TimedRow(table, position.id), -(-position.due_at_us // _SECOND_MS)) for position in page]
             if len(page) < page_rows:
                 break

@@ -48,29 +48,29 @@ def sweep_timers(
         added += page.added
     rebuild_timers(tables, store, range(store.slots), options=options, clock=clock, stopping=stopping)
     timers = removed = 0
-    known = set(tables.tables())
+    table_names = set(tables.tables())
     for slot in range(store.slots):
         cursor: int | None = 0
         while cursor is not None and not stopping.is_set():
             page_of_slot = store.list_timers(slot, cursor=cursor, limit=options.page_rows)
             cursor = page_of_slot.next_cursor
             timers += len(page_of_slot.timers)
-            removed += store.remove_timers(slot, _gone(tables, page_of_slot.timers, known=known))
-    complete = all(one.complete for one in store.figures())
+            removed += store.remove_timers(slot, _gone(tables, page_of_slot.timers, table_names=table_names))
+    complete = all(slot_figures.complete for slot_figures in store.figures())
     return TimerSweepReport(
         rows=rows, added=added, timers=timers, removed=removed, complete=complete, stopped=stopping.is_set()
     )
 
 
-def _gone(tables: PendingRowReader, timers: Sequence[PlacedTimer], *, known: set[str]) -> list[PlacedTimer]:
+def _gone(tables: PendingRowReader, timers: Sequence[PlacedTimer], *, table_names: set[str]) -> list[PlacedTimer]:
     """Returns the timers of rows that are not pending: sent, withdrawn or parked. A timer is added after its row was
     committed, so a row that is not there now will not come.
     """
     by_table: defaultdict[str, list[PlacedTimer]] = defaultdict(list)
     for timer in timers:
         by_table[timer.row.table].append(timer)
-    gone: list[PlacedTimer] = []
-    for table, ones in by_table.items():
-        pending = tables.pending(table, [one.row.id for one in ones]) if table in known else set()
-        gone += [one for one in ones if one.row.id not in pending]
-    return gone
+    gone_timers: list[PlacedTimer] = []
+    for table, table_timers in by_table.items():
+        pending = tables.pending(table, [timer.row.id for timer in table_timers]) if table in table_names else set()
+        gone_timers += [timer for timer in table_timers if timer.row.id not in pending]
+    return gone_timers

@@ -113,7 +113,7 @@ class _TimerWork:
         self._clock = clock
         self._going_on = going_on
         self._begun = 0
-        self._found = True
+        self._may_have_more = True
         self._unasked = list(slots)
         """Each slot is asked at least once a turn, also where there are more of them than rows of a batch."""
         self._batches: dict[str, _Batch] = {}
@@ -142,7 +142,7 @@ class _TimerWork:
         """After an outage the compensator sends the rows when the broker is back; else they are due now."""
         batch = self._batches.pop(claimed.token)
         self._permitted.release(claimed, error=error)
-        soon = {} if error is not None else {row: SOON_MS for one in batch.taken for row in one.rows}
+        soon = {} if error is not None else {row: SOON_MS for slot_timers in batch.taken for row in slot_timers.rows}
         self._queue.settle(batch.taken, later_ms={**soon, **batch.later_ms})
 
     @property
@@ -151,7 +151,7 @@ class _TimerWork:
         return self._permitted.refused
 
     def more(self) -> bool:
-        return self._found and self._begun < self._options.batches_max
+        return self._may_have_more and self._begun < self._options.batches_max
 
     def stopped(self) -> bool:
         return not self._going_on()
@@ -159,7 +159,7 @@ class _TimerWork:
     def _claim(self, rows_max: int) -> ClaimedBatch | None:
         self._begun += 1
         taken = self._take(rows_max)
-        rows = [row for one in taken for row in one.rows]
+        rows = [row for slot_timers in taken for row in slot_timers.rows]
         if not rows:
             return None
         claimed = self._source.batches.claim_timed(rows, ahead_ms=self._options.ahead_ms, clock=self._clock)
@@ -176,18 +176,18 @@ class _TimerWork:
 
     def _take(self, rows_max: int) -> Sequence[TakenTimers]:
         limit = self._source.batches.room(rows_max)
-        asked, self._unasked = self._unasked[:limit], self._unasked[limit:]
+        asked_slots, self._unasked = self._unasked[:limit], self._unasked[limit:]
         options = self._options
         taken = self._queue.take(
-            asked or self._slots, limit=limit, lease_ms=options.lease_ms, ahead_ms=options.ahead_ms
+            asked_slots or self._slots, limit=limit, lease_ms=options.lease_ms, ahead_ms=options.ahead_ms
         )
-        self._found = bool(self._unasked) or any(one.rows for one in taken)
-        self.late_ms += [one.late_ms for one in taken if one.rows]
+        self._may_have_more = bool(self._unasked) or any(slot_timers.rows for slot_timers in taken)
+        self.late_ms += [slot_timers.late_ms for slot_timers in taken if slot_timers.rows]
         now_ms = self._clock.monotonic_ms()
-        for one in taken:
-            self.next_at_ms[one.slot] = None if one.next_ms is None else now_ms + one.next_ms
-            if not one.complete:
-                self.incomplete.add(one.slot)
+        for slot_timers in taken:
+            self.next_at_ms[slot_timers.slot] = None if slot_timers.next_ms is None else now_ms + slot_timers.next_ms
+            if not slot_timers.complete:
+                self.incomplete.add(slot_timers.slot)
         return taken
 
 
