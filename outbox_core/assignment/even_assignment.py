@@ -31,11 +31,13 @@ def assign(
     loads = dict.fromkeys(sorted(members), 0)
     assigned: dict[str, str] = {}
     for zone, names in _groups(resources, members) if members else ():
-        eligible = {one: load for one, load in loads.items() if zone is None or members[one].zone == zone}
-        part = _balance(names, loads=eligible, members=members, holders=holders)
-        for member in part.values():
-            loads[member] += 1
-        assigned |= part
+        eligible = {
+            member_id: load for member_id, load in loads.items() if zone is None or members[member_id].zone == zone
+        }
+        assigned_part = _balance(names, loads=eligible, members=members, holders=holders)
+        for member_id in assigned_part.values():
+            loads[member_id] += 1
+        assigned |= assigned_part
     return assigned
 
 
@@ -43,7 +45,7 @@ def _groups(resources: Sequence[Resource], members: Mapping[str, Member]) -> Ite
     """Yield names by priority and by the zone that binds them, zones first: what may go anywhere then levels loads."""
     populated = {member.zone for member in members.values()} - {None}
     groups: dict[tuple[int, bool, str], list[str]] = {}
-    for resource in sorted(set(resources), key=lambda one: one.name):
+    for resource in sorted(set(resources), key=lambda resource: resource.name):
         zone = resource.zone if resource.zone in populated else None
         groups.setdefault((-resource.priority, zone is None, zone or ""), []).append(resource.name)
     for (_, is_free, zone), names in sorted(groups.items()):
@@ -54,16 +56,25 @@ def _balance(
     names: Sequence[str], *, loads: Mapping[str, int], members: Mapping[str, Member], holders: Mapping[str, str]
 ) -> dict[str, str]:
     """Assign one group; `loads`: the members that may have it -> how many resources each already has."""
-    held: dict[str, list[str]] = {one: [] for one in loads}
+    held: dict[str, list[str]] = {member_id: [] for member_id in loads}
     loose: list[str] = []
     for name in names:
         held.get(holders.get(name, ""), loose).append(name)
-    quotas = _quotas(len(names), loads=loads, members=members, held={one: len(some) for one, some in held.items()})
+    quotas = _quotas(
+        len(names),
+        loads=loads,
+        members=members,
+        held={member_id: len(held_names) for member_id, held_names in held.items()},
+    )
     assigned: dict[str, str] = {}
-    for one, some in held.items():
-        assigned |= dict.fromkeys(some[: quotas[one]], one)
-        loose += some[quotas[one] :]
-    room = (one for one in loads for _ in range(quotas[one] - min(quotas[one], len(held[one]))))
+    for member_id, held_names in held.items():
+        assigned |= dict.fromkeys(held_names[: quotas[member_id]], member_id)
+        loose += held_names[quotas[member_id] :]
+    room = (
+        member_id
+        for member_id in loads
+        for _ in range(quotas[member_id] - min(quotas[member_id], len(held[member_id])))
+    )
     return assigned | dict(zip(sorted(loose), room, strict=False))
 
 
@@ -74,16 +85,19 @@ def _quotas(
 
     The remainder goes to those that hold more than the level, then to the zones that have the fewest above it.
     """
-    limits = {one: members[one].limit(load + count) for one, load in loads.items()}
+    limits = {member_id: members[member_id].limit(load + count) for member_id, load in loads.items()}
     level = _level(count, loads=loads, limits=limits)
-    quotas = {one: max(0, min(level, limits[one]) - load) for one, load in loads.items()}
-    open_to_more = {one for one, load in loads.items() if load <= level < limits[one]}
-    above = Counter(members[one].zone for one, load in loads.items() if load > level)
+    quotas = {member_id: max(0, min(level, limits[member_id]) - load) for member_id, load in loads.items()}
+    open_to_more = {member_id for member_id, load in loads.items() if load <= level < limits[member_id]}
+    above = Counter(members[member_id].zone for member_id, load in loads.items() if load > level)
     for _ in range(min(count - sum(quotas.values()), len(open_to_more))):
-        chosen = min(open_to_more, key=lambda one: (held[one] <= quotas[one], above[members[one].zone], one))
-        open_to_more.remove(chosen)
-        above[members[chosen].zone] += 1
-        quotas[chosen] += 1
+        chosen_id = min(
+            open_to_more,
+            key=lambda member_id: (held[member_id] <= quotas[member_id], above[members[member_id].zone], member_id),
+        )
+        open_to_more.remove(chosen_id)
+        above[members[chosen_id].zone] += 1
+        quotas[chosen_id] += 1
     return quotas
 
 
@@ -92,7 +106,7 @@ def _level(count: int, *, loads: Mapping[str, int], limits: Mapping[str, int]) -
     low, high = min(loads.values()), max(loads.values()) + count
     while low < high:
         middle = (low + high + 1) // 2
-        if sum(max(0, min(middle, limits[one]) - load) for one, load in loads.items()) <= count:
+        if sum(max(0, min(middle, limits[member_id]) - load) for member_id, load in loads.items()) <= count:
             low = middle
         else:
             high = middle - 1

@@ -51,17 +51,17 @@ def decide(view: View, resources: Sequence[Resource], *, overdue: AbstractSet[st
     `overdue` are resources that another member should have taken some beats ago and did not, for instance because it
     does not know them: the member that notices takes them.
     """
-    known = {resource.name for resource in resources}
+    names = {resource.name for resource in resources}
     held = {name for name, lease in view.leases.items() if lease.holder == view.me}
-    free = {name for name in known if _is_free(name, view)}
-    wanted = _wanted(view, resources)
-    take = free & (wanted | overdue)
+    free = {name for name in names if _is_free(name, view)}
+    assigned = _wanted(view, resources)
+    take = free & (assigned | overdue)
     return Decision(
-        add=_sorted(known - view.leases.keys()),
+        add=_sorted(names - view.leases.keys()),
         take=_sorted(take),
-        keep=_sorted({name for name in held & wanted if view.leases[name].ended}),
-        offer=_sorted({name for name in held & known - wanted if not view.leases[name].ended}),
-        release=_sorted(held - known),
+        keep=_sorted({name for name in held & assigned if view.leases[name].ended}),
+        offer=_sorted({name for name in held & names - assigned if not view.leases[name].ended}),
+        release=_sorted(held - names),
         waiting=frozenset(_unserved(free - take, view)),
     )
 

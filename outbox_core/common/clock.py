@@ -104,8 +104,8 @@ class ManualClock:
         """Returns the moves up to which this thread was woken, or those before it used the clock. Under the lock."""
         if not hasattr(self._of_thread, "moves"):
             self._of_thread.moves = self._moves
-        found: int = self._of_thread.moves
-        return found
+        moves: int = self._of_thread.moves
+        return moves
 
     def _moved(self) -> list[threading.Condition]:
         """Count a move, which its own thread knows of; returns the conditions to notify. Under the lock."""

@@ -34,8 +34,8 @@ def next_whole_frame(view: memoryview, start: int) -> int | None:
 
     If there is one, the bytes before it are damage, no torn tail. All is searched: a record may have RECORD_BYTES_MAX.
     """
-    found = (one.start() for one in _FRAME_MAY_BEGIN.finditer(view, start))
-    return next((position for position in found if is_whole_frame(view, position)), None)
+    candidates = (matched.start() for matched in _FRAME_MAY_BEGIN.finditer(view, start))
+    return next((position for position in candidates if is_whole_frame(view, position)), None)
 
 
 def is_whole_frame(view: memoryview, position: int) -> bool:

@@ -46,8 +46,8 @@ def connect_timing(url: str, **options: object) -> TimingStore:
     scheme = _scheme(url)
     load = _adapter(TIMING_ENTRY_POINT_GROUP, scheme)
     if load is None:
-        known = _known(TIMING_ENTRY_POINT_GROUP)
-        raise ConfigurationError(f"no timing store for the URL {_shown(url)}; known schemes: {known}")
+        known_schemes = _known(TIMING_ENTRY_POINT_GROUP)
+        raise ConfigurationError(f"no timing store for the URL {_shown(url)}; known schemes: {known_schemes}")
     store: TimingStore = load(url, **options)
     return store
 
@@ -56,11 +56,11 @@ def _without_delay(url: str) -> tuple[str, str | None]:
     """Returns the URL without its `delay` option, and the value of that option."""
     address, question, query = url.partition("?")
     options = query.split("&") if question else []
-    delays = [unquote(one.partition("=")[2]) for one in options if one.partition("=")[0] == "delay"]
+    delays = [unquote(option.partition("=")[2]) for option in options if option.partition("=")[0] == "delay"]
     if not delays:
         return url, None
-    rest = "&".join(one for one in options if one.partition("=")[0] != "delay")
-    return f"{address}?{rest}" if rest else address, delays[-1]
+    other_options = "&".join(option for option in options if option.partition("=")[0] != "delay")
+    return f"{address}?{other_options}" if other_options else address, delays[-1]
 
 
 def _open(url: str, options: Mapping[str, object]) -> Broker:
@@ -76,8 +76,8 @@ def _open(url: str, options: Mapping[str, object]) -> Broker:
 
 def _adapter(group: str, scheme: str) -> Callable[..., Any] | None:
     """Returns what the first entry point of this name loads; None without one."""
-    found = entry_points(group=group, name=scheme) if scheme else ()
-    for entry_point in found:
+    candidates = entry_points(group=group, name=scheme) if scheme else ()
+    for entry_point in candidates:
         try:
             loaded: Callable[..., Any] = entry_point.load()
         except ModuleNotFoundError as error:

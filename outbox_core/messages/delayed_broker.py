@@ -47,21 +47,21 @@ class DelayedBroker:
 
         If one of the two raises, the other is asked all the same: the error has its results.
         """
-        immediate = [place for place, message in enumerate(batch) if message.deliver_at_ms is None]
-        scheduled = [place for place, message in enumerate(batch) if message.deliver_at_ms is not None]
+        immediate = [position for position, message in enumerate(batch) if message.deliver_at_ms is None]
+        scheduled = [position for position, message in enumerate(batch) if message.deliver_at_ms is not None]
         results: dict[int, PublishResult] = {}
         failures: list[BrokerError] = []
-        for broker, places in ((self._target, immediate), (self._delay, scheduled)):
+        for broker, positions in ((self._target, immediate), (self._delay, scheduled)):
             try:
-                answers = broker.publish([batch[place] for place in places]) if places else []
-                results.update(zip(places, answers, strict=True))
+                answers = broker.publish([batch[position] for position in positions]) if positions else []
+                results.update(zip(positions, answers, strict=True))
             except BrokerError as error:
-                results.update((places[at], result) for at, result in error.answered.items())
+                results.update((positions[at], result) for at, result in error.answered.items())
                 failures.append(error)
         if failures:
             # An outage of one ends a batch, whatever the other refuses: that is refused again, with what is left.
             raise min(failures, key=lambda error: isinstance(error, BrokerRefused)).with_answered(results)
-        return [results[place] for place in range(len(batch))]
+        return [results[position] for position in range(len(batch))]
 
     def pull(
         self,

@@ -223,12 +223,12 @@ def encode_body(body: object) -> tuple[bytes, str | None]:
 
 def check_topic(topic: str) -> str:
     """Return the topic as a plain str, or raise InvalidMessage: `[A-Za-z0-9._-]{1,255}`, and neither `.` nor `..`."""
-    return _check_name(topic, what="topic")
+    return _check_name(topic, kind="topic")
 
 
 def check_group(group: str) -> str:
     """Return the consumer group's name, or raise InvalidMessage; the same rule as for topics."""
-    return _check_name(group, what="consumer group")
+    return _check_name(group, kind="consumer group")
 
 
 def check_message_id(message_id: str) -> str:
@@ -323,10 +323,10 @@ def due_message(message: Message) -> Message:
         return msgspec.structs.replace(message, deliver_at_ms=None)
 
 
-def _check_name(name: str, *, what: str) -> str:
+def _check_name(name: str, *, kind: str) -> str:
     if not _is_text(name) or not _is_name(name):
         raise InvalidMessage(
-            f"{what} {_shown(name)} must be 1 to 255 of the characters A-Z a-z 0-9 . _ - and neither . nor .."
+            f"{kind} {_shown(name)} must be 1 to 255 of the characters A-Z a-z 0-9 . _ - and neither . nor .."
         )
     return _plain(name)
 

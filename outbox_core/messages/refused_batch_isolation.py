@@ -27,9 +27,9 @@ Publish = Callable[[Sequence[Message]], Sequence[PublishResult]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolatedPublish:
-    """What became of a batch: results by place in it. A place without a result was not sent, or is in doubt: because of
-    the `outage`, or, without one, because there was no time for another request. `refusals` are the errors behind the
-    results of messages that were refused alone, or with all of their topic.
+    """What became of a batch: results by position in it. A position without a result was not sent, or is in doubt:
+    because of the `outage`, or, without one, because there was no time for another request. `refusals` are the errors
+    behind the results of messages that were refused alone, or with all of their topic.
     """
 
     results: Mapping[int, PublishResult]
@@ -39,11 +39,11 @@ class IsolatedPublish:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Places of a batch that are sent next. `one_by_one`: the first of them alone, and the others likewise, until the
-    message at fault is found.
+    """Positions of a batch that are sent next. `one_by_one`: the first of them alone, and the others likewise, until
+    the message at fault is found.
     """
 
-    places: Sequence[int]
+    positions: Sequence[int]
     one_by_one: bool = False
 
 
@@ -65,59 +65,59 @@ class RefusedBatchIsolation:
         """A stack: the next part is the last."""
 
     def next_part(self) -> Sequence[int]:
-        """Returns the places to send next; none when all is decided, or a broker's outage ended it."""
+        """Returns the positions to send next; none when all is decided, or a broker's outage ended it."""
         if self.outage is not None or not self._waiting:
             return ()
         part = self._waiting.pop()
-        if part.one_by_one and len(part.places) > 1:
-            self._waiting.append(_Part(part.places[1:], one_by_one=True))
-            return part.places[:1]
-        return part.places
+        if part.one_by_one and len(part.positions) > 1:
+            self._waiting.append(_Part(part.positions[1:], one_by_one=True))
+            return part.positions[:1]
+        return part.positions
 
-    def accept(self, places: Sequence[int], results: Sequence[PublishResult]) -> None:
+    def accept(self, positions: Sequence[int], results: Sequence[PublishResult]) -> None:
         """Take a part's results."""
-        self.results.update(zip(places, results, strict=True))
+        self.results.update(zip(positions, results, strict=True))
 
-    def refuse(self, places: Sequence[int], error: BrokerError | InvalidMessage) -> None:
+    def refuse(self, positions: Sequence[int], error: BrokerError | InvalidMessage) -> None:
         """Take the error of a part. What was answered before it is settled first."""
         if isinstance(error, BrokerError):
-            self.results.update({places[at]: result for at, result in error.answered.items()})
-        left = [place for place in places if place not in self.results]
+            self.results.update({positions[at]: result for at, result in error.answered.items()})
+        unanswered = [position for position in positions if position not in self.results]
         if isinstance(error, NotAuthenticated) or not isinstance(error, BrokerRefused | InvalidMessage):
             self.outage = error
         elif isinstance(error, NotAuthorized | NotSupported):
-            self._part_by_topic(left, error)
-        elif len(left) > 1:
-            self._part(left, error)
-        elif left:
-            self._end(left, PublishStatus.REJECTED, error)
+            self._part_by_topic(unanswered, error)
+        elif len(unanswered) > 1:
+            self._part(unanswered, error)
+        elif unanswered:
+            self._end(unanswered, PublishStatus.REJECTED, error)
             self._send_rest_together()
 
-    def _part_by_topic(self, places: Sequence[int], error: BrokerRefused) -> None:
+    def _part_by_topic(self, positions: Sequence[int], error: BrokerRefused) -> None:
         topics: defaultdict[str, list[int]] = defaultdict(list)
-        for place in places:
-            topics[self._messages[place].topic].append(place)
+        for position in positions:
+            topics[self._messages[position].topic].append(position)
         if len(topics) == 1:
-            self._end(places, PublishStatus.DEFERRED, error)  # an operator can grant it, or correct the URL
+            self._end(positions, PublishStatus.DEFERRED, error)  # an operator can grant it, or correct the URL
         else:
             self._waiting += [_Part(of_topic) for of_topic in reversed(topics.values())]
 
-    def _part(self, places: Sequence[int], error: BrokerRefused | InvalidMessage) -> None:
+    def _part(self, positions: Sequence[int], error: BrokerRefused | InvalidMessage) -> None:
         if isinstance(error, BrokerRefused) and error.in_doubt:
-            self._waiting.append(_Part(places, one_by_one=True))
+            self._waiting.append(_Part(positions, one_by_one=True))
         else:
-            middle = len(places) // 2
-            self._waiting += [_Part(places[middle:]), _Part(places[:middle])]
+            middle = len(positions) // 2
+            self._waiting += [_Part(positions[middle:]), _Part(positions[:middle])]
 
     def _send_rest_together(self) -> None:
         """What stands behind a message that ended a batch in order was not looked at: it has no fault that is known."""
         if self._waiting and self._waiting[-1].one_by_one:
-            self._waiting.append(_Part(self._waiting.pop().places))
+            self._waiting.append(_Part(self._waiting.pop().positions))
 
-    def _end(self, places: Sequence[int], status: PublishStatus, error: BrokerRefused | InvalidMessage) -> None:
-        for place in places:
-            self.results[place] = PublishResult(self._messages[place].id, status, str(error))
-            self.refusals[place] = error
+    def _end(self, positions: Sequence[int], status: PublishStatus, error: BrokerRefused | InvalidMessage) -> None:
+        for position in positions:
+            self.results[position] = PublishResult(self._messages[position].id, status, str(error))
+            self.refusals[position] = error
 
 
 def publish_isolated(
@@ -127,11 +127,11 @@ def publish_isolated(
     request.
     """
     isolation = RefusedBatchIsolation(messages)
-    while in_time() and (places := isolation.next_part()):
+    while in_time() and (positions := isolation.next_part()):
         try:
-            results = publish([messages[place] for place in places])
+            results = publish([messages[position] for position in positions])
         except (BrokerError, InvalidMessage) as error:
-            isolation.refuse(places, error)
+            isolation.refuse(positions, error)
         else:
-            isolation.accept(places, results)
+            isolation.accept(positions, results)
     return IsolatedPublish(results=isolation.results, refusals=isolation.refusals, outage=isolation.outage)

@@ -12,10 +12,10 @@ def topic_figures(*, stored: int, scheduled: int, groups: Iterable[Mapping[str, 
     """Returns stored and scheduled as given; backlog, in_flight and dead as sums over all groups, so that a message
     counts once for each group that it waits for; the maximum of oldest_unacked_age_ms (0 without groups).
     """
-    found = list(groups)
+    group_figures = list(groups)
     return {
         "stored": stored,
         "scheduled": scheduled,
-        **{name: sum(one[name] for one in found) for name in _SUMMED},
-        "oldest_unacked_age_ms": max((one["oldest_unacked_age_ms"] for one in found), default=0),
+        **{name: sum(figures[name] for figures in group_figures) for name in _SUMMED},
+        "oldest_unacked_age_ms": max((figures["oldest_unacked_age_ms"] for figures in group_figures), default=0),
     }

@@ -16,10 +16,10 @@ def split_url(url: str) -> SplitResult:
 
     Python 3.14 refuses a bracket behind another host. Raises ValueError for what cannot be read.
     """
-    found = _SEVERAL_HOSTS.fullmatch(url)
-    if found is None:
+    matched = _SEVERAL_HOSTS.fullmatch(url)
+    if matched is None:
         return urlsplit(url)
-    scheme, hosts, rest = found.groups()
+    scheme, hosts, rest = matched.groups()
     return urlsplit(f"{scheme}:{rest}")._replace(netloc=hosts[2:])
 
 

@@ -25,12 +25,12 @@ class Build:
 def build() -> Build:
     """Returns the build of this process. It has a revision if it was installed from a repository (PEP 610)."""
     try:
-        found = distribution(_DISTRIBUTION)
+        installed = distribution(_DISTRIBUTION)
     except PackageNotFoundError:
         return Build(version="", revision="", python=platform.python_version())
-    return Build(version=found.version, revision=_revision(found), python=platform.python_version())
+    return Build(version=installed.version, revision=_revision(installed), python=platform.python_version())
 
 
-def _revision(found: Distribution) -> str:
-    noted = json.loads(found.read_text("direct_url.json") or "{}")
-    return str(noted.get("vcs_info", {}).get("commit_id", ""))
+def _revision(installed: Distribution) -> str:
+    direct_url = json.loads(installed.read_text("direct_url.json") or "{}")
+    return str(direct_url.get("vcs_info", {}).get("commit_id", ""))

@@ -13,15 +13,15 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)")
 
 def parse_duration_ms(text: object) -> int:
     """Parses a duration to milliseconds. Raises ValueError, whose text gives the syntax."""
-    found = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
-    if found is None:
+    matched = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+    if matched is None:
         raise ValueError('a duration is a number and a unit, as "250ms", "5s", "2m", "1h" or "30d"')
-    return round(float(found[1]) * UNITS_MS[found[2]])
+    return round(float(matched[1]) * UNITS_MS[matched[2]])
 
 
 def parse_size_bytes(text: object) -> int:
     """Parses a size to bytes. Raises ValueError, whose text gives the syntax."""
-    found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
-    if found is None:
+    matched = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if matched is None:
         raise ValueError('a size is a number and a unit, as "512B", "64KiB", "256MiB" or "1.5GiB"')
-    return round(float(found[1]) * _UNITS_BYTES[found[2]])
+    return round(float(matched[1]) * _UNITS_BYTES[matched[2]])

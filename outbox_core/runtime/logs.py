@@ -80,23 +80,23 @@ def configure(
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(root_level)
-    for name, number in levels.items():
-        logging.getLogger(name).setLevel(max(number, root_level))
+    for name, logger_level in levels.items():
+        logging.getLogger(name).setLevel(max(logger_level, root_level))
 
 
 def formatter(format: LogFormat | str, *, context: Context | None = None) -> logging.Formatter:  # noqa: A002
     """Returns the formatter of that name."""
     try:
-        chosen = LogFormat(format)
+        log_format = LogFormat(format)
     except ValueError as error:
         raise ConfigurationError(f"there is no log format {format!r}; formats are {', '.join(LogFormat)}") from error
-    match chosen:
+    match log_format:
         case LogFormat.JSON:
             return JsonLines(context)
         case LogFormat.TEXT:
             return TextLines(context)
         case _:
-            assert_never(chosen)
+            assert_never(log_format)
 
 
 class EventFields:
@@ -151,10 +151,10 @@ def fields(record: logging.LogRecord, *, context: Context | None = None) -> dict
         "logger": record.name,
     }
     extra = dict(_extra(record))
-    found = dict(context()) | extra if context else extra
-    for name in [*(one for one in _LEADING if one in found), *(one for one in found if one not in _LEADING)]:
+    all_fields = dict(context()) | extra if context else extra
+    for name in [*(key for key in _LEADING if key in all_fields), *(key for key in all_fields if key not in _LEADING)]:
         # An event's field must not replace one of the line's own.
-        line[f"field_{name}" if name in _OWN else name] = _safe(name, found[name], depth=0)
+        line[f"field_{name}" if name in _OWN else name] = _safe(name, all_fields[name], depth=0)
     return line
 
 
@@ -210,9 +210,9 @@ def _safe(name: str, value: object, *, depth: int) -> Any:
             return f"<{type(value).__name__} of {len(value)}>"
         case Mapping():
             pairs = itertools.islice(value.items(), FIELD_ITEMS_MAX)
-            return {str(key): _safe(str(key), one, depth=depth + 1) for key, one in pairs}
+            return {str(key): _safe(str(key), item, depth=depth + 1) for key, item in pairs}
         case list() | tuple() | set() | frozenset():
-            return [_safe(name, one, depth=depth + 1) for one in itertools.islice(value, FIELD_ITEMS_MAX)]
+            return [_safe(name, item, depth=depth + 1) for item in itertools.islice(value, FIELD_ITEMS_MAX)]
         case _:
             return _text(_shown(value))
 

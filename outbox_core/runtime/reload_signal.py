@@ -52,12 +52,12 @@ class ReloadSignal:
         self._thread = threading.Thread(target=self._run, args=(reload,), name="reload", daemon=True)
         self._thread.start()
 
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
+    def _receive(self, signal_number: int, _frame: FrameType | None) -> None:
         # The kernel takes the terminal from the process before it sends the signal of the hangup.
         if self._ends_with_terminal and _is_terminal_gone():
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self._received.put(number)
+            signal.signal(signal_number, signal.SIG_DFL)
+            signal.raise_signal(signal_number)
+        self._received.put(signal_number)
 
     def _run(self, reload: Callable[[], None]) -> None:
         while self._received.get() != _END:

@@ -52,17 +52,17 @@ class EvidenceRetention:
 
     def age_ms(self, evidence: Purgeable, *, keep_ms: int) -> int:
         """Returns the age from which evidence may be purged: `keep_ms`, or more if it was not evaluated yet."""
-        now_ms, found = self._clock.now_ms(), self._read()
-        self._log_change(_state(found, now_ms=now_ms))
-        return retention_age_ms(found, evidence, keep_ms=keep_ms, now_ms=now_ms)
+        now_ms, hold = self._clock.now_ms(), self._read()
+        self._log_change(_state(hold, now_ms=now_ms))
+        return retention_age_ms(hold, evidence, keep_ms=keep_ms, now_ms=now_ms)
 
     def _read(self) -> RetentionHold | None:
         try:
             with self._path.open("rb") as file:
-                found = msgspec.json.decode(file.read(FILE_BYTES_MAX), type=RetentionHold)
+                hold = msgspec.json.decode(file.read(FILE_BYTES_MAX), type=RetentionHold)
         except (OSError, msgspec.MsgspecError):
             return None
-        return found if found.format == FORMAT else None
+        return hold if hold.format == FORMAT else None
 
     def _log_change(self, state: str) -> None:
         """Logs the state if it has changed."""

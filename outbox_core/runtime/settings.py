@@ -64,11 +64,11 @@ def load_settings(model: type[S], flags: Mapping[str, Any], *, file: Path | None
         return sources["init_settings"], _environment(settings_cls), InitSettingsSource(settings_cls, tables)
 
     layered: type[S] = type(model.__name__, (model,), {"settings_customise_sources": staticmethod(sources)})
-    given = _without_absent(flags)
+    flag_values = _without_absent(flags)
     try:
-        return layered(**given)
+        return layered(**flag_values)
     except ValidationError as error:
-        raise ConfigurationError(_describe(error, model, given=given, file=file)) from error
+        raise ConfigurationError(_describe(error, model, flag_values=flag_values, file=file)) from error
     except SettingsError as error:
         raise ConfigurationError(f"the environment: {error}; write lists and tables as JSON there") from error
 
@@ -76,39 +76,43 @@ def load_settings(model: type[S], flags: Mapping[str, Any], *, file: Path | None
 def _environment(model: type[BaseSettings]) -> EnvSettingsSource:
     """Reads variables of single keys, not of whole tables: applications name their broker's URL OUTBOX_BROKER."""
     source = EnvSettingsSource(model)
-    whole = {_variable([name]).lower() for name, field in model.model_fields.items() if _table_in(field.annotation)}
-    source.env_vars = {name: value for name, value in source.env_vars.items() if name.lower() not in whole}
+    table_variables = {
+        _variable([name]).lower() for name, field in model.model_fields.items() if _table_in(field.annotation)
+    }
+    source.env_vars = {name: value for name, value in source.env_vars.items() if name.lower() not in table_variables}
     return source
 
 
 def _without_absent(flags: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: _without_absent(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
-    return {name: value for name, value in given.items() if value is not None and value != []}
+    nested = {name: _without_absent(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
+    return {name: value for name, value in nested.items() if value is not None and value != []}
 
 
 def _read_tables(model: type[BaseModel], file: Path) -> dict[str, Any]:
-    tables, known = read_toml(file), model.model_fields
+    tables, known_fields = read_toml(file), model.model_fields
     for name, table in tables.items():
-        near = get_close_matches(name, known, n=1, cutoff=0.8)
-        if name not in known and near:
-            raise ConfigurationError(f"there is no {name!r} in {file}; {near[0]!r} is meant?")
-        if _table_in(known[name].annotation if name in known else None) and not isinstance(table, dict):
+        similar = get_close_matches(name, known_fields, n=1, cutoff=0.8)
+        if name not in known_fields and similar:
+            raise ConfigurationError(f"there is no {name!r} in {file}; {similar[0]!r} is meant?")
+        if _table_in(known_fields[name].annotation if name in known_fields else None) and not isinstance(table, dict):
             raise ConfigurationError(f"[{name}] in {file} must be a table")
     return tables
 
 
-def _describe(error: ValidationError, model: type[BaseModel], *, given: Mapping[str, Any], file: Path | None) -> str:
+def _describe(
+    error: ValidationError, model: type[BaseModel], *, flag_values: Mapping[str, Any], file: Path | None
+) -> str:
     """Describes the first error, and the origin of the value."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    *table, key = first["loc"]
+    first_error = error.errors(include_input=False, include_url=False)[0]
+    *table, key = first_error["loc"]
     name = f"{key!r}" + (f" of [{'.'.join(map(str, table))}]" if table else "")
-    if first["type"] == "missing":
+    if first_error["type"] == "missing":
         return f"{_how_to_give(table, str(key))}the setting {name} is needed"
-    origin = _origin(first["loc"], given=given, file=file)
-    if first["type"] == "extra_forbidden":
-        near = get_close_matches(str(key), _keys_of(model, table), n=1)
-        return f"{origin}there is no setting {name}" + (f"; {near[0]!r} is meant?" if near else "")
-    return f"{origin}the setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}"
+    origin = _origin(first_error["loc"], flag_values=flag_values, file=file)
+    if first_error["type"] == "extra_forbidden":
+        similar = get_close_matches(str(key), _keys_of(model, table), n=1)
+        return f"{origin}there is no setting {name}" + (f"; {similar[0]!r} is meant?" if similar else "")
+    return f"{origin}the setting {name} is wrong: {first_error['msg'].removeprefix('Value error, ')}"
 
 
 def _how_to_give(table: Sequence[str | int], key: str) -> str:
@@ -117,20 +121,20 @@ def _how_to_give(table: Sequence[str | int], key: str) -> str:
     return f"--{key.replace('_', '-')} is needed, or {_variable([*table, key])}, or a --config FILE: "
 
 
-def _origin(place: Sequence[str | int], *, given: Mapping[str, Any], file: Path | None) -> str:
+def _origin(location: Sequence[str | int], *, flag_values: Mapping[str, Any], file: Path | None) -> str:
     """Returns the origin of a value: the source of highest precedence that has it."""
-    if _has(given, place):
+    if _has(flag_values, location):
         return ""
     variables = {name.upper() for name in os.environ}
-    for length in range(len(place), 0, -1):
-        if _variable(place[:length]) in variables:
-            return f"{_variable(place[:length])} in the environment: "
+    for length in range(len(location), 0, -1):
+        if _variable(location[:length]) in variables:
+            return f"{_variable(location[:length])} in the environment: "
     return "" if file is None else f"{file}: "
 
 
-def _has(tables: object, place: Sequence[str | int]) -> bool:
-    """Returns whether these tables have the value at that place, or a list or text that contains it."""
-    for part in place:
+def _has(tables: object, location: Sequence[str | int]) -> bool:
+    """Returns whether these tables have the value at that location, or a list or text that contains it."""
+    for part in location:
         if not isinstance(tables, Mapping):
             return True
         if part not in tables:
@@ -139,8 +143,8 @@ def _has(tables: object, place: Sequence[str | int]) -> bool:
     return True
 
 
-def _variable(place: Sequence[str | int]) -> str:
-    return ENVIRONMENT_PREFIX + _DELIMITER.join(map(str, place)).upper()
+def _variable(location: Sequence[str | int]) -> str:
+    return ENVIRONMENT_PREFIX + _DELIMITER.join(map(str, location)).upper()
 
 
 def _keys_of(model: type[BaseModel], table: Sequence[str | int]) -> Iterable[str]:
@@ -153,5 +157,9 @@ def _keys_of(model: type[BaseModel], table: Sequence[str | int]) -> Iterable[str
 
 def _table_in(annotation: Any) -> type[BaseModel] | None:
     """Returns the table type of a field: the field's type, or the type of its list's elements."""
-    found = (one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel))
-    return next(found, None)
+    tables = (
+        candidate
+        for candidate in (annotation, *get_args(annotation))
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel)
+    )
+    return next(tables, None)

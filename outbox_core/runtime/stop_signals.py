@@ -25,12 +25,12 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+        self._before = {signal_number: signal.signal(signal_number, self._receive) for signal_number in STOP_SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for signal_number, handler in self._before.items():
+            signal.signal(signal_number, handler)
 
     def wait(self) -> int:
         """Wait for a signal, whose number it returns, or for wake(), which is 0."""
@@ -46,11 +46,11 @@ class StopSignals:
 
     def exit_at_next(self) -> None:
         """Let the next signal end the process at once, which finishes nothing."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._exit)
+        for signal_number in STOP_SIGNALS:
+            signal.signal(signal_number, self._exit)
 
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
-        self._received.put(number)
+    def _receive(self, signal_number: int, _frame: FrameType | None) -> None:
+        self._received.put(signal_number)
 
-    def _exit(self, number: int, _frame: FrameType | None) -> None:
-        os._exit(EXIT_BY_SIGNAL + number)
+    def _exit(self, signal_number: int, _frame: FrameType | None) -> None:
+        os._exit(EXIT_BY_SIGNAL + signal_number)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 def escaped(text: str, *, but: str = "") -> str:
     """Returns the text with unprintable characters escaped, so that no message can send control codes to a terminal."""
-    return "".join(one if one.isprintable() or one in but else repr(one)[1:-1] for one in text)
+    return "".join(char if char.isprintable() or char in but else repr(char)[1:-1] for char in text)
 
 
 def utc_text(time_ms: int) -> str:

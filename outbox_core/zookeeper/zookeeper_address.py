@@ -62,7 +62,7 @@ class ZooKeeperAddress:
 
 
 def _with_port(host: str, cure: str) -> str:
-    found = _HOST.fullmatch(host)
-    if found is None:
+    matched = _HOST.fullmatch(host)
+    if matched is None:
         raise ConfigurationError(f"not a ZooKeeper server: {host!r}; {cure}")
-    return host if found[2] else f"{host}:{PORT}"
+    return host if matched[2] else f"{host}:{PORT}"

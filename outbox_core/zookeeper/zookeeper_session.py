@@ -193,18 +193,18 @@ class ZooKeeperSession:
     def read_all(self, paths: Sequence[str]) -> list[Znode | None]:
         """Read several znodes, all requests at once."""
         # The answers are returned, and not what the cache has by then: a change that is reported meanwhile empties it.
-        found: dict[str, Znode | None] = {path: hit.value for path in paths if (hit := self._cache.get(path))}
-        began = {path: self._cache.begin() for path in paths if path not in found}
+        znodes: dict[str, Znode | None] = {path: hit.value for path in paths if (hit := self._cache.get(path))}
+        began = {path: self._cache.begin() for path in paths if path not in znodes}
         requests = {path: self._begin(self._client.get_async, path, watch=self._watch) for path in began}
         for path, request in requests.items():
             try:
                 data, stat = self._wait(request)
             except kazoo_errors.NoNodeError:
-                found[path] = None  # no watch was set
+                znodes[path] = None  # no watch was set
             else:
-                found[path] = _znode(data, stat)
-                self._cache.put(path, found[path], began=began[path])
-        return [found[path] for path in paths]
+                znodes[path] = _znode(data, stat)
+                self._cache.put(path, znodes[path], began=began[path])
+        return [znodes[path] for path in paths]
 
     def children(self, path: str) -> list[str]:
         """Returns the names of a znode's children, sorted, from the cache if they have not changed."""
@@ -368,8 +368,8 @@ def _znode(data: bytes, stat: Any) -> Znode:
     return Znode(data, stat.version, stat.czxid, stat.mtime, session)
 
 
-def _session_id(number: int) -> str:
-    return f"{number & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+def _session_id(client_id: int) -> str:
+    return f"{client_id & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 def _ignore() -> None:
