@@ -20,9 +20,8 @@ from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
-from outbox_broker.engine.recent_group_deletions import RecentGroupDeletions
 from outbox_broker.engine.topic_reader import READERS
-from outbox_broker.engine.wakeups import Wakeups
+from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.state.engine_state import Tombstone, Topic
 from outbox_core.common.errors import InUse

@@ -23,18 +23,15 @@ from outbox_broker.engine.deletion import Deletion
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_admin import GroupAdmin
 from outbox_broker.engine.group_registry import GroupRegistry
-from outbox_broker.engine.immediate_puller import ImmediatePuller
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
-from outbox_broker.engine.recent_group_deletions import RecentGroupDeletions
 from outbox_broker.engine.retention import LogRetention
 from outbox_broker.engine.settler import Settler
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.topic_reader import TopicReader
-from outbox_broker.engine.waiting_puller import WaitingPuller
-from outbox_broker.engine.wakeups import Wakeups
+from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
 from outbox_broker.log.folder_lock import FolderLock, refuse_nested
 from outbox_broker.log.storage import DiskStorage, Storage, UnsyncedStorage
 from outbox_broker.log.sync_times import TimedStorage
@@ -73,9 +70,8 @@ class Engine:
         self.timer = EngineTimer(context, wakeups, dispatcher, keep_house=retention.check)
         self._publisher = publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer)
         puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
-        waiting = WaitingPuller(context, wakeups, deleted, puller)
         settler = Settler(context, writer, wakeups, dead_letters, puller)
-        reader = TopicReader(context, groups, index_repair, dispatcher, waiting)
+        reader = TopicReader(context, groups, index_repair, dispatcher, puller)
         admin = GroupAdmin(context, writer, wakeups, groups, dead_letters, index_repair)
         self._deletion = deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
 
@@ -89,8 +85,8 @@ class Engine:
 
         self.subscribe = wakeups.subscribe
         self.take = puller.take
-        self.take_at_hand = ImmediatePuller(context, deleted, dispatcher, puller).take_at_hand
-        self.pull = waiting.pull
+        self.take_at_hand = puller.take_at_hand
+        self.pull = puller.pull
         self.ack = settler.ack
         self.nack = settler.nack
         self.extend = settler.extend

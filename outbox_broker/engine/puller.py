@@ -1,11 +1,16 @@
-"""Pulls: delivers messages to groups. The group decides (consumer_group), this reads, records and returns them."""
+"""Pulls: delivers messages to groups. The group decides (consumer_group), this reads, records and returns them.
+
+All pulls are one: at once where nothing may have to wait (take_at_hand), in a thread that may block (take), or in one
+that waits for its first message (pull).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
@@ -13,26 +18,30 @@ from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
-from outbox_broker.engine.recent_group_deletions import RecentGroupDeletions, group_deleted
-from outbox_broker.engine.wakeups import Wakeups
+from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups, group_deleted
 from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.key_order_decision import decide_filing, may_deliver
 from outbox_broker.group.pull_share import PullShare
 from outbox_broker.group.receipt import receipts_of
 from outbox_broker.log.message_reader import Found, read_runs
-from outbox_broker.log.topic_index import PlaceRun
+from outbox_broker.log.topic_index import PlaceRun, TopicIndex
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.engine_state import Topic
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.journal.order_records import Filed
+from outbox_core.messages.limits import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
+from outbox_core.messages.message import Delivery, check_group, check_topic
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
 _PASSES_MAX: Final = 1_000
 DAMAGED: Final = "its record in the message log is damaged"
+AT_HAND_BYTES_MAX: Final = 64 * 1024
+"""Reading this much of what was just written does not wait for the disk: it is in the page cache."""
+Looked = TypeVar("Looked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class Puller:
         self._lock = context.lock
         self._state = context.state
         self._messages = context.messages
+        self._actions = context.actions
         self._writer = writer
         self._wakeups = wakeups
         self._groups = groups
@@ -134,6 +144,108 @@ class Puller:
                     self._wakeups.wake(topic, group)  # to continue the scan, once others have had their turn
                     return []
         return []
+
+    def take_at_hand(
+        self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
+        fires: bool = True, since: int | None = None, begins: bool = False,
+    ) -> list[PulledMessages] | None:  # fmt: skip
+        """Like take(), if it needs no wait: for no lock, no disk, no other pull. None, with nothing delivered, if it
+        might: then call take(), in a thread that may block.
+
+        For callers such as an event loop. A thread for each pull took as long again: from a publish to the answer of a
+        waiting pull 0.4 ms instead of 0.24.
+        """
+        if (fires and self._dispatcher.may_be_firing()) or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            self._context.refuse_if_closed()
+            self._deleted.refuse_if_deleted(topic, group, since=since)
+            found_topic, found = self._state.topics.get(topic), self._state.group(topic, group)
+            if found_topic is None or found is None or found.accepts is not None or found.order is not None:
+                return None
+            if self._actions.is_full or not found.pulling.acquire(blocking=False):
+                return None  # a checkpoint is due, which needs a sync
+            try:
+                now_ms = self._clock.now_ms()
+                if not _is_chosen_at_once(found_topic.index, found, now_ms=now_ms, count_max=max_messages):
+                    return None
+                choice = self.choose(found_topic, found, count_max=max_messages, begins=begins, now_ms=now_ms)
+                if choice is None:
+                    return []
+                if not self._is_at_hand(choice):
+                    return None
+                records = self.read(choice)
+                if any(record is None or (record.deliver_at_ms or 0) > now_ms for _, record in records):
+                    return None  # each of these takes an action of its own to set aside
+                return (
+                    self.deliver(found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer)
+                    or None
+                )
+            finally:
+                found.pulling.release()
+        finally:
+            self._lock.release()
+
+    def pull(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        invisible_ms: int = 30_000,
+        consumer: str | None = None,
+        begins: bool = False,
+    ) -> list[Delivery]:
+        """Deliver ready messages, waiting up to `wait_ms` for the first one.
+
+        An unknown group starts at the earliest. Raises GroupDeleted if it is deleted meanwhile.
+        """
+        check_topic(topic)
+        check_group(group)
+        check_within("max_messages", max_messages, 1, PULL_MESSAGES_MAX)
+        check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
+        check_within("invisible_ms", invisible_ms, INVISIBLE_MS_MIN, INVISIBLE_MS_MAX)
+        deadline_ms = self._clock.monotonic_ms() + wait_ms
+        take = partial(
+            self.take, topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer,
+            fires=not wait_ms, since=self._deleted.deletions, begins=begins,
+        )  # fmt: skip
+        handed = take() or self.awaited(topic, group, take, deadline_ms=deadline_ms)
+        return [delivery for one in handed or () for delivery in deliveries_of(topic, group, one)]
+
+    def awaited(self, topic: str, group: str, look: Callable[[], Looked | None], *, deadline_ms: int) -> Looked | None:
+        """Returns the result of `look` once it finds something; None, or an empty result, when the time is up."""
+        if deadline_ms <= self._clock.monotonic_ms():
+            return None
+        arrived = threading.Condition()
+        woken = False
+
+        def wake() -> None:
+            nonlocal woken
+            with arrived:
+                woken = True
+                arrived.notify_all()
+
+        unsubscribe = self._wakeups.subscribe(topic, group, wake)
+        with self._lock:
+            self._wakeups.pulls_waiting[topic, group] += 1
+        try:
+            while True:
+                woken = False
+                found = look()
+                left_ms = deadline_ms - self._clock.monotonic_ms()
+                if found or left_ms <= 0 or self._context.closed:
+                    return found
+                with arrived:
+                    if not woken:
+                        self._clock.wait(arrived, left_ms)
+        finally:
+            unsubscribe()
+            with self._lock:
+                self._wakeups.pulls_waiting[topic, group] -= 1
+                if not self._wakeups.pulls_waiting[topic, group]:
+                    del self._wakeups.pulls_waiting[topic, group]
 
     def _opened(self, topic: str, name: str, quota: ClientTopicQuota | None) -> tuple[Topic, Group]:
         """Returns a topic and a group, created if new; its deletion meanwhile is detected later, under the lock."""
@@ -226,6 +338,11 @@ class Puller:
         left = bytes_max - body_bytes(of_first)
         of_second = self._read_part(choice, second, bytes_max=left) if left > 0 else []
         return of_second + of_first if choice.share.fresh_first else of_first + of_second
+
+    def _is_at_hand(self, choice: PullChoice) -> bool:
+        runs = [run for found in choice.runs for run in found]
+        oldest = self._messages.end - self._options.immediate_pull_lag_bytes_max
+        return sum(run.size_bytes for run in runs) <= AT_HAND_BYTES_MAX and all(run.offset >= oldest for run in runs)
 
     def _read_part(self, choice: PullChoice, part: slice, *, bytes_max: int) -> list[Found]:
         records: list[Found] = []
@@ -406,6 +523,27 @@ class Puller:
             self._writer.act(
                 journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=entries, reason=reason, expired=expired)
             )
+
+
+def deliveries_of(topic: str, group: str, handed: PulledMessages) -> list[Delivery]:
+    """Returns the deliveries of a run."""
+    attempt = handed.out.attempt
+    return [
+        Delivery(
+            receipt=receipt, id=record.id, topic=topic, body=record.body, key=record.key, headers=record.headers,
+            attempt=attempt, created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
+            expired=handed.out.expired,
+        )
+        for receipt, record in zip(handed.receipts(topic, group), handed.records, strict=True)
+    ]  # fmt: skip
+
+
+def _is_chosen_at_once(index: TopicIndex, group: Group, *, now_ms: int, count_max: int) -> bool:
+    """Returns whether choosing reads no index file and creates no dead letters, which may fill a segment."""
+    if group.paused:
+        return True
+    again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
+    return not deaths and all(index.is_in_memory(first) for first in (group.position, *(one[0] for one in again)))
 
 
 def _count(ranges: Iterable[tuple[int, int]]) -> int:

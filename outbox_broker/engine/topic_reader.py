@@ -10,8 +10,7 @@ from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
-from outbox_broker.engine.puller import check_within, first_within
-from outbox_broker.engine.waiting_puller import WaitingPuller
+from outbox_broker.engine.puller import Puller, check_within, first_within
 from outbox_broker.log.message_reader import Found, read_runs
 from outbox_broker.log.topic_index import PlaceRun
 from outbox_core.messages.broadcast_port import Start, TopicRead, check_start, delivery_read
@@ -30,7 +29,7 @@ class TopicReader:
 
     def __init__(
         self, context: EngineContext, groups: GroupRegistry, index_repair: IndexRepair, dispatcher: Dispatcher,
-        waiting_puller: WaitingPuller,
+        puller: Puller,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
@@ -41,7 +40,7 @@ class TopicReader:
         self._groups = groups
         self._index_repair = index_repair
         self._dispatcher = dispatcher
-        self._waiting_puller = waiting_puller
+        self._puller = puller
 
     def read(
         self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
@@ -60,7 +59,7 @@ class TopicReader:
         if not wait_ms and self._dispatcher.may_be_firing():
             self._dispatcher.fire_what_can_be()
         nothing = TopicRead(deliveries=[], offset=place, next_offset=place)
-        return look() or self._waiting_puller.awaited(topic, READERS, look, deadline_ms=deadline_ms) or nothing
+        return look() or self._puller.awaited(topic, READERS, look, deadline_ms=deadline_ms) or nothing
 
     def place_to_read(self, topic: str, *, start: Start) -> int:
         """Returns where a reader without an offset begins."""

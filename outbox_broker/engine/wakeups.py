@@ -1,13 +1,20 @@
-"""Tracks who waits for messages of which group, and wakes them. Does not select messages."""
+"""Tracks who waits for messages of which group, and wakes them: also because their group was deleted. Does not select
+messages.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.group.consumer_group import Group
+from outbox_core.common.errors import GroupDeleted
+
+DELETED_MAX: Final = 10_000
+"""How many deletions of groups are remembered, for pulls that were waiting."""
 
 
 class Wakeups:
@@ -106,3 +113,31 @@ class Wakeups:
     def note_short(self, topic: str, group: str) -> None:
         """Record that a group lacked in-flight capacity: wake_short() wakes it. Under the lock."""
         self._short.add((topic, group))
+
+
+class RecentGroupDeletions:
+    """Deletions of groups, numbered from 1 in order since the start."""
+
+    def __init__(self) -> None:
+        self.deletions = 0
+        """The number of deletions so far: a pull that may wait captures it at its start."""
+        self._deleted_in: dict[tuple[str, str], int] = {}
+
+    def note(self, topic: str, groups: Sequence[str]) -> None:
+        """Record the deletion of groups of a topic. Under the lock."""
+        self.deletions += 1
+        for group in groups:
+            self._deleted_in.pop((topic, group), None)
+            self._deleted_in[topic, group] = self.deletions
+        while len(self._deleted_in) > DELETED_MAX:
+            del self._deleted_in[next(iter(self._deleted_in))]
+
+    def refuse_if_deleted(self, topic: str, group: str, *, since: int | None) -> None:
+        """Raise GroupDeleted if a group was deleted after deletion number `since`; None: the pull has not waited."""
+        if since is not None and self._deleted_in.get((topic, group), 0) > since:
+            raise group_deleted(topic, group)
+
+
+def group_deleted(topic: str, group: str) -> GroupDeleted:
+    """Returns the error that ends a pull whose group was deleted meanwhile."""
+    return GroupDeleted(f"the consumer group {group} of {topic} was deleted while the pull waited")

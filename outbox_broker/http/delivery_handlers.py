@@ -8,8 +8,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from outbox_broker.engine.immediate_puller import AT_HAND_BYTES_MAX
-from outbox_broker.engine.puller import PulledMessages
+from outbox_broker.engine.puller import AT_HAND_BYTES_MAX, PulledMessages
 from outbox_broker.group.consumer_group import DeliveryRun
 from outbox_broker.http import content_negotiation
 from outbox_broker.http.long_poll import PolledMessages

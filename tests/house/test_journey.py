@@ -21,7 +21,6 @@ BESIDE = {
     "subscription_matcher.py",
     "dead_letter_writer.py",
     "group/dead_letters.py",
-    "engine/waiting_puller.py",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outbox_broker.engine import immediate_puller
+from outbox_broker.engine import puller
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.puller import PulledMessages
 from outbox_core.common.clock import ManualClock
@@ -105,7 +105,7 @@ def refuses(engine: Engine) -> None:
 
 
 def test_what_is_much_is_left_to_who_may_wait(engine: Engine) -> None:
-    publish(engine, "a", body=b"x" * (immediate_puller.AT_HAND_BYTES_MAX + 1))
+    publish(engine, "a", body=b"x" * (puller.AT_HAND_BYTES_MAX + 1))
 
     refuses(engine)
 
