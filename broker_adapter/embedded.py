@@ -46,7 +46,7 @@ class EngineBroker(ABC):
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch, as durably as the engine's options say."""
-        return self._ask(lambda engine: engine.publish(batch))
+        return self._ask(lambda engine: engine.publisher.publish(batch))
 
     def pull(
         self,
@@ -60,7 +60,7 @@ class EngineBroker(ABC):
     ) -> list[Delivery]:
         """Take what is ready, waiting up to `wait_ms` of the broker's clock for the first."""
         return self._ask(
-            lambda engine: engine.pull(
+            lambda engine: engine.puller.pull(
                 topic, group, max_messages=max_messages, wait_ms=wait_ms, invisible_ms=invisible_ms, begins=begins
             )
         )
@@ -71,26 +71,28 @@ class EngineBroker(ABC):
     ) -> TopicRead:  # fmt: skip
         """Read a topic on, without a group."""
         return self._ask(
-            lambda engine: engine.read(topic, offset=offset, start=start, max_messages=max_messages, wait_ms=wait_ms)
+            lambda engine: engine.reader.read(
+                topic, offset=offset, start=start, max_messages=max_messages, wait_ms=wait_ms
+            )
         )
 
     def ack(self, receipts: Sequence[str]) -> list[AckStatus]:
         """Settle deliveries."""
-        return self._ask(lambda engine: engine.ack(receipts))
+        return self._ask(lambda engine: engine.settler.ack(receipts))
 
     def nack(
         self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
     ) -> list[NackStatus]:
         """Give deliveries back."""
-        return self._ask(lambda engine: engine.nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts))
+        return self._ask(lambda engine: engine.settler.nack(receipts, delay_ms=delay_ms, reason=reason, counts=counts))
 
     def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         """Keep deliveries invisible."""
-        return self._ask(lambda engine: engine.extend(receipts, invisible_ms=invisible_ms, begun=begun))
+        return self._ask(lambda engine: engine.settler.extend(receipts, invisible_ms=invisible_ms, begun=begun))
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages, on all topics."""
-        return self._ask(lambda engine: engine.cancel(message_ids))
+        return self._ask(lambda engine: engine.publisher.cancel(message_ids))
 
     @property
     def admin(self) -> BrokerAdmin:
@@ -169,59 +171,59 @@ class EmbeddedAdmin:
 
     def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
         """Make a group or change its settings."""
-        self._opened().declare_group(topic, group, config)
+        self._opened().admin.declare_group(topic, group, config)
 
     def group_config(self, topic: str, group: str) -> GroupConfig | None:
         """The settings of a group that is there."""
         try:
-            return self._opened().group_config(topic, group)
+            return self._opened().admin.group_config(topic, group)
         except KeyError:
             return None
 
     def topics(self) -> list[str]:
         """All topics."""
-        return self._opened().topics()
+        return self._opened().admin.topics()
 
     def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
         """Counts of a topic or group."""
         with _unknown_is_refused():
             if group is None:
-                return self._opened().topic_figures(topic)
-            return self._opened().group_figures(topic, group)
+                return self._opened().admin.topic_figures(topic)
+            return self._opened().admin.group_figures(topic, group)
 
     def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
         """Delete a group. Raises InUse, unless forced."""
         with _unknown_is_refused():
-            self._opened().delete_group(topic, group, force=force)
+            self._opened().deletion.delete_group(topic, group, force=force)
 
     def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Delete a topic. Raises InUse, unless forced."""
         with _unknown_is_refused():
-            self._opened().delete_topic(topic, force=force)
+            self._opened().deletion.delete_topic(topic, force=force)
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group."""
         with _unknown_is_refused():
-            self._opened().seek(topic, group, to_ms=to_ms, to_offset=to_offset)
+            self._opened().admin.seek(topic, group, to_ms=to_ms, to_offset=to_offset)
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
         """Pause or resume deliveries."""
         with _unknown_is_refused():
-            self._opened().pause(topic, group, paused=paused)
+            self._opened().admin.pause(topic, group, paused=paused)
 
     def dead(
         self, topic: str, group: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[list[DeadLetter], str | None]:
         """One page of dead letters."""
         with _unknown_is_refused():
-            return self._opened().dead(topic, group, limit=limit, after=after)
+            return self._opened().admin.dead(topic, group, limit=limit, after=after)
 
     def redrive(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
     ) -> int:
         """Send dead letters again."""
         with _unknown_is_refused():
-            return self._opened().redrive(topic, group, ids=ids, per_second=per_second)
+            return self._opened().admin.redrive(topic, group, ids=ids, per_second=per_second)
 
 
 class _unknown_is_refused:  # noqa: N801 - reads as the statement that it is

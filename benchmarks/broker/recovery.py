@@ -72,16 +72,18 @@ def _child(chosen: argparse.Namespace, what: str, *, killed: bool = False) -> ob
 
 def _fill(chosen: argparse.Namespace) -> None:
     engine = Engine.open(chosen.folder)
-    engine.declare_group("t0", GROUP, GroupConfig())
+    engine.admin.declare_group("t0", GROUP, GroupConfig())
     body = b"x" * chosen.body_bytes
     started = time.perf_counter()
     for start in range(0, chosen.messages, BATCH):
         topic = f"t{start // BATCH % chosen.topics}"
-        engine.publish([Message(id=f"{number:032x}", topic=topic, body=body) for number in range(start, start + BATCH)])
+        engine.publisher.publish(
+            [Message(id=f"{number:032x}", topic=topic, body=body) for number in range(start, start + BATCH)]
+        )
     seconds = time.perf_counter() - started
     resident = _resident_mb()
     for _ in range(CONSUMED):
-        engine.ack([one.receipt for one in engine.pull("t0", GROUP, max_messages=BATCH)])
+        engine.settler.ack([one.receipt for one in engine.puller.pull("t0", GROUP, max_messages=BATCH)])
     _tell(published_per_second=round(chosen.messages / seconds), resident_mb=resident)
     time.sleep(60)
 
@@ -90,13 +92,13 @@ def _open(chosen: argparse.Namespace) -> None:
     started = time.perf_counter()
     engine = Engine.open(chosen.folder)
     seconds = time.perf_counter() - started
-    figures = engine.group_figures("t0", GROUP)
+    figures = engine.admin.group_figures("t0", GROUP)
     opened = _resident_mb()
-    first = engine.pull("t0", "new", max_messages=BATCH)
-    engine.declare_group("t0", "late", GroupConfig())
-    engine.seek("t0", "late", to_offset=figures["stored"] - BATCH)
-    last = engine.pull("t0", "late", max_messages=BATCH)
-    stored = sum(engine.topic_figures(topic)["stored"] for topic in engine.topics())
+    first = engine.puller.pull("t0", "new", max_messages=BATCH)
+    engine.admin.declare_group("t0", "late", GroupConfig())
+    engine.admin.seek("t0", "late", to_offset=figures["stored"] - BATCH)
+    last = engine.puller.pull("t0", "late", max_messages=BATCH)
+    stored = sum(engine.admin.topic_figures(topic)["stored"] for topic in engine.admin.topics())
     assert len(first) == len(last) == BATCH
     assert stored == chosen.messages
     _tell(

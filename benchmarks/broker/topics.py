@@ -130,10 +130,10 @@ def checkpoint(chosen: argparse.Namespace) -> dict[str, Any]:
         engine = Engine.open(Path(folder), options=EngineOptions(topics_max=chosen.topics + 1))
         for start in range(0, chosen.topics, BATCH):
             numbers = range(start, min(start + BATCH, chosen.topics))
-            engine.publish([Message(id=f"t{one}", topic=f"t{one}", body=b"") for one in numbers])
-        engine.publish([Message(id=f"m{number}", topic="shared", body=b"") for number in range(100)])
+            engine.publisher.publish([Message(id=f"t{one}", topic=f"t{one}", body=b"") for one in numbers])
+        engine.publisher.publish([Message(id=f"m{number}", topic="shared", body=b"") for number in range(100)])
         for number in range(100):
-            engine.pull("shared", f"group-{number}")
+            engine.puller.pull("shared", f"group-{number}")
         before = _bytes(Path(folder) / "actions")
         for _ in range(chosen.rounds):
             started = time.perf_counter()

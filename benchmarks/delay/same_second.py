@@ -124,8 +124,8 @@ def _seconds(consume: Callable[[str], None], topic: str) -> float:
 def _consume(engine: Engine, topic: str, count: int) -> None:
     left = count
     while left:
-        deliveries = engine.pull(topic, "bench", max_messages=BATCH, wait_ms=1_000)
-        engine.ack([one.receipt for one in deliveries])
+        deliveries = engine.puller.pull(topic, "bench", max_messages=BATCH, wait_ms=1_000)
+        engine.settler.ack([one.receipt for one in deliveries])
         left -= len(deliveries)
 
 

@@ -49,8 +49,10 @@ __all__ = ["BUCKETS_MS", "Engine"]
 class Engine:
     """One broker on one data folder. Thread-safe.
 
-    Its operations are methods of its parts, which are documented there. Errors: InvalidMessage (a name or value out of
-    bounds), NotSupported, StorageFailed (nothing was acknowledged).
+    Its operations are methods of its parts: `publisher` (publish, cancel, what is scheduled), `puller` (take, pull),
+    `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups and dead letters), `deletion`, `wakeups`
+    (subscribe) and `retention`. Errors of all: InvalidMessage (a name or value out of bounds), NotSupported,
+    StorageFailed (nothing was acknowledged).
     """
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
@@ -66,50 +68,15 @@ class Engine:
         self._deleted = deleted = RecentGroupDeletions()
         self._index_repair = index_repair = IndexRepair(context)
         self.dispatcher = dispatcher = Dispatcher(context, writer, wakeups)
-        retention = LogRetention(context, writer, wakeups, groups, dispatcher)
-        self.timer = EngineTimer(context, wakeups, dispatcher, keep_house=retention.check)
-        self._publisher = publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer)
-        puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
-        settler = Settler(context, writer, wakeups, dead_letters, puller)
-        reader = TopicReader(context, groups, index_repair, dispatcher, puller)
-        admin = GroupAdmin(context, writer, wakeups, groups, dead_letters, index_repair)
-        self._deletion = deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
-
-        self.publish = publisher.publish
-        self.publish_plain = publisher.publish_plain
-        self.cancel = publisher.cancel
-        self.scheduled = publisher.scheduled
-        self.scheduled_message = publisher.scheduled_message
-        self.due_within = publisher.due_within
         self.lateness = dispatcher.lateness
-
-        self.subscribe = wakeups.subscribe
-        self.take = puller.take
-        self.take_at_hand = puller.take_at_hand
-        self.pull = puller.pull
-        self.ack = settler.ack
-        self.nack = settler.nack
-        self.extend = settler.extend
-        self.read = reader.read
-        self.place_to_read = reader.place_to_read
-        self.read_on = reader.read_on
-
-        self.drop_outdated = retention.drop_outdated
-        self._offer_administration(admin, deletion)
-
-    def _offer_administration(self, admin: GroupAdmin, deletion: Deletion) -> None:
-        self.topics = admin.topics
-        self.groups = admin.groups
-        self.topic_figures = admin.topic_figures
-        self.group_figures = admin.group_figures
-        self.group_config = admin.group_config
-        self.declare_group = admin.declare_group
-        self.delete_group = deletion.delete_group
-        self.delete_topic = deletion.delete_topic
-        self.seek = admin.seek
-        self.pause = admin.pause
-        self.dead = admin.dead
-        self.redrive = admin.redrive
+        self.retention = LogRetention(context, writer, wakeups, groups, dispatcher)
+        self.timer = EngineTimer(context, wakeups, dispatcher, keep_house=self.retention.check)
+        self.publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer)
+        self.puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
+        self.settler = Settler(context, writer, wakeups, dead_letters, self.puller)
+        self.reader = TopicReader(context, groups, index_repair, dispatcher, self.puller)
+        self.admin = GroupAdmin(context, writer, wakeups, groups, dead_letters, index_repair)
+        self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
 
     @classmethod
     def open(
@@ -156,7 +123,7 @@ class Engine:
         self.wakeups.wake_all()
         self.timer.join(timeout_ms / 1000)
         self.dispatcher.shutdown()
-        self._publisher.shutdown()
+        self.publisher.shutdown()
         with context.lock:
             try:
                 context.schedule.close()
@@ -174,6 +141,10 @@ class Engine:
         """Returns totals since the start, by (what, topic, group or status)."""
         with self.context.lock:
             return dict(self.context.state.counters)
+
+    def due_within(self, spans_ms: Sequence[int]) -> list[int]:
+        """Returns how many scheduled messages are due within each ascending span from now; and last, the total."""
+        return self.context.schedule.due_within(spans_ms, now_ms=self.context.clock.now_ms())
 
     def log_figures(self) -> Mapping[str, int]:
         """Returns the logs' bytes on the disk, their syncs since the start, schedule sizes, and the disk's space."""
@@ -234,7 +205,7 @@ class Engine:
         if not restored.is_newest:
             self.writer.write_checkpoint_if_possible()
         self.writer.act(journal.Opened(at_ms=context.clock.now_ms(), number=state.epoch + 1))
-        self._deletion.finish_deletions()
+        self.deletion.finish_deletions()
         context.reserve.take()
         context.actions.commit()
 

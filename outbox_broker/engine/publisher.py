@@ -145,10 +145,6 @@ class Publisher:
         self._tell_canceled(_gone(message_ids, stopped), scope)
         return stopped.statuses
 
-    def due_within(self, spans_ms: Sequence[int]) -> list[int]:
-        """Returns how many scheduled messages are due within each ascending span from now; and last, the total."""
-        return self._context.schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
-
     def scheduled(
         self, topic: str | None = None, *, from_ms: int | None = None, to_ms: int | None = None, bucket: str = "minute"
     ) -> list[tuple[int, int]]:

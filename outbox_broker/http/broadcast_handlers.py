@@ -14,12 +14,12 @@ def place_of(call: Call, request: ReadRequest) -> int:
     """Returns the reader's offset."""
     if request.offset is not None:
         return request.offset
-    return call.readers.place_to_read(call.topic, start=request.start)
+    return call.broker.reader.place_to_read(call.topic, start=request.start)
 
 
 def take(call: Call, request: ReadRequest, place: int) -> PolledMessages | None:
     """Read once; None if there is nothing new."""
-    found = call.readers.read_on(
+    found = call.broker.reader.read_on(
         call.topic, place, max_messages=request.max_messages, bytes_max=call.services.settings.pull_bytes_max
     )
     if found.next_offset == place:

@@ -251,7 +251,7 @@ class EngineCollector(Collector):
         now_s = time.time()
         for place in self._places():
             try:
-                figures = self._served.needed(self._served.groups).group_figures(*place)
+                figures = self._served.needed(self._served.broker).admin.group_figures(*place)
             except (KeyError, StorageFailed):  # deleted since the list was made; or not ready, as /readyz reports
                 continue
             for what, family in families.items():

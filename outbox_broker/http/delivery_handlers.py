@@ -64,7 +64,7 @@ class _PulledAnswer(msgspec.Struct):
 def take(call: Call, request: PullRequest, since: int) -> PolledMessages | None:
     """Pull once, without waiting; None if nothing is ready. `since`: the engine's deletions when the call began."""
     call.lease.resize(LEASED_BYTES_MIN)
-    handed = call.consumers.take(
+    handed = call.broker.puller.take(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
         consumer=request.consumer, fires=not request.wait_ms, since=since, quota=call.principal.quota,
         begins=request.begins,
@@ -80,7 +80,7 @@ def take_at_hand(call: Call, request: PullRequest, since: int) -> PolledMessages
     if call.services.settings.pull_bytes_max < AT_HAND_BYTES_MAX:
         return None  # giving back what does not fit needs a sync
     call.lease.resize(LEASED_BYTES_MIN)
-    handed = call.consumers.take_at_hand(
+    handed = call.broker.puller.take_at_hand(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
         consumer=request.consumer, fires=not request.wait_ms, since=since, begins=request.begins,
     )  # fmt: skip
@@ -116,7 +116,7 @@ def _taken(call: Call, handed: list[PulledMessages]) -> PolledMessages:
 def give_back(call: Call, receipts: Sequence[str]) -> None:
     """Undo a delivery that its client cannot receive any more: ready again at once, no attempt used."""
     if receipts:
-        call.consumers.nack(receipts, delay_ms=0, counts=False)
+        call.broker.settler.nack(receipts, delay_ms=0, counts=False)
 
 
 def no_deliveries(call: Call) -> bytes:
@@ -127,7 +127,7 @@ def no_deliveries(call: Call) -> bytes:
 def ack(call: Call) -> AckAnswer | msgspec.Raw:
     """Acknowledge deliveries."""
     receipts = call.read(AckRequest).receipts
-    statuses = _settle(call, receipts, settle=call.consumers.ack, foreign=AckStatus.UNKNOWN)
+    statuses = _settle(call, receipts, settle=call.broker.settler.ack, foreign=AckStatus.UNKNOWN)
     if call.is_packed and statuses.count(AckStatus.ACKED) == len(statuses):
         packed = encode_uniform_results("receipt", receipts, {"status": AckStatus.ACKED})
         if packed is not None:
@@ -142,7 +142,9 @@ def nack(call: Call) -> NackAnswer:
     request = call.read(NackRequest)
 
     def settle(receipts: Sequence[str]) -> list[NackStatus]:
-        return call.consumers.nack(receipts, delay_ms=request.delay_ms, reason=request.reason, counts=request.counts)
+        return call.broker.settler.nack(
+            receipts, delay_ms=request.delay_ms, reason=request.reason, counts=request.counts
+        )
 
     statuses = _settle(call, request.receipts, settle=settle, foreign=NackStatus.STALE)
     outcomes = zip(request.receipts, statuses, strict=True)
@@ -154,7 +156,7 @@ def extend(call: Call) -> ExtendAnswer:
     request = call.read(ExtendRequest)
 
     def settle(receipts: Sequence[str]) -> list[ExtendStatus]:
-        return call.consumers.extend(receipts, invisible_ms=request.invisible_ms, begun=request.begun)
+        return call.broker.settler.extend(receipts, invisible_ms=request.invisible_ms, begun=request.begun)
 
     statuses = _settle(call, request.receipts, settle=settle, foreign=ExtendStatus.STALE)
     outcomes = zip(request.receipts, statuses, strict=True)

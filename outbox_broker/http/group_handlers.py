@@ -63,15 +63,15 @@ def topic(call: Call) -> TopicAnswer:
 def group(call: Call) -> GroupAnswer:
     """Returns a group's statistics and settings."""
     with _not_found():
-        figures = call.groups.group_figures(call.topic, call.group)
-        config = call.groups.group_config(call.topic, call.group)
+        figures = call.broker.admin.group_figures(call.topic, call.group)
+        config = call.broker.admin.group_config(call.topic, call.group)
     return GroupAnswer(topic=call.topic, group=call.group, figures=dict(figures), settings=group_settings_of(config))
 
 
 def declare(call: Call) -> NoAnswer:
     """Create a group, or change its settings."""
     config = group_config_of(call.read(GroupSettings))
-    call.operators.declare_group(call.topic, call.group, config, quota=call.principal.quota)
+    call.broker.admin.declare_group(call.topic, call.group, config, quota=call.principal.quota)
     return NoAnswer()
 
 
@@ -81,12 +81,12 @@ def delete_group(call: Call) -> NoAnswer:
     waiting = call.services.polls.waiting_in(call.topic, call.group)
     with _not_found():
         if waiting and not force:
-            call.groups.group_config(call.topic, call.group)
+            call.broker.admin.group_config(call.topic, call.group)
             raise InUse(
                 f"the consumer group {call.group} of {call.topic} is in use: {waiting} pulls wait; stop its consumers, "
                 "or force the deletion"
             )
-        call.operators.delete_group(call.topic, call.group, force=force)
+        call.broker.deletion.delete_group(call.topic, call.group, force=force)
     call.services.metrics.forget(call.topic, call.group)
     return NoAnswer()
 
@@ -95,7 +95,7 @@ def delete_topic(call: Call) -> NoAnswer:
     """Delete a topic."""
     force = call.read_query(DeleteQuery).force
     with _not_found():
-        call.operators.delete_topic(call.topic, force=force)
+        call.broker.deletion.delete_topic(call.topic, force=force)
     call.services.metrics.forget(call.topic)
     return NoAnswer()
 
@@ -104,7 +104,7 @@ def seek(call: Call) -> NoAnswer:
     """Move a group to a time or an offset."""
     request = call.read(SeekRequest)
     with _not_found():
-        call.operators.seek(call.topic, call.group, to_ms=request.to_ms, to_offset=request.to_offset)
+        call.broker.admin.seek(call.topic, call.group, to_ms=request.to_ms, to_offset=request.to_offset)
     return NoAnswer()
 
 
@@ -124,7 +124,7 @@ def dead(call: Call) -> msgspec.Raw:
     if query.after is not None and not _CURSOR.fullmatch(query.after):
         raise Problem(ProblemKind.INVALID_MESSAGE, "after must be the `next` of an earlier page", where="query.after")
     with _not_found():
-        letters, after = call.operators.dead(
+        letters, after = call.broker.admin.dead(
             call.topic, call.group, limit=query.limit, after=query.after,
             bytes_max=call.services.settings.dead_page_bytes_max,
         )  # fmt: skip
@@ -143,7 +143,7 @@ def redrive(call: Call) -> RedriveAnswer:
         raise Problem(ProblemKind.WRONG_SHAPE, 'send {"ids": [...]} or {"all": true}', where="$")
     call.check_batch(request.ids or (), where="$.ids")
     with _not_found():
-        count = call.operators.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
+        count = call.broker.admin.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
     return RedriveAnswer(redriven=count)
 
 
@@ -151,7 +151,7 @@ def _pause(call: Call, *, paused: bool) -> NoAnswer:
     if call.body:
         call.read(NoRequest)
     with _not_found():
-        call.operators.pause(call.topic, call.group, paused=paused)
+        call.broker.admin.pause(call.topic, call.group, paused=paused)
     return NoAnswer()
 
 

@@ -18,7 +18,7 @@ async def pull(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
     have come. Nothing is delivered to a client that is gone, as far as can be known.
     """
     services, wanted = call.services, call.read(PullRequest)
-    loop, since = asyncio.get_running_loop(), call.consumers.deletions
+    loop, since = asyncio.get_running_loop(), call.broker.deletions
 
     async def take() -> PolledMessages | None:
         at_hand = delivery_handlers.take_at_hand(call, wanted, since)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from outbox_broker.engine.engine import Engine
 from outbox_broker.http import content_negotiation as codecs
 from outbox_broker.http import incremental_batch_decoding
 from outbox_broker.http.access_control import Access, Principal, Role, authorize
@@ -19,7 +20,7 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.incremental_batch_decoding import TooManyMessages, packed_messages, text_messages
 from outbox_broker.http.long_poll import LongPolls
 from outbox_broker.http.problems import CLOSE, Problem, of_query
-from outbox_broker.http.service_ports import ForConsumers, ForOperators, ForReaders, GroupCatalog, ServicePorts
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.http.work_classes import WorkClass
 from outbox_broker.http.worker_threads import WorkerThreads
 from outbox_core.common.clock import Clock
@@ -119,24 +120,9 @@ class Call:
         return self.services.served
 
     @property
-    def consumers(self) -> ForConsumers:
-        """The consumers' port. Raises NotSupported."""
-        return self.served.needed(self.served.consumers)
-
-    @property
-    def readers(self) -> ForReaders:
-        """The broadcast readers' port. Raises NotSupported."""
-        return self.served.needed(self.served.readers)
-
-    @property
-    def operators(self) -> ForOperators:
-        """The operators' port. Raises NotSupported."""
-        return self.served.needed(self.served.operators)
-
-    @property
-    def groups(self) -> GroupCatalog:
-        """The settings and statistics of groups. Raises NotSupported."""
-        return self.served.needed(self.served.groups)
+    def broker(self) -> Engine:
+        """The broker's engine. Raises NotSupported where a delay service is served, which has no groups."""
+        return self.served.needed(self.served.broker)
 
     @property
     def is_packed(self) -> bool:

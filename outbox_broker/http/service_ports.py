@@ -13,20 +13,13 @@ from typing import Protocol, TypeVar
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.publisher import Publishable
-from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.errors import NotSupported
-from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.message import (
-    AckStatus,
     CancelStatus,
-    DeadLetter,
-    ExtendStatus,
-    GroupConfig,
     Message,
-    NackStatus,
     PublishResult,
 )
 from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
@@ -59,80 +52,6 @@ class ForProducers(Protocol):
         """
 
 
-class ForConsumers(Protocol):
-    """Deliveries to groups, and their settlement."""
-
-    @property
-    def deletions(self) -> int:
-        """The number of deletions so far: captured when a pull starts, and passed to each of its takes."""
-
-    def take(
-        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool,
-        since: int | None, quota: ClientTopicQuota | None, begins: bool,
-    ) -> list[PulledMessages]:  # fmt: skip
-        """Deliver ready messages; with `fires`, due messages are dispatched first if there are none.
-
-        Raises GroupDeleted if the group was deleted after deletion number `since`.
-        """
-
-    def take_at_hand(
-        self, topic: str, group: str, /, *, max_messages: int, invisible_ms: int, consumer: str | None, fires: bool,
-        since: int | None, begins: bool,
-    ) -> list[PulledMessages] | None:  # fmt: skip
-        """Like take(), for an event loop; None if it might have to wait."""
-
-    def ack(self, receipts: Sequence[str], /) -> list[AckStatus]:
-        """Acknowledge deliveries; returns one status per receipt, in order."""
-
-    def nack(
-        self, receipts: Sequence[str], /, *, delay_ms: int | None, reason: str | None = None, counts: bool
-    ) -> list[NackStatus]:
-        """Return deliveries."""
-
-    def extend(self, receipts: Sequence[str], /, *, invisible_ms: int, begun: bool) -> list[ExtendStatus]:
-        """Extend the invisible time of deliveries."""
-
-
-class ForReaders(Protocol):
-    """Broadcast reads of a topic without a group, and wake-ups on new messages."""
-
-    def place_to_read(self, topic: str, /, *, start: Start) -> int:
-        """Returns where a reader without an offset begins."""
-
-    def read_on(self, topic: str, offset: int, /, *, max_messages: int, bytes_max: int | None) -> TopicRead:
-        """Returns the messages from `offset` on."""
-
-    def subscribe(self, topic: str, group: str, wake: Callable[[], None], /) -> Callable[[], None]:
-        """Call `wake`, from any thread, when something may be ready; returns the function that unregisters it."""
-
-
-class ForOperators(Protocol):
-    """Administration of topics and groups. Durable on return, and idempotent."""
-
-    def declare_group(self, topic: str, group: str, config: GroupConfig, /, *, quota: ClientTopicQuota | None) -> None:
-        """Create a group, or change its settings."""
-
-    def delete_group(self, topic: str, group: str, /, *, force: bool) -> None:
-        """Delete a group. Raises InUse."""
-
-    def delete_topic(self, topic: str, /, *, force: bool) -> None:
-        """Delete a topic. Raises InUse."""
-
-    def seek(self, topic: str, group: str, /, *, to_ms: int | None, to_offset: int | None) -> None:
-        """Move a group."""
-
-    def pause(self, topic: str, group: str, /, *, paused: bool) -> None:
-        """Stop or resume deliveries."""
-
-    def dead(
-        self, topic: str, group: str, /, *, limit: int, after: str | None, bytes_max: int
-    ) -> tuple[list[DeadLetter], str | None]:
-        """Returns a page of dead letters, of about `bytes_max`, and the cursor of the next one."""
-
-    def redrive(self, topic: str, group: str, /, *, ids: Sequence[str] | None, per_second: int | None) -> int:
-        """Redrive dead letters; returns how many."""
-
-
 class ForRefusals(Protocol):
     """What a delay service's target refused for good."""
 
@@ -154,16 +73,6 @@ class Catalog(Protocol):
 
     def groups(self, topic: str, /) -> list[str]:
         """Returns the groups of a topic, sorted."""
-
-
-class GroupCatalog(Protocol):
-    """Settings and statistics of consumer groups."""
-
-    def group_figures(self, topic: str, group: str, /) -> Mapping[str, int]:
-        """Returns a group's statistics."""
-
-    def group_config(self, topic: str, group: str, /) -> GroupConfig:
-        """Returns a group's settings."""
 
 
 class MetricsSource(Protocol):
@@ -199,10 +108,8 @@ class ServicePorts:
     producers: ForProducers
     catalog: Catalog
     measured: MetricsSource
-    consumers: ForConsumers | None = None
-    readers: ForReaders | None = None
-    operators: ForOperators | None = None
-    groups: GroupCatalog | None = None
+    broker: Engine | None = None
+    """What a delay service has not: deliveries, broadcast reads, groups and their administration."""
     refusals: ForRefusals | None = None
     refusal: str = ""
 
@@ -210,13 +117,13 @@ class ServicePorts:
     def of(cls, engine: Engine) -> ServicePorts:
         """Returns all ports of an engine."""
         return cls(
-            producers=engine, catalog=engine, measured=engine, consumers=engine, readers=engine, operators=engine,
-            groups=engine, refusal="a broker has no target that refuses messages: ask a delay service",
+            producers=engine.publisher, catalog=engine.admin, measured=engine, broker=engine,
+            refusal="a broker has no target that refuses messages: ask a delay service",
         )  # fmt: skip
 
     def subscribe(self, topic: str, group: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Register `wake` like ForReaders.subscribe(). Raises NotSupported."""
-        return self.needed(self.readers).subscribe(topic, group, wake)
+        """Register `wake` like Wakeups.subscribe(). Raises NotSupported."""
+        return self.needed(self.broker).wakeups.subscribe(topic, group, wake)
 
     def needed(self, port: Port | None) -> Port:
         """Returns the port. Raises NotSupported if it is None."""

@@ -65,7 +65,7 @@ def _log_what_was_opened(engine: Engine, config: BrokerConfig) -> None:
         "broker_opened",
         extra={
             "version": build().version, "folder": str(config.data), "durability": str(config.engine_options.durability),
-            "topics": len(engine.topics()), "messages_bytes": figures["messages_bytes"],
+            "topics": len(engine.admin.topics()), "messages_bytes": figures["messages_bytes"],
             "scheduled": figures["scheduled"], "quarantined_bytes": figures["quarantined_bytes"],
             "quarantined_scheduled": figures["quarantined_scheduled"],
         },

@@ -36,14 +36,16 @@ def message(message_id: str, *, topic: str = TOPIC, due_ms: int | None = None) -
 
 def publish(engine: Engine, *messages: Message) -> None:
     """Publish messages that are new."""
-    assert [one.status for one in engine.publish(messages)] == ["stored"] * len(messages)
+    assert [one.status for one in engine.publisher.publish(messages)] == ["stored"] * len(messages)
 
 
 def fill(engine: Engine, clock: ManualClock) -> None:
     """What a log of the broker can say, once at least, but for damage and full disks. Ends ten seconds later."""
     _schedule(engine, clock)
-    engine.declare_group(TOPIC, BILLING, GroupConfig(max_attempts=2, backoff_initial_ms=DAY_MS, backoff_max_ms=DAY_MS))
-    engine.declare_group(TOPIC, ORDERED, GroupConfig(ordered=True, filter="type = 'paid'"))
+    engine.admin.declare_group(
+        TOPIC, BILLING, GroupConfig(max_attempts=2, backoff_initial_ms=DAY_MS, backoff_max_ms=DAY_MS)
+    )
+    engine.admin.declare_group(TOPIC, ORDERED, GroupConfig(ordered=True, filter="type = 'paid'"))
     for first in range(0, 60, 10):
         publish(engine, *(message(f"m{number}") for number in range(first, first + 10)))
     _consume(engine)
@@ -51,15 +53,15 @@ def fill(engine: Engine, clock: ManualClock) -> None:
     assert len(_audit(engine)) == 60
     clock.advance(10_000)
     assert _audit(engine) == ["soon"]
-    assert [one.id for one in engine.pull(TOPIC, ORDERED, max_messages=1)] == ["m0"]
+    assert [one.id for one in engine.puller.pull(TOPIC, ORDERED, max_messages=1)] == ["m0"]
 
 
 def _schedule(engine: Engine, clock: ManualClock) -> None:
     """s0 to s5 are due in a day, of which s1 is canceled before and s2 after they are in a bucket; `soon` falls due."""
     publish(engine, *(message(f"s{number}", due_ms=BEGUN_MS + DAY_MS) for number in range(5)))
-    assert engine.cancel(["s1", "early"]) == ["canceled", "unknown"]
+    assert engine.publisher.cancel(["s1", "early"]) == ["canceled", "unknown"]
     engine.context.schedule.make_room(clock.now_ms(), fill=0)
-    assert engine.cancel(["s2"]) == ["canceled"]
+    assert engine.publisher.cancel(["s2"]) == ["canceled"]
     publish(engine, message("s5", due_ms=BEGUN_MS + DAY_MS), message("soon", due_ms=BEGUN_MS + 10_000))
 
 
@@ -67,25 +69,25 @@ def _consume(engine: Engine) -> None:
     """Of m0 to m11: even ones below 8 acked, m1 dead by a nack and redriven, m3 and m5 dead; m7 extended, the others
     in flight.
     """
-    found = {one.id: one for one in engine.pull(TOPIC, BILLING, max_messages=12, invisible_ms=30_000)}
-    engine.ack(_receipts(found, "m0", "m2", "m4", "m6"))
-    engine.nack(_receipts(found, "m1", "m3", "m5"), delay_ms=0, reason="refused")
-    again = {one.id: one for one in engine.pull(TOPIC, BILLING, max_messages=6)}  # half of it are fresh ones
-    engine.nack(_receipts(again, "m1", "m3", "m5"), reason="refused again")
-    engine.nack(_receipts(again, "m12", "m13", "m14"), delay_ms=0, counts=False)
-    assert engine.redrive(TOPIC, BILLING, ids=["m1"]) == 1
-    engine.nack(_receipts(found, "m8"), reason="later")
-    engine.extend(_receipts(found, "m7"), invisible_ms=3_600_000)
-    engine.pause(TOPIC, BILLING, paused=True)
-    engine.pause(TOPIC, BILLING, paused=False)
+    found = {one.id: one for one in engine.puller.pull(TOPIC, BILLING, max_messages=12, invisible_ms=30_000)}
+    engine.settler.ack(_receipts(found, "m0", "m2", "m4", "m6"))
+    engine.settler.nack(_receipts(found, "m1", "m3", "m5"), delay_ms=0, reason="refused")
+    again = {one.id: one for one in engine.puller.pull(TOPIC, BILLING, max_messages=6)}  # half of it are fresh ones
+    engine.settler.nack(_receipts(again, "m1", "m3", "m5"), reason="refused again")
+    engine.settler.nack(_receipts(again, "m12", "m13", "m14"), delay_ms=0, counts=False)
+    assert engine.admin.redrive(TOPIC, BILLING, ids=["m1"]) == 1
+    engine.settler.nack(_receipts(found, "m8"), reason="later")
+    engine.settler.extend(_receipts(found, "m7"), invisible_ms=3_600_000)
+    engine.admin.pause(TOPIC, BILLING, paused=True)
+    engine.admin.pause(TOPIC, BILLING, paused=False)
 
 
 def _audit(engine: Engine) -> list[str]:
     """Ack all that is ready, each by itself: so that the action log comes to a checkpoint."""
     ids: list[str] = []
-    while found := engine.pull(TOPIC, AUDIT, max_messages=1):
+    while found := engine.puller.pull(TOPIC, AUDIT, max_messages=1):
         ids += [one.id for one in found]
-        assert engine.ack([one.receipt for one in found]) == ["acked"]
+        assert engine.settler.ack([one.receipt for one in found]) == ["acked"]
     return ids
 
 
@@ -95,11 +97,11 @@ def _receipts(deliveries: dict[str, Delivery], *ids: str) -> list[str]:
 
 def _delete(engine: Engine) -> None:
     """A group; and a topic, of which another one is made."""
-    engine.declare_group(TOPIC, GONE, GroupConfig())
-    engine.seek(TOPIC, GONE, to_offset=5)
-    engine.delete_group(TOPIC, GONE)
+    engine.admin.declare_group(TOPIC, GONE, GroupConfig())
+    engine.admin.seek(TOPIC, GONE, to_offset=5)
+    engine.deletion.delete_group(TOPIC, GONE)
     publish(engine, message("d0", topic=DELETED), message("d1", topic=DELETED, due_ms=BEGUN_MS + DAY_MS))
-    engine.delete_topic(DELETED, force=True)
+    engine.deletion.delete_topic(DELETED, force=True)
     publish(engine, message("d2", topic=DELETED))
 
 

@@ -71,11 +71,11 @@ def engine(folder: Path, clock: ManualClock) -> Iterator[Engine]:
 def pulled(engine: Engine, group: str, *, topic: str = TOPIC) -> list[str]:
     """All that is ready, acked; each has the key, the header and the body that it was published with."""
     ids: list[str] = []
-    while found := engine.pull(topic, group, max_messages=1_000):
+    while found := engine.puller.pull(topic, group, max_messages=1_000):
         for one in found:
             as_published = message(one.id)
             assert (one.key, one.headers, one.body) == (as_published.key, as_published.headers, as_published.body)
-        assert engine.ack([one.receipt for one in found]) == ["acked"] * len(found)
+        assert engine.settler.ack([one.receipt for one in found]) == ["acked"] * len(found)
         ids += [one.id for one in found]
     return ids
 
@@ -103,16 +103,16 @@ def test_each_message_is_there_for_a_new_group(engine: Engine) -> None:
 def test_each_message_is_known_and_not_stored_twice(engine: Engine) -> None:
     again = [message(one) for one in (*WRITTEN, "soon", "s0", "s1", "s2", "s5")]
 
-    assert [one.status for one in engine.publish(again)] == ["duplicate"] * len(again)
+    assert [one.status for one in engine.publisher.publish(again)] == ["duplicate"] * len(again)
 
 
 def test_each_group_goes_on_where_it_was(engine: Engine, clock: ManualClock) -> None:
-    assert engine.groups(TOPIC) == [AUDIT, BILLING, ORDERED]
-    assert engine.group_config(TOPIC, BILLING) == GroupConfig(
+    assert engine.admin.groups(TOPIC) == [AUDIT, BILLING, ORDERED]
+    assert engine.admin.group_config(TOPIC, BILLING) == GroupConfig(
         max_attempts=2, backoff_initial_ms=DAY_MS, backoff_max_ms=DAY_MS
     )
-    assert engine.group_config(TOPIC, ORDERED) == GroupConfig(ordered=True, filter="type = 'paid'")
-    figures = engine.group_figures(TOPIC, BILLING)
+    assert engine.admin.group_config(TOPIC, ORDERED) == GroupConfig(ordered=True, filter="type = 'paid'")
+    figures = engine.admin.group_figures(TOPIC, BILLING)
     assert (figures["in_flight"], figures["dead"], figures["position"]) == (4, 2, 15)
     assert pulled(engine, AUDIT) == []
     assert sorted(pulled(engine, BILLING)) == sorted(["m1", *WRITTEN[12:], "soon"])
@@ -126,19 +126,19 @@ def test_each_group_goes_on_where_it_was(engine: Engine, clock: ManualClock) -> 
 
 
 def test_dead_letters_have_their_reasons_and_can_be_redriven(engine: Engine) -> None:
-    letters, _ = engine.dead(TOPIC, BILLING)
+    letters, _ = engine.admin.dead(TOPIC, BILLING)
 
     assert [(one.id, one.attempts, one.reason) for one in letters] == [
         ("m3", 2, "refused again"), ("m5", 2, "refused again"),
     ]  # fmt: skip
-    assert engine.redrive(TOPIC, BILLING) == 2
+    assert engine.admin.redrive(TOPIC, BILLING) == 2
     assert {"m3", "m5"} <= set(pulled(engine, BILLING))
 
 
 def test_an_ordered_group_hands_out_the_next_of_a_key_after_the_one_in_flight(
     engine: Engine, clock: ManualClock
 ) -> None:
-    first = [one.id for one in engine.pull(TOPIC, ORDERED)]
+    first = [one.id for one in engine.puller.pull(TOPIC, ORDERED)]
     assert first == ["m10", "soon"], "m0 to m9 have one key, of which m0 is in flight"
     clock.advance(30_000)
     came = pulled(engine, ORDERED)
@@ -148,9 +148,9 @@ def test_an_ordered_group_hands_out_the_next_of_a_key_after_the_one_in_flight(
 
 
 def test_what_is_scheduled_falls_due_and_what_was_canceled_does_not(engine: Engine, clock: ManualClock) -> None:
-    assert engine.scheduled(TOPIC, bucket="day") == [((BEGUN_MS + DAY_MS) // DAY_MS * DAY_MS, 4)]
-    assert engine.cancel(["s1", "s2", "s3", "soon"]) == ["canceled", "canceled", "canceled", "too_late"]
-    engine.publish([message("early")])  # which was canceled before it came
+    assert engine.publisher.scheduled(TOPIC, bucket="day") == [((BEGUN_MS + DAY_MS) // DAY_MS * DAY_MS, 4)]
+    assert engine.publisher.cancel(["s1", "s2", "s3", "soon"]) == ["canceled", "canceled", "canceled", "too_late"]
+    engine.publisher.publish([message("early")])  # which was canceled before it came
 
     clock.advance(DAY_MS)
     assert pulled(engine, AUDIT) == ["s0", "s4", "s5"]
@@ -161,16 +161,16 @@ def test_a_deleted_topic_stays_deleted_and_the_one_made_since_goes_on_behind_it(
 ) -> None:
     clock.advance(DAY_MS)
     assert pulled(engine, "any", topic=DELETED) == ["d2"]
-    assert engine.read(DELETED, start="earliest").offset == 1
+    assert engine.reader.read(DELETED, start="earliest").offset == 1
 
 
 def test_it_is_opened_again_after_more_was_written(engine: Engine, folder: Path, clock: ManualClock) -> None:
-    engine.publish([Message(id="more", topic=TOPIC, body=b"more")])
+    engine.publisher.publish([Message(id="more", topic=TOPIC, body=b"more")])
     engine.close()
 
     again = Engine.open(folder, clock=clock)
     try:
-        assert [one.id for one in again.pull(TOPIC, AUDIT)] == ["more"]
-        assert again.group_figures(TOPIC, BILLING)["dead"] == 2
+        assert [one.id for one in again.puller.pull(TOPIC, AUDIT)] == ["more"]
+        assert again.admin.group_figures(TOPIC, BILLING)["dead"] == 2
     finally:
         again.close()

@@ -30,7 +30,7 @@ def deleting_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> N
     def publish(what: str, *ids: str, topic: str = TOPIC, deliver_at_ms: int | None = None) -> None:
         tell(asked=what, ids=ids)
         batch = [Message(id=one, topic=topic, body=b"x" * 700, deliver_at_ms=deliver_at_ms) for one in ids]
-        assert {one.status for one in engine.publish(batch)} == {"stored"}
+        assert {one.status for one in engine.publisher.publish(batch)} == {"stored"}
         tell(answered=what, ids=ids)
 
     publish("kept", "k0", "k1", topic=KEPT)
@@ -38,20 +38,20 @@ def deleting_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> N
     publish("old", "a0", "a1", "a2")
     publish("scheduled", "s0", "s1", "s2", deliver_at_ms=START_MS + 1_000)
     publish("scheduled", "s3", "s4", deliver_at_ms=START_MS + 20 * DAY_MS)
-    held = [one.receipt for one in engine.pull(TOPIC, GROUP, max_messages=2)]
-    engine.ack(held[:1])
+    held = [one.receipt for one in engine.puller.pull(TOPIC, GROUP, max_messages=2)]
+    engine.settler.ack(held[:1])
     tell(asked="delete_group", ids=["group"])
-    engine.delete_group(TOPIC, GROUP, force=True)
+    engine.deletion.delete_group(TOPIC, GROUP, force=True)
     tell(answered="delete_group", ids=["group"])
     publish("old", "b0", "b1")
     tell(asked="pull", ids=["any"])
-    engine.pull(TOPIC, GROUP, max_messages=1)
+    engine.puller.pull(TOPIC, GROUP, max_messages=1)
     publish("scheduled", "s5", "s6", "s7", "s8", deliver_at_ms=START_MS + 20 * DAY_MS + 1)
     tell(asked="delete_topic", ids=["topic"])
-    engine.delete_topic(TOPIC, force=True)
+    engine.deletion.delete_topic(TOPIC, force=True)
     tell(answered="delete_topic", ids=["topic"])
     publish("new", "n0", "n1")
     publish("new", "n2", deliver_at_ms=START_MS + 1_000)
     clock.advance(1_000)
-    engine.pull(TOPIC, GROUP, max_messages=1)
+    engine.puller.pull(TOPIC, GROUP, max_messages=1)
     engine.close()

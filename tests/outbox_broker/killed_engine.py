@@ -179,29 +179,29 @@ class Client:
 
     def publish(self, *ids: str, deliver_at_ms: int | None = None) -> None:
         self._tell(asked="publish", ids=ids, due_ms=deliver_at_ms)
-        results = self._engine.publish([message(one, deliver_at_ms=deliver_at_ms) for one in ids])
+        results = self._engine.publisher.publish([message(one, deliver_at_ms=deliver_at_ms) for one in ids])
         self._tell(answered="publish", ids=[one.id for one in results if one.status == "stored"])
 
     def cancel(self, *ids: str) -> None:
         self._tell(asked="cancel", ids=ids)
-        statuses = self._engine.cancel(ids)
+        statuses = self._engine.publisher.cancel(ids)
         self._tell(
             answered="cancel", ids=[one for one, status in zip(ids, statuses, strict=True) if status != "too_late"]
         )
 
     def pull(self, count: int) -> list[tuple[str, str]]:
-        deliveries = self._engine.pull(TOPIC, GROUP, max_messages=count, invisible_ms=5_000)
+        deliveries = self._engine.puller.pull(TOPIC, GROUP, max_messages=count, invisible_ms=5_000)
         self._tell(answered="pull", ids=[one.id for one in deliveries])
         return [(one.id, one.receipt) for one in deliveries]
 
     def ack(self, held: Sequence[tuple[str, str]]) -> None:
         self._tell(asked="ack", ids=[one for one, _ in held])
-        statuses = self._engine.ack([receipt for _, receipt in held])
+        statuses = self._engine.settler.ack([receipt for _, receipt in held])
         acked = [one for (one, _), status in zip(held, statuses, strict=True) if status == "acked"]
         self._tell(answered="ack", ids=acked)
 
     def nack(self, held: Sequence[tuple[str, str]]) -> None:
-        statuses = self._engine.nack([receipt for _, receipt in held], delay_ms=0, reason="broken")
+        statuses = self._engine.settler.nack([receipt for _, receipt in held], delay_ms=0, reason="broken")
         dead = [one for (one, _), status in zip(held, statuses, strict=True) if status == "dead"]
         self._tell(answered="die", ids=dead)
 
@@ -212,7 +212,7 @@ def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None
     engine = Engine.open(
         folder, clock=clock, options=EngineOptions(segment_bytes=4096, reserve_bytes=RESERVE_BYTES), storage=storage
     )
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
     client = Client(engine, tell)
     client.publish("a0", "a1", "a2", "a3")
     client.publish("due", "gone", deliver_at_ms=START_MS + 1_000)
@@ -234,7 +234,7 @@ def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None
     tell(now_ms=clock.now_ms())
     for _ in range(8):
         client.ack(client.pull(1))
-    engine.redrive(TOPIC, GROUP)
+    engine.admin.redrive(TOPIC, GROUP)
     client.ack(client.pull(1))
     engine.close()
 

@@ -51,13 +51,13 @@ class FullDisk(FailingStorage):
 
 def declare(engine: Engine, *, groups: int) -> None:
     for number in range(groups):
-        engine.declare_group(TOPIC, f"group-{number}", GroupConfig(max_attempts=2))
+        engine.admin.declare_group(TOPIC, f"group-{number}", GroupConfig(max_attempts=2))
 
 
 def act(engine: Engine, *, times: int) -> None:
     """Append to the action log, and change nothing in the end."""
     for number in range(times):
-        engine.pause(TOPIC, "group-0", paused=number % 2 == 0)
+        engine.admin.pause(TOPIC, "group-0", paused=number % 2 == 0)
 
 
 def act_until_segments(engine: Engine, folder: Path, count: int) -> None:
@@ -91,7 +91,8 @@ def without_checkpoint(folder: Path) -> list[str]:
 
 def seen(engine: Engine) -> object:
     return {
-        name: (engine.group_config(TOPIC, name), engine.group_figures(TOPIC, name)) for name in engine.groups(TOPIC)
+        name: (engine.admin.group_config(TOPIC, name), engine.admin.group_figures(TOPIC, name))
+        for name in engine.admin.groups(TOPIC)
     }
 
 
@@ -112,7 +113,7 @@ def test_a_full_disk_at_the_moment_of_a_roll_leaves_no_segment_without_its_check
     assert without_checkpoint(folder) == []
     before = seen(engine)
     clock.advance(2 * HOUR_MS)
-    engine.drop_outdated()
+    engine.retention.drop_outdated()
     assert len(segment_paths(folder / "actions")) == 2
     engine = open_engine(**SMALL)
     assert seen(engine) == before
@@ -196,7 +197,7 @@ def test_retention_keeps_the_segments_from_the_second_newest_whole_checkpoint_on
         damage_checkpoint(path)
     clock.advance(2 * HOUR_MS)
 
-    engine.drop_outdated()
+    engine.retention.drop_outdated()
 
     assert segment_paths(folder / "actions") == paths[-damaged - 2 :]
     engine.close()
@@ -238,6 +239,6 @@ def test_a_kill_while_a_segment_is_begun_costs_no_checkpoint_however_often_it_ha
         assert seen(engine) == before
         assert begins_whole(segment_paths(folder / "actions")[-1])
         clock.advance(2 * HOUR_MS)
-        engine.drop_outdated()
-        engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x")])
+        engine.retention.drop_outdated()
+        engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x")])
         act_until_segments(engine, folder, 3)

@@ -27,16 +27,16 @@ def engine(open_engine: type_of_open) -> Engine:
     """With one group, that waits at the end."""
     opened = open_engine()
     publish(opened, "before")
-    assert ids(opened.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["before"]
+    assert ids(opened.puller.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["before"]
     return opened
 
 
 def publish(engine: Engine, *names: str, body: bytes = b"b") -> None:
-    engine.publish([Message(id=one, topic=TOPIC, body=body) for one in names])
+    engine.publisher.publish([Message(id=one, topic=TOPIC, body=body) for one in names])
 
 
 def take_at_hand(engine: Engine, group: str = GROUP) -> list[PulledMessages] | None:
-    return engine.take_at_hand(TOPIC, group, max_messages=10, invisible_ms=1_000)
+    return engine.puller.take_at_hand(TOPIC, group, max_messages=10, invisible_ms=1_000)
 
 
 def taken_at_hand(engine: Engine) -> list[PulledMessages]:
@@ -84,9 +84,9 @@ def test_what_was_just_published_is_taken_once_as_any_pull_takes_it(engine: Engi
 
     assert ids(handed) == ["a", "b"]
     assert taken_at_hand(engine) == []
-    assert engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000) == []
+    assert engine.puller.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000) == []
     receipts = [receipt for one in handed for receipt in one.receipts(TOPIC, GROUP)]
-    assert [str(one) for one in engine.ack(receipts)] == ["acked", "acked"]
+    assert [str(one) for one in engine.settler.ack(receipts)] == ["acked", "acked"]
 
 
 def test_what_comes_back_is_taken_as_well(engine: Engine, clock: ManualClock) -> None:
@@ -101,7 +101,7 @@ def test_what_comes_back_is_taken_as_well(engine: Engine, clock: ManualClock) ->
 def refuses(engine: Engine) -> None:
     """It takes nothing, and nothing is lost by it."""
     assert take_at_hand(engine) is None
-    assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
+    assert ids(engine.puller.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
 
 
 def test_what_is_much_is_left_to_who_may_wait(engine: Engine) -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_taken_where_something_is_to_be_fired_first(engine: Engine, m
 
 @pytest.mark.parametrize("config", [GroupConfig(filter="a = 'b'"), GroupConfig(ordered=True)])
 def test_groups_that_look_through_messages_are_left_to_who_may_wait(engine: Engine, config: GroupConfig) -> None:
-    engine.declare_group(TOPIC, "other", config)
+    engine.admin.declare_group(TOPIC, "other", config)
 
     assert take_at_hand(engine, "other") is None
     assert take_at_hand(engine, "unknown") is None
@@ -161,13 +161,13 @@ def test_no_index_file_is_read_to_choose_what_lies_in_a_sealed_segment(
     engine = open_engine(segment_bytes=4096)
     publish(engine, "old")
     if returns:
-        assert ids(engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000)) == ["old"]
+        assert ids(engine.puller.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000)) == ["old"]
     else:
-        engine.declare_group(TOPIC, GROUP, GroupConfig())
+        engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     for number in range(80):
         publish(engine, f"m{number}", body=b"b" * 100)
         if returns:
-            engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000_000)
+            engine.puller.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000_000)
     clock.advance(1_000)
     read: list[object] = []
     load = engine.context.index_files.load
@@ -176,12 +176,12 @@ def test_no_index_file_is_read_to_choose_what_lies_in_a_sealed_segment(
     assert take_at_hand(engine) is None
 
     assert read == []
-    assert ids(engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000)) == ["old"]
+    assert ids(engine.puller.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000)) == ["old"]
     assert read
 
 
 def test_what_is_to_be_a_dead_letter_first_is_left_to_who_may_wait(engine: Engine, clock: ManualClock) -> None:
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, "a")
     clock.advance(1_000)
     before = engine.context.actions.end
@@ -189,13 +189,13 @@ def test_what_is_to_be_a_dead_letter_first_is_left_to_who_may_wait(engine: Engin
     assert take_at_hand(engine) is None
 
     assert engine.context.actions.end == before
-    assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
-    assert engine.group_figures(TOPIC, GROUP)["dead"] == 1
+    assert ids(engine.puller.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
+    assert engine.admin.group_figures(TOPIC, GROUP)["dead"] == 1
 
 
 def test_a_paused_group_is_told_at_once_that_there_is_nothing(engine: Engine) -> None:
     publish(engine, "a")
-    engine.pause(TOPIC, GROUP, paused=True)
+    engine.admin.pause(TOPIC, GROUP, paused=True)
 
     assert taken_at_hand(engine) == []
 
@@ -210,13 +210,13 @@ def test_a_damaged_record_is_put_aside_by_who_may_wait(engine: Engine, folder: P
     assert take_at_hand(engine) is None
 
     assert engine.context.actions.end == before
-    assert ids(engine.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
+    assert ids(engine.puller.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
 
 
 def test_nothing_is_taken_where_a_checkpoint_is_to_be_written_first(open_engine: type_of_open) -> None:
     engine = open_engine(checkpoint_bytes=1)
     publish(engine, "a")
-    engine.take(TOPIC, "another", max_messages=1, invisible_ms=1_000)
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.puller.take(TOPIC, "another", max_messages=1, invisible_ms=1_000)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
 
     refuses(engine)

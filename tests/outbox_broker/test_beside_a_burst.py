@@ -85,25 +85,25 @@ def test_every_other_round_is_long_however_much_comes_beside_a_burst(opened: Ope
 def test_a_pull_that_waits_does_not_fire_what_is_due_for_others(open_engine: type_of_open, clock: ManualClock) -> None:
     storage = HeldHandOuts()
     engine = open_engine(storage=storage)
-    engine.declare_group("other", GROUP, GroupConfig())
+    engine.admin.declare_group("other", GROUP, GroupConfig())
     _publish(engine, "burst", "a", deliver_at_ms=clock.now_ms() + 1_000)
     storage.is_held = True
     clock.advance(1_000)
     assert storage.waiting.wait(120)
     try:
         with ThreadPoolExecutor(1) as pool:
-            pulling = pool.submit(engine.pull, "other", GROUP, wait_ms=10_000)
+            pulling = pool.submit(engine.puller.pull, "other", GROUP, wait_ms=10_000)
             try:
                 _publish(engine, "other", "plain")
                 assert [one.id for one in pulling.result(timeout=120)] == ["plain"]
-                assert engine.take_at_hand("other", GROUP, max_messages=1, invisible_ms=1_000, fires=False) == []
-                assert engine.take_at_hand("other", GROUP, max_messages=1, invisible_ms=1_000) is None
+                assert engine.puller.take_at_hand("other", GROUP, max_messages=1, invisible_ms=1_000, fires=False) == []
+                assert engine.puller.take_at_hand("other", GROUP, max_messages=1, invisible_ms=1_000) is None
             finally:
                 storage.free.set()
     finally:
         storage.is_held = False
 
-    assert [one.id for one in engine.pull("burst", GROUP)] == ["a"]
+    assert [one.id for one in engine.puller.pull("burst", GROUP)] == ["a"]
 
 
 def test_what_is_published_while_copies_are_made_comes_before_them(
@@ -122,15 +122,15 @@ def test_what_is_published_while_copies_are_made_comes_before_them(
 
     monkeypatch.setattr(dispatcher, "dispatched_records", copied)
     clock.advance(1_000)
-    engine.cancel([])  # fires what is due, as the timer does at about the same time
+    engine.publisher.cancel([])  # fires what is due, as the timer does at about the same time
 
-    found = engine.pull("t", GROUP)
+    found = engine.puller.pull("t", GROUP)
     assert [one.id for one in found] == ["first", "between", "due", "due2"]
     assert made == [2, 2]
-    assert engine.ack([one.receipt for one in found]) == ["acked"] * 4
+    assert engine.settler.ack([one.receipt for one in found]) == ["acked"] * 4
     engine = open_engine()
-    assert engine.pull("t", GROUP) == []
-    assert {"stored": 4, "scheduled": 0}.items() <= engine.topic_figures("t").items()
+    assert engine.puller.pull("t", GROUP) == []
+    assert {"stored": 4, "scheduled": 0}.items() <= engine.admin.topic_figures("t").items()
 
 
 def test_one_batch_is_taken_and_one_placed_while_one_is_synced_and_all_come_once_also_after_a_kill(
@@ -162,7 +162,7 @@ def test_one_batch_is_taken_and_one_placed_while_one_is_synced_and_all_come_once
     engine = Engine.open(killed, clock=clock)
     try:
         assert _pulled(engine, "burst", 12) == ids
-        assert {"stored": 12, "scheduled": 0}.items() <= engine.topic_figures("burst").items()
+        assert {"stored": 12, "scheduled": 0}.items() <= engine.admin.topic_figures("burst").items()
     finally:
         engine.close()
 
@@ -188,8 +188,8 @@ def _pulled(engine: Engine, topic: str, count: int) -> list[str]:
     """The ids of so many messages, in the order in which they come."""
     came: list[str] = []
     for _ in range(count):
-        deliveries = engine.pull(topic, GROUP, wait_ms=10_000)
-        engine.ack([one.receipt for one in deliveries])
+        deliveries = engine.puller.pull(topic, GROUP, wait_ms=10_000)
+        engine.settler.ack([one.receipt for one in deliveries])
         came += [one.id for one in deliveries]
         if len(came) >= count:
             break
@@ -203,5 +203,7 @@ def _round(schedule: DelayStore, now_ms: int) -> DueBatch:
 
 
 def _publish(engine: Engine, topic: str, *ids: str, deliver_at_ms: int | None = None) -> None:
-    results = engine.publish([Message(id=one, topic=topic, body=b"b", deliver_at_ms=deliver_at_ms) for one in ids])
+    results = engine.publisher.publish(
+        [Message(id=one, topic=topic, body=b"b", deliver_at_ms=deliver_at_ms) for one in ids]
+    )
     assert {str(one.status) for one in results} == {"stored"}

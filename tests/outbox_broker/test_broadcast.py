@@ -24,24 +24,26 @@ type_of_open = Callable[..., Engine]
 
 
 def publish(engine: Engine, *ids: str, deliver_at_ms: int | None = None) -> None:
-    engine.publish([Message(id=one, topic=TOPIC, body=one.encode(), deliver_at_ms=deliver_at_ms) for one in ids])
+    engine.publisher.publish(
+        [Message(id=one, topic=TOPIC, body=one.encode(), deliver_at_ms=deliver_at_ms) for one in ids]
+    )
 
 
 def read(engine: Engine, offset: int, **more: int) -> list[str]:
-    return [one.id for one in engine.read(TOPIC, offset=offset, **more).deliveries]  # type: ignore[arg-type]
+    return [one.id for one in engine.reader.read(TOPIC, offset=offset, **more).deliveries]  # type: ignore[arg-type]
 
 
 def test_every_reader_gets_every_message_from_its_own_place_and_groups_theirs(engine: Engine) -> None:
     publish(engine, "a", "b")
-    late = engine.read(TOPIC)
+    late = engine.reader.read(TOPIC)
     publish(engine, "c")
 
     assert read(engine, 0) == read(engine, 0) == ["a", "b", "c"]
     assert read(engine, 1, max_messages=1) == ["b"]
     assert (late.deliveries, late.next_offset) == ([], 2)
     assert read(engine, late.next_offset) == ["c"]
-    assert [one.id for one in engine.pull(TOPIC, "g")] == ["a", "b", "c"]
-    assert engine.groups(TOPIC) == ["g"]
+    assert [one.id for one in engine.puller.pull(TOPIC, "g")] == ["a", "b", "c"]
+    assert engine.admin.groups(TOPIC) == ["g"]
 
 
 def test_a_reader_is_told_all_of_a_message_and_has_nothing_to_settle(engine: Engine, clock: ManualClock) -> None:
@@ -49,9 +51,9 @@ def test_a_reader_is_told_all_of_a_message_and_has_nothing_to_settle(engine: Eng
         id="a", topic=TOPIC, body=b"\xff", key="k", headers={"h": "1"}, created_at_ms=7,
         deliver_at_ms=clock.now_ms() - 1,
     )  # fmt: skip
-    engine.publish([sent])
+    engine.publisher.publish([sent])
 
-    found = engine.read(TOPIC, start="earliest").deliveries[0]
+    found = engine.reader.read(TOPIC, start="earliest").deliveries[0]
 
     assert (found.id, found.body, found.key, dict(found.headers), found.created_at_ms) == (
         "a", b"\xff", "k", {"h": "1"}, 7,
@@ -62,7 +64,7 @@ def test_a_reader_is_told_all_of_a_message_and_has_nothing_to_settle(engine: Eng
 def test_places_hold_across_restarts(open_engine: type_of_open) -> None:
     engine = open_engine()
     publish(engine, "a", "b")
-    place = engine.read(TOPIC, offset=0, max_messages=1).next_offset
+    place = engine.reader.read(TOPIC, offset=0, max_messages=1).next_offset
 
     engine = open_engine()
     publish(engine, "c")
@@ -82,7 +84,7 @@ def test_a_publish_wakes_all_who_wait(open_engine: type_of_open) -> None:
 
 
 def test_who_waits_is_woken_although_no_filter_of_the_topic_takes_the_message(engine: Engine) -> None:
-    engine.declare_group(TOPIC, "picky", GroupConfig(filter="type = 'never'"))
+    engine.admin.declare_group(TOPIC, "picky", GroupConfig(filter="type = 'never'"))
     publish(engine, "seen")
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(read, engine, 1, wait_ms=60_000)
@@ -108,7 +110,7 @@ def test_a_message_that_is_early_since_the_clock_stepped_back_is_waited_for(engi
     publish(engine, "now")
 
     clock.step_wall(-500)
-    held = engine.read(TOPIC, offset=0)
+    held = engine.reader.read(TOPIC, offset=0)
     clock.advance(500)
 
     assert (held.deliveries, held.next_offset) == ([], 0)
@@ -123,7 +125,7 @@ def test_nobody_reads_what_is_not_durable(open_engine: type_of_open) -> None:
     with ThreadPoolExecutor(1) as pool:
         published = pool.submit(publish, engine, "b")
         assert storage.waiting.wait(WAIT_S)
-        before = engine.read(TOPIC, offset=0)
+        before = engine.reader.read(TOPIC, offset=0)
         storage.release()
         published.result(WAIT_S)
 
@@ -137,30 +139,30 @@ def test_what_retention_dropped_is_told_by_where_the_answer_begins(
 ) -> None:
     engine = open_engine(segment_bytes=4096, checkpoint_bytes=4096, retention_ms=HOUR_MS, retention_check_ms=10**15)
     for number in range(60):
-        engine.publish([Message(id=f"m{number}", topic=TOPIC, body=bytes(200))])
+        engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=bytes(200))])
     assert len(segment_paths(folder / "messages")) > 2
     clock.advance(HOUR_MS)
     publish(engine, "new")
-    engine.drop_outdated()
+    engine.retention.drop_outdated()
 
-    found = engine.read(TOPIC, offset=3, max_messages=1_000)
+    found = engine.reader.read(TOPIC, offset=3, max_messages=1_000)
 
     assert 3 < found.offset == 61 - len(found.deliveries)
     assert found.deliveries[-1].id == "new"
-    assert engine.read(TOPIC, start="earliest").offset == found.offset
+    assert engine.reader.read(TOPIC, start="earliest").offset == found.offset
 
 
 def test_a_place_behind_the_end_is_answered_with_the_end(engine: Engine) -> None:
     publish(engine, "a")
 
-    found = engine.read(TOPIC, offset=9, wait_ms=60_000)
+    found = engine.reader.read(TOPIC, offset=9, wait_ms=60_000)
 
     assert (found.deliveries, found.next_offset) == ([], 1)
 
 
 def test_a_topic_that_is_not_there_has_no_messages_and_is_not_made(engine: Engine) -> None:
-    assert engine.read(TOPIC).next_offset == engine.read(TOPIC, offset=5).next_offset == 0
-    assert engine.topics() == []
+    assert engine.reader.read(TOPIC).next_offset == engine.reader.read(TOPIC, offset=5).next_offset == 0
+    assert engine.admin.topics() == []
 
 
 def test_a_damaged_record_is_passed_over_and_told(
@@ -172,7 +174,7 @@ def test_a_damaged_record_is_passed_over_and_told(
     data[data.rindex(b"damaged")] ^= 1
     path.write_bytes(data)
 
-    found = engine.read(TOPIC, offset=0)
+    found = engine.reader.read(TOPIC, offset=0)
 
     assert [one.id for one in found.deliveries] == ["before", "after"]
     assert found.next_offset == 3
@@ -185,7 +187,7 @@ def test_an_answer_is_bounded_in_bytes_and_the_next_one_goes_on(open_engine: typ
 
     place, found = 0, []
     for _ in range(4):
-        answer = engine.read(TOPIC, offset=place)
+        answer = engine.reader.read(TOPIC, offset=place)
         found.append(len(answer.deliveries))
         place = answer.next_offset
 
@@ -198,7 +200,7 @@ def test_an_answer_is_bounded_in_bytes_and_the_next_one_goes_on(open_engine: typ
 )
 def test_what_cannot_be_read_is_refused(engine: Engine, wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidMessage):
-        engine.read(**{"topic": TOPIC, **wrong})  # type: ignore[arg-type]
+        engine.reader.read(**{"topic": TOPIC, **wrong})  # type: ignore[arg-type]
 
 
 def test_closing_sends_who_waits_away(open_engine: type_of_open) -> None:

@@ -38,48 +38,48 @@ class NoBlocks:
 
 def publish(engine: Engine, *ids: str, topic: str = TOPIC, deliver_at_ms: int | None = None) -> list[str]:
     messages = [Message(id=one, topic=topic, body=one.encode() * 20, deliver_at_ms=deliver_at_ms) for one in ids]
-    return [str(one.status) for one in engine.publish(messages)]
+    return [str(one.status) for one in engine.publisher.publish(messages)]
 
 
 def pull_ids(engine: Engine, *, topic: str = TOPIC) -> list[str]:
-    return [one.id for one in engine.pull(topic, GROUP, max_messages=1_000)]
+    return [one.id for one in engine.puller.pull(topic, GROUP, max_messages=1_000)]
 
 
 def busy_past(engine: Engine, clock: ManualClock) -> dict[str, str]:
     """Many segments of both logs, with something of each kind in them; returns what is settled: receipts by id."""
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2, backoff_initial_ms=100))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2, backoff_initial_ms=100))
     publish(engine, "fires", "gone", deliver_at_ms=clock.now_ms() + 1_000)
     publish(engine, "waits", deliver_at_ms=clock.now_ms() + HOUR_MS)
-    engine.cancel(["gone", "unborn"])
+    engine.publisher.cancel(["gone", "unborn"])
     settled: dict[str, str] = {}
     for number in range(60):
         publish(engine, f"a{number}", f"b{number}", f"c{number}")
         publish(engine, f"other{number}", topic=f"topic{number % 7}")
-        deliveries = engine.pull(TOPIC, GROUP, max_messages=2, invisible_ms=HOUR_MS)
-        engine.ack([deliveries[0].receipt])
+        deliveries = engine.puller.pull(TOPIC, GROUP, max_messages=2, invisible_ms=HOUR_MS)
+        engine.settler.ack([deliveries[0].receipt])
         settled[deliveries[0].id] = deliveries[0].receipt
         if number % 9 == 0:
-            engine.nack([deliveries[1].receipt], delay_ms=0, reason="broken")
+            engine.settler.nack([deliveries[1].receipt], delay_ms=0, reason="broken")
     clock.advance(1_000)
-    engine.cancel([])  # what is due has taken its place
+    engine.publisher.cancel([])  # what is due has taken its place
     publish(engine, "unborn")
     return settled
 
 
 def held(engine: Engine) -> dict[str, tuple[int, int]]:
     """How much each topic has stored and scheduled, whatever its groups have made of it."""
-    figures = {topic: engine.topic_figures(topic) for topic in engine.topics()}
+    figures = {topic: engine.admin.topic_figures(topic) for topic in engine.admin.topics()}
     return {topic: (one["stored"], one["scheduled"]) for topic, one in figures.items()}
 
 
 def seen(engine: Engine) -> object:
     """All that can be seen of an engine without changing it."""
-    groups = [(topic, group) for topic in engine.topics() for group in engine.groups(topic)]
+    groups = [(topic, group) for topic in engine.admin.topics() for group in engine.admin.groups(topic)]
     return (
-        {topic: dict(engine.topic_figures(topic)) for topic in engine.topics()},
-        {place: dict(engine.group_figures(*place)) for place in groups},
-        {place: engine.dead(*place) for place in groups},
-        engine.scheduled(),
+        {topic: dict(engine.admin.topic_figures(topic)) for topic in engine.admin.topics()},
+        {place: dict(engine.admin.group_figures(*place)) for place in groups},
+        {place: engine.admin.dead(*place) for place in groups},
+        engine.publisher.scheduled(),
     )
 
 
@@ -141,13 +141,13 @@ def test_what_saves_time_may_be_lost_stale_or_damaged_and_nothing_changes(
     engine = open_engine(**SMALL)
 
     assert seen(engine) == before
-    assert engine.ack(list(settled.values())) == ["already_acked"] * len(settled)
+    assert engine.settler.ack(list(settled.values())) == ["already_acked"] * len(settled)
     assert publish(engine, "a0", "b30", "c59", "fires", "waits", "gone") == ["duplicate"] * 6
     ready = drained(engine)
     assert "fires" in ready
     assert not {"gone", "unborn", "waits"} & set(ready)
     clock.advance(2 * HOUR_MS)
-    came = {*ready, *drained(engine), *(one.id for one in engine.dead(TOPIC, GROUP)[0])}
+    came = {*ready, *drained(engine), *(one.id for one in engine.admin.dead(TOPIC, GROUP)[0])}
     published = {f"{name}{number}" for name in "abc" for number in range(60)}
     assert came == {"fires", "waits", *published} - set(settled)
 
@@ -163,12 +163,12 @@ def test_a_block_of_an_index_that_is_damaged_while_the_broker_runs_is_made_anew_
     engine = open_engine(**SMALL)
     path.write_bytes(whole[:3] + bytes([whole[3] ^ 1]) + whole[4:])
 
-    assert [one.id for one in engine.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
+    assert [one.id for one in engine.puller.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
 
     engine.check_ready()
     assert "index_rebuilt" in map(event_name, caplog.records)
     engine = open_engine(**SMALL)
-    assert [one.id for one in engine.pull(TOPIC, "third", max_messages=3)] == ["a0", "b0", "c0"]
+    assert [one.id for one in engine.puller.pull(TOPIC, "third", max_messages=3)] == ["a0", "b0", "c0"]
 
 
 def test_index_files_can_be_read_by_their_owner_alone_as_the_segments(
@@ -277,11 +277,11 @@ def test_dead_letters_take_no_more_in_a_checkpoint_than_in_memory() -> None:
 
 def test_dead_letters_are_there_after_a_restart_from_a_checkpoint(open_engine: type_of_open, folder: Path) -> None:
     engine = open_engine(**SMALL)
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, *(f"m{number}" for number in range(30)))
-    for number, one in enumerate(engine.pull(TOPIC, GROUP)):
-        engine.nack([one.receipt], reason=f"broken {number % 3}")
-    before = engine.dead(TOPIC, GROUP)
+    for number, one in enumerate(engine.puller.pull(TOPIC, GROUP)):
+        engine.settler.nack([one.receipt], reason=f"broken {number % 3}")
+    before = engine.admin.dead(TOPIC, GROUP)
     engine.writer.write_checkpoint()
     engine.close()
     for path in segment_paths(folder / "actions")[:-1]:
@@ -290,5 +290,5 @@ def test_dead_letters_are_there_after_a_restart_from_a_checkpoint(open_engine: t
     engine = open_engine(**SMALL)
 
     assert len(before[0]) == 30
-    assert engine.dead(TOPIC, GROUP) == before
-    assert engine.redrive(TOPIC, GROUP) == 30
+    assert engine.admin.dead(TOPIC, GROUP) == before
+    assert engine.admin.redrive(TOPIC, GROUP) == 30

@@ -20,9 +20,9 @@ type_of_open = Callable[..., Engine]
 
 def publish(engine: Engine, *topics: str, quota: ClientTopicQuota | None = LIMITED) -> list[PublishResult]:
     """A message to each of these topics, in one batch."""
-    published = len(engine.topics()) + sum(engine.counters().values())
+    published = len(engine.admin.topics()) + sum(engine.counters().values())
     batch = [Message(id=f"{topic}-{number}-{published}", topic=topic, body=b"") for number, topic in enumerate(topics)]
-    return engine.publish(batch, quota=quota)
+    return engine.publisher.publish(batch, quota=quota)
 
 
 def statuses(results: list[PublishResult]) -> list[str]:
@@ -38,7 +38,7 @@ def test_a_new_topic_beyond_the_quota_is_refused_by_name_and_all_else_is_stored(
     assert results[3].error is not None
     assert "topics_max of the token" in results[3].error
     assert "vic" not in results[3].error
-    assert engine.topics() == ["lim.1", "lim.2", "vic.1", "vic.2", "vic.3"]
+    assert engine.admin.topics() == ["lim.1", "lim.2", "vic.1", "vic.2", "vic.3"]
     assert statuses(publish(engine, "lim.1", "lim.2")) == ["stored"] * 2
     assert statuses(publish(engine, "vic.4", quota=None)) == ["stored"]
     assert engine.counters()["published_rejected_topics_max", "~others", ""] == 1
@@ -48,15 +48,15 @@ def test_a_quota_holds_for_groups_pulls_and_scheduled_messages_too(engine: Engin
     publish(engine, "lim.1", "lim.2")
 
     with pytest.raises(InvalidMessage, match="topics_max of the token"):
-        engine.declare_group("lim.3", "g", GroupConfig(), quota=LIMITED)
+        engine.admin.declare_group("lim.3", "g", GroupConfig(), quota=LIMITED)
     with pytest.raises(InvalidMessage, match="topics_max of the token"):
-        engine.take("lim.3", "g", max_messages=1, invisible_ms=1_000, quota=LIMITED)
+        engine.puller.take("lim.3", "g", max_messages=1, invisible_ms=1_000, quota=LIMITED)
     later = Message(id="later", topic="lim.3", body=b"", deliver_at_ms=1_900_000_000_000)
-    assert statuses(engine.publish([later], quota=LIMITED)) == ["rejected"]
+    assert statuses(engine.publisher.publish([later], quota=LIMITED)) == ["rejected"]
 
-    engine.declare_group("lim.1", "g", GroupConfig(), quota=LIMITED)
-    assert engine.take("lim.2", "g", max_messages=1, invisible_ms=1_000, quota=LIMITED)
-    assert engine.topics() == ["lim.1", "lim.2"]
+    engine.admin.declare_group("lim.1", "g", GroupConfig(), quota=LIMITED)
+    assert engine.puller.take("lim.2", "g", max_messages=1, invisible_ms=1_000, quota=LIMITED)
+    assert engine.admin.topics() == ["lim.1", "lim.2"]
 
 
 def test_topics_count_that_are_there_already_whoever_made_them_and_when(open_engine: type_of_open) -> None:
@@ -66,7 +66,7 @@ def test_topics_count_that_are_there_already_whoever_made_them_and_when(open_eng
     engine = open_engine()
 
     assert statuses(publish(engine, "lim.3")) == ["rejected"]
-    engine.delete_topic("lim.1")
+    engine.deletion.delete_topic("lim.1")
     assert statuses(publish(engine, "lim.3", "lim.4")) == ["stored", "rejected"]
 
 

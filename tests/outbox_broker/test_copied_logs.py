@@ -20,11 +20,11 @@ type_of_open = Callable[..., Engine]
 def publish(engine: Engine, topic: str, *bodies: bytes) -> None:
     """Publish messages, each by itself, whose ids count from 0."""
     for number, body in enumerate(bodies):
-        engine.publish([Message(id=f"{topic}-{number}", topic=topic, body=body)])
+        engine.publisher.publish([Message(id=f"{topic}-{number}", topic=topic, body=body)])
 
 
 def pull_ids(engine: Engine, topic: str = TOPIC) -> list[str]:
-    return [one.id for one in engine.pull(topic, GROUP)]
+    return [one.id for one in engine.puller.pull(topic, GROUP)]
 
 
 def segment_of(folder: Path) -> Path:
@@ -50,8 +50,8 @@ def test_a_publish_of_a_copy_that_a_kill_cuts_short_publishes_nothing_that_is_in
 
     engine = open_engine()
 
-    assert engine.topics() == [TOPIC]
-    assert engine.topic_figures(TOPIC)["stored"] == 2
+    assert engine.admin.topics() == [TOPIC]
+    assert engine.admin.topic_figures(TOPIC)["stored"] == 2
     assert pull_ids(engine) == [f"{TOPIC}-0", f"{TOPIC}-1"]
     assert engine.log_figures()["quarantined_bytes"] == 0, "a torn tail is no damage"
 
@@ -72,9 +72,9 @@ def test_a_flipped_bit_in_a_message_that_carries_a_copy_costs_that_message_alone
 
     engine = open_engine() if reopened else engine
 
-    assert engine.topic_figures(TOPIC)["stored"] == 2
+    assert engine.admin.topic_figures(TOPIC)["stored"] == 2
     assert pull_ids(engine) == [f"{TOPIC}-0", f"{TOPIC}-1"]
     got = [*pull_ids(engine, BACKUPS), *pull_ids(engine, BACKUPS)]
     assert got == [f"{BACKUPS}-0", f"{BACKUPS}-2"]
-    [letter] = engine.dead(BACKUPS, GROUP)[0]
+    [letter] = engine.admin.dead(BACKUPS, GROUP)[0]
     assert "damaged" in letter.reason

@@ -38,12 +38,14 @@ def message(message_id: str, *, topic: str = TOPIC, deliver_at_ms: int | None = 
 
 
 def publish(engine: Engine, *ids: str, topic: str = TOPIC, deliver_at_ms: int | None = None, size: int = 1) -> None:
-    results = engine.publish([message(one, topic=topic, deliver_at_ms=deliver_at_ms, size=size) for one in ids])
+    results = engine.publisher.publish(
+        [message(one, topic=topic, deliver_at_ms=deliver_at_ms, size=size) for one in ids]
+    )
     assert [one.status for one in results] == ["stored"] * len(ids)
 
 
 def pull_ids(engine: Engine, group: str = GROUP) -> list[str]:
-    return [one.id for one in engine.pull(TOPIC, group)]
+    return [one.id for one in engine.puller.pull(TOPIC, group)]
 
 
 def actions_of(folder: Path) -> Iterator[journal.Action]:
@@ -78,19 +80,19 @@ def clock() -> WatchedClock:
 def test_a_deleted_group_is_gone_and_stays_gone(open_engine: type_of_open) -> None:
     engine = open_engine()
     publish(engine, "a", "b")
-    engine.ack([one.receipt for one in engine.pull(TOPIC, GROUP, max_messages=1)])
-    engine.pull(TOPIC, "other")
+    engine.settler.ack([one.receipt for one in engine.puller.pull(TOPIC, GROUP, max_messages=1)])
+    engine.puller.pull(TOPIC, "other")
 
-    engine.delete_group(TOPIC, GROUP)
+    engine.deletion.delete_group(TOPIC, GROUP)
 
-    assert engine.groups(TOPIC) == ["other"]
+    assert engine.admin.groups(TOPIC) == ["other"]
     with pytest.raises(KeyError, match="no consumer group billing"):
-        engine.group_figures(TOPIC, GROUP)
+        engine.admin.group_figures(TOPIC, GROUP)
     with pytest.raises(KeyError):
-        engine.delete_group(TOPIC, GROUP)
+        engine.deletion.delete_group(TOPIC, GROUP)
     with pytest.raises(KeyError):
-        engine.delete_group("nothing", GROUP)
-    assert open_engine().groups(TOPIC) == ["other"]
+        engine.deletion.delete_group("nothing", GROUP)
+    assert open_engine().admin.groups(TOPIC) == ["other"]
 
 
 def test_a_deletion_is_durable_before_it_is_answered(folder: Path, clock: ManualClock) -> None:
@@ -101,7 +103,7 @@ def test_a_deletion_is_durable_before_it_is_answered(folder: Path, clock: Manual
             publish(engine, "a")
             pull_ids(engine)
             storage.hold()
-            answer = pool.submit(engine.delete_group, TOPIC, GROUP, force=True)
+            answer = pool.submit(engine.deletion.delete_group, TOPIC, GROUP, force=True)
             assert storage.waiting.wait(DEADLINE_S)
             assert not answer.done()
         finally:
@@ -112,100 +114,100 @@ def test_a_deletion_is_durable_before_it_is_answered(folder: Path, clock: Manual
 
 def test_a_group_of_the_same_name_is_another_group(open_engine: type_of_open) -> None:
     engine = open_engine()
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1, filter="type = 'a'", ordered=True))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1, filter="type = 'a'", ordered=True))
     publish(engine, "a", "b")
-    engine.delete_group(TOPIC, GROUP)
+    engine.deletion.delete_group(TOPIC, GROUP)
 
     again = [pull_ids(engine)]
     engine = open_engine()
 
     assert again == [["a", "b"]]
-    assert engine.group_config(TOPIC, GROUP) == GroupConfig()
-    assert engine.group_figures(TOPIC, GROUP)["in_flight"] == 2
+    assert engine.admin.group_config(TOPIC, GROUP) == GroupConfig()
+    assert engine.admin.group_figures(TOPIC, GROUP)["in_flight"] == 2
 
 
 def test_no_receipt_of_a_deleted_group_settles_anything(open_engine: type_of_open, clock: ManualClock) -> None:
     engine = open_engine()
     publish(engine, "a", "b")
-    old = [one.receipt for one in engine.pull(TOPIC, GROUP)]
-    engine.delete_group(TOPIC, GROUP, force=True)
+    old = [one.receipt for one in engine.puller.pull(TOPIC, GROUP)]
+    engine.deletion.delete_group(TOPIC, GROUP, force=True)
 
-    gone = engine.ack(old), engine.nack(old), engine.extend(old, invisible_ms=1_000)
-    new = [one.receipt for one in engine.pull(TOPIC, GROUP, max_messages=1)]
-    stale = engine.ack(old), engine.nack(old), engine.extend(old, invisible_ms=1_000)
+    gone = engine.settler.ack(old), engine.settler.nack(old), engine.settler.extend(old, invisible_ms=1_000)
+    new = [one.receipt for one in engine.puller.pull(TOPIC, GROUP, max_messages=1)]
+    stale = engine.settler.ack(old), engine.settler.nack(old), engine.settler.extend(old, invisible_ms=1_000)
 
     assert gone == (["unknown"] * 2, ["stale"] * 2, ["stale"] * 2)
     assert stale == (["stale"] * 2, ["stale"] * 2, ["stale"] * 2)
-    assert engine.ack(new) == ["acked"]
-    assert engine.ack(old) == ["stale"] * 2
-    assert open_engine().group_figures(TOPIC, GROUP)["backlog"] == 1
+    assert engine.settler.ack(new) == ["acked"]
+    assert engine.settler.ack(old) == ["stale"] * 2
+    assert open_engine().admin.group_figures(TOPIC, GROUP)["backlog"] == 1
 
 
 def test_receipts_stay_stale_when_all_but_a_checkpoint_is_gone(open_engine: type_of_open) -> None:
     engine = open_engine(checkpoint_bytes=4096, segment_bytes=4096)
     publish(engine, "a")
-    [old] = [one.receipt for one in engine.pull(TOPIC, GROUP)]
-    engine.delete_group(TOPIC, GROUP, force=True)
+    [old] = [one.receipt for one in engine.puller.pull(TOPIC, GROUP)]
+    engine.deletion.delete_group(TOPIC, GROUP, force=True)
     for _ in range(200):
-        engine.pause(TOPIC, "other", paused=False) if "other" in engine.groups(TOPIC) else engine.declare_group(
-            TOPIC, "other", GroupConfig()
-        )
+        engine.admin.pause(TOPIC, "other", paused=False) if "other" in engine.admin.groups(
+            TOPIC
+        ) else engine.admin.declare_group(TOPIC, "other", GroupConfig())
 
     engine = open_engine(checkpoint_bytes=4096, segment_bytes=4096)
 
-    assert GROUP not in engine.groups(TOPIC)
-    [new] = [one.receipt for one in engine.pull(TOPIC, GROUP)]
+    assert GROUP not in engine.admin.groups(TOPIC)
+    [new] = [one.receipt for one in engine.puller.pull(TOPIC, GROUP)]
     assert new != old
-    assert engine.ack([old]) == ["stale"]
-    assert engine.ack([new]) == ["acked"]
+    assert engine.settler.ack([old]) == ["stale"]
+    assert engine.settler.ack([new]) == ["acked"]
 
 
 def test_a_group_in_use_is_deleted_by_force_alone(engine: Engine, clock: ManualClock) -> None:
     publish(engine, "a")
-    [held] = engine.pull(TOPIC, GROUP, invisible_ms=30_000)
+    [held] = engine.puller.pull(TOPIC, GROUP, invisible_ms=30_000)
 
     with pytest.raises(InUse, match=r"hold 1 messages; stop its consumers, or force"):
-        engine.delete_group(TOPIC, GROUP)
-    assert engine.ack([held.receipt]) == ["acked"]
-    engine.delete_group(TOPIC, GROUP)
+        engine.deletion.delete_group(TOPIC, GROUP)
+    assert engine.settler.ack([held.receipt]) == ["acked"]
+    engine.deletion.delete_group(TOPIC, GROUP)
 
     pull_ids(engine)
-    engine.delete_group(TOPIC, GROUP, force=True)
+    engine.deletion.delete_group(TOPIC, GROUP, force=True)
     pull_ids(engine)
     clock.advance(30_000)  # whoever held it is dead
-    engine.delete_group(TOPIC, GROUP)
-    assert engine.groups(TOPIC) == []
+    engine.deletion.delete_group(TOPIC, GROUP)
+    assert engine.admin.groups(TOPIC) == []
 
 
 def test_a_pull_that_waits_keeps_its_group_and_ends_with_the_deletion(engine: Engine, clock: WatchedClock) -> None:
     with ThreadPoolExecutor() as pool:
-        pulls = [pool.submit(engine.pull, TOPIC, GROUP, wait_ms=WAIT_MS) for _ in range(3)]
+        pulls = [pool.submit(engine.puller.pull, TOPIC, GROUP, wait_ms=WAIT_MS) for _ in range(3)]
         for _ in pulls:
             assert clock.pulls.acquire(timeout=DEADLINE_S)
         with pytest.raises(InUse, match="3 pulls wait"):
-            engine.delete_group(TOPIC, GROUP)
+            engine.deletion.delete_group(TOPIC, GROUP)
 
-        engine.delete_group(TOPIC, GROUP, force=True)
+        engine.deletion.delete_group(TOPIC, GROUP, force=True)
 
         ended = [pull.exception() for pull in pulls]
     assert [type(one) for one in ended] == [GroupDeleted] * 3
     assert all("billing of orders was deleted" in str(one) for one in ended)
-    assert engine.groups(TOPIC) == []
+    assert engine.admin.groups(TOPIC) == []
 
 
 def test_waiting_pulls_do_not_go_on_with_a_group_that_another_made_at_once(engine: Engine) -> None:
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     began = engine.deletions
 
-    engine.delete_group(TOPIC, GROUP)
+    engine.deletion.delete_group(TOPIC, GROUP)
     publish(engine, "a")
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
 
     with pytest.raises(GroupDeleted):
-        engine.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000, since=began)
+        engine.puller.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000, since=began)
 
     def take_at_hand() -> bool:  # nothing is said where another thread, as the timer's, is at work
-        return engine.take_at_hand(TOPIC, GROUP, max_messages=1, invisible_ms=1_000, since=began) is not None
+        return engine.puller.take_at_hand(TOPIC, GROUP, max_messages=1, invisible_ms=1_000, since=began) is not None
 
     with pytest.raises(GroupDeleted):
         until(take_at_hand)
@@ -217,43 +219,43 @@ def test_a_deleted_group_leaves_room_in_hand_and_for_dead_letters(
 ) -> None:
     engine = open_engine(in_hand_max=2, group_in_hand_min=0, dead_letters_bytes_max=1)
     publish(engine, "a", "b")
-    engine.declare_group(TOPIC, "dying", GroupConfig(max_attempts=1))
-    engine.nack([one.receipt for one in engine.pull(TOPIC, "dying", max_messages=1)])
-    assert engine.group_figures(TOPIC, "dying")["dead"] == 1
-    assert len(engine.pull(TOPIC, GROUP)) == 2
+    engine.admin.declare_group(TOPIC, "dying", GroupConfig(max_attempts=1))
+    engine.settler.nack([one.receipt for one in engine.puller.pull(TOPIC, "dying", max_messages=1)])
+    assert engine.admin.group_figures(TOPIC, "dying")["dead"] == 1
+    assert len(engine.puller.pull(TOPIC, GROUP)) == 2
     with ThreadPoolExecutor() as pool:
-        short = pool.submit(engine.pull, TOPIC, "third", wait_ms=WAIT_MS)
+        short = pool.submit(engine.puller.pull, TOPIC, "third", wait_ms=WAIT_MS)
         assert clock.pulls.acquire(timeout=DEADLINE_S)
-        engine.delete_group(TOPIC, GROUP, force=True)
+        engine.deletion.delete_group(TOPIC, GROUP, force=True)
         assert [one.id for one in short.result()] == ["a", "b"]
-    engine.delete_group(TOPIC, "third", force=True)
-    engine.delete_group(TOPIC, "dying", force=True)
+    engine.deletion.delete_group(TOPIC, "third", force=True)
+    engine.deletion.delete_group(TOPIC, "dying", force=True)
 
-    engine.declare_group(TOPIC, "dying", GroupConfig(max_attempts=1))
-    engine.nack([one.receipt for one in engine.pull(TOPIC, "dying", max_messages=1)])
+    engine.admin.declare_group(TOPIC, "dying", GroupConfig(max_attempts=1))
+    engine.settler.nack([one.receipt for one in engine.puller.pull(TOPIC, "dying", max_messages=1)])
 
-    assert engine.group_figures(TOPIC, "dying")["dead"] == 1
+    assert engine.admin.group_figures(TOPIC, "dying")["dead"] == 1
 
 
 def test_a_deleted_group_holds_nothing_back(open_engine: type_of_open, folder: Path, clock: ManualClock) -> None:
     engine = open_engine(segment_bytes=4096, retention_ms=HOUR_MS, retention_check_ms=NEVER_MS)
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     for number in range(6):
         publish(engine, f"m{number}", size=2_000)
     clock.advance(2 * HOUR_MS)
-    assert engine.drop_outdated() == 0
+    assert engine.retention.drop_outdated() == 0
 
-    engine.delete_group(TOPIC, GROUP)
+    engine.deletion.delete_group(TOPIC, GROUP)
 
-    assert engine.drop_outdated() > 0
+    assert engine.retention.drop_outdated() > 0
 
 
 def test_figures_of_a_deleted_group_are_gone(engine: Engine) -> None:
     publish(engine, "a")
-    engine.ack([one.receipt for one in engine.pull(TOPIC, GROUP)])
+    engine.settler.ack([one.receipt for one in engine.puller.pull(TOPIC, GROUP)])
     assert any(GROUP in place for place in engine.counters())
 
-    engine.delete_group(TOPIC, GROUP)
+    engine.deletion.delete_group(TOPIC, GROUP)
 
     assert not any(GROUP in place for place in engine.counters())
     assert any(TOPIC in place for place in engine.counters())
@@ -267,58 +269,58 @@ def test_a_deleted_topic_is_gone_and_stays_gone(open_engine: type_of_open) -> No
     publish(engine, "a", "b")
     publish(engine, "c", topic="other")
 
-    engine.delete_topic(TOPIC)
+    engine.deletion.delete_topic(TOPIC)
 
     for _ in range(2):
-        assert engine.topics() == ["other"]
+        assert engine.admin.topics() == ["other"]
         with pytest.raises(KeyError, match="no topic orders"):
-            engine.topic_figures(TOPIC)
+            engine.admin.topic_figures(TOPIC)
         with pytest.raises(KeyError):
-            engine.delete_topic(TOPIC)
+            engine.deletion.delete_topic(TOPIC)
         assert not any(TOPIC in place for place in engine.counters())
         engine = open_engine()
 
 
 def test_a_topic_in_use_is_deleted_by_force_alone(engine: Engine, clock: ManualClock) -> None:
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     publish(engine, "later", deliver_at_ms=clock.now_ms() + HOUR_MS)
 
     with pytest.raises(InUse, match="1 consumer groups and 1 scheduled messages"):
-        engine.delete_topic(TOPIC)
-    engine.delete_group(TOPIC, GROUP)
+        engine.deletion.delete_topic(TOPIC)
+    engine.deletion.delete_group(TOPIC, GROUP)
     with pytest.raises(InUse, match="0 consumer groups and 1 scheduled messages"):
-        engine.delete_topic(TOPIC)
-    engine.cancel(["later"])
-    engine.delete_topic(TOPIC)
+        engine.deletion.delete_topic(TOPIC)
+    engine.publisher.cancel(["later"])
+    engine.deletion.delete_topic(TOPIC)
 
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     publish(engine, "later2", deliver_at_ms=clock.now_ms() + HOUR_MS)
-    engine.delete_topic(TOPIC, force=True)
+    engine.deletion.delete_topic(TOPIC, force=True)
 
-    assert engine.topics() == []
+    assert engine.admin.topics() == []
     assert engine.log_figures()["scheduled"] == 0
 
 
 def test_a_topic_that_is_made_again_goes_on_at_the_old_end(open_engine: type_of_open) -> None:
     engine = open_engine()
     publish(engine, "a", "b")
-    [old, _] = [one.receipt for one in engine.pull(TOPIC, GROUP)]
-    engine.delete_topic(TOPIC, force=True)
-    assert engine.ack([old]) == ["unknown"]
+    [old, _] = [one.receipt for one in engine.puller.pull(TOPIC, GROUP)]
+    engine.deletion.delete_topic(TOPIC, force=True)
+    assert engine.settler.ack([old]) == ["unknown"]
 
     publish(engine, "c")
-    [new] = engine.pull(TOPIC, GROUP)
-    engine.delete_topic(TOPIC, force=True)
+    [new] = engine.puller.pull(TOPIC, GROUP)
+    engine.deletion.delete_topic(TOPIC, force=True)
     engine = open_engine()
     publish(engine, "d", "e")
     engine = open_engine()
 
     assert new.id == "c"
-    assert engine.ack([old, new.receipt]) == ["unknown", "unknown"]
-    page = engine.read(TOPIC, start="earliest")
+    assert engine.settler.ack([old, new.receipt]) == ["unknown", "unknown"]
+    page = engine.reader.read(TOPIC, start="earliest")
     assert [one.id for one in page.deliveries] == ["d", "e"]
     assert (page.offset, page.next_offset) == (3, 5)
-    assert engine.ack([one.receipt for one in engine.pull(TOPIC, GROUP)]) == ["acked"] * 2
+    assert engine.settler.ack([one.receipt for one in engine.puller.pull(TOPIC, GROUP)]) == ["acked"] * 2
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -330,25 +332,25 @@ def test_deleted_messages_do_not_come_back_from_index_files_and_checkpoints(
     for number in range(7):
         publish(engine, f"old{number}", size=1_500)
     publish(engine, "of-another", topic="other")
-    engine.delete_topic(TOPIC)
+    engine.deletion.delete_topic(TOPIC)
     if is_kept:
         for number in range(7):
             publish(engine, f"new{number}", size=1_500)
     for number in range(100):
-        engine.declare_group("other", "busy", GroupConfig(max_attempts=1 + number))
+        engine.admin.declare_group("other", "busy", GroupConfig(max_attempts=1 + number))
 
     for index_files in ("kept", "removed"):
         if index_files == "removed":
             for path in (folder / "messages").glob("*.index"):
                 path.unlink()
         engine = open_engine(**small)
-        assert engine.topics() == ([TOPIC, "other"] if is_kept else ["other"])
+        assert engine.admin.topics() == ([TOPIC, "other"] if is_kept else ["other"])
         if is_kept:
-            page = engine.read(TOPIC, start="earliest")
+            page = engine.reader.read(TOPIC, start="earliest")
             assert [one.id for one in page.deliveries] == [f"new{number}" for number in range(7)]
             assert page.offset == 7
     publish(engine, "last")
-    assert [one.id for one in engine.read(TOPIC, offset=0).deliveries][-1:] == ["last"]
+    assert [one.id for one in engine.reader.read(TOPIC, offset=0).deliveries][-1:] == ["last"]
 
 
 def test_an_index_file_that_is_damaged_is_made_anew_beside_a_deleted_topic(
@@ -358,13 +360,13 @@ def test_an_index_file_that_is_damaged_is_made_anew_beside_a_deleted_topic(
     for number in range(4):
         publish(engine, f"a{number}", size=700)
         publish(engine, f"b{number}", topic="other", size=700)
-    engine.delete_topic(TOPIC)
+    engine.deletion.delete_topic(TOPIC)
     publish(engine, "a9")
     engine = open_engine(segment_bytes=4096)
     for path in (folder / "messages").glob("*.index"):
         path.write_bytes(b"\xff" * path.stat().st_size)
 
-    assert [one.id for one in engine.pull("other", GROUP)] == [f"b{number}" for number in range(4)]
+    assert [one.id for one in engine.puller.pull("other", GROUP)] == [f"b{number}" for number in range(4)]
     assert pull_ids(engine) == ["a9"]
 
 
@@ -378,17 +380,17 @@ def test_scheduled_messages_of_a_deleted_topic_are_canceled_and_told(
         publish(engine, one, deliver_at_ms=due_ms + number * HOUR_MS)
         publish(engine, f"other{number}", topic="other", deliver_at_ms=due_ms + number * HOUR_MS)
 
-    engine.delete_topic(TOPIC, force=True)
+    engine.deletion.delete_topic(TOPIC, force=True)
 
     assert engine.log_figures()["scheduled"] == 20
-    assert all(engine.scheduled_message(one) is None for one in ids)
+    assert all(engine.publisher.scheduled_message(one) is None for one in ids)
     told = {one for action in actions_of(folder) if isinstance(action, journal.Canceled) for one in action.ids}
     assert told == set(ids)
     publish(engine, "again")
     clock.advance(25 * DAY_MS)
     engine = open_engine()
     assert pull_ids(engine) == ["again"]
-    assert len(engine.pull("other", GROUP)) == 20
+    assert len(engine.puller.pull("other", GROUP)) == 20
 
 
 def test_a_message_that_is_on_its_way_as_its_topic_is_deleted_is_canceled(folder: Path, clock: ManualClock) -> None:
@@ -400,22 +402,24 @@ def test_a_message_that_is_on_its_way_as_its_topic_is_deleted_is_canceled(folder
             publish(engine, "other", topic="other", deliver_at_ms=clock.now_ms() + 1_000)
             storage.hold()
             clock.advance(1_000)
-            fired = pool.submit(engine.pull, "other", GROUP)
+            fired = pool.submit(engine.puller.pull, "other", GROUP)
             assert storage.waiting.wait(DEADLINE_S)  # it is handed out by the schedule, and that is not synced yet
 
-            deleted = pool.submit(engine.delete_topic, TOPIC, force=True)
+            deleted = pool.submit(engine.deletion.delete_topic, TOPIC, force=True)
         finally:
             storage.release()
         deleted.result()
         assert [one.id for one in fired.result()] in (["other"], [])
-        found = [one.id for one in engine.pull("other", GROUP, wait_ms=WAIT_MS)] if not fired.result() else ["other"]
+        found = (
+            [one.id for one in engine.puller.pull("other", GROUP, wait_ms=WAIT_MS)] if not fired.result() else ["other"]
+        )
         publish(engine, "new")
         assert pull_ids(engine) == ["new"]
         assert found == ["other"]
         engine.close()
     engine = Engine.open(folder, clock=clock)
     try:
-        assert [one.id for one in engine.read(TOPIC, start="earliest").deliveries] == ["new"]
+        assert [one.id for one in engine.reader.read(TOPIC, start="earliest").deliveries] == ["new"]
     finally:
         engine.close()
 
@@ -424,15 +428,15 @@ def test_a_deleted_topic_frees_its_place(open_engine: type_of_open) -> None:
     engine = open_engine(topics_max=2)
     publish(engine, "a")
     publish(engine, "b", topic="other")
-    [refused] = engine.publish([message("c", topic="third")])
+    [refused] = engine.publisher.publish([message("c", topic="third")])
     assert refused.status == "rejected"
 
-    engine.delete_topic(TOPIC)
+    engine.deletion.delete_topic(TOPIC)
 
     publish(engine, "d", topic="third")
-    assert engine.topics() == ["other", "third"]
+    assert engine.admin.topics() == ["other", "third"]
     with pytest.raises(InvalidMessage):
-        engine.declare_group(TOPIC, GROUP, GroupConfig())
+        engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
 
 
 def test_deleted_topics_are_forgotten_once_retention_has_dropped_what_they_left(
@@ -445,44 +449,44 @@ def test_deleted_topics_are_forgotten_once_retention_has_dropped_what_they_left(
     engine = open_engine(**options)
     for name in ("t1", "t2"):
         publish(engine, name, topic=name)
-        engine.delete_topic(name)
+        engine.deletion.delete_topic(name)
     publish(engine, "t3", topic="t3")
     with pytest.raises(InUse, match="2 deleted topics are remembered"):
-        engine.delete_topic("t3")
+        engine.deletion.delete_topic("t3")
 
     for number in range(8):
         publish(engine, f"m{number}", topic="t3", size=2_000)
         for attempts in range(30):
-            engine.declare_group("t3", GROUP, GroupConfig(max_attempts=1 + attempts))
-    engine.ack([one.receipt for one in engine.pull("t3", GROUP)])
-    engine.delete_group("t3", GROUP)
+            engine.admin.declare_group("t3", GROUP, GroupConfig(max_attempts=1 + attempts))
+    engine.settler.ack([one.receipt for one in engine.puller.pull("t3", GROUP)])
+    engine.deletion.delete_group("t3", GROUP)
     clock.advance(2 * HOUR_MS)
-    assert engine.drop_outdated() > 0
-    engine.delete_topic("t3")
+    assert engine.retention.drop_outdated() > 0
+    engine.deletion.delete_topic("t3")
 
     engine = open_engine(**options)
     publish(engine, "new", topic="t1")
-    assert [one.id for one in open_engine(**options).read("t1", start="earliest").deliveries] == ["new"]
+    assert [one.id for one in open_engine(**options).reader.read("t1", start="earliest").deliveries] == ["new"]
 
 
 def test_readers_of_a_deleted_topic_keep_their_place(engine: Engine) -> None:
     publish(engine, "a", "b")
-    page = engine.read(TOPIC, start="earliest")
+    page = engine.reader.read(TOPIC, start="earliest")
 
-    engine.delete_topic(TOPIC)
-    nothing = engine.read(TOPIC, offset=page.next_offset)
+    engine.deletion.delete_topic(TOPIC)
+    nothing = engine.reader.read(TOPIC, offset=page.next_offset)
     publish(engine, "c")
 
     assert (nothing.deliveries, nothing.next_offset) == ([], page.next_offset)
-    assert [one.id for one in engine.read(TOPIC, offset=page.next_offset).deliveries] == ["c"]
+    assert [one.id for one in engine.reader.read(TOPIC, offset=page.next_offset).deliveries] == ["c"]
 
 
 def test_what_was_published_before_is_known_by_its_id_still(open_engine: type_of_open) -> None:
     engine = open_engine()
     publish(engine, "a")
-    engine.delete_topic(TOPIC)
+    engine.deletion.delete_topic(TOPIC)
 
-    [result] = engine.publish([message("a")])
+    [result] = engine.publisher.publish([message("a")])
 
     assert result.status == "duplicate"
 
@@ -494,9 +498,9 @@ def test_files_of_this_version_name_deletions(folder: Path, open_engine: type_of
     engine = open_engine()
     publish(engine, "a")
     pull_ids(engine)
-    engine.delete_group(TOPIC, GROUP, force=True)
+    engine.deletion.delete_group(TOPIC, GROUP, force=True)
     pull_ids(engine)
-    engine.delete_topic(TOPIC, force=True)
+    engine.deletion.delete_topic(TOPIC, force=True)
 
     deletions = [one for one in actions_of(folder) if isinstance(one, DeletedGroup | DeletedTopic)]
 

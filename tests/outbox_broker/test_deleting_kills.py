@@ -21,8 +21,8 @@ AUDIT = "audit"
 def drained(engine: Engine, topic: str, group: str) -> list[str]:
     """All that is ready, settled."""
     ids: list[str] = []
-    while found := engine.pull(topic, group, max_messages=1_000):
-        assert engine.ack([one.receipt for one in found]) == ["acked"] * len(found)
+    while found := engine.puller.pull(topic, group, max_messages=1_000):
+        assert engine.settler.ack([one.receipt for one in found]) == ["acked"] * len(found)
         ids += [one.id for one in found]
     return ids
 
@@ -45,8 +45,8 @@ def check_recovered(folder: Path, told: Told) -> str:
     )  # fmt: skip
     for _ in range(2):  # what the first opening does is not undone by the second
         engine = Engine.open(folder, clock=clock, options=options)
-        topics = set(engine.topics())
-        is_grouped = TOPIC in topics and GROUP in engine.groups(TOPIC)
+        topics = set(engine.admin.topics())
+        is_grouped = TOPIC in topics and GROUP in engine.admin.groups(TOPIC)
         engine.close()
     engine = Engine.open(folder, clock=clock, options=options)
     try:

@@ -41,12 +41,12 @@ def message(message_id: str, *, topic: str = TOPIC, deliver_at_ms: int | None = 
 
 def publish(engine: Engine, *ids: str, topic: str = TOPIC, deliver_at_ms: int | None = None) -> list[str]:
     """Publish messages of these ids; returns their statuses."""
-    results = engine.publish([message(one, topic=topic, deliver_at_ms=deliver_at_ms) for one in ids])
+    results = engine.publisher.publish([message(one, topic=topic, deliver_at_ms=deliver_at_ms) for one in ids])
     return [str(one.status) for one in results]
 
 
 def pull(engine: Engine, *, max_messages: int = 100, invisible_ms: int = 30_000) -> list[Delivery]:
-    return engine.pull(TOPIC, GROUP, max_messages=max_messages, invisible_ms=invisible_ms)
+    return engine.puller.pull(TOPIC, GROUP, max_messages=max_messages, invisible_ms=invisible_ms)
 
 
 def pull_ids(engine: Engine) -> list[str]:
@@ -68,7 +68,7 @@ def pull_one(engine: Engine, *, invisible_ms: int = 30_000) -> Delivery:
 
 def declare(engine: Engine, *, max_attempts: int = 16) -> None:
     config = GroupConfig(max_attempts=max_attempts, backoff_initial_ms=100, backoff_max_ms=1_000)
-    engine.declare_group(TOPIC, GROUP, config)
+    engine.admin.declare_group(TOPIC, GROUP, config)
 
 
 def make_dead(engine: Engine, *ids: str) -> list[Delivery]:
@@ -76,7 +76,7 @@ def make_dead(engine: Engine, *ids: str) -> list[Delivery]:
     declare(engine, max_attempts=1)
     publish(engine, *ids)
     deliveries = pull(engine)
-    engine.nack([one.receipt for one in deliveries], reason="broken")
+    engine.settler.nack([one.receipt for one in deliveries], reason="broken")
     return deliveries
 
 
@@ -92,7 +92,7 @@ def test_a_full_disk_refuses_a_publish_and_takes_it_when_there_is_room(open_engi
     with pytest.raises(StorageFailed, match="No space left"):
         publish(engine, "a", "b", topic="new")
 
-    assert engine.topics() == [TOPIC], "nothing of what was refused is there"
+    assert engine.admin.topics() == [TOPIC], "nothing of what was refused is there"
     storage.mend()
     assert publish(engine, "a", "b") == ["stored", "stored"]
     assert pull_ids(engine) == ["before", "a", "b"]
@@ -109,16 +109,16 @@ def test_a_full_disk_refuses_an_action_and_changes_nothing(
     publish(engine, "held", "fresh")
     held = pull_one(engine)
     publish(engine, "later", deliver_at_ms=clock.now_ms() + HOUR_MS)
-    figures = engine.group_figures(TOPIC, GROUP)
+    figures = engine.admin.group_figures(TOPIC, GROUP)
     action: Callable[[], object] = {
         "pull": lambda: pull(engine),
-        "ack": lambda: engine.ack([held.receipt]),
-        "nack": lambda: engine.nack([held.receipt], delay_ms=0),
-        "extend": lambda: engine.extend([held.receipt], invisible_ms=5),
-        "cancel": lambda: engine.cancel(["later"]),
-        "pause": lambda: engine.pause(TOPIC, GROUP, paused=True),
-        "seek": lambda: engine.seek(TOPIC, GROUP, to_offset=0),
-        "redrive": lambda: engine.redrive(TOPIC, GROUP),
+        "ack": lambda: engine.settler.ack([held.receipt]),
+        "nack": lambda: engine.settler.nack([held.receipt], delay_ms=0),
+        "extend": lambda: engine.settler.extend([held.receipt], invisible_ms=5),
+        "cancel": lambda: engine.publisher.cancel(["later"]),
+        "pause": lambda: engine.admin.pause(TOPIC, GROUP, paused=True),
+        "seek": lambda: engine.admin.seek(TOPIC, GROUP, to_offset=0),
+        "redrive": lambda: engine.admin.redrive(TOPIC, GROUP),
     }[what]
     storage.room_bytes = 3
 
@@ -126,13 +126,13 @@ def test_a_full_disk_refuses_an_action_and_changes_nothing(
         action()
 
     storage.mend()
-    after = engine.group_figures(TOPIC, GROUP)
+    after = engine.admin.group_figures(TOPIC, GROUP)
     assert (after["in_flight"], after["dead"], after["scheduled"]) == (1, 1, 1)
     assert after["backlog"] == figures["backlog"] == 1
-    assert engine.ack([held.receipt]) == ["acked"]
+    assert engine.settler.ack([held.receipt]) == ["acked"]
     assert [(one.id, one.attempt) for one in pull(engine)] == [("fresh", 1)]
     engine = open_engine()
-    assert engine.ack([dead.receipt]) == ["stale"]
+    assert engine.settler.ack([dead.receipt]) == ["stale"]
     assert pull_ids(engine) == []
 
 
@@ -175,7 +175,7 @@ def test_concurrent_publishers_share_syncs(open_engine: type_of_open) -> None:
         assert storage.waiting.wait(120)
         followers = [pool.submit(publish, engine, f"m{number}") for number in range(31)]
         # The followers cannot be durable before the next sync: let it come once all of them have been written.
-        while engine.topic_figures(TOPIC)["stored"] < 32:
+        while engine.admin.topic_figures(TOPIC)["stored"] < 32:
             assert not any(one.done() for one in followers)
         storage.release()
         assert all(one.result(120) == ["stored"] for one in [leader, *followers])
@@ -189,7 +189,7 @@ def test_nothing_is_handed_out_before_it_is_durable(open_engine: type_of_open, c
     storage.hold()
 
     with ThreadPoolExecutor(2) as pool:
-        publishing = pool.submit(engine.publish, [message("now")])
+        publishing = pool.submit(engine.publisher.publish, [message("now")])
         assert storage.waiting.wait(120)
         early = pull_ids(engine)
         storage.release()
@@ -207,7 +207,7 @@ def test_what_falls_due_before_it_is_durable_is_handed_out_after_it_is(
     storage.hold()
 
     with ThreadPoolExecutor(2) as pool:
-        publishing = pool.submit(engine.publish, [message("due", deliver_at_ms=clock.now_ms() + 10)])
+        publishing = pool.submit(engine.publisher.publish, [message("due", deliver_at_ms=clock.now_ms() + 10)])
         assert storage.waiting.wait(120)
         clock.advance(10)
         pulling = pool.submit(pull_ids, engine)
@@ -308,15 +308,15 @@ def test_a_sync_that_fails_on_closing_is_raised_and_the_folder_let_go(folder: Pa
     [
         lambda engine: publish(engine, "a"),
         pull,
-        lambda engine: engine.ack([]),
-        lambda engine: engine.nack([]),
-        lambda engine: engine.extend([], invisible_ms=1),
-        lambda engine: engine.cancel(["a"]),
-        lambda engine: engine.declare_group(TOPIC, GROUP, GroupConfig()),
-        lambda engine: engine.seek(TOPIC, GROUP, to_offset=0),
-        lambda engine: engine.pause(TOPIC, GROUP, paused=True),
-        lambda engine: engine.redrive(TOPIC, GROUP),
-        lambda engine: engine.dead(TOPIC, GROUP),
+        lambda engine: engine.settler.ack([]),
+        lambda engine: engine.settler.nack([]),
+        lambda engine: engine.settler.extend([], invisible_ms=1),
+        lambda engine: engine.publisher.cancel(["a"]),
+        lambda engine: engine.admin.declare_group(TOPIC, GROUP, GroupConfig()),
+        lambda engine: engine.admin.seek(TOPIC, GROUP, to_offset=0),
+        lambda engine: engine.admin.pause(TOPIC, GROUP, paused=True),
+        lambda engine: engine.admin.redrive(TOPIC, GROUP),
+        lambda engine: engine.admin.dead(TOPIC, GROUP),
         lambda engine: engine.check_ready(),
     ],
     ids=["publish", "pull", "ack", "nack", "extend", "cancel", "declare", "seek", "pause", "redrive", "dead", "ready"],
@@ -337,13 +337,13 @@ def test_everything_is_there_over_many_small_segments(open_engine: type_of_open,
         publish(engine, *ids[start : start + 10])
     taken = [pull_one(engine) for _ in range(100)]
     for one in taken:
-        engine.ack([one.receipt])
+        engine.settler.ack([one.receipt])
     assert len(segment_paths(folder / "messages")) > 3
     assert len(segment_paths(folder / "actions")) >= 3
 
     engine = open_engine(segment_bytes=4096)
 
-    assert engine.ack([one.receipt for one in taken]) == ["already_acked"] * 100
+    assert engine.settler.ack([one.receipt for one in taken]) == ["already_acked"] * 100
     assert [one.id for one in pull(engine, max_messages=1_000)] == ids[100:]
 
 
@@ -357,7 +357,7 @@ def test_a_torn_tail_of_either_log_is_recovered_at_every_byte(
     receipts = [one.receipt for one in pull(engine)]
     sizes = {name: [size_of(folder, name)] for name in ("messages", "actions")}
     publish(engine, "c")
-    engine.ack([receipts[0]])
+    engine.settler.ack([receipts[0]])
     for name, found in sizes.items():
         found.append(size_of(folder, name))
     engine.close()
@@ -369,7 +369,7 @@ def test_a_torn_tail_of_either_log_is_recovered_at_every_byte(
         torn = "stored" if log == "messages" else "duplicate"
         first = "already_acked" if log == "messages" else "acked"
         assert publish(engine, "a", "b", "c") == ["duplicate", "duplicate", torn], size
-        assert engine.ack(receipts) == [first, "acked"], size
+        assert engine.settler.ack(receipts) == [first, "acked"], size
         assert pull_ids(engine) == ["c"], size
         engine.close()
         segment_paths(folder / "messages")[0].write_bytes(segment_paths(folder / "messages")[0].read_bytes())
@@ -388,7 +388,7 @@ def test_a_flipped_bit_found_on_opening_costs_its_message_alone_and_is_told(
 
     assert engine.log_figures()["quarantined_bytes"] > 0
     assert drained(engine) == ["a", "c"]
-    [letter], _ = engine.dead(TOPIC, GROUP)
+    [letter], _ = engine.admin.dead(TOPIC, GROUP)
     assert "damaged" in letter.reason
     assert publish(engine, "a", "c", "d") == ["duplicate", "duplicate", "stored"]
     assert pull_ids(engine) == ["d"]
@@ -398,7 +398,7 @@ def test_a_flipped_bit_in_the_action_log_costs_its_action_alone(open_engine: typ
     engine = open_engine()
     publish(engine, "a", "b", "c")
     for delivery in pull(engine):
-        engine.ack([delivery.receipt])
+        engine.settler.ack([delivery.receipt])
     [segment] = segment_paths(folder / "actions")
     data = bytearray(segment.read_bytes())
     data[data.rindex(b"settled") + 30] ^= 1
@@ -408,7 +408,7 @@ def test_a_flipped_bit_in_the_action_log_costs_its_action_alone(open_engine: typ
     engine = open_engine()
 
     assert engine.log_figures()["quarantined_bytes"] > 0
-    engine.seek(TOPIC, GROUP, to_offset=0)
+    engine.admin.seek(TOPIC, GROUP, to_offset=0)
     assert pull_ids(engine) == ["a", "b", "c"]
 
 
@@ -418,10 +418,10 @@ def test_a_damaged_record_becomes_a_dead_letter_and_the_others_flow(engine: Engi
 
     assert drained(engine) == ["before", "after"]
 
-    [letter], _ = engine.dead(TOPIC, GROUP)
+    [letter], _ = engine.admin.dead(TOPIC, GROUP)
     assert "damaged" in letter.reason
-    assert engine.redrive(TOPIC, GROUP) == 0, "it cannot be sent again: its bytes are gone"
-    assert engine.group_figures(TOPIC, GROUP)["dead"] == 1
+    assert engine.admin.redrive(TOPIC, GROUP) == 0, "it cannot be sent again: its bytes are gone"
+    assert engine.admin.group_figures(TOPIC, GROUP)["dead"] == 1
 
 
 def test_a_damaged_record_at_the_head_costs_a_small_pull_nothing(engine: Engine, folder: Path) -> None:
@@ -458,7 +458,7 @@ def test_a_disk_that_fills_up_beside_a_damaged_record_loses_nothing(
 
     engine = open_engine()
 
-    got = {one.id for one in pull(engine)} | {one.id for one in engine.dead(TOPIC, GROUP)[0]}
+    got = {one.id for one in pull(engine)} | {one.id for one in engine.admin.dead(TOPIC, GROUP)[0]}
     clock.advance(HOUR_MS)
     got |= {one.id for one in pull(engine)}
     assert got - {"", "damaged"} == {"before", "after"}
@@ -507,7 +507,7 @@ def test_too_many_topics_are_rejected_and_known_ones_still_taken(open_engine: ty
     engine = open_engine(topics_max=2)
     later_ms = clock.now_ms() + 1_000
 
-    results = engine.publish(
+    results = engine.publisher.publish(
         [message(f"m{number}", topic=f"t{number}", deliver_at_ms=later_ms if number % 2 else None)
          for number in range(4)]
     )  # fmt: skip
@@ -528,13 +528,17 @@ def test_a_late_ack_counts_until_the_message_is_handed_out_again_and_is_stale_af
     first_a, first_b = pull(engine, invisible_ms=100)
     clock.advance(100)
 
-    assert engine.ack([first_a.receipt]) == ["acked"]
+    assert engine.settler.ack([first_a.receipt]) == ["acked"]
     second_b = pull_one(engine)
     assert (second_b.id, second_b.attempt) == ("b", 1)  # the other one may have ended the consumer
-    assert engine.ack([first_b.receipt]) == ["stale"]
+    assert engine.settler.ack([first_b.receipt]) == ["stale"]
 
     engine = open_engine()
-    assert engine.ack([first_a.receipt, first_b.receipt, second_b.receipt]) == ["already_acked", "stale", "acked"]
+    assert engine.settler.ack([first_a.receipt, first_b.receipt, second_b.receipt]) == [
+        "already_acked",
+        "stale",
+        "acked",
+    ]
     clock.advance(HOUR_MS)
     assert pull_ids(engine) == []
 
@@ -545,11 +549,11 @@ def test_receipts_of_one_request_are_each_told_apart(engine: Engine) -> None:
     never = f"{TOPIC}/{GROUP}/2.1.0"
     elsewhere = f"{TOPIC}/other/0.1.0"
 
-    statuses = engine.ack([a.receipt, "nonsense", a.receipt, never, elsewhere, b.receipt])
+    statuses = engine.settler.ack([a.receipt, "nonsense", a.receipt, never, elsewhere, b.receipt])
 
     assert statuses == ["acked", "unknown", "already_acked", "unknown", "unknown", "acked"]
-    assert engine.nack([a.receipt, "nonsense", never, elsewhere]) == ["stale"] * 4
-    assert engine.extend([a.receipt, "nonsense", never, elsewhere], invisible_ms=10) == ["stale"] * 4
+    assert engine.settler.nack([a.receipt, "nonsense", never, elsewhere]) == ["stale"] * 4
+    assert engine.settler.extend([a.receipt, "nonsense", never, elsewhere], invisible_ms=10) == ["stale"] * 4
 
 
 def test_one_slow_message_does_not_stop_its_group(engine: Engine) -> None:
@@ -558,10 +562,10 @@ def test_one_slow_message_does_not_stop_its_group(engine: Engine) -> None:
 
     for _ in range(3):
         deliveries = pull(engine)
-        assert engine.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
+        assert engine.settler.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
 
-    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
-    assert engine.ack([slow.receipt]) == ["acked"]
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert engine.settler.ack([slow.receipt]) == ["acked"]
 
 
 def test_a_nack_that_counts_backs_off_longer_each_time(engine: Engine, clock: ManualClock) -> None:
@@ -571,7 +575,7 @@ def test_a_nack_that_counts_backs_off_longer_each_time(engine: Engine, clock: Ma
     for attempt, delay_ms in enumerate((100, 200, 400, 800, 1_000, 1_000), 1):
         delivery = pull_one(engine)
         assert delivery.attempt == attempt
-        assert engine.nack([delivery.receipt]) == ["requeued"]
+        assert engine.settler.nack([delivery.receipt]) == ["requeued"]
         clock.advance(delay_ms - 1)
         assert pull_ids(engine) == []
         clock.advance(1)
@@ -585,7 +589,7 @@ def test_a_nack_that_does_not_count_gives_back_at_once_and_uses_no_attempt(open_
     for _ in range(3):
         delivery = pull_one(engine)
         assert delivery.attempt == 1
-        assert engine.nack([delivery.receipt], counts=False) == ["requeued"]
+        assert engine.settler.nack([delivery.receipt], counts=False) == ["requeued"]
         engine = open_engine()
 
     assert pull_one(engine).attempt == 1
@@ -595,15 +599,15 @@ def test_the_last_nack_that_counts_makes_a_dead_letter_with_its_reason_in_one_st
     engine = open_engine()
     declare(engine, max_attempts=2)
     publish(engine, "a", "b")
-    engine.nack([one.receipt for one in pull(engine)], delay_ms=0, reason="first")
+    engine.settler.nack([one.receipt for one in pull(engine)], delay_ms=0, reason="first")
     receipts = [one.receipt for one in pull(engine)]
 
-    assert engine.nack([receipts[0], receipts[0]], reason="no such order") == ["dead", "stale"]
+    assert engine.settler.nack([receipts[0], receipts[0]], reason="no such order") == ["dead", "stale"]
 
     engine = open_engine()
-    [letter], cursor = engine.dead(TOPIC, GROUP)
+    [letter], cursor = engine.admin.dead(TOPIC, GROUP)
     assert (letter.id, letter.attempts, letter.reason, cursor) == ("a", 2, "no such order", None)
-    assert engine.ack(receipts) == ["stale", "acked"]
+    assert engine.settler.ack(receipts) == ["stale", "acked"]
 
 
 def test_expiry_after_the_last_attempt_makes_a_dead_letter(open_engine: type_of_open, clock: ManualClock) -> None:
@@ -617,7 +621,7 @@ def test_expiry_after_the_last_attempt_makes_a_dead_letter(open_engine: type_of_
     assert pull_ids(engine) == []
 
     engine = open_engine()
-    [letter], _ = engine.dead(TOPIC, GROUP)
+    [letter], _ = engine.admin.dead(TOPIC, GROUP)
     assert (letter.id, letter.attempts) == ("a", 2)
     assert "invisible time" in letter.reason
 
@@ -637,7 +641,7 @@ def test_a_death_does_not_let_fresh_messages_pass_one_that_is_visible_again(engi
     publish(engine, "doomed", "again")
     pull_one(engine, invisible_ms=10)
     again = pull_one(engine)
-    engine.nack([again.receipt], delay_ms=10, counts=False)
+    engine.settler.nack([again.receipt], delay_ms=10, counts=False)
     publish(engine, "fresh")
     clock.advance(10)
 
@@ -650,13 +654,13 @@ def test_large_bodies_of_retries_or_fresh_messages_do_not_keep_the_others_out_of
     open_engine: type_of_open, clock: ManualClock, retry_size: int, fresh_size: int
 ) -> None:
     engine = open_engine(pull_bytes_max=1_000)
-    engine.publish([Message(id=f"retry-{at}", topic=TOPIC, body=bytes(retry_size)) for at in range(6)])
+    engine.publisher.publish([Message(id=f"retry-{at}", topic=TOPIC, body=bytes(retry_size)) for at in range(6)])
     for _ in range(6):
-        engine.nack([pull_one(engine).receipt], delay_ms=60_000)
-    engine.publish([Message(id=f"fresh-{at}", topic=TOPIC, body=bytes(fresh_size)) for at in range(6)])
+        engine.settler.nack([pull_one(engine).receipt], delay_ms=60_000)
+    engine.publisher.publish([Message(id=f"fresh-{at}", topic=TOPIC, body=bytes(fresh_size)) for at in range(6)])
     clock.advance(60_000)
 
-    first_two = [delivery.id for _ in range(2) for delivery in engine.pull(TOPIC, GROUP, max_messages=4)]
+    first_two = [delivery.id for _ in range(2) for delivery in engine.puller.pull(TOPIC, GROUP, max_messages=4)]
 
     assert {one.partition("-")[0] for one in first_two} == {"retry", "fresh"}
 
@@ -665,15 +669,15 @@ def test_a_dead_letter_is_redriven_once_into_a_new_life(open_engine: type_of_ope
     engine = open_engine()
     [dead_a, dead_b] = make_dead(engine, "a", "b")
 
-    assert engine.redrive(TOPIC, GROUP, ids=["a", "a", "nobody"]) == 1
-    assert engine.redrive(TOPIC, GROUP, ids=["a"]) == 0
+    assert engine.admin.redrive(TOPIC, GROUP, ids=["a", "a", "nobody"]) == 1
+    assert engine.admin.redrive(TOPIC, GROUP, ids=["a"]) == 0
 
     engine = open_engine()
     again = pull_one(engine)
     assert (again.id, again.attempt) == ("a", 1)
-    assert engine.ack([dead_a.receipt, dead_b.receipt, again.receipt]) == ["stale", "stale", "acked"]
-    assert [one.id for one in engine.dead(TOPIC, GROUP)[0]] == ["b"]
-    assert engine.redrive(TOPIC, GROUP) == 1
+    assert engine.settler.ack([dead_a.receipt, dead_b.receipt, again.receipt]) == ["stale", "stale", "acked"]
+    assert [one.id for one in engine.admin.dead(TOPIC, GROUP)[0]] == ["b"]
+    assert engine.admin.redrive(TOPIC, GROUP) == 1
 
 
 def test_a_message_whose_last_attempt_ran_out_is_redriven_with_the_dead(engine: Engine, clock: ManualClock) -> None:
@@ -682,7 +686,7 @@ def test_a_message_whose_last_attempt_ran_out_is_redriven_with_the_dead(engine: 
     pull_one(engine, invisible_ms=10)
     clock.advance(10)
 
-    assert engine.redrive(TOPIC, GROUP) == 1
+    assert engine.admin.redrive(TOPIC, GROUP) == 1
 
     assert pull_one(engine).attempt == 1
 
@@ -693,7 +697,7 @@ def test_an_extension_counts_from_now_and_survives_a_restart(open_engine: type_o
     delivery = pull_one(engine, invisible_ms=100)
     clock.advance(50)
 
-    assert engine.extend([delivery.receipt], invisible_ms=100) == ["extended"]
+    assert engine.settler.extend([delivery.receipt], invisible_ms=100) == ["extended"]
 
     engine = open_engine()
     clock.advance(99)
@@ -711,7 +715,7 @@ def test_a_pull_out_of_bounds_is_refused(engine: Engine, bounds: dict[str, int])
     publish(engine, "a")
 
     with pytest.raises(InvalidMessage, match=next(iter(bounds))):
-        engine.pull(TOPIC, GROUP, **bounds)
+        engine.puller.pull(TOPIC, GROUP, **bounds)
 
     assert pull_ids(engine) == ["a"]
 
@@ -721,13 +725,13 @@ def test_an_extension_or_a_nack_out_of_bounds_is_refused(engine: Engine) -> None
     delivery = pull_one(engine)
 
     with pytest.raises(InvalidMessage, match="invisible_ms"):
-        engine.extend([delivery.receipt], invisible_ms=0)
+        engine.settler.extend([delivery.receipt], invisible_ms=0)
     with pytest.raises(InvalidMessage, match="delay_ms"):
-        engine.nack([delivery.receipt], delay_ms=-1)
+        engine.settler.nack([delivery.receipt], delay_ms=-1)
     with pytest.raises(InvalidMessage, match="delay_ms"):
-        engine.nack([delivery.receipt], delay_ms=DELAY_MAX_MS + 1)
+        engine.settler.nack([delivery.receipt], delay_ms=DELAY_MAX_MS + 1)
 
-    assert engine.ack([delivery.receipt]) == ["acked"]
+    assert engine.settler.ack([delivery.receipt]) == ["acked"]
 
 
 # -- groups --------------------------------------------------------------------------------------------------------
@@ -737,21 +741,21 @@ def test_every_group_gets_every_message_and_a_new_one_starts_at_the_earliest(eng
     publish(engine, "a", "b")
 
     for group in ("g1", "g2", "g3"):
-        assert [one.id for one in engine.pull(TOPIC, group)] == ["a", "b"]
+        assert [one.id for one in engine.puller.pull(TOPIC, group)] == ["a", "b"]
 
-    assert engine.groups(TOPIC) == ["g1", "g2", "g3"]
+    assert engine.admin.groups(TOPIC) == ["g1", "g2", "g3"]
 
 
 def test_a_group_may_start_at_the_latest_or_at_a_time(engine: Engine, clock: ManualClock) -> None:
     publish(engine, "a")
     clock.advance(1_000)
     publish(engine, "b")
-    engine.declare_group(TOPIC, "latest", GroupConfig(start="latest"))
-    engine.declare_group(TOPIC, "at", GroupConfig(start="at", start_at_ms=clock.now_ms()))
+    engine.admin.declare_group(TOPIC, "latest", GroupConfig(start="latest"))
+    engine.admin.declare_group(TOPIC, "at", GroupConfig(start="at", start_at_ms=clock.now_ms()))
     publish(engine, "c")
 
-    assert [one.id for one in engine.pull(TOPIC, "latest")] == ["c"]
-    assert [one.id for one in engine.pull(TOPIC, "at")] == ["b", "c"]
+    assert [one.id for one in engine.puller.pull(TOPIC, "latest")] == ["c"]
+    assert [one.id for one in engine.puller.pull(TOPIC, "at")] == ["b", "c"]
 
 
 def test_the_timer_tells_of_what_is_visible_now_and_then_where_nobody_fetches_it(
@@ -759,8 +763,8 @@ def test_the_timer_tells_of_what_is_visible_now_and_then_where_nobody_fetches_it
 ) -> None:
     publish(engine, "a")
     declare(engine)
-    engine.nack([engine.pull(TOPIC, GROUP)[0].receipt], delay_ms=20)
-    engine.subscribe(TOPIC, GROUP, lambda: None)
+    engine.settler.nack([engine.puller.pull(TOPIC, GROUP)[0].receipt], delay_ms=20)
+    engine.wakeups.subscribe(TOPIC, GROUP, lambda: None)
 
     assert engine.timer.next_wake_ms(clock.now_ms()) == 20
     clock.advance(20)
@@ -777,12 +781,12 @@ def test_no_group_begins_behind_what_a_power_cut_may_take(engine: Engine, monkey
         )  # its publisher still waits for the sync
         publish(engine, "b")
 
-        engine.declare_group(TOPIC, "latest", GroupConfig(start="latest"))
-        engine.seek(TOPIC, GROUP, to_offset=2)
+        engine.admin.declare_group(TOPIC, "latest", GroupConfig(start="latest"))
+        engine.admin.seek(TOPIC, GROUP, to_offset=2)
 
-        positions = [engine.group_figures(TOPIC, name)["position"] for name in ("latest", GROUP)]
+        positions = [engine.admin.group_figures(TOPIC, name)["position"] for name in ("latest", GROUP)]
     assert positions == [1, 1]
-    engine.seek(TOPIC, GROUP, to_offset=2)
+    engine.admin.seek(TOPIC, GROUP, to_offset=2)
     assert pull_ids(engine) == []
 
 
@@ -791,16 +795,16 @@ def test_declaring_again_changes_settings_and_keeps_the_position(open_engine: ty
     publish(engine, "a", "b")
     pull_one(engine)
 
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=7, start="latest"))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=7, start="latest"))
 
     engine = open_engine()
-    assert engine.group_config(TOPIC, GROUP).max_attempts == 7
+    assert engine.admin.group_config(TOPIC, GROUP).max_attempts == 7
     assert pull_ids(engine) == ["b"]
 
 
 def test_what_a_groups_filter_does_not_take_counts_as_consumed_for_it_alone(engine: Engine) -> None:
     declare(engine)
-    engine.publish(
+    engine.publisher.publish(
         [Message(id=f"m{number}", topic=TOPIC, body=b"x", headers={"kind": str(number % 3)}) for number in range(9)]
     )
     group = engine.context.state.group(TOPIC, GROUP)
@@ -810,8 +814,8 @@ def test_what_a_groups_filter_does_not_take_counts_as_consumed_for_it_alone(engi
     assert [one.id for one in pull(engine, max_messages=2)] == ["m1", "m4"]
     assert pull_ids(engine) == ["m7"]
     assert pull_ids(engine) == []
-    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
-    assert len(engine.pull(TOPIC, "other")) == 9
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert len(engine.puller.pull(TOPIC, "other")) == 9
 
 
 def test_a_group_that_reads_from_the_disk_keeps_nobody_else_waiting(
@@ -829,12 +833,12 @@ def test_a_group_that_reads_from_the_disk_keeps_nobody_else_waiting(
 
     monkeypatch.setattr(engine.context.messages, "read_span", slow_span)
     with ThreadPoolExecutor(1, "slow") as pool:
-        slow = pool.submit(engine.pull, TOPIC, "slow")
+        slow = pool.submit(engine.puller.pull, TOPIC, "slow")
         assert reading.wait(120)
 
         publish(engine, "more")
         [first, *_] = pull(engine)
-        assert engine.ack([first.receipt]) == ["acked"]
+        assert engine.settler.ack([first.receipt]) == ["acked"]
 
         go_on.set()
         assert [one.id for one in slow.result(120)] == [f"m{number}" for number in range(5)]
@@ -845,10 +849,10 @@ def test_what_is_settled_or_moved_while_a_pull_reads_it_is_not_handed_out(
 ) -> None:
     publish(engine, "a", "b", "c")
     held = pull(engine, invisible_ms=10)
-    engine.nack([delivery.receipt for delivery in held], delay_ms=0)
+    engine.settler.nack([delivery.receipt for delivery in held], delay_ms=0)
     held = pull(engine)
-    engine.nack([held[0].receipt, held[2].receipt], delay_ms=0)
-    read_span, meanwhile = engine.context.messages.read_span, [lambda: engine.ack([held[1].receipt])]
+    engine.settler.nack([held[0].receipt, held[2].receipt], delay_ms=0)
+    read_span, meanwhile = engine.context.messages.read_span, [lambda: engine.settler.ack([held[1].receipt])]
 
     def span(offset: int, size_bytes: int) -> bytes:
         while meanwhile:
@@ -858,7 +862,7 @@ def test_what_is_settled_or_moved_while_a_pull_reads_it_is_not_handed_out(
     monkeypatch.setattr(engine.context.messages, "read_span", span)
 
     assert pull_ids(engine) == ["a", "c"]
-    assert engine.group_figures(TOPIC, GROUP)["in_flight"] == 2
+    assert engine.admin.group_figures(TOPIC, GROUP)["in_flight"] == 2
 
 
 def test_receipts_that_follow_each_other_are_settled_as_one_run(engine: Engine) -> None:
@@ -867,11 +871,11 @@ def test_receipts_that_follow_each_other_are_settled_as_one_run(engine: Engine) 
     before = engine.context.actions.bytes_written
 
     receipts = [one.receipt for one in deliveries]
-    assert engine.ack(receipts[10:90]) == ["acked"] * 80
-    assert engine.ack(receipts) == ["acked"] * 10 + ["already_acked"] * 80 + ["acked"] * 10
+    assert engine.settler.ack(receipts[10:90]) == ["acked"] * 80
+    assert engine.settler.ack(receipts) == ["acked"] * 10 + ["already_acked"] * 80 + ["acked"] * 10
 
     assert engine.context.actions.bytes_written - before < 1_000
-    assert engine.group_figures(TOPIC, GROUP)["in_flight"] == 0
+    assert engine.admin.group_figures(TOPIC, GROUP)["in_flight"] == 0
 
 
 def test_five_hundred_consumers_share_a_group_without_a_word_between_them(engine: Engine) -> None:
@@ -890,7 +894,7 @@ def test_a_hundred_groups_store_a_message_once(engine: Engine, folder: Path) -> 
     size = size_of(folder, "messages")
 
     for number in range(100):
-        assert len(engine.pull(TOPIC, f"g{number}")) == 50
+        assert len(engine.puller.pull(TOPIC, f"g{number}")) == 50
 
     assert size_of(folder, "messages") == size
 
@@ -899,16 +903,16 @@ def test_a_seek_by_offset_replays_and_makes_old_receipts_stale(open_engine: type
     engine = open_engine()
     publish(engine, "a", "b", "c")
     old = pull(engine)
-    engine.ack([old[0].receipt])
+    engine.settler.ack([old[0].receipt])
 
-    engine.seek(TOPIC, GROUP, to_offset=1)
+    engine.admin.seek(TOPIC, GROUP, to_offset=1)
 
     engine = open_engine()
-    assert engine.ack([one.receipt for one in old]) == ["stale"] * 3
+    assert engine.settler.ack([one.receipt for one in old]) == ["stale"] * 3
     new = pull(engine)
     assert [one.id for one in new] == ["b", "c"]
-    assert engine.ack([one.receipt for one in old]) == ["stale"] * 3
-    assert engine.ack([one.receipt for one in new]) == ["acked"] * 2
+    assert engine.settler.ack([one.receipt for one in old]) == ["stale"] * 3
+    assert engine.settler.ack([one.receipt for one in new]) == ["acked"] * 2
 
 
 def test_a_seek_by_time_goes_to_what_came_then_and_one_ahead_of_all_is_the_end(
@@ -920,16 +924,16 @@ def test_a_seek_by_time_goes_to_what_came_then_and_one_ahead_of_all_is_the_end(
     publish(engine, "b")
     [old_a, old_b] = pull(engine)
 
-    engine.seek(TOPIC, GROUP, to_ms=since_ms)
+    engine.admin.seek(TOPIC, GROUP, to_ms=since_ms)
     assert pull_ids(engine) == ["b"]
-    engine.seek(TOPIC, GROUP, to_ms=0)
+    engine.admin.seek(TOPIC, GROUP, to_ms=0)
     assert pull_ids(engine) == ["a", "b"]
     with pytest.raises(InvalidMessage, match="2 is where the next message comes"):
-        engine.seek(TOPIC, GROUP, to_offset=3)
-    engine.seek(TOPIC, GROUP, to_ms=clock.now_ms() + 10**9)
+        engine.admin.seek(TOPIC, GROUP, to_offset=3)
+    engine.admin.seek(TOPIC, GROUP, to_ms=clock.now_ms() + 10**9)
     assert pull_ids(engine) == []
 
-    assert engine.ack([old_a.receipt, old_b.receipt]) == ["stale", "stale"]
+    assert engine.settler.ack([old_a.receipt, old_b.receipt]) == ["stale", "stale"]
     publish(engine, "c")
     assert pull_ids(engine) == ["c"]
 
@@ -940,20 +944,20 @@ def test_a_seek_to_nowhere_is_refused(engine: Engine, where: dict[str, int]) -> 
     pull_one(engine)
 
     with pytest.raises(InvalidMessage, match="seek"):
-        engine.seek(TOPIC, GROUP, **where)
+        engine.admin.seek(TOPIC, GROUP, **where)
 
 
 def test_a_paused_group_gets_nothing_but_may_settle_what_it_holds(open_engine: type_of_open) -> None:
     engine = open_engine()
     publish(engine, "a", "b")
     held = pull_one(engine)
-    engine.pause(TOPIC, GROUP, paused=True)
+    engine.admin.pause(TOPIC, GROUP, paused=True)
 
     engine = open_engine()
     assert pull_ids(engine) == []
-    assert [one.id for one in engine.pull(TOPIC, "other")] == ["a", "b"]
-    assert engine.ack([held.receipt]) == ["acked"]
-    engine.pause(TOPIC, GROUP, paused=False)
+    assert [one.id for one in engine.puller.pull(TOPIC, "other")] == ["a", "b"]
+    assert engine.settler.ack([held.receipt]) == ["acked"]
+    engine.admin.pause(TOPIC, GROUP, paused=False)
     assert pull_ids(engine) == ["b"]
 
 
@@ -962,7 +966,7 @@ def test_dead_letters_are_paged_and_keep_what_they_were(engine: Engine) -> None:
 
     pages, cursor = [], None
     for _ in range(3):
-        page, cursor = engine.dead(TOPIC, GROUP, limit=2, after=cursor)
+        page, cursor = engine.admin.dead(TOPIC, GROUP, limit=2, after=cursor)
         pages.append([one.id for one in page])
 
     assert pages == [["a", "b"], ["c", "d"], ["e"]]
@@ -997,7 +1001,7 @@ def test_a_message_due_in_the_past_or_now_is_delivered_at_once(engine: Engine, c
 def test_due_messages_come_in_order_of_their_due_times(engine: Engine, clock: ManualClock) -> None:
     now_ms = clock.now_ms()
     for delay_ms in (500, 100, 300, 100, 200):
-        publish(engine, f"m{delay_ms}-{engine.topic_figures(TOPIC)['scheduled'] if engine.topics() else 0}",
+        publish(engine, f"m{delay_ms}-{engine.admin.topic_figures(TOPIC)['scheduled'] if engine.admin.topics() else 0}",
                 deliver_at_ms=now_ms + delay_ms)  # fmt: skip
 
     clock.advance(1_000)
@@ -1021,12 +1025,12 @@ def test_a_step_of_the_wall_clock_loses_nothing_and_fires_nothing_early_by_the_n
         for delivery in pull(engine):
             assert delivery.deliver_at_ms is not None
             assert clock.now_ms() >= delivery.deliver_at_ms
-            assert engine.ack([delivery.receipt]) == ["acked"]
+            assert engine.settler.ack([delivery.receipt]) == ["acked"]
         due = sum(now_ms + hours * HOUR_MS <= clock.now_ms() for hours in (1, 4, 6, 9))
-        figures = engine.topic_figures(TOPIC)
+        figures = engine.admin.topic_figures(TOPIC)
         assert (figures["stored"], figures["scheduled"]) == (due, 4 - due)
         clock.advance(HOUR_MS)
-    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 0
 
 
 def test_what_fell_due_before_the_wall_clock_stepped_back_waits_for_the_new_clock(
@@ -1037,7 +1041,7 @@ def test_what_fell_due_before_the_wall_clock_stepped_back_waits_for_the_new_cloc
     publish(engine, "due-1", "due-2", deliver_at_ms=due_ms)
     publish(engine, "now")
     clock.advance(1_000)
-    engine.cancel([])  # what is due has taken its place in the topic
+    engine.publisher.cancel([])  # what is due has taken its place in the topic
 
     clock.step_wall(-HOUR_MS)
 
@@ -1050,7 +1054,7 @@ def test_what_fell_due_before_the_wall_clock_stepped_back_waits_for_the_new_cloc
     clock.advance(1)
     due = [one for one in pull(engine) if one.id.startswith("due")]
     assert [(one.id, one.attempt) for one in due] == [("due-1", 1), ("due-2", 1)]
-    assert engine.ack([one.receipt for one in due]) == ["acked", "acked"]
+    assert engine.settler.ack([one.receipt for one in due]) == ["acked", "acked"]
 
 
 def test_what_fell_due_while_the_broker_was_down_is_delivered_at_once_and_once(
@@ -1069,26 +1073,26 @@ def test_what_fell_due_while_the_broker_was_down_is_delivered_at_once_and_once(
     assert pull_ids(engine) == ["soon", "later"]
     engine = open_engine()
     assert pull_ids(engine) == []
-    assert {"stored": 2, "scheduled": 1}.items() <= engine.topic_figures(TOPIC).items()
+    assert {"stored": 2, "scheduled": 1}.items() <= engine.admin.topic_figures(TOPIC).items()
 
 
 def test_an_expiry_that_is_put_off_by_a_step_backwards_is_one_in_the_history(
     engine: Engine, clock: ManualClock
 ) -> None:
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
     publish(engine, "m", deliver_at_ms=clock.now_ms() + 1)
     clock.advance(1)
     [first] = pull(engine)
     clock.step_wall(-3_600_000)
-    engine.extend([first.receipt], invisible_ms=1_000, begun=True)
+    engine.settler.extend([first.receipt], invisible_ms=1_000, begun=True)
     clock.advance(1_000)
     assert pull(engine) == [], "it is early by the clock that stepped back"
 
     clock.advance(3_600_000)
     [second] = pull(engine)
-    engine.nack([second.receipt], reason="boom")
+    engine.settler.nack([second.receipt], reason="boom")
 
-    [letter], _ = engine.dead(TOPIC, GROUP)
+    [letter], _ = engine.admin.dead(TOPIC, GROUP)
     assert letter.history == (("invisible time ran out", 1), ("boom", 1))
 
 
@@ -1099,7 +1103,7 @@ def test_a_delay_of_731_days_by_a_clock_an_hour_ahead_is_kept_over_a_restart_and
     longest_ms = clock.now_ms() + DELAY_MAX_MS + CLOCK_DIFFERENCE_MS_MAX
 
     assert publish(engine, "longest", deliver_at_ms=longest_ms) == ["stored"]
-    [refused] = engine.publish([message("beyond", deliver_at_ms=longest_ms + 1)])
+    [refused] = engine.publisher.publish([message("beyond", deliver_at_ms=longest_ms + 1)])
 
     assert (refused.status, refused.error) == ("rejected", "a delay may be at most 731 days")
     engine = open_engine()
@@ -1112,7 +1116,7 @@ def test_a_delay_of_731_days_by_a_clock_an_hour_ahead_is_kept_over_a_restart_and
 def test_more_due_messages_than_one_batch_fire_in_order(open_engine: type_of_open, clock: ManualClock) -> None:
     engine = open_engine(fire_batch_max=10)
     now_ms = clock.now_ms()
-    engine.publish([message(f"m{number:03}", deliver_at_ms=now_ms + 1_000 - number) for number in range(105)])
+    engine.publisher.publish([message(f"m{number:03}", deliver_at_ms=now_ms + 1_000 - number) for number in range(105)])
     clock.advance(HOUR_MS)
 
     ids = drained(engine)
@@ -1126,11 +1130,11 @@ def test_the_schedule_is_counted_and_found(engine: Engine, clock: ManualClock) -
     publish(engine, "a", "b", deliver_at_ms=start_ms + 1)
     publish(engine, "c", deliver_at_ms=start_ms + day_ms)
 
-    assert engine.scheduled(TOPIC, bucket="day") == [(start_ms, 2), (start_ms + day_ms, 1)]
-    assert engine.scheduled(from_ms=start_ms + 2) == [(start_ms + day_ms, 1)]
-    assert engine.scheduled("another") == []
-    assert engine.scheduled_message("c") == {"id": "c", "topic": TOPIC, "deliver_at_ms": start_ms + day_ms}
-    assert engine.scheduled_message("nobody") is None
+    assert engine.publisher.scheduled(TOPIC, bucket="day") == [(start_ms, 2), (start_ms + day_ms, 1)]
+    assert engine.publisher.scheduled(from_ms=start_ms + 2) == [(start_ms + day_ms, 1)]
+    assert engine.publisher.scheduled("another") == []
+    assert engine.publisher.scheduled_message("c") == {"id": "c", "topic": TOPIC, "deliver_at_ms": start_ms + day_ms}
+    assert engine.publisher.scheduled_message("nobody") is None
 
 
 # -- cancel --------------------------------------------------------------------------------------------------------
@@ -1140,16 +1144,16 @@ def test_a_canceled_message_is_never_delivered_whatever_restarts(open_engine: ty
     engine = open_engine()
     publish(engine, "gone", "kept", deliver_at_ms=clock.now_ms() + 1_000)
 
-    assert engine.cancel(["gone", "gone"]) == ["canceled", "canceled"]
+    assert engine.publisher.cancel(["gone", "gone"]) == ["canceled", "canceled"]
     engine = open_engine()
-    assert engine.cancel(["gone"]) == ["canceled"]
+    assert engine.publisher.cancel(["gone"]) == ["canceled"]
     assert publish(engine, "gone") == ["duplicate"]
 
     clock.advance(1_000)
     assert pull_ids(engine) == ["kept"]
     engine = open_engine()
-    assert engine.cancel(["gone", "kept"]) == ["canceled", "too_late"]
-    assert engine.topic_figures(TOPIC)["scheduled"] == 0
+    assert engine.publisher.cancel(["gone", "kept"]) == ["canceled", "too_late"]
+    assert engine.admin.topic_figures(TOPIC)["scheduled"] == 0
 
 
 def test_a_cancel_of_what_is_due_or_was_never_scheduled_is_too_late(engine: Engine, clock: ManualClock) -> None:
@@ -1157,20 +1161,20 @@ def test_a_cancel_of_what_is_due_or_was_never_scheduled_is_too_late(engine: Engi
     publish(engine, "due", deliver_at_ms=clock.now_ms() + 10)
     clock.advance(10)
 
-    assert engine.cancel(["now", "due"]) == ["too_late", "too_late"]
+    assert engine.publisher.cancel(["now", "due"]) == ["too_late", "too_late"]
 
     assert sorted(pull_ids(engine)) == ["due", "now"]
 
 
 def test_a_cancel_that_came_before_its_publish_wins(open_engine: type_of_open, clock: ManualClock) -> None:
     engine = open_engine()
-    assert engine.cancel(["now", "later"]) == ["unknown", "unknown"]
+    assert engine.publisher.cancel(["now", "later"]) == ["unknown", "unknown"]
     engine = open_engine()
 
     publish(engine, "now", "other")
     publish(engine, "later", deliver_at_ms=clock.now_ms() + 1_000)
 
-    assert engine.cancel(["now", "later"]) == ["canceled", "canceled"]
+    assert engine.publisher.cancel(["now", "later"]) == ["canceled", "canceled"]
     engine = open_engine()
     clock.advance(2_000)
     assert pull_ids(engine) == ["other"]
@@ -1183,23 +1187,23 @@ def test_a_cancel_is_idempotent_however_long_ago_its_message_came(
     publish(engine, "later", deliver_at_ms=clock.now_ms() + 1_000)
     publish(engine, "a", "b", "c")
 
-    assert engine.cancel(["later"]) == ["canceled"]
-    assert engine.cancel(["later"]) == ["canceled"]
+    assert engine.publisher.cancel(["later"]) == ["canceled"]
+    assert engine.publisher.cancel(["later"]) == ["canceled"]
     engine = open_engine(dedup_messages_max=2)
-    assert engine.cancel(["later"]) == ["canceled"]
+    assert engine.publisher.cancel(["later"]) == ["canceled"]
 
 
 def test_a_cancel_that_is_no_longer_remembered_is_not_applied_to_a_later_message_of_the_same_id(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
     engine = open_engine(cancel_tombstones_max=2)
-    engine.cancel(["again"])
-    engine.cancel(["x", "y"])
+    engine.publisher.cancel(["again"])
+    engine.publisher.cancel(["x", "y"])
     assert publish(engine, "again", deliver_at_ms=clock.now_ms() + 1_000) == ["stored"]
 
     engine = open_engine(cancel_tombstones_max=2)
 
-    assert engine.topic_figures(TOPIC)["scheduled"] == 1
+    assert engine.admin.topic_figures(TOPIC)["scheduled"] == 1
     clock.advance(1_000)
     assert pull_ids(engine) == ["again"]
 
@@ -1218,7 +1222,7 @@ def test_a_delivery_number_is_never_given_again_though_a_power_cut_took_the_hand
     after = pull_one(engine)
 
     assert after.id == before.id
-    assert engine.ack([before.receipt, after.receipt]) == ["stale", "acked"]
+    assert engine.settler.ack([before.receipt, after.receipt]) == ["stale", "acked"]
 
 
 def test_a_page_of_hand_outs_that_a_power_cut_took_away_leaves_the_others(
@@ -1230,7 +1234,7 @@ def test_a_page_of_hand_outs_that_a_power_cut_took_away_leaves_the_others(
     start = size_of(folder, "actions")
     pull_one(engine)
     end = size_of(folder, "actions")
-    [held_b] = engine.pull(TOPIC, GROUP, max_messages=1, invisible_ms=HOUR_MS)
+    [held_b] = engine.puller.pull(TOPIC, GROUP, max_messages=1, invisible_ms=HOUR_MS)
     engine.close()
     [segment] = segment_paths(folder / "actions")
     data = segment.read_bytes()
@@ -1238,9 +1242,9 @@ def test_a_page_of_hand_outs_that_a_power_cut_took_away_leaves_the_others(
 
     engine = open_engine()
 
-    assert engine.ack([held_b.receipt]) == ["acked"]
+    assert engine.settler.ack([held_b.receipt]) == ["acked"]
     clock.advance(HOUR_MS)
-    engine.seek(TOPIC, GROUP, to_offset=0)
+    engine.admin.seek(TOPIC, GROUP, to_offset=0)
     assert pull_ids(engine) == ["a", "b", "c"]
 
 
@@ -1276,7 +1280,7 @@ class Consumer:
 
     def __init__(self, pool: ThreadPoolExecutor, engine: Engine, clock: WatchedClock) -> None:
         self._clock = clock
-        self._pull = pool.submit(engine.pull, TOPIC, GROUP, wait_ms=WAIT_MS)
+        self._pull = pool.submit(engine.puller.pull, TOPIC, GROUP, wait_ms=WAIT_MS)
         assert clock.pulling.wait(120)
 
     def got(self, *, passing_ms: int = 0) -> list[str]:
@@ -1338,7 +1342,7 @@ def test_a_long_poll_wakes_on_a_nack(engine: Engine, consume: Callable[[], Consu
     delivery = pull_one(engine, invisible_ms=HOUR_MS)
     consumer = consume()
 
-    engine.nack([delivery.receipt], delay_ms=0)
+    engine.settler.nack([delivery.receipt], delay_ms=0)
 
     assert consumer.got(passing_ms=1) == ["a"]
 
@@ -1347,17 +1351,17 @@ def test_a_long_poll_wakes_on_a_redrive(engine: Engine, consume: Callable[[], Co
     make_dead(engine, "a")
     consumer = consume()
 
-    engine.redrive(TOPIC, GROUP)
+    engine.admin.redrive(TOPIC, GROUP)
 
     assert consumer.got() == ["a"]
 
 
 def test_a_long_poll_wakes_on_a_seek(engine: Engine, consume: Callable[[], Consumer]) -> None:
     publish(engine, "a")
-    engine.ack([pull_one(engine).receipt])
+    engine.settler.ack([pull_one(engine).receipt])
     consumer = consume()
 
-    engine.seek(TOPIC, GROUP, to_offset=0)
+    engine.admin.seek(TOPIC, GROUP, to_offset=0)
 
     assert consumer.got() == ["a"]
 
@@ -1365,11 +1369,11 @@ def test_a_long_poll_wakes_on_a_seek(engine: Engine, consume: Callable[[], Consu
 def test_a_long_poll_wakes_on_a_resume(engine: Engine, consume: Callable[[], Consumer]) -> None:
     publish(engine, "a")
     pull_one(engine)
-    engine.pause(TOPIC, GROUP, paused=True)
+    engine.admin.pause(TOPIC, GROUP, paused=True)
     publish(engine, "b")
     consumer = consume()
 
-    engine.pause(TOPIC, GROUP, paused=False)
+    engine.admin.pause(TOPIC, GROUP, paused=False)
 
     assert consumer.got() == ["b"]
 
@@ -1394,7 +1398,7 @@ def test_a_consumer_that_waits_does_not_make_the_timer_spin_for_a_paused_group(
 ) -> None:
     publish(engine, "a")
     pull_one(engine, invisible_ms=1_000)
-    engine.pause(TOPIC, GROUP, paused=True)
+    engine.admin.pause(TOPIC, GROUP, paused=True)
     consumer = consume()
     clock.advance(1_000)
     clock.timer_waits_ms.clear()
@@ -1406,7 +1410,7 @@ def test_a_consumer_that_waits_does_not_make_the_timer_spin_for_a_paused_group(
         clock.advance(100)
         clock.timer_waits.wait(0.1)
     waits_ms = list(clock.timer_waits_ms)
-    engine.pause(TOPIC, GROUP, paused=False)
+    engine.admin.pause(TOPIC, GROUP, paused=False)
 
     assert consumer.got() == ["a"]
     assert set(waits_ms) == {1_000}
@@ -1432,7 +1436,7 @@ def test_a_disk_that_takes_nothing_does_not_make_the_timer_spin(open_engine: typ
             break
     assert failed.is_set()
     with pytest.raises(StorageFailed):
-        engine.cancel(["b"])  # takes the engine's lock, so the timer waits by now
+        engine.publisher.cancel(["b"])  # takes the engine's lock, so the timer waits by now
 
     assert 1 not in clock.timer_waits_ms
     storage.mend()
@@ -1441,8 +1445,8 @@ def test_a_disk_that_takes_nothing_does_not_make_the_timer_spin(open_engine: typ
 
 def test_a_subscriber_is_told_until_it_unsubscribes(engine: Engine) -> None:
     told: Counter[str] = Counter()
-    undo = engine.subscribe(TOPIC, GROUP, lambda: told.update(["mine"]))
-    engine.subscribe(TOPIC, "other", lambda: told.update(["other's"]))
+    undo = engine.wakeups.subscribe(TOPIC, GROUP, lambda: told.update(["mine"]))
+    engine.wakeups.subscribe(TOPIC, "other", lambda: told.update(["other's"]))
     publish(engine, "a")
     assert told["mine"] >= 1
     assert told["other's"] >= 1
@@ -1463,11 +1467,11 @@ def test_many_consumers_get_each_message_once(engine: Engine) -> None:
     def consume_all() -> list[str]:
         mine: list[str] = []
         while len(mine) < len(ids):
-            deliveries = engine.pull(TOPIC, GROUP, max_messages=7, invisible_ms=HOUR_MS)
+            deliveries = engine.puller.pull(TOPIC, GROUP, max_messages=7, invisible_ms=HOUR_MS)
             if not deliveries and stop.is_set():
                 return mine
             mine += [one.id for one in deliveries]
-            assert engine.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
+            assert engine.settler.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
         return mine
 
     with ThreadPoolExecutor(6) as pool:

@@ -62,8 +62,8 @@ class Told:
 def drained(engine: Engine) -> list[Delivery]:
     """All that is ready, settled."""
     found: list[Delivery] = []
-    while deliveries := engine.pull(TOPIC, GROUP, max_messages=1_000):
-        assert engine.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
+    while deliveries := engine.puller.pull(TOPIC, GROUP, max_messages=1_000):
+        assert engine.settler.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
         found += deliveries
     return found
 
@@ -75,7 +75,7 @@ def check_recovered(folder: Path, told: Told) -> None:
     engine = Engine.open(folder, clock=clock, options=options)
     try:
         answered = sorted(told.answered["publish"])
-        again = engine.publish([message(one, deliver_at_ms=told.due_ms.get(one)) for one in answered])
+        again = engine.publisher.publish([message(one, deliver_at_ms=told.due_ms.get(one)) for one in answered])
         assert [one.status for one in again] == ["duplicate"] * len(answered)
 
         came: list[str] = []
@@ -85,13 +85,13 @@ def check_recovered(folder: Path, told: Told) -> None:
                 assert delivery.body == message(delivery.id).body
                 assert (delivery.deliver_at_ms or 0) <= clock.now_ms(), "early"
                 came.append(delivery.id)
-        dead = {one.id for one in engine.dead(TOPIC, GROUP)[0]}
+        dead = {one.id for one in engine.admin.dead(TOPIC, GROUP)[0]}
 
         assert len(came) == len(set(came))
         assert told.must_come() - set(came) - dead == set(), "lost"
         assert (set(came) | dead) & told.must_not_come() == set(), "came back"
         assert (set(came) | dead) - told.asked["publish"] == set(), "invented"
-        assert engine.topic_figures(TOPIC)["scheduled"] == 0
+        assert engine.admin.topic_figures(TOPIC)["scheduled"] == 0
     finally:
         engine.close()
 
@@ -149,7 +149,7 @@ def test_a_busy_broker_that_is_killed_again_and_again_keeps_what_it_answered(tmp
     engine = Engine.open(tmp_path / "data")
     try:
         stored = [one for deliveries in pulls(engine, "audit") for one in deliveries]
-        figures = engine.group_figures(TOPIC, GROUP)
+        figures = engine.admin.group_figures(TOPIC, GROUP)
     finally:
         engine.close()
 
@@ -164,7 +164,7 @@ def test_a_busy_broker_that_is_killed_again_and_again_keeps_what_it_answered(tmp
 
 def pulls(engine: Engine, group: str) -> Iterable[list[Delivery]]:
     """All that is ready for a group, by the batch."""
-    while deliveries := engine.pull(TOPIC, group, max_messages=1_000, invisible_ms=3_600_000):
+    while deliveries := engine.puller.pull(TOPIC, group, max_messages=1_000, invisible_ms=3_600_000):
         yield deliveries
 
 

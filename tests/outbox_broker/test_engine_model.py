@@ -244,7 +244,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.lives = 0
         self.open()
         config = GroupConfig(max_attempts=ATTEMPTS_MAX, backoff_initial_ms=BACKOFF_MS, ordered=ordered)
-        self.engine.declare_group(TOPIC, GROUP, config)
+        self.engine.admin.declare_group(TOPIC, GROUP, config)
         self.receipts: list[tuple[str, type_of_held]] = []
         self.receipts_synced, self.synced_in = 0, self.newest_of_actions()
         self.publish([("m0", 0), ("m1", 0), ("m2", 0), ("m3", 50), ("m4", 50)])
@@ -252,7 +252,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(batch=st.lists(st.tuples(IDS, st.sampled_from([0, 0, 50, 51, 400])), min_size=1, max_size=4))
     def publish(self, batch: list[tuple[str, int]]) -> None:
         now_ms = self.clock.now_ms()
-        results = self.engine.publish(
+        results = self.engine.publisher.publish(
             [Message(id=one, topic=TOPIC, body=one.encode(), key=KEYS.get(one),
                      deliver_at_ms=now_ms + ms if ms else None) for one, ms in batch]
         )  # fmt: skip
@@ -260,7 +260,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4), invisible_ms=st.sampled_from([50, 100]), begins=st.booleans())
     def pull(self, count: int, invisible_ms: int, begins: bool) -> None:
-        found = self.engine.pull(TOPIC, GROUP, max_messages=count, invisible_ms=invisible_ms, begins=begins)
+        found = self.engine.puller.pull(TOPIC, GROUP, max_messages=count, invisible_ms=invisible_ms, begins=begins)
         in_flight = {self.model.stored[sequence] for sequence, one in self.model.unsettled.items() if one.in_flight}
         expected = self.model.pull(count, self.clock.now_ms(), invisible_ms, begins=begins)
         assert [(one.id, one.attempt, one.body, one.expired) for one in found] == [
@@ -273,7 +273,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not self.receipts:  # no precondition: how many there are hangs on what other threads had synced
             return
         held = self.receipt(back)
-        statuses = self.engine.ack([held[0]])
+        statuses = self.engine.settler.ack([held[0]])
         assert statuses == [self.model.ack(held[1])]
         self.answered(statuses == ["acked"])
 
@@ -282,7 +282,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not self.receipts:
             return
         held = self.receipt(back)
-        statuses = self.engine.nack([held[0]], delay_ms=delay_ms, counts=counts)
+        statuses = self.engine.settler.nack([held[0]], delay_ms=delay_ms, counts=counts)
         assert statuses == [self.model.nack(held[1], self.clock.now_ms(), delay_ms, counts)]
         self.answered(statuses != ["stale"])
 
@@ -293,7 +293,7 @@ class EngineMachine(RuleBasedStateMachine):
         held = self.receipt(back)
         entry = self.model.newest(held[1])
         holds = entry is not None and entry.in_flight
-        assert self.engine.extend([held[0]], invisible_ms=invisible_ms, begun=begun) == [
+        assert self.engine.settler.extend([held[0]], invisible_ms=invisible_ms, begun=begun) == [
             "extended" if holds else "stale"
         ]
         if entry is not None and holds:
@@ -303,17 +303,17 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(ids=st.lists(IDS, min_size=1, max_size=3))
     def cancel(self, ids: list[str]) -> None:
         known = [self.model.cancel(one) for one in ids]
-        assert self.engine.cancel(ids) == known
+        assert self.engine.publisher.cancel(ids) == known
 
     @rule(ms=st.sampled_from([1, 49, 50, 50, 100, 100]))
     def pass_time(self, ms: int) -> None:
         self.clock.advance(ms)
-        self.engine.cancel([])  # fires what is due, as the timer does at about the same time
+        self.engine.publisher.cancel([])  # fires what is due, as the timer does at about the same time
         self.model.fire(self.clock.now_ms())
 
     @rule()
     def redrive(self) -> None:
-        count = self.engine.redrive(TOPIC, GROUP)
+        count = self.engine.admin.redrive(TOPIC, GROUP)
         assert count == self.model.redrive(self.clock.now_ms())
         self.answered(count > 0)
 
@@ -321,22 +321,22 @@ class EngineMachine(RuleBasedStateMachine):
     def seek(self, position: int) -> None:
         if position > len(self.model.stored):
             with pytest.raises(InvalidMessage, match="beyond the end"):
-                self.engine.seek(TOPIC, GROUP, to_offset=position)
+                self.engine.admin.seek(TOPIC, GROUP, to_offset=position)
             return
-        self.engine.seek(TOPIC, GROUP, to_offset=position)
+        self.engine.admin.seek(TOPIC, GROUP, to_offset=position)
         self.model.seek(position)
         self.answered(True)
 
     @rule(paused=st.booleans(), restarted=st.booleans())
     def pause(self, paused: bool, restarted: bool) -> None:
-        self.engine.pause(TOPIC, GROUP, paused=paused)
+        self.engine.admin.pause(TOPIC, GROUP, paused=paused)
         self.model.paused = paused
         self.answered(True)
         if restarted:
             self.restart()
         if paused:
             self.pull(3, 50, begins=True)
-            self.engine.pause(TOPIC, GROUP, paused=False)
+            self.engine.admin.pause(TOPIC, GROUP, paused=False)
             self.model.paused = False
 
     @rule()
@@ -361,7 +361,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.live_on(partial(self.storage.copy_after_power_cut, random=Random(seed), whole_in="messages"))
         self.model.forget_hand_outs(self.synced)
         forgotten, self.receipts = self.receipts[self.receipts_synced :], self.receipts[: self.receipts_synced]
-        assert "acked" not in self.engine.ack([one for one, _ in forgotten])
+        assert "acked" not in self.engine.settler.ack([one for one, _ in forgotten])
 
     @rule(ids=st.lists(IDS, min_size=1, max_size=4, unique=True), is_kill=st.booleans(), seed=SEEDS)
     def fail_a_publish(self, ids: list[str], is_kill: bool, seed: int) -> None:
@@ -371,13 +371,15 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.storage.fails = True
         with pytest.raises(StorageFailed):
-            self.engine.publish([Message(id=one, topic=TOPIC, body=one.encode(), key=KEYS.get(one)) for one in new])
+            self.engine.publisher.publish(
+                [Message(id=one, topic=TOPIC, body=one.encode(), key=KEYS.get(one)) for one in new]
+            )
         if is_kill:
             self.kill()
         else:
             self.cut_the_power(seed)
 
-        there = self.engine.read(TOPIC, offset=len(self.model.stored)).deliveries
+        there = self.engine.reader.read(TOPIC, offset=len(self.model.stored)).deliveries
         assert [one.id for one in there] == new[: len(there)]
         assert len(there) == len(new) or not is_kill
         for one in new[: len(there)]:
@@ -385,7 +387,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(offset=st.integers(0, 12), count=st.integers(1, 4))
     def read(self, offset: int, count: int) -> None:
-        found = self.engine.read(TOPIC, offset=offset, max_messages=count)
+        found = self.engine.reader.read(TOPIC, offset=offset, max_messages=count)
         end = min(max(offset, len(self.model.stored)), offset + count)
         assert [one.id for one in found.deliveries] == self.model.stored[offset:end]
         assert found.next_offset == min(end, len(self.model.stored))
@@ -393,9 +395,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 3))
     def look_at_the_dead(self, limit: int) -> None:
         self.model.bury_expired(self.clock.now_ms())
-        letters, after = self.engine.dead(TOPIC, GROUP, limit=limit)
+        letters, after = self.engine.admin.dead(TOPIC, GROUP, limit=limit)
         while after is not None:
-            page, after = self.engine.dead(TOPIC, GROUP, limit=limit, after=after)
+            page, after = self.engine.admin.dead(TOPIC, GROUP, limit=limit, after=after)
             assert 0 < len(page) <= limit
             letters += page
         assert [(one.id, one.attempts) for one in letters] == [
@@ -440,7 +442,7 @@ class EngineMachine(RuleBasedStateMachine):
     def figures_agree(self) -> None:
         if not hasattr(self, "engine"):
             return
-        figures = self.engine.group_figures(TOPIC, GROUP)
+        figures = self.engine.admin.group_figures(TOPIC, GROUP)
         model = self.model
         in_flight = sum(entry.in_flight for entry in model.unsettled.values())
         expected = {

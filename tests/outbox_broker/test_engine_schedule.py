@@ -36,15 +36,15 @@ def message(message_id: str, *, topic: str = TOPIC, deliver_at_ms: int | None = 
 
 
 def publish(engine: Engine, *ids: str, topic: str = TOPIC, deliver_at_ms: int | None = None) -> list[str]:
-    results = engine.publish([message(one, topic=topic, deliver_at_ms=deliver_at_ms) for one in ids])
+    results = engine.publisher.publish([message(one, topic=topic, deliver_at_ms=deliver_at_ms) for one in ids])
     return [str(one.status) for one in results]
 
 
 def drained(engine: Engine, *, topic: str = TOPIC) -> list[str]:
     """All that is ready, settled; each is what was published."""
     ids: list[str] = []
-    while found := engine.pull(topic, GROUP, max_messages=1_000):
-        assert engine.ack([one.receipt for one in found]) == ["acked"] * len(found)
+    while found := engine.puller.pull(topic, GROUP, max_messages=1_000):
+        assert engine.settler.ack([one.receipt for one in found]) == ["acked"] * len(found)
         for one in found:
             assert (one.body, one.key, one.headers) == (one.id.encode(), "k", {"h": one.id})
         ids += [one.id for one in found]
@@ -85,12 +85,12 @@ def test_a_message_goes_down_all_levels_over_restarts_and_is_delivered_on_its_mi
             levels |= bucket_levels(folder)
         engine = open_engine()
         assert drained(engine) == []
-        assert engine.scheduled_message("far") == {"id": "far", "topic": TOPIC, "deliver_at_ms": due_ms}
+        assert engine.publisher.scheduled_message("far") == {"id": "far", "topic": TOPIC, "deliver_at_ms": due_ms}
 
     clock.advance(1)
     assert drained(engine) == ["far", *beside]
     assert levels == {"l1w", "l1d", "l1h", "l0m"}
-    assert engine.scheduled_message("far") is None
+    assert engine.publisher.scheduled_message("far") is None
 
 
 @pytest.mark.parametrize("passing_ms", [0, 55 * DAY_MS, 59 * DAY_MS, 60 * DAY_MS - HOUR_MS])
@@ -104,15 +104,15 @@ def test_a_cancel_wins_on_whatever_level_its_message_stands_and_after_a_restart(
     clock.advance(passing_ms)
     settle(engine, clock)
 
-    assert engine.cancel(["gone"]) == ["canceled"]
+    assert engine.publisher.cancel(["gone"]) == ["canceled"]
 
     engine = open_engine()
-    assert engine.cancel(["gone"]) == ["canceled"]
+    assert engine.publisher.cancel(["gone"]) == ["canceled"]
     assert publish(engine, "gone", deliver_at_ms=due_ms) == ["duplicate"]
     clock.advance(due_ms - clock.now_ms())
     assert drained(engine) == ["kept"]
-    assert engine.cancel(["kept", "gone"]) == ["too_late", "canceled"]
-    assert {"stored": 1, "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
+    assert engine.publisher.cancel(["kept", "gone"]) == ["too_late", "canceled"]
+    assert {"stored": 1, "scheduled": 0}.items() <= engine.admin.topic_figures(TOPIC).items()
 
 
 def test_a_cancel_that_came_before_its_publish_wins_over_a_flush_and_a_restart(
@@ -120,7 +120,7 @@ def test_a_cancel_that_came_before_its_publish_wins_over_a_flush_and_a_restart(
 ) -> None:
     engine = open_engine()
     due_ms = clock.now_ms() + HOUR_MS
-    assert engine.cancel(["early"]) == ["unknown"]
+    assert engine.publisher.cancel(["early"]) == ["unknown"]
     publish(engine, "other", deliver_at_ms=due_ms)
     flush(engine, clock)
     engine = open_engine()
@@ -128,7 +128,7 @@ def test_a_cancel_that_came_before_its_publish_wins_over_a_flush_and_a_restart(
     assert publish(engine, "early", "early", deliver_at_ms=due_ms) == ["stored", "duplicate"]
     assert publish(engine, "early") == ["duplicate"]
 
-    assert engine.cancel(["early"]) == ["canceled"]
+    assert engine.publisher.cancel(["early"]) == ["canceled"]
     clock.advance(HOUR_MS)
     assert drained(engine) == ["other"]
 
@@ -138,19 +138,19 @@ def test_canceled_or_delivered_exactly_one_whoever_is_first(folder: Path, random
     engine = Engine.open(folder)
     start_ms = SystemClock().now_ms() + 100
     ids = [f"m{number}" for number in range(400)]
-    engine.publish([message(one, deliver_at_ms=start_ms + number) for number, one in enumerate(ids)])
+    engine.publisher.publish([message(one, deliver_at_ms=start_ms + number) for number, one in enumerate(ids)])
     random.shuffle(ids)
     said: dict[str, str] = {}
     delivered: list[str] = []
 
     def cancel(mine: list[str]) -> None:
         for one in mine:
-            said[one] = engine.cancel([one])[0]
+            said[one] = engine.publisher.cancel([one])[0]
 
     with ThreadPoolExecutor(2) as pool:
         canceling = [pool.submit(cancel, ids[:200]), pool.submit(cancel, ids[200:])]
-        while not all(one.done() for one in canceling) or engine.topic_figures(TOPIC)["scheduled"]:
-            delivered += [one.id for one in engine.pull(TOPIC, GROUP, wait_ms=50, invisible_ms=HOUR_MS)]
+        while not all(one.done() for one in canceling) or engine.admin.topic_figures(TOPIC)["scheduled"]:
+            delivered += [one.id for one in engine.puller.pull(TOPIC, GROUP, wait_ms=50, invisible_ms=HOUR_MS)]
         for one in canceling:
             one.result()
     delivered += drained(engine)
@@ -183,7 +183,7 @@ def test_memory_and_files_do_not_grow_with_what_is_scheduled(
     engine = open_engine(schedule_memory_messages_max=500, durability="os")
 
     for number in range(0, 6_000, 100):
-        engine.publish(
+        engine.publisher.publish(
             [message(f"m{number + at}", deliver_at_ms=clock.now_ms() + random.randrange(DELAY_MAX_MS))
              for at in range(100)]
         )  # fmt: skip
@@ -191,7 +191,7 @@ def test_memory_and_files_do_not_grow_with_what_is_scheduled(
 
     settle(engine, clock)
     assert engine.log_figures()["scheduled"] == 6_000
-    assert sum(count for _, count in engine.scheduled(bucket="day")) == 6_000
+    assert sum(count for _, count in engine.publisher.scheduled(bucket="day")) == 6_000
     assert engine.context.schedule.figures()["buckets"] <= BUCKETS_MAX
     assert len(list((folder / "schedule").glob("l*.delay"))) <= BUCKETS_MAX + 2
 
@@ -239,10 +239,10 @@ def test_while_memory_is_flushed_everything_else_goes_on(
     assert publish(engine, "soon", deliver_at_ms=clock.now_ms() + 5) == ["stored"]
     assert publish(engine, "a", deliver_at_ms=clock.now_ms() + HOUR_MS) == ["duplicate"]
     assert publish(engine, "b") == ["duplicate"]
-    assert engine.cancel(["a", "unborn"]) == ["canceled", "unknown"]
+    assert engine.publisher.cancel(["a", "unborn"]) == ["canceled", "unknown"]
     clock.advance(5)
     assert drained(engine) == ["soon"]
-    assert engine.topic_figures(TOPIC)["scheduled"] == 3
+    assert engine.admin.topic_figures(TOPIC)["scheduled"] == 3
 
     storage.release()
     settle(engine, clock)
@@ -256,7 +256,7 @@ def test_what_fires_or_is_canceled_while_it_is_flushed_does_so_once(
 ) -> None:
     engine, storage = flushing
     publish(engine, "later", deliver_at_ms=clock.now_ms() + 2 * HOUR_MS)
-    assert engine.cancel(["b", "later"]) == ["canceled", "canceled"]
+    assert engine.publisher.cancel(["b", "later"]) == ["canceled", "canceled"]
     clock.advance(HOUR_MS)
     assert drained(engine) == ["a", "c", "d"]
 
@@ -268,11 +268,11 @@ def test_what_fires_or_is_canceled_while_it_is_flushed_does_so_once(
     if restarts == "after":
         engine = open_engine(schedule_memory_messages_max=4)
 
-    assert engine.cancel(["a", "b", "c", "later"]) == ["too_late", "canceled", "too_late", "canceled"]
+    assert engine.publisher.cancel(["a", "b", "c", "later"]) == ["too_late", "canceled", "too_late", "canceled"]
     clock.advance(3 * HOUR_MS)
     settle(engine, clock)
     assert drained(engine) == []
-    assert {"stored": 3, "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
+    assert {"stored": 3, "scheduled": 0}.items() <= engine.admin.topic_figures(TOPIC).items()
     assert publish(engine, "a", "b", "c", "d") == ["duplicate"] * 4
 
 
@@ -451,7 +451,7 @@ def test_a_scheduled_message_and_its_note_are_synced_beside_each_other(
 def test_who_finds_anything_does_not_wait_for_what_is_due(open_engine: type_of_open, clock: ManualClock) -> None:
     storage = HeldSchedule()
     engine = open_engine(storage=storage)
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     publish(engine, "a", "b", "c")
     publish(engine, "due", deliver_at_ms=clock.now_ms() + HOUR_MS)
     storage.is_held = True
@@ -459,7 +459,7 @@ def test_who_finds_anything_does_not_wait_for_what_is_due(open_engine: type_of_o
     assert storage.waiting.wait(120)
     try:
         with ThreadPoolExecutor(1) as pool:
-            pulling = pool.submit(engine.pull, TOPIC, GROUP, max_messages=9)
+            pulling = pool.submit(engine.puller.pull, TOPIC, GROUP, max_messages=9)
             try:
                 assert [one.id for one in pulling.result(timeout=120)] == ["a", "b", "c"]
             finally:
@@ -467,7 +467,7 @@ def test_who_finds_anything_does_not_wait_for_what_is_due(open_engine: type_of_o
     finally:
         storage.is_held = False
 
-    assert [one.id for one in engine.pull(TOPIC, GROUP, max_messages=9)] == ["due"]
+    assert [one.id for one in engine.puller.pull(TOPIC, GROUP, max_messages=9)] == ["due"]
 
 
 def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_between_two_kills(
@@ -487,7 +487,7 @@ def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_bet
     engine = open_engine(dedup_messages_max=2)
 
     assert drained(engine) == []
-    assert {"stored": 6, "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
+    assert {"stored": 6, "scheduled": 0}.items() <= engine.admin.topic_figures(TOPIC).items()
     assert not engine.dispatcher.has_taken()
 
 
@@ -509,7 +509,7 @@ def test_a_batch_placed_by_half_before_a_kill_is_delivered_once_over_a_checkpoin
     engine = open_engine(dedup_messages_max=1)
 
     assert drained(engine) == []
-    assert {"stored": 8, "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
+    assert {"stored": 8, "scheduled": 0}.items() <= engine.admin.topic_figures(TOPIC).items()
 
 
 def test_what_was_placed_before_a_kill_is_recorded_as_dispatched_after_it(
@@ -531,7 +531,9 @@ def test_what_was_placed_before_a_kill_is_recorded_as_dispatched_after_it(
     assert sorted(entry for record in dispatched(folder) for entry in record.entries) == list(enumerate(ids))
 
 
-@pytest.mark.parametrize("ask", [lambda it: it.topic_figures(TOPIC), lambda it: it.group_figures(TOPIC, GROUP)])
+@pytest.mark.parametrize(
+    "ask", [lambda it: it.admin.topic_figures(TOPIC), lambda it: it.admin.group_figures(TOPIC, GROUP)]
+)
 def test_figures_that_wait_for_the_schedule_hold_no_publish_up(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Engine], dict[str, int]]
 ) -> None:

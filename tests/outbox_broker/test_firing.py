@@ -102,7 +102,7 @@ def test_batches_placed_before_a_kill_are_delivered_once_over_a_checkpoint_betwe
     engine = open_engine(fire_batch_max=BATCH, dedup_messages_max=1)
 
     assert _pulled(engine) == IDS
-    assert {"stored": len(IDS), "scheduled": 0}.items() <= engine.topic_figures(TOPIC).items()
+    assert {"stored": len(IDS), "scheduled": 0}.items() <= engine.admin.topic_figures(TOPIC).items()
 
 
 def test_a_message_that_is_just_due_is_counted_in_one_of_scheduled_and_backlog_at_each_step(
@@ -110,7 +110,7 @@ def test_a_message_that_is_just_due_is_counted_in_one_of_scheduled_and_backlog_a
 ) -> None:
     storage, arrived, go_on = FailingStorage(), threading.Semaphore(0), threading.Semaphore(0)
     engine = open_engine(storage=storage, fire_batch_max=BATCH)
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     _schedule(engine, clock)
 
     def wait_for_look(call: str) -> None:
@@ -119,13 +119,13 @@ def test_a_message_that_is_just_due_is_counted_in_one_of_scheduled_and_backlog_a
             assert go_on.acquire(timeout=120)
 
     def counted() -> list[int]:
-        figures = [engine.topic_figures(TOPIC), engine.group_figures(TOPIC, GROUP)]
+        figures = [engine.admin.topic_figures(TOPIC), engine.admin.group_figures(TOPIC, GROUP)]
         return [one["scheduled"] + one["backlog"] for one in figures]
 
     seen: list[list[int]] = []
     storage.before = wait_for_look
     clock.advance(1_000)
-    while engine.topic_figures(TOPIC)["stored"] < len(IDS) or engine.dispatcher.has_taken():
+    while engine.admin.topic_figures(TOPIC)["stored"] < len(IDS) or engine.dispatcher.has_taken():
         if arrived.acquire(timeout=0.01):
             seen.append(counted())
             go_on.release()
@@ -140,7 +140,7 @@ def test_what_was_placed_before_a_kill_is_not_scheduled_any_more(
     open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(fire_batch_max=len(IDS))
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     with monkeypatch.context() as patched:
         refusing = Refusing(engine, patched, placed=1)
         _schedule(engine, clock)
@@ -151,7 +151,7 @@ def test_what_was_placed_before_a_kill_is_not_scheduled_any_more(
     with monkeypatch.context() as patched:
         patched.setattr(dispatcher.Dispatcher, "fire_due", lambda *_, **__: False)
         engine = open_engine(fire_batch_max=len(IDS))
-        figures = engine.group_figures(TOPIC, GROUP)
+        figures = engine.admin.group_figures(TOPIC, GROUP)
 
     assert (figures["scheduled"], figures["backlog"]) == (0, len(IDS))
 
@@ -168,10 +168,10 @@ def test_what_the_schedule_has_not_settled_is_not_dropped_with_old_segments_and_
         assert refusing.refused.wait(120)
         before = _pulled(engine)
         for number in range(3):
-            engine.publish([Message(id=f"later{number}", topic=TOPIC, body=b"b" * 4096)])
+            engine.publisher.publish([Message(id=f"later{number}", topic=TOPIC, body=b"b" * 4096)])
             clock.advance(1_000)
         later = _pulled(engine)
-        engine.drop_outdated()
+        engine.retention.drop_outdated()
         engine.close()
 
     engine = open_engine(**options)
@@ -180,7 +180,7 @@ def test_what_the_schedule_has_not_settled_is_not_dropped_with_old_segments_and_
 
     assert (before, later) == (IDS, ["later0", "later1", "later2"])
     assert again == []
-    assert engine.drop_outdated() > 0
+    assert engine.retention.drop_outdated() > 0
 
 
 def test_an_interrupt_while_the_next_batch_is_claimed_loses_no_batch(
@@ -248,14 +248,14 @@ def _is_ready(engine: Engine) -> bool:
 
 def _schedule(engine: Engine, clock: ManualClock) -> None:
     due_ms = clock.now_ms() + 1_000
-    results = engine.publish([Message(id=one, topic=TOPIC, body=b"b", deliver_at_ms=due_ms) for one in IDS])
+    results = engine.publisher.publish([Message(id=one, topic=TOPIC, body=b"b", deliver_at_ms=due_ms) for one in IDS])
     assert {str(one.status) for one in results} == {"stored"}
 
 
 def _pulled(engine: Engine) -> list[str]:
     """All that comes, settled; twice what is delivered twice."""
     came: list[str] = []
-    while found := engine.pull(TOPIC, GROUP, max_messages=1_000):
-        engine.ack([one.receipt for one in found])
+    while found := engine.puller.pull(TOPIC, GROUP, max_messages=1_000):
+        engine.settler.ack([one.receipt for one in found])
         came += [one.id for one in found]
     return came

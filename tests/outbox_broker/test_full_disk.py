@@ -66,32 +66,32 @@ def publish(take: type_of_publish, found: list[Message]) -> list[str]:
 def consume(engine: Engine) -> list[str]:
     """Pull and settle until nothing is ready."""
     ids: list[str] = []
-    while deliveries := engine.pull(TOPIC, GROUP, max_messages=50, invisible_ms=HOUR_MS):
-        assert engine.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
+    while deliveries := engine.puller.pull(TOPIC, GROUP, max_messages=50, invisible_ms=HOUR_MS):
+        assert engine.settler.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
         ids += [one.id for one in deliveries]
     return ids
 
 
 def test_a_broker_starts_on_a_full_disk_and_goes_on_with_all_but_publishes(disk: Path, clock: ManualClock) -> None:
     engine = Engine.open(disk / "data", clock=clock, options=OPTIONS)
-    stored = publish(engine.publish, messages("now", 300))
-    due = publish(engine.publish, messages("due", 50, deliver_at_ms=clock.now_ms() + HOUR_MS))
-    engine.publish(messages("far", 1, deliver_at_ms=clock.now_ms() + 100 * HOUR_MS))
+    stored = publish(engine.publisher.publish, messages("now", 300))
+    due = publish(engine.publisher.publish, messages("due", 50, deliver_at_ms=clock.now_ms() + HOUR_MS))
+    engine.publisher.publish(messages("far", 1, deliver_at_ms=clock.now_ms() + 100 * HOUR_MS))
     engine.close()
     ballast = fill(disk)
 
     engine = Engine.open(disk / "data", clock=clock, options=OPTIONS)
 
     with pytest.raises(StorageFailed, match=r"No space left on device.*free some disk space"):
-        publish(engine.publish, messages("refused", 2_000))
+        publish(engine.publisher.publish, messages("refused", 2_000))
     assert engine.log_figures()["publishes_refused"] == 1
     assert consume(engine) == stored
     clock.advance(HOUR_MS)
     assert sorted(consume(engine)) == sorted(due)
-    assert engine.cancel(["far-0"]) == [CancelStatus.CANCELED]
+    assert engine.publisher.cancel(["far-0"]) == [CancelStatus.CANCELED]
     engine.check_ready()
     ballast.unlink()
-    assert publish(engine.publish, messages("after", 10)) == consume(engine)
+    assert publish(engine.publisher.publish, messages("after", 10)) == consume(engine)
     assert engine.log_figures()["publishes_refused"] == 0
     engine.close()
 
@@ -100,7 +100,7 @@ def test_what_falls_due_on_a_full_disk_leaves_room_for_its_acknowledgements_and_
     disk: Path, clock: ManualClock
 ) -> None:
     engine = Engine.open(disk / "data", clock=clock, options=OPTIONS)
-    due = publish(engine.publish, messages("due", 2_000, deliver_at_ms=clock.now_ms() + HOUR_MS))
+    due = publish(engine.publisher.publish, messages("due", 2_000, deliver_at_ms=clock.now_ms() + HOUR_MS))
     while engine.context.schedule.maintain(clock.now_ms()):
         pass
     fill(disk)
@@ -112,7 +112,7 @@ def test_what_falls_due_on_a_full_disk_leaves_room_for_its_acknowledgements_and_
         if len(came) >= len(due):
             break
         clock.advance(60_001)
-        engine.drop_outdated()
+        engine.retention.drop_outdated()
         engine.context.schedule.maintain(clock.now_ms())
 
     assert sorted(came) == sorted(due)

@@ -16,15 +16,17 @@ type_of_open = Callable[..., Engine]
 
 
 def publish(engine: Engine, count: int) -> None:
-    engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"", key=str(number % 3)) for number in range(count)])
+    engine.publisher.publish(
+        [Message(id=f"m{number}", topic=TOPIC, body=b"", key=str(number % 3)) for number in range(count)]
+    )
 
 
 def pull(engine: Engine, group: str = GROUP, *, count: int = 100, invisible_ms: int = 1_000) -> list[Delivery]:
-    return engine.pull(TOPIC, group, max_messages=count, invisible_ms=invisible_ms)
+    return engine.puller.pull(TOPIC, group, max_messages=count, invisible_ms=invisible_ms)
 
 
 def ack(engine: Engine, deliveries: list[Delivery]) -> None:
-    engine.ack([one.receipt for one in deliveries])
+    engine.settler.ack([one.receipt for one in deliveries])
 
 
 def test_a_group_that_holds_all_it_may_gets_nothing_new_until_it_settles(open_engine: type_of_open) -> None:
@@ -89,7 +91,7 @@ def test_a_settlement_wakes_the_groups_that_got_less_than_there_is(open_engine: 
     pull(engine, "b")
     woken: list[str] = []
     for name in ("a", "b", "c"):
-        engine.subscribe(TOPIC, name, lambda name=name: woken.append(name))  # type: ignore[misc]
+        engine.wakeups.subscribe(TOPIC, name, lambda name=name: woken.append(name))  # type: ignore[misc]
 
     ack(engine, held[:1])
     assert sorted(woken) == ["a", "b"]
@@ -102,17 +104,17 @@ def test_a_settlement_wakes_the_groups_that_got_less_than_there_is(open_engine: 
 @pytest.mark.parametrize("how", ["nack", "seek"])
 def test_a_death_and_a_seek_make_room_too(open_engine: type_of_open, how: str) -> None:
     engine = open_engine(group_in_hand_min=0, in_hand_max=3)
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, 9)
     held = pull(engine)
     assert pull(engine, "other") == []
     woken: list[int] = []
-    engine.subscribe(TOPIC, "other", lambda: woken.append(1))
+    engine.wakeups.subscribe(TOPIC, "other", lambda: woken.append(1))
 
     if how == "nack":
-        engine.nack([one.receipt for one in held])
+        engine.settler.nack([one.receipt for one in held])
     else:
-        engine.seek(TOPIC, GROUP, to_offset=9)
+        engine.admin.seek(TOPIC, GROUP, to_offset=9)
 
     assert woken
     assert len(pull(engine, "other")) == 3
@@ -120,11 +122,11 @@ def test_a_death_and_a_seek_make_room_too(open_engine: type_of_open, how: str) -
 
 def test_what_was_redriven_and_is_not_ready_yet_takes_no_room(open_engine: type_of_open) -> None:
     engine = open_engine(group_in_hand_min=0, in_hand_max=6, group_in_hand_max=5)
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, 12)
     for _ in range(2):
-        engine.nack([one.receipt for one in pull(engine)])
-    engine.redrive(TOPIC, GROUP, per_second=1)
+        engine.settler.nack([one.receipt for one in pull(engine)])
+    engine.admin.redrive(TOPIC, GROUP, per_second=1)
 
     assert [one.id for one in pull(engine)] == ["m0", "m10", "m11"], "the first of ten is ready"
     engine = open_engine(group_in_hand_min=0, in_hand_max=6, group_in_hand_max=5)
@@ -136,7 +138,7 @@ def test_what_comes_back_is_counted_before_anything_new_is_handed_out(
 ) -> None:
     engine = open_engine(group_in_hand_min=0, in_hand_max=5)
     publish(engine, 20)
-    engine.nack([one.receipt for one in pull(engine, count=4)], delay_ms=50)
+    engine.settler.nack([one.receipt for one in pull(engine, count=4)], delay_ms=50)
     clock.advance(50)
 
     assert [one.id for one in pull(engine)] == ["m0", "m1", "m2", "m3", "m4"]
@@ -149,9 +151,9 @@ def test_what_waits_for_another_attempt_takes_room_of_its_own_group_alone(open_e
     held = pull(engine)
     assert pull(engine, "other") == []
     woken: list[int] = []
-    engine.subscribe(TOPIC, "other", lambda: woken.append(1))
+    engine.wakeups.subscribe(TOPIC, "other", lambda: woken.append(1))
 
-    assert engine.nack([one.receipt for one in held], delay_ms=1_000_000) == ["requeued"] * 5
+    assert engine.settler.nack([one.receipt for one in held], delay_ms=1_000_000) == ["requeued"] * 5
 
     assert woken
     assert [len(pull(engine, name)) for name in (GROUP, "other", "third")] == [0, 5, 0]
@@ -161,13 +163,13 @@ def test_what_should_be_dead_and_finds_no_room_makes_room_in_hand_for_others(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
     engine = open_engine(group_in_hand_min=0, in_hand_max=3, group_in_hand_max=3, dead_letters_bytes_max=1)
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, 20)
-    engine.nack([one.receipt for one in pull(engine, count=1)])
+    engine.settler.nack([one.receipt for one in pull(engine, count=1)])
     assert sum(len(pull(engine, count=1)) for _ in range(3)) == 3
     assert pull(engine, "other") == []
     woken: list[int] = []
-    engine.subscribe(TOPIC, "other", lambda: woken.append(1))
+    engine.wakeups.subscribe(TOPIC, "other", lambda: woken.append(1))
 
     clock.advance(1_000)
     assert pull(engine) == []
@@ -178,7 +180,7 @@ def test_what_should_be_dead_and_finds_no_room_makes_room_in_hand_for_others(
 
 def test_an_ordered_group_is_bounded_and_goes_on(open_engine: type_of_open) -> None:
     engine = open_engine(group_in_hand_max=2)
-    engine.declare_group(TOPIC, GROUP, GroupConfig(ordered=True))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(ordered=True))
     publish(engine, 30)
     order: list[int] = []
 

@@ -33,27 +33,27 @@ def test_locks_are_taken_in_one_order_by_all_that_an_engine_does(
     engine = open_engine(**options)  # which reads its index files when they are asked for
     for path in indexes(engine.context.folder):
         flip(path)
-    waiting = threading.Thread(target=engine.pull, args=("later", "group"), kwargs={"wait_ms": 60_000})
+    waiting = threading.Thread(target=engine.puller.pull, args=("later", "group"), kwargs={"wait_ms": 60_000})
     waiting.start()
     drained(engine)
-    engine.declare_group("filtered", "group", GroupConfig(filter="colour = 'red'"))
-    engine.publish([Message(id=f"f{number}", topic="filtered", body=b"") for number in range(10)])
-    engine.pull("filtered", "group")
-    engine.publish(
+    engine.admin.declare_group("filtered", "group", GroupConfig(filter="colour = 'red'"))
+    engine.publisher.publish([Message(id=f"f{number}", topic="filtered", body=b"") for number in range(10)])
+    engine.puller.pull("filtered", "group")
+    engine.publisher.publish(
         [Message(id=f"l{number}", topic="later", body=b"", deliver_at_ms=clock.now_ms() + 50) for number in range(10)]
     )
-    engine.cancel(["l1"])
+    engine.publisher.cancel(["l1"])
     clock.advance(100)
     waiting.join(JOIN_SECONDS)
-    for delivery in engine.pull("later", "group"):
-        engine.extend([delivery.receipt], invisible_ms=60_000)
-        engine.nack([delivery.receipt])
-    engine.redrive("orders", "billing")
-    engine.seek("orders", "billing", to_ms=0)
-    engine.pause("orders", "billing", paused=True)
-    engine.delete_topic("later", force=True)
+    for delivery in engine.puller.pull("later", "group"):
+        engine.settler.extend([delivery.receipt], invisible_ms=60_000)
+        engine.settler.nack([delivery.receipt])
+    engine.admin.redrive("orders", "billing")
+    engine.admin.seek("orders", "billing", to_ms=0)
+    engine.admin.pause("orders", "billing", paused=True)
+    engine.deletion.delete_topic("later", force=True)
     clock.advance(200_000_000)
-    engine.drop_outdated()
+    engine.retention.drop_outdated()
     engine.close()
 
     assert not waiting.is_alive()

@@ -112,9 +112,9 @@ def test_a_long_publish_that_finds_no_room_is_not_there_and_may_be_sent_again(
     fail_at(storage, number)
 
     with pytest.raises(StorageFailed):
-        engine.publish(batch)
-    assert engine.pull("orders", "g") == []
+        engine.publisher.publish(batch)
+    assert engine.puller.pull("orders", "g") == []
 
     storage.mend()
-    assert {one.status for one in engine.publish(batch)} == {"stored"}
-    assert [one.id for one in open_engine().pull("orders", "g")] == [one.id for one in batch]
+    assert {one.status for one in engine.publisher.publish(batch)} == {"stored"}
+    assert [one.id for one in open_engine().puller.pull("orders", "g")] == [one.id for one in batch]

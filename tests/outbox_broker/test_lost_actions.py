@@ -56,11 +56,11 @@ def drained(engine: Engine, group: str, clock: ManualClock) -> set[str]:
     clock.advance(DAY_MS)
     found: set[str] = set()
     for _ in range(100):
-        if not (taken := engine.pull(TOPIC, group, max_messages=1_000)):
+        if not (taken := engine.puller.pull(TOPIC, group, max_messages=1_000)):
             break
-        engine.ack([one.receipt for one in taken])
+        engine.settler.ack([one.receipt for one in taken])
         found |= {one.id for one in taken}
-    return found | {one.id for one in engine.dead(TOPIC, group, limit=1_000)[0]}
+    return found | {one.id for one in engine.admin.dead(TOPIC, group, limit=1_000)[0]}
 
 
 def some_hours(engine: Engine, clock: ManualClock, random: Random) -> dict[str, set[str]]:
@@ -69,20 +69,20 @@ def some_hours(engine: Engine, clock: ManualClock, random: Random) -> dict[str, 
     held: list[tuple[str, Delivery]] = []
     batch = messages(60)
     for group, config in GROUPS.items():
-        engine.declare_group(TOPIC, group, config)
+        engine.admin.declare_group(TOPIC, group, config)
     for step in range(30):
         if step % 6 == 0:
-            engine.publish(batch[step * 2 : step * 2 + 12])
+            engine.publisher.publish(batch[step * 2 : step * 2 + 12])
         group = random.choice(list(GROUPS))
-        held += [(group, one) for one in engine.pull(TOPIC, group, max_messages=random.randint(1, 6))]
+        held += [(group, one) for one in engine.puller.pull(TOPIC, group, max_messages=random.randint(1, 6))]
         random.shuffle(held)
         for name, one in held[:4]:
             match random.randrange(3):
                 case 0:
-                    if engine.ack([one.receipt]) == ["acked"]:
+                    if engine.settler.ack([one.receipt]) == ["acked"]:
                         acked[name].add(one.id)
                 case 1:
-                    engine.nack([one.receipt], delay_ms=random.choice([0, 5]), reason="no stock")
+                    engine.settler.nack([one.receipt], delay_ms=random.choice([0, 5]), reason="no stock")
                 case _:
                     continue  # its consumer has died
         del held[:4]
@@ -124,20 +124,20 @@ def test_what_comes_again_is_told_and_comes_once_again_after_another_restart(
     open_engine: type_of_open, folder: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = open_engine()
-    engine.publish(messages(30))
+    engine.publisher.publish(messages(30))
     for _ in range(3):
-        engine.pull(TOPIC, "plain", max_messages=10)
+        engine.puller.pull(TOPIC, "plain", max_messages=10)
     [log] = journal.segment_paths(folder / "actions")
     flip(log, [at for at, action in frames(log) if isinstance(action, journal.Handed)][1])
 
     for _ in range(2):
         engine = open_engine()
-        assert engine.group_figures(TOPIC, "plain")["backlog"] == 10
+        assert engine.admin.group_figures(TOPIC, "plain")["backlog"] == 10
         assert [record.messages_again for record in caplog.records if event_name(record) == "lost_action"] == [10]  # type: ignore[attr-defined]
         caplog.clear()
-    again = engine.pull(TOPIC, "plain", max_messages=100)
+    again = engine.puller.pull(TOPIC, "plain", max_messages=100)
 
     assert [one.id for one in again] == [f"m{number}" for number in range(10, 20)]
-    engine.ack([one.receipt for one in again])
+    engine.settler.ack([one.receipt for one in again])
     engine = open_engine()
-    assert engine.group_figures(TOPIC, "plain")["backlog"] == 0
+    assert engine.admin.group_figures(TOPIC, "plain")["backlog"] == 0

@@ -82,9 +82,9 @@ def message(message_id: str, *, deliver_at_ms: int | None = None) -> Message:
 
 def drained(engine: Engine) -> list[str]:
     ids: list[str] = []
-    while deliveries := engine.pull(TOPIC, GROUP, max_messages=100):
+    while deliveries := engine.puller.pull(TOPIC, GROUP, max_messages=100):
         assert all(one.body == message(one.id).body for one in deliveries)
-        engine.ack([one.receipt for one in deliveries])
+        engine.settler.ack([one.receipt for one in deliveries])
         ids += [one.id for one in deliveries]
     return ids
 
@@ -94,11 +94,11 @@ def publish_unsynced(
 ) -> list[Future[object]]:  # fmt: skip
     """Ask for much that nobody is answered for yet, and return once all of it is written."""
     storage.hold()
-    asked: list[Future[object]] = [pool.submit(engine.ack, [receipt])]
+    asked: list[Future[object]] = [pool.submit(engine.settler.ack, [receipt])]
     for number in range(4):
-        asked.append(pool.submit(engine.publish, [message(f"unsynced{number}")]))
+        asked.append(pool.submit(engine.publisher.publish, [message(f"unsynced{number}")]))
         later = [message(f"unsynced-later{number}", deliver_at_ms=START_MS + HOUR_MS)]
-        asked.append(pool.submit(engine.publish, later))
+        asked.append(pool.submit(engine.publisher.publish, later))
     storage.wait_for_writes(1 + 4 + 2 * 4)
     return asked
 
@@ -109,10 +109,12 @@ def cut(tmp_path: Path, random_seed: int) -> list[Path]:
     random = Random(random_seed)
     storage, folder = PagedStorage(), tmp_path / "data"
     engine = Engine.open(folder, clock=ManualClock(START_MS), options=OPTIONS, storage=storage)
-    engine.publish([message(f"answered{number}") for number in range(5)])
-    engine.publish([message(f"answered-later{number}", deliver_at_ms=START_MS + HOUR_MS) for number in range(3)])
-    acked, held = engine.pull(TOPIC, GROUP, max_messages=2, invisible_ms=HOUR_MS // 2)
-    engine.ack([acked.receipt])
+    engine.publisher.publish([message(f"answered{number}") for number in range(5)])
+    engine.publisher.publish(
+        [message(f"answered-later{number}", deliver_at_ms=START_MS + HOUR_MS) for number in range(3)]
+    )
+    acked, held = engine.puller.pull(TOPIC, GROUP, max_messages=2, invisible_ms=HOUR_MS // 2)
+    engine.settler.ack([acked.receipt])
     copies = [tmp_path / f"cut{number}" for number in range(CUTS)]
     with ThreadPoolExecutor(9) as pool:
         asked = publish_unsynced(engine, storage, pool, receipt=held.receipt)

@@ -31,17 +31,17 @@ type_of_open = Callable[..., Engine]
 
 
 def publish(engine: Engine, *ids: str, topic: str = TOPIC) -> None:
-    engine.publish([Message(id=one, topic=topic, body=one.encode() * 20) for one in ids])
+    engine.publisher.publish([Message(id=one, topic=topic, body=one.encode() * 20) for one in ids])
 
 
 def stored(engine: Engine, clock: ManualClock) -> list[str]:
     """Some segments of two topics, dead letters in each of them; returns the ids of one topic, in order."""
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     for number in range(40):
         publish(engine, *(f"{part}{number}" for part in "abc"))
         publish(engine, f"other{number}", topic="others")
-        [one, *_] = engine.pull(TOPIC, GROUP, max_messages=3)
-        engine.nack([one.receipt], reason=f"broken {number}")
+        [one, *_] = engine.puller.pull(TOPIC, GROUP, max_messages=3)
+        engine.settler.nack([one.receipt], reason=f"broken {number}")
         clock.advance(1_000)
     return [f"{part}{number}" for number in range(40) for part in "abc"]
 
@@ -49,7 +49,7 @@ def stored(engine: Engine, clock: ManualClock) -> list[str]:
 def read(engine: Engine, *, topic: str = TOPIC) -> list[str]:
     """All of a topic, from its beginning, by a reader without a group."""
     offset, ids = 0, []
-    while (found := engine.read_on(topic, offset, max_messages=50)).deliveries:
+    while (found := engine.reader.read_on(topic, offset, max_messages=50)).deliveries:
         ids += [one.id for one in found.deliveries]
         offset = found.next_offset
     return ids
@@ -58,7 +58,7 @@ def read(engine: Engine, *, topic: str = TOPIC) -> list[str]:
 def drained(engine: Engine) -> list[Delivery]:
     """All that a new group is handed."""
     found: list[Delivery] = []
-    while more := engine.pull(TOPIC, "another", max_messages=50):
+    while more := engine.puller.pull(TOPIC, "another", max_messages=50):
         found += more
     return found
 
@@ -87,12 +87,12 @@ def seen(engine: Engine, clock: ManualClock) -> list[object]:
     """What is looked up in index files, by each verb that does so."""
     places: list[object] = []
     for back_ms in range(0, 40_000, 3_000):
-        engine.declare_group(TOPIC, "mover", GroupConfig())
-        engine.seek(TOPIC, "mover", to_ms=clock.now_ms() - back_ms)
-        figures = engine.group_figures(TOPIC, "mover")
+        engine.admin.declare_group(TOPIC, "mover", GroupConfig())
+        engine.admin.seek(TOPIC, "mover", to_ms=clock.now_ms() - back_ms)
+        figures = engine.admin.group_figures(TOPIC, "mover")
         places.append((figures["position"], figures["oldest_unacked_age_ms"]))
-        places.append([one.id for one in engine.pull(TOPIC, "mover", max_messages=4)])
-    letters, following = engine.dead(TOPIC, GROUP, limit=30)
+        places.append([one.id for one in engine.puller.pull(TOPIC, "mover", max_messages=4)])
+    letters, following = engine.admin.dead(TOPIC, GROUP, limit=30)
     return [*places, letters, following, read(engine), read(engine, topic="others")]
 
 
@@ -128,7 +128,9 @@ def test_an_index_that_was_made_anew_is_taken_as_it_is_on_opening(
 
     assert "segment_index_built" not in map(event_name, caplog.records)
     assert read(engine) == ids
-    assert [str(one.status) for one in engine.publish([Message(id="a7", topic=TOPIC, body=b"")])] == ["duplicate"]
+    assert [str(one.status) for one in engine.publisher.publish([Message(id="a7", topic=TOPIC, body=b"")])] == [
+        "duplicate"
+    ]
 
 
 def test_a_record_that_is_damaged_with_its_index_costs_itself_alone(
@@ -151,7 +153,7 @@ def test_a_record_that_is_damaged_with_its_index_costs_itself_alone(
     assert others
     assert read(engine, topic="others") == [f"other{number}" for number in range(len(others), 40)]
     assert [one.id for one in drained(engine)] == [one for one in ids if one not in {"c1", last}]
-    assert [one.reason for one in engine.dead(TOPIC, "another")[0]] == [DAMAGED] * 2
+    assert [one.reason for one in engine.admin.dead(TOPIC, "another")[0]] == [DAMAGED] * 2
 
 
 class Gate:
@@ -175,16 +177,16 @@ def test_while_a_segment_is_read_anew_the_others_go_on_and_it_is_read_once(
     engine = open_engine(**SMALL)
     stored(engine, clock)
     engine = open_engine(**SMALL)
-    engine.declare_group(TOPIC, "newest", GroupConfig(start="latest"))
+    engine.admin.declare_group(TOPIC, "newest", GroupConfig(start="latest"))
     flip(index_path(folder / "messages", 0))
     gate = Gate(monkeypatch)
 
     with ThreadPoolExecutor(3) as threads:
-        pulls = [threads.submit(engine.pull, TOPIC, f"g{number}", max_messages=3) for number in range(3)]
+        pulls = [threads.submit(engine.puller.pull, TOPIC, f"g{number}", max_messages=3) for number in range(3)]
         assert gate.reached.wait(WAIT_S)
         publish(engine, "new")
-        [one] = engine.pull(TOPIC, "newest")
-        assert engine.ack([one.receipt]) == ["acked"]
+        [one] = engine.puller.pull(TOPIC, "newest")
+        assert engine.settler.ack([one.receipt]) == ["acked"]
         gate.opened.set()
         found = [[one.id for one in pull.result(WAIT_S)] for pull in pulls]
 
@@ -203,12 +205,12 @@ def test_a_segment_that_retention_drops_while_it_is_read_anew_is_passed(
     gate = Gate(monkeypatch)
 
     with ThreadPoolExecutor(1) as threads:
-        pull = threads.submit(engine.pull, TOPIC, "another", max_messages=200)
+        pull = threads.submit(engine.puller.pull, TOPIC, "another", max_messages=200)
         assert gate.reached.wait(WAIT_S)
-        dropped = engine.drop_outdated()
+        dropped = engine.retention.drop_outdated()
         gate.opened.set()
         pull.result(WAIT_S)
-    found = [one.id for one in engine.pull(TOPIC, "another", max_messages=200)]
+    found = [one.id for one in engine.puller.pull(TOPIC, "another", max_messages=200)]
 
     assert dropped > 0
     assert not index_path(folder / "messages", 0).exists()
@@ -227,15 +229,15 @@ def test_an_index_that_cannot_be_made_anew_is_told_by_readiness_until_it_can(
     away = segment.rename(segment.with_suffix(".away"))
 
     with pytest.raises(StorageFailed, match=r"cannot be made anew.*restore .*\.log from a copy"):
-        engine.pull(TOPIC, "another", max_messages=3)
+        engine.puller.pull(TOPIC, "another", max_messages=3)
     with pytest.raises(StorageFailed, match="cannot be made anew"):
         engine.check_ready()
     away.rename(segment)
     with pytest.raises(StorageFailed, match="cannot be made anew"):
-        engine.pull(TOPIC, "another", max_messages=3)  # it was tried just now
+        engine.puller.pull(TOPIC, "another", max_messages=3)  # it was tried just now
     clock.advance(MEND_AGAIN_MS)
 
-    assert [one.id for one in engine.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
+    assert [one.id for one in engine.puller.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
     engine.check_ready()
 
 
@@ -255,4 +257,4 @@ def test_on_a_full_disk_an_index_is_made_anew_in_the_room_that_is_kept_for_consu
 
     monkeypatch.setattr(index_repair, "write_index", full)
 
-    assert [one.id for one in engine.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
+    assert [one.id for one in engine.puller.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]

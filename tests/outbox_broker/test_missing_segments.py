@@ -21,8 +21,8 @@ type_of_open = Callable[..., Engine]
 def work(engine: Engine, name: str = "m", *, count: int = 60) -> list[str]:
     ids = [f"{name}{number}" for number in range(count)]
     for one in ids:
-        engine.publish([Message(id=one, topic=TOPIC, body=one.encode() * 50)])
-        engine.ack([delivery.receipt for delivery in engine.pull(TOPIC, GROUP)])
+        engine.publisher.publish([Message(id=one, topic=TOPIC, body=one.encode() * 50)])
+        engine.settler.ack([delivery.receipt for delivery in engine.puller.pull(TOPIC, GROUP)])
     return ids
 
 
@@ -57,7 +57,7 @@ def test_the_newest_segment_is_missed_however_the_broker_ended(
 
     assert files(folder) == before
     newest.write_bytes(data)
-    assert open_engine(**SMALL).topic_figures(TOPIC)["stored"] == 60
+    assert open_engine(**SMALL).admin.topic_figures(TOPIC)["stored"] == 60
 
 
 def test_the_only_action_segment_is_missed(open_engine: type_of_open, folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_log_that_is_gone_with_its_folder_is_missed(
     (folder / log / "proven").unlink(missing_ok=True)
     (folder / log).rmdir()
     (folder / "away").rename(folder / log)
-    assert open_engine().topic_figures(TOPIC)["stored"] == 3
+    assert open_engine().admin.topic_figures(TOPIC)["stored"] == 3
 
 
 def test_who_has_no_copy_goes_on_without_what_was_in_the_segment(open_engine: type_of_open, folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_who_has_no_copy_goes_on_without_what_was_in_the_segment(open_engine: ty
 
     engine = open_engine(**SMALL)
 
-    assert engine.topic_figures(TOPIC)["stored"] == 60, "no sequence is given twice"
+    assert engine.admin.topic_figures(TOPIC)["stored"] == 60, "no sequence is given twice"
     assert work(engine, "after", count=1) == ["after0"]
 
 
@@ -110,8 +110,8 @@ def test_what_retention_dropped_is_not_missed(open_engine: type_of_open, folder:
     work(engine)
     clock.advance(2 * HOUR_MS)
     work(engine, "more")
-    engine.drop_outdated()
+    engine.retention.drop_outdated()
     assert len(segment_paths(folder / "messages")) < 20
     kill(engine)
 
-    assert open_engine(**SMALL).topic_figures(TOPIC)["stored"] == 120
+    assert open_engine(**SMALL).admin.topic_figures(TOPIC)["stored"] == 120

@@ -40,7 +40,7 @@ def no_more_files() -> Iterator[None]:
 
 def publish(engine: Engine, count: int) -> None:
     for number in range(count):
-        engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 500)])
+        engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 500)])
 
 
 def test_a_publish_that_finds_no_descriptor_for_a_new_segment_says_so(open_engine: type_of_open) -> None:
@@ -53,20 +53,20 @@ def test_a_publish_that_finds_no_descriptor_for_a_new_segment_says_so(open_engin
 
     assert "disk space" not in str(refused.value)
     disk.mend()
-    engine.publish([Message(id="after", topic=TOPIC, body=b"x")])
+    engine.publisher.publish([Message(id="after", topic=TOPIC, body=b"x")])
 
 
 def test_acknowledgements_go_on_where_there_is_no_descriptor_for_a_new_segment(open_engine: type_of_open) -> None:
     disk = FailingStorage()
     engine = open_engine(storage=disk, **SMALL)
-    engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x") for number in range(200)])
+    engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x") for number in range(200)])
     disk.fail("create", errno.EMFILE)
 
     for _ in range(200):
-        [delivery] = engine.pull(TOPIC, GROUP, max_messages=1)
-        assert engine.ack([delivery.receipt]) == ["acked"]
+        [delivery] = engine.puller.pull(TOPIC, GROUP, max_messages=1)
+        assert engine.settler.ack([delivery.receipt]) == ["acked"]
 
-    assert engine.pull(TOPIC, GROUP) == []
+    assert engine.puller.pull(TOPIC, GROUP) == []
 
 
 def test_the_reserve_says_why_it_cannot_be_taken(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_an_index_that_finds_no_descriptor_is_not_taken_for_damaged(
     caplog.set_level(logging.INFO)
 
     with no_more_files(), pytest.raises(StorageFailed, match=CURE):
-        engine.pull(TOPIC, GROUP)
+        engine.puller.pull(TOPIC, GROUP)
 
     engine.check_ready()
-    assert [one.id for one in engine.pull(TOPIC, GROUP, max_messages=2)] == ["m0", "m1"]
+    assert [one.id for one in engine.puller.pull(TOPIC, GROUP, max_messages=2)] == ["m0", "m1"]
     assert "index_rebuilt" not in map(event_name, caplog.records)

@@ -24,13 +24,13 @@ type_of_open = Callable[..., Engine]
 
 def declare(engine: Engine, *, ordered: bool = True, text: str | None = None, max_attempts: int = 16) -> None:
     config = GroupConfig(ordered=ordered, filter=text, max_attempts=max_attempts, backoff_initial_ms=100)
-    engine.declare_group(TOPIC, GROUP, config)
+    engine.admin.declare_group(TOPIC, GROUP, config)
 
 
 def publish(engine: Engine, *keys: str, first: int = 0, deliver_at_ms: int | None = None) -> list[str]:
     """One message for each key ("-": none), whose id is the key and a number."""
     ids = [f"{key}{number}" for number, key in enumerate(keys, first)]
-    engine.publish([
+    engine.publisher.publish([
         Message(id=one, topic=TOPIC, body=b"x", key=None if key == "-" else key, deliver_at_ms=deliver_at_ms,
                 headers={"type": key})
         for one, key in zip(ids, keys, strict=True)
@@ -39,7 +39,7 @@ def publish(engine: Engine, *keys: str, first: int = 0, deliver_at_ms: int | Non
 
 
 def pull(engine: Engine, *, count: int = 100, wait_ms: int = 0, invisible_ms: int = 30_000) -> list[Delivery]:
-    return engine.pull(TOPIC, GROUP, max_messages=count, wait_ms=wait_ms, invisible_ms=invisible_ms)
+    return engine.puller.pull(TOPIC, GROUP, max_messages=count, wait_ms=wait_ms, invisible_ms=invisible_ms)
 
 
 def ids_of(deliveries: list[Delivery]) -> list[str]:
@@ -47,7 +47,7 @@ def ids_of(deliveries: list[Delivery]) -> list[str]:
 
 
 def ack(engine: Engine, deliveries: list[Delivery]) -> None:
-    assert engine.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
+    assert engine.settler.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
 
 
 def test_one_message_of_a_key_is_in_hand_at_a_time_and_other_keys_go_on(engine: Engine) -> None:
@@ -77,7 +77,7 @@ def test_a_key_waits_for_the_backoff_of_its_message_and_others_do_not(engine: En
     publish(engine, "a", "a", "b")
     held = pull(engine)
 
-    engine.nack([held[0].receipt])
+    engine.settler.nack([held[0].receipt])
     assert pull(engine) == []
     ack(engine, held[1:])
     publish(engine, "b", first=9)
@@ -98,7 +98,7 @@ def test_an_invisible_time_that_runs_out_keeps_the_order(engine: Engine, clock: 
     clock.advance(50)
 
     assert ids_of(pull(engine)) == ["a0"]
-    assert engine.ack([late[0].receipt]) == ["stale"]
+    assert engine.settler.ack([late[0].receipt]) == ["stale"]
     assert pull(engine) == []
 
 
@@ -108,7 +108,7 @@ def test_a_dead_letter_lets_the_next_of_its_key_go_whether_refused_or_expired(
     declare(engine, max_attempts=1)
     publish(engine, "a", "a", "a")
 
-    engine.nack([pull(engine)[0].receipt])
+    engine.settler.nack([pull(engine)[0].receipt])
     assert ids_of(pull(engine, invisible_ms=50)) == ["a1"]
     clock.advance(50)
 
@@ -118,10 +118,10 @@ def test_a_dead_letter_lets_the_next_of_its_key_go_whether_refused_or_expired(
 def test_a_redriven_message_is_outside_the_order(engine: Engine) -> None:
     declare(engine, max_attempts=1)
     publish(engine, "a", "a", "a")
-    engine.nack([pull(engine)[0].receipt])
+    engine.settler.nack([pull(engine)[0].receipt])
     in_hand = pull(engine)
 
-    engine.redrive(TOPIC, GROUP)
+    engine.admin.redrive(TOPIC, GROUP)
 
     redriven = pull(engine)
     assert (ids_of(in_hand), ids_of(redriven)) == (["a1"], ["a0"])
@@ -149,7 +149,7 @@ def test_what_waits_for_its_key_survives_a_restart_and_keeps_its_order(open_engi
         found = pull(engine)
         assert ids_of(found) == [f"a{number}"]
         ack(engine, found)
-    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 0
 
 
 def test_a_checkpoint_keeps_the_order(open_engine: type_of_open) -> None:
@@ -158,7 +158,7 @@ def test_a_checkpoint_keeps_the_order(open_engine: type_of_open) -> None:
     publish(engine, *["a", "b", "-"] * 100)
     held = pull(engine, count=5)
     for _ in range(40):  # enough actions for several segments, each of which begins with a checkpoint
-        engine.extend([one.receipt for one in held] * 20, invisible_ms=30_000)
+        engine.settler.extend([one.receipt for one in held] * 20, invisible_ms=30_000)
 
     engine = open_engine(segment_bytes=4096)
 
@@ -181,9 +181,9 @@ def test_a_seek_begins_the_order_anew(engine: Engine) -> None:
     ack(engine, pull(engine))
     held = pull(engine)
 
-    engine.seek(TOPIC, GROUP, to_offset=0)
+    engine.admin.seek(TOPIC, GROUP, to_offset=0)
 
-    assert engine.ack([held[0].receipt]) == ["stale"]
+    assert engine.settler.ack([held[0].receipt]) == ["stale"]
     assert ids_of(pull(engine)) == ["a0"]
 
 
@@ -191,12 +191,12 @@ def test_a_paused_group_hands_out_nothing_and_what_is_settled_meanwhile_counts(e
     declare(engine)
     publish(engine, "a", "a")
     held = pull(engine)
-    engine.pause(TOPIC, GROUP, paused=True)
+    engine.admin.pause(TOPIC, GROUP, paused=True)
 
     ack(engine, held)
     assert pull(engine) == []
 
-    engine.pause(TOPIC, GROUP, paused=False)
+    engine.admin.pause(TOPIC, GROUP, paused=False)
     assert ids_of(pull(engine)) == ["a1"]
 
 
@@ -223,7 +223,7 @@ def test_what_fell_due_before_the_wall_clock_stepped_back_waits_in_its_order_and
     declare(engine)
     publish(engine, "a", "b", deliver_at_ms=clock.now_ms() + HOUR_MS)
     clock.advance(HOUR_MS)
-    engine.cancel([])  # what is due has taken its place in the topic
+    engine.publisher.cancel([])  # what is due has taken its place in the topic
     publish(engine, "a", "c", first=2)
     clock.step_wall(-HOUR_MS)
     written = engine.log_figures()["actions_bytes"]
@@ -243,7 +243,7 @@ def test_what_fell_due_before_the_wall_clock_stepped_back_waits_in_its_order_and
 
 def test_what_a_filter_passes_over_holds_no_key(engine: Engine) -> None:
     declare(engine, text="type <> 'no'")
-    engine.publish(
+    engine.publisher.publish(
         [Message(id=f"m{number}", topic=TOPIC, body=b"", key="k", headers={"type": kind})
          for number, kind in enumerate(["yes", "no", "no", "yes"])]
     )  # fmt: skip
@@ -260,8 +260,8 @@ def test_a_message_that_waits_for_its_key_is_not_acknowledged_by_what_looks_like
     publish(engine, "a", "a")
     pull(engine)
 
-    assert engine.ack([f"{TOPIC}/{GROUP}/1.{1 << 32 | 1}.0"]) == ["unknown"]
-    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 1
+    assert engine.settler.ack([f"{TOPIC}/{GROUP}/1.{1 << 32 | 1}.0"]) == ["unknown"]
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 1
 
 
 def test_order_that_is_taken_away_holds_for_what_the_group_came_past_and_for_nothing_else(engine: Engine) -> None:
@@ -294,7 +294,7 @@ def test_a_settlement_wakes_who_waits_for_the_next_of_its_key(open_engine: type_
     publish(engine, "a", "a")
     held = pull(engine)
     woken = threading.Event()
-    unsubscribe = engine.subscribe(TOPIC, GROUP, woken.set)
+    unsubscribe = engine.wakeups.subscribe(TOPIC, GROUP, woken.set)
 
     ack(engine, held)
 
@@ -320,7 +320,7 @@ def test_damage_to_a_message_that_waits_for_its_key_holds_nobody_up(open_engine:
         gone += ids_of(held)
 
     assert gone == [f"a{number}" for number in range(100) if number not in {2, 80}]
-    assert len(engine.dead(TOPIC, GROUP)[0]) == 2
+    assert len(engine.admin.dead(TOPIC, GROUP)[0]) == 2
 
 
 def test_retention_that_drops_what_a_key_holds_lets_its_next_message_go(
@@ -329,13 +329,13 @@ def test_retention_that_drops_what_a_key_holds_lets_its_next_message_go(
     engine = open_engine(segment_bytes=4096, retention_ms=1_000, retention_drops_unread=True)
     declare(engine)
     for number in range(6):
-        engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 3_000, key="k")])
+        engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 3_000, key="k")])
     held = pull(engine)
     assert ids_of(held) == ["m0"]
     clock.advance(2_000)
-    engine.publish([Message(id="m6", topic=TOPIC, body=b"", key="k")])
+    engine.publisher.publish([Message(id="m6", topic=TOPIC, body=b"", key="k")])
 
-    assert engine.drop_outdated() > 0
+    assert engine.retention.drop_outdated() > 0
 
     lost = engine.counters()["dropped_unread", TOPIC, GROUP]
     assert lost > 1
@@ -361,7 +361,7 @@ def test_retention_that_drops_what_is_being_looked_up_keeps_the_order_of_the_res
         found = real(*args, **options)  # type: ignore[arg-type]
         if not dropped:
             clock.advance(1_000)
-            dropped.append(engine.drop_outdated())
+            dropped.append(engine.retention.drop_outdated())
         return found
 
     real = puller.read_runs
@@ -374,7 +374,7 @@ def test_retention_that_drops_what_is_being_looked_up_keeps_the_order_of_the_res
 
     assert dropped == [1]
     assert gone == [one for one in kept if one[0] == "k"]
-    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 0
 
 
 def test_one_hot_key_with_thousands_costs_others_no_more_than_one_look_at_each(
@@ -436,7 +436,7 @@ def test_many_consumers_keep_the_order_of_every_key(folder: Path, random_seed: i
             for one in mine.sample(found, len(found)):
                 with lock:
                     in_hand.discard(one.key or "")
-                engine.ack([one.receipt])
+                engine.settler.ack([one.receipt])
 
     threads = [threading.Thread(target=consume, args=(random_seed + number,)) for number in range(8)]
     for one in threads:

@@ -50,7 +50,7 @@ def test_on_a_full_disk_what_is_stored_is_consumed_and_publishes_are_taken_again
         stored: list[str] = []
 
         def publish(number: int) -> None:
-            stored.extend(one.id for one in engine.publish(batch(f"b{number}")))
+            stored.extend(one.id for one in engine.publisher.publish(batch(f"b{number}")))
 
         refusal = until_full(publish)
         (disk / "rest").write_bytes(b"")
@@ -62,8 +62,8 @@ def test_on_a_full_disk_what_is_stored_is_consumed_and_publishes_are_taken_again
             pass
 
         got: list[str] = []
-        while deliveries := engine.pull(TOPIC, GROUP, max_messages=40):
-            assert engine.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
+        while deliveries := engine.puller.pull(TOPIC, GROUP, max_messages=40):
+            assert engine.settler.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
             got += [one.id for one in deliveries]
             with pytest.raises(StorageFailed, match="No space left"):
                 publish(99_999)
@@ -75,7 +75,7 @@ def test_on_a_full_disk_what_is_stored_is_consumed_and_publishes_are_taken_again
         publish(10_000)
         engine.close()
         engine = Engine.open(disk / "data", options=options)
-        assert [one.id for one in engine.pull(TOPIC, GROUP)] == [f"b10000-{number}" for number in range(50)]
+        assert [one.id for one in engine.puller.pull(TOPIC, GROUP)] == [f"b10000-{number}" for number in range(50)]
         engine.close()
 
 
@@ -117,8 +117,8 @@ def test_what_was_answered_before_the_power_was_cut_holds(tmp_path: Path, random
 
         engine = Engine.open(disk.place / "data")
         stored = [one for deliveries in pulls(engine, "audit") for one in deliveries]
-        mine = engine.group_figures(TOPIC, GROUP)
-        damaged, _ = engine.dead(TOPIC, "audit")
+        mine = engine.admin.group_figures(TOPIC, GROUP)
+        damaged, _ = engine.admin.dead(TOPIC, "audit")
         engine.close()
 
     ids = {one.id for one in stored}
@@ -136,17 +136,17 @@ def answered_though_it_fails(place: Path, disk: FailingDisk, *, later_ms: int | 
     It came before, and the broker says so: that is an answer to whoever asks for it to be stored.
     """
     engine = Engine.open(place, clock=ManualClock(START_MS), options=OPTIONS)
-    engine.publish([message("before", deliver_at_ms=later_ms)])
+    engine.publisher.publish([message("before", deliver_at_ms=later_ms)])
     disk.fail()
     refused = [message(f"r{number}", deliver_at_ms=later_ms) for number in range(2_000)]
     with pytest.raises(StorageFailed, match="did not confirm"):
-        engine.publish(refused)
+        engine.publisher.publish(refused)
     disk.mend()
     with suppress(StorageFailed):
         engine.close()
 
     engine = Engine.open(place, clock=ManualClock(START_MS), options=OPTIONS)
-    answers = {one.status for one in engine.publish(refused)}
+    answers = {one.status for one in engine.publisher.publish(refused)}
     assert answers <= {PublishStatus.DUPLICATE, PublishStatus.STORED}
     engine.close()
     return refused
@@ -161,7 +161,7 @@ def test_what_a_failed_sync_lost_is_proven_when_the_broker_opens_again(tmp_path:
         disk.power_on()
 
         engine = Engine.open(disk.place / "data", clock=ManualClock(START_MS + 2 * DAY_MS), options=OPTIONS)
-        engine.cancel([])
+        engine.publisher.cancel([])
         stored = [one for deliveries in pulls(engine, "audit") for one in deliveries]
         engine.close()
 

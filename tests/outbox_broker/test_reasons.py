@@ -64,21 +64,21 @@ def texts_of(group: Group) -> list[tuple[str | None, tuple[tuple[str, int], ...]
 
 def give_back(engine: Engine, *, reason: Callable[[str], str], delay_ms: int = 0) -> int:
     """Nack what is ready, once, each message for a reason of its own."""
-    deliveries = engine.pull(TOPIC, GROUP, max_messages=1_000)
+    deliveries = engine.puller.pull(TOPIC, GROUP, max_messages=1_000)
     for one in deliveries:
-        engine.nack([one.receipt], delay_ms=delay_ms, reason=reason(one.id))
+        engine.settler.nack([one.receipt], delay_ms=delay_ms, reason=reason(one.id))
     return len(deliveries)
 
 
 def dead(engine: Engine) -> dict[str, DeadLetter]:
-    page, after = engine.dead(TOPIC, GROUP, limit=1_000)
+    page, after = engine.admin.dead(TOPIC, GROUP, limit=1_000)
     assert after is None
     return {one.id: one for one in page}
 
 
 def publish(engine: Engine, count: int, *, max_attempts: int) -> None:
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=max_attempts))
-    engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x") for number in range(count)])
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=max_attempts))
+    engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x") for number in range(count)])
 
 
 # -- texts under numbers -----------------------------------------------------------------------------------------------
@@ -255,13 +255,15 @@ def test_histories_of_long_reasons_make_no_more_dead_letters_than_there_is_room_
     publish(engine, 1_000, max_attempts=3)
     for attempt in range(2):
         assert give_back(engine, reason=lambda one, attempt=attempt: f"{attempt} {one} {LONG}") == 1_000
-    receipts = [one.receipt for one in engine.pull(TOPIC, GROUP, max_messages=1_000, invisible_ms=1_000)]
-    engine.extend(receipts, invisible_ms=1_000, begun=True)  # else one of them alone may have ended its consumer
+    receipts = [one.receipt for one in engine.puller.pull(TOPIC, GROUP, max_messages=1_000, invisible_ms=1_000)]
+    engine.settler.extend(
+        receipts, invisible_ms=1_000, begun=True
+    )  # else one of them alone may have ended its consumer
     clock.advance(2_000)
 
-    assert engine.pull(TOPIC, GROUP) == []
+    assert engine.puller.pull(TOPIC, GROUP) == []
 
-    figures = engine.group_figures(TOPIC, GROUP)
+    figures = engine.admin.group_figures(TOPIC, GROUP)
     assert figures["dead"] + figures["backlog"] == len(receipts)
     letter_bytes = 3 * getsizeof(LONG)
     assert room // letter_bytes // 2 < figures["dead"] < 2 * room // letter_bytes + 200

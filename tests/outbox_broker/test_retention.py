@@ -27,14 +27,14 @@ type_of_open = Callable[..., Engine]
 def fill(engine: Engine, count: int = 60, *, name: str = "m", topic: str = TOPIC) -> list[str]:
     ids = [f"{name}{number}" for number in range(count)]
     for one in ids:
-        engine.publish([Message(id=one, topic=topic, body=one.encode() * 50)])
+        engine.publisher.publish([Message(id=one, topic=topic, body=one.encode() * 50)])
     return ids
 
 
 def drained(engine: Engine, group: str = GROUP) -> list[str]:
     ids: list[str] = []
-    while found := engine.pull(TOPIC, group, max_messages=1_000):
-        engine.ack([one.receipt for one in found])
+    while found := engine.puller.pull(TOPIC, group, max_messages=1_000):
+        engine.settler.ack([one.receipt for one in found])
         ids += [one.id for one in found]
     return ids
 
@@ -58,13 +58,13 @@ def test_what_is_settled_and_old_is_dropped_and_everything_goes_on(
     clock.advance(HOUR_MS)
     fill(engine, 1, name="new")
 
-    assert engine.drop_outdated() == before - 1
+    assert engine.retention.drop_outdated() == before - 1
 
     for _ in range(2):
         assert segments(folder) == 1
         assert not list((folder / "messages").glob("*.index"))
-        assert engine.topic_figures(TOPIC)["stored"] == 61
-        assert engine.group_figures(TOPIC, GROUP)["backlog"] == 1
+        assert engine.admin.topic_figures(TOPIC)["stored"] == 61
+        assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 1
         engine = open_engine(**BY_AGE)
     assert "new0" in drained(engine)
     assert drained(engine, "later")[-1] == "new0", "a new group begins with what is kept"
@@ -79,7 +79,7 @@ def test_the_size_of_a_log_is_that_of_the_segments_that_are_there(
     sizes = [log_bytes(folder), engine.log_figures()["messages_bytes"]]
     clock.advance(HOUR_MS)
     fill(engine, 1, name="new")
-    engine.drop_outdated()
+    engine.retention.drop_outdated()
 
     assert sizes == [sizes[0]] * 2
     assert engine.log_figures()["messages_bytes"] == log_bytes(folder) < sizes[0]
@@ -93,7 +93,7 @@ def test_what_is_not_old_stays(open_engine: type_of_open, folder: Path, clock: M
     before = segments(folder)
     clock.advance(HOUR_MS - 1)
 
-    assert engine.drop_outdated() == 0
+    assert engine.retention.drop_outdated() == 0
 
     assert segments(folder) == before
 
@@ -112,7 +112,7 @@ def test_what_was_not_judged_yet_is_kept_for_twice_as_long_and_no_longer(
 
     for step_ms in (HOUR_MS, HOUR_MS - 1, 1):
         clock.advance(step_ms)
-        dropped.append(engine.drop_outdated())
+        dropped.append(engine.retention.drop_outdated())
 
     assert dropped == [0, 0, before - 1]
     assert segments(folder, "actions") <= 3
@@ -128,7 +128,7 @@ def test_what_was_judged_goes_by_its_age_alone(open_engine: type_of_open, folder
     judged = RetentionHold(written_at_ms=clock.now_ms(), needed_since_ms={"broker": clock.now_ms()})
     judged_file.write_bytes(msgspec.json.encode(judged))
 
-    assert engine.drop_outdated() == before - 1
+    assert engine.retention.drop_outdated() == before - 1
 
 
 @pytest.mark.parametrize("how", ["unread", "in flight", "dead"])
@@ -136,28 +136,30 @@ def test_what_a_group_may_still_deliver_holds_its_segment_and_those_behind_it(
     open_engine: type_of_open, folder: Path, clock: ManualClock, how: str
 ) -> None:
     engine = open_engine(**BY_AGE)
-    engine.declare_group(TOPIC, "slow", GroupConfig(max_attempts=1))
+    engine.admin.declare_group(TOPIC, "slow", GroupConfig(max_attempts=1))
     ids = fill(engine)
     drained(engine)
     before = segments(folder)
-    held = engine.pull(TOPIC, "slow", max_messages=30, invisible_ms=2 * HOUR_MS)
-    engine.ack([one.receipt for one in held[:-1]])
+    held = engine.puller.pull(TOPIC, "slow", max_messages=30, invisible_ms=2 * HOUR_MS)
+    engine.settler.ack([one.receipt for one in held[:-1]])
     if how == "in flight":
-        engine.extend([held[-1].receipt], invisible_ms=2 * HOUR_MS, begun=True)  # so that its only attempt is used up
+        engine.settler.extend(
+            [held[-1].receipt], invisible_ms=2 * HOUR_MS, begun=True
+        )  # so that its only attempt is used up
     if how == "unread":
-        engine.nack([held[-1].receipt], delay_ms=0, counts=False)
+        engine.settler.nack([held[-1].receipt], delay_ms=0, counts=False)
     if how == "dead":
-        engine.nack([held[-1].receipt], reason="broken")
+        engine.settler.nack([held[-1].receipt], reason="broken")
     clock.advance(HOUR_MS)
 
-    assert 0 < engine.drop_outdated() < before - 1
+    assert 0 < engine.retention.drop_outdated() < before - 1
 
     engine = open_engine(**BY_AGE)
     if how == "dead":
-        assert engine.dead(TOPIC, "slow")[0][0].body == ids[29].encode() * 50
-        assert engine.redrive(TOPIC, "slow") == 1
+        assert engine.admin.dead(TOPIC, "slow")[0][0].body == ids[29].encode() * 50
+        assert engine.admin.redrive(TOPIC, "slow") == 1
     clock.advance(HOUR_MS)
-    again = engine.pull(TOPIC, "slow", max_messages=1_000)
+    again = engine.puller.pull(TOPIC, "slow", max_messages=1_000)
     assert sorted(one.id for one in again) == sorted(ids[30:] + ([ids[29]] if how != "in flight" else []))
 
 
@@ -165,12 +167,12 @@ def test_what_is_scheduled_holds_no_segment_back_and_is_delivered_long_after(
     open_engine: type_of_open, folder: Path, clock: ManualClock
 ) -> None:
     engine = open_engine(**BY_AGE)
-    engine.publish([Message(id="far", topic=TOPIC, body=b"x", deliver_at_ms=clock.now_ms() + 100 * HOUR_MS)])
+    engine.publisher.publish([Message(id="far", topic=TOPIC, body=b"x", deliver_at_ms=clock.now_ms() + 100 * HOUR_MS)])
     fill(engine)
     drained(engine)
     before = segments(folder)
     clock.advance(50 * HOUR_MS)
-    assert engine.drop_outdated() == before - 1
+    assert engine.retention.drop_outdated() == before - 1
     engine = open_engine(**BY_AGE)
     clock.advance(50 * HOUR_MS)
 
@@ -182,19 +184,19 @@ def test_a_group_that_reads_too_slowly_is_moved_where_that_is_chosen_and_it_is_t
 ) -> None:
     options = {**BY_AGE, "retention_drops_unread": True}
     engine = open_engine(**options)
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     ids = fill(engine)
-    held = engine.pull(TOPIC, GROUP, max_messages=3)
+    held = engine.puller.pull(TOPIC, GROUP, max_messages=3)
     clock.advance(HOUR_MS)
 
-    assert engine.drop_outdated() > 0
+    assert engine.retention.drop_outdated() > 0
 
     lost = engine.counters()["dropped_unread", TOPIC, GROUP]
     assert lost > 3
-    assert engine.ack([held[0].receipt]) == ["already_acked"]
+    assert engine.settler.ack([held[0].receipt]) == ["already_acked"]
     engine = open_engine(**options)
     assert drained(engine) == ids[lost:]
-    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 0
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["the next of a key", "who had no room"])
@@ -202,20 +204,20 @@ def test_who_waits_for_what_retention_drops_from_a_hand_is_woken(
     open_engine: type_of_open, clock: ManualClock, ordered: bool
 ) -> None:
     engine = open_engine(**BY_AGE, retention_drops_unread=True, group_in_hand_max=100 if ordered else 1)
-    engine.declare_group(TOPIC, GROUP, GroupConfig(ordered=ordered))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(ordered=ordered))
     for number in range(4):
-        engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 5_000, key="k")])
-    [held] = engine.pull(TOPIC, GROUP, invisible_ms=2 * HOUR_MS)
-    assert engine.pull(TOPIC, GROUP) == []
+        engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 5_000, key="k")])
+    [held] = engine.puller.pull(TOPIC, GROUP, invisible_ms=2 * HOUR_MS)
+    assert engine.puller.pull(TOPIC, GROUP) == []
     woken: list[str] = []
-    engine.subscribe(TOPIC, GROUP, lambda: woken.append(held.id))
+    engine.wakeups.subscribe(TOPIC, GROUP, lambda: woken.append(held.id))
     clock.advance(HOUR_MS)
     woken.clear()
 
-    assert engine.drop_outdated() == 3
+    assert engine.retention.drop_outdated() == 3
 
     assert woken
-    assert [one.id for one in engine.pull(TOPIC, GROUP)] == ["m3"]
+    assert [one.id for one in engine.puller.pull(TOPIC, GROUP)] == ["m3"]
 
 
 def test_beyond_the_size_the_oldest_go_whatever_their_age(open_engine: type_of_open, folder: Path) -> None:
@@ -223,7 +225,7 @@ def test_beyond_the_size_the_oldest_go_whatever_their_age(open_engine: type_of_o
     fill(engine, 200)
     drained(engine)
 
-    engine.drop_outdated()
+    engine.retention.drop_outdated()
 
     assert sum(path.stat().st_size for path in segment_paths(folder / "messages")) <= 20_000 + 4096
     assert segments(folder) >= 4
@@ -235,12 +237,12 @@ def test_old_segments_of_actions_go_but_two_checkpoints_stay(
     engine = open_engine(**BY_AGE)
     for number in range(6):
         fill(engine, 60, name=f"m{number}-")
-        for delivery in engine.pull(TOPIC, GROUP, max_messages=1_000):
-            engine.ack([delivery.receipt])
+        for delivery in engine.puller.pull(TOPIC, GROUP, max_messages=1_000):
+            engine.settler.ack([delivery.receipt])
     assert segments(folder, "actions") > 3
     clock.advance(2 * HOUR_MS)
 
-    engine.drop_outdated()
+    engine.retention.drop_outdated()
 
     assert segments(folder, "actions") == 2
     assert int(segment_paths(folder / "actions")[0].stem) > 0
@@ -262,10 +264,10 @@ def test_a_topic_whose_messages_are_all_gone_goes_on_with_its_sequences(
     assert drained(engine) == ids
     fill(engine, 60, name="other", topic="another")
     clock.advance(HOUR_MS)
-    engine.drop_outdated()
+    engine.retention.drop_outdated()
 
     engine = open_engine(**BY_AGE)
-    assert engine.topic_figures(TOPIC)["stored"] == 60
+    assert engine.admin.topic_figures(TOPIC)["stored"] == 60
     fill(engine, 3, name="new")
     assert drained(engine) == ["new0", "new1", "new2"]
 

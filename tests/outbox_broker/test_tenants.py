@@ -34,12 +34,12 @@ def message(topic: str, message_id: str = "same", *, due_ms: int | None = None) 
 
 
 def publish(engine: Engine, *batch: Message) -> list[str]:
-    return [str(one.status) for one in engine.publish(batch)]
+    return [str(one.status) for one in engine.publisher.publish(batch)]
 
 
 def pulled(engine: Engine, topic: str, *, group: str = "g") -> list[tuple[str, bytes]]:
-    found = engine.pull(topic, group, max_messages=1_000)
-    engine.ack([one.receipt for one in found])
+    found = engine.puller.pull(topic, group, max_messages=1_000)
+    engine.settler.ack([one.receipt for one in found])
     return [(one.id, one.body) for one in found]
 
 
@@ -99,7 +99,7 @@ def test_what_fell_due_with_one_id_on_two_topics_is_placed_once_on_each_after_a_
     again = Engine.open(image, clock=clock)
     try:
         assert [pulled(again, topic) for topic in ("lim.a", "vic.a")] == [[], [("same", b"vic.a")]]
-        figures = [again.topic_figures(topic) for topic in ("lim.a", "vic.a")]
+        figures = [again.admin.topic_figures(topic) for topic in ("lim.a", "vic.a")]
         assert [(one["stored"], one["scheduled"]) for one in figures] == [(1, 0), (1, 0)]
     finally:
         again.close()
@@ -113,7 +113,7 @@ def test_what_was_answered_before_a_power_cut_holds_for_each_topic_after_it(
     due_ms = clock.now_ms() + HOUR_MS
     batch = [message(topic, due_ms=due_ms) for topic in ("lim.a", "vic.a")]
     assert publish(engine, *batch, message("lim.now"), message("vic.now")) == ["stored"] * 4
-    assert engine.cancel(["same", "early"], topics=LIM) == ["canceled", "unknown"]
+    assert engine.publisher.cancel(["same", "early"], topics=LIM) == ["canceled", "unknown"]
     storage.copy_after_power_cut(folder, image, random=Random(1), whole_in="")
 
     again = Engine.open(image, clock=clock)
@@ -132,9 +132,9 @@ def test_a_cancel_acts_within_its_scope_and_says_nothing_of_what_is_outside(engi
     publish(engine, message("vic.a", "waits", due_ms=due_ms), message("vic.a", "came"))
     publish(engine, message("vic.a", "both", due_ms=due_ms), message("lim.a", "both", due_ms=due_ms))
 
-    assert engine.cancel(["waits", "came", "both"], topics=LIM) == ["unknown", "unknown", "canceled"]
-    assert [engine.scheduled_message(one, topics=LIM) for one in ("waits", "both")] == [None, None]
-    assert engine.cancel(["came"], topics=VIC) == ["too_late"]
+    assert engine.publisher.cancel(["waits", "came", "both"], topics=LIM) == ["unknown", "unknown", "canceled"]
+    assert [engine.publisher.scheduled_message(one, topics=LIM) for one in ("waits", "both")] == [None, None]
+    assert engine.publisher.cancel(["came"], topics=VIC) == ["too_late"]
 
     assert publish(engine, message("vic.a", "new"), message("vic.a", "came")) == ["stored", "duplicate"]
     clock.advance(HOUR_MS)
@@ -147,7 +147,7 @@ def test_a_message_that_waits_is_canceled_although_another_of_its_id_was_deliver
 ) -> None:
     publish(engine, message("lim.a"), message("lim.b", due_ms=clock.now_ms() + HOUR_MS))
 
-    assert engine.cancel(["same"]) == ["canceled"]
+    assert engine.publisher.cancel(["same"]) == ["canceled"]
 
     clock.advance(HOUR_MS)
     assert [pulled(engine, topic) for topic in ("lim.a", "lim.b")] == [[("same", b"lim.a")], []]
@@ -158,7 +158,7 @@ def test_a_cancel_that_came_first_is_good_for_its_scope(
     open_engine: type_of_open, clock: ManualClock, reopened: bool
 ) -> None:
     engine = open_engine()
-    assert engine.cancel(["same"], topics=LIM) == ["unknown"]
+    assert engine.publisher.cancel(["same"], topics=LIM) == ["unknown"]
     if reopened:
         engine = open_engine()
     due_ms = clock.now_ms() + HOUR_MS
@@ -166,7 +166,7 @@ def test_a_cancel_that_came_first_is_good_for_its_scope(
     batch = [message("lim.a"), message("lim.b", due_ms=due_ms), message("vic.a"), message("vic.b", due_ms=due_ms)]
     assert publish(engine, *batch) == ["stored"] * 4
     assert publish(engine, *batch) == ["duplicate"] * 4
-    assert engine.cancel(["same"], topics=LIM) == ["canceled"]
+    assert engine.publisher.cancel(["same"], topics=LIM) == ["canceled"]
 
     clock.advance(HOUR_MS)
     assert [pulled(engine, topic) for topic in ("lim.a", "lim.b", "vic.a", "vic.b")] == [
@@ -180,8 +180,8 @@ def test_the_action_log_says_of_cancels_on_which_topics_they_were(
     due_ms = clock.now_ms() + HOUR_MS
     publish(engine, message("lim.a", due_ms=due_ms), message("lim.b", due_ms=due_ms), message("lim.a", "came"))
 
-    engine.cancel(["same", "early", "came"], topics=["lim.*", "lim.*"])
-    engine.cancel(["early"])
+    engine.publisher.cancel(["same", "early", "came"], topics=["lim.*", "lim.*"])
+    engine.publisher.cancel(["early"])
 
     found = [
         journal.decode_action(frame.payload)
@@ -197,9 +197,9 @@ def test_the_action_log_says_of_cancels_on_which_topics_they_were(
 
 def test_one_tenants_flood_of_cancels_leaves_the_others_theirs(open_engine: type_of_open) -> None:
     engine = open_engine(cancel_tombstones_max=10)
-    engine.cancel(["precious"], topics=VIC)
+    engine.publisher.cancel(["precious"], topics=VIC)
     for number in range(30):
-        engine.cancel([f"flood-{number}"], topics=LIM)
+        engine.publisher.cancel([f"flood-{number}"], topics=LIM)
 
     publish(engine, message("vic.a", "precious"), message("lim.a", "flood-0"), message("lim.a", "flood-29"))
 

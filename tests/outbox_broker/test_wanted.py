@@ -24,7 +24,7 @@ type_of_open = Callable[..., Engine]
 
 
 def publish(engine: Engine, *types: str, first: int = 0, topic: str = TOPIC, deliver_at_ms: int | None = None) -> None:
-    engine.publish([
+    engine.publisher.publish([
         Message(id=f"{topic}.{kind}-{number}", topic=topic, body=b"", headers={"type": kind, "kind": kind},
                 deliver_at_ms=deliver_at_ms)
         for number, kind in enumerate(types, first)
@@ -32,12 +32,12 @@ def publish(engine: Engine, *types: str, first: int = 0, topic: str = TOPIC, del
 
 
 def declare(engine: Engine, text: str | None = PAID, *, group: str = GROUP, ordered: bool = False) -> None:
-    engine.declare_group(TOPIC, group, GroupConfig(filter=text, ordered=ordered))
+    engine.admin.declare_group(TOPIC, group, GroupConfig(filter=text, ordered=ordered))
 
 
 def pull_types(engine: Engine, group: str = GROUP) -> list[str]:
-    found = engine.pull(TOPIC, group, max_messages=1_000)
-    engine.ack([one.receipt for one in found])
+    found = engine.puller.pull(TOPIC, group, max_messages=1_000)
+    engine.settler.ack([one.receipt for one in found])
     return [one.headers["type"] for one in found]
 
 
@@ -68,7 +68,7 @@ def test_only_groups_that_want_something_of_a_publish_are_woken(engine: Engine) 
     woken: list[str] = []
     for name, text in {"paid": PAID, "made": "type = 'made'", "any": None, "else": "type <> 'paid'"}.items():
         declare(engine, text, group=name)
-        engine.subscribe(TOPIC, name, lambda name=name: woken.append(name))  # type: ignore[misc]
+        engine.wakeups.subscribe(TOPIC, name, lambda name=name: woken.append(name))  # type: ignore[misc]
 
     publish(engine, "paid")
     assert sorted(woken) == ["any", "paid"]
@@ -83,7 +83,7 @@ def test_what_nobody_wants_is_passed_unread_and_counted(engine: Engine, reads: l
     publish(engine, *["made"] * 500)
     publish(engine, *["lost"] * 500, first=500)
 
-    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 0
     assert pull_types(engine) == []
 
     assert sum(reads) == 0
@@ -121,7 +121,7 @@ def test_after_a_restart_what_was_not_passed_durably_is_asked_again(open_engine:
     publish(engine, "made", first=2)
 
     assert pull_types(engine) == ["paid"]
-    assert engine.group_figures(TOPIC, GROUP)["backlog"] == 0
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 0
 
 
 def test_a_scheduled_message_that_falls_due_wakes_and_reaches_its_group(engine: Engine, clock: ManualClock) -> None:
@@ -129,10 +129,10 @@ def test_a_scheduled_message_that_falls_due_wakes_and_reaches_its_group(engine: 
     publish(engine, "paid", deliver_at_ms=clock.now_ms() + HOUR_MS)
     publish(engine, "made", first=1)
     woken: list[int] = []
-    engine.subscribe(TOPIC, GROUP, lambda: woken.append(1))
+    engine.wakeups.subscribe(TOPIC, GROUP, lambda: woken.append(1))
 
     clock.advance(HOUR_MS)
-    engine.cancel([])  # fires what is due, as the timer does
+    engine.publisher.cancel([])  # fires what is due, as the timer does
     publish(engine, "made", first=2)
 
     assert woken
@@ -167,14 +167,14 @@ def test_what_was_not_durable_yet_when_another_filter_was_declared_wakes_its_gro
     pull_types(engine)
     woken: list[bool] = []
     messages = engine.context.messages
-    engine.subscribe(TOPIC, GROUP, lambda: woken.append(messages.durable_end == messages.end))
+    engine.wakeups.subscribe(TOPIC, GROUP, lambda: woken.append(messages.durable_end == messages.end))
 
     storage.hold()
     with ThreadPoolExecutor(2) as pool:
         publishing = pool.submit(publish, engine, "paid", first=1)
         assert storage.waiting.wait(120)
         declaring = pool.submit(declare, engine)
-        until(lambda: is_locked(engine) or engine.group_config(TOPIC, GROUP).filter == PAID)
+        until(lambda: is_locked(engine) or engine.admin.group_config(TOPIC, GROUP).filter == PAID)
         storage.release()
         publishing.result(120)
         declaring.result(120)
@@ -198,7 +198,7 @@ def test_a_seek_reads_again_what_was_passed_unread(engine: Engine) -> None:
     publish(engine, "made", "lost")
     declare(engine, "type = 'made'")
 
-    engine.seek(TOPIC, GROUP, to_offset=0)
+    engine.admin.seek(TOPIC, GROUP, to_offset=0)
 
     assert pull_types(engine) == ["made"]
 
@@ -207,23 +207,23 @@ def test_retention_is_not_held_up_by_a_group_that_wants_nothing(open_engine: typ
     engine = open_engine(segment_bytes=4096, retention_ms=1_000)
     declare(engine)
     for number in range(4):
-        engine.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 3_000)])
+        engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * 3_000)])
     clock.advance(2_000)
     publish(engine, "made")
 
-    assert engine.drop_outdated() > 0
+    assert engine.retention.drop_outdated() > 0
 
 
 def test_each_topic_has_its_index_header(open_engine: type_of_open) -> None:
     engine = open_engine(filter_index_header="type", filter_index_headers={"orders": "kind"})
     declare(engine, "kind = 'paid'")
-    engine.declare_group("other", "g", GroupConfig(filter=PAID))
+    engine.admin.declare_group("other", "g", GroupConfig(filter=PAID))
 
     publish(engine, "paid", "made")
     publish(engine, "paid", topic="other")
 
     assert pull_types(engine) == ["paid"]
-    assert [delivery.id for delivery in engine.pull("other", "g", max_messages=10)] != []
+    assert [delivery.id for delivery in engine.puller.pull("other", "g", max_messages=10)] != []
 
 
 def test_of_two_publishers_at_once_none_takes_the_wake_of_the_other() -> None:
@@ -253,27 +253,27 @@ def test_many_groups_get_what_naive_filtering_gives_whatever_happens_in_between(
             for part in range(chance.randrange(1, 4))
         ]  # fmt: skip
         if chance.random() < 0.1:
-            engine.publish([Message(id=f"s{number}", topic=TOPIC, body=b"", headers={"type": "b", "n": "9"},
+            engine.publisher.publish([Message(id=f"s{number}", topic=TOPIC, body=b"", headers={"type": "b", "n": "9"},
                                     deliver_at_ms=clock.now_ms() + 10)])  # fmt: skip
             clock.advance(10)
-            engine.cancel([])
+            engine.publisher.cancel([])
             stored.append(Message(id=f"s{number}", topic=TOPIC, body=b"", headers={"type": "b", "n": "9"}))
-        engine.publish(batch)
+        engine.publisher.publish(batch)
         stored += batch
         name = chance.choice("abcde")
-        taken = engine.pull(TOPIC, name, max_messages=chance.randrange(1, 9))
-        engine.ack([one.receipt for one in taken])
+        taken = engine.puller.pull(TOPIC, name, max_messages=chance.randrange(1, 9))
+        engine.settler.ack([one.receipt for one in taken])
         found[name] += [one.id for one in taken]
         if number % 40 == 39:
             engine = open_engine()
 
     for name, text in texts.items():
-        while taken := engine.pull(TOPIC, name, max_messages=1_000):
-            engine.ack([one.receipt for one in taken])
+        while taken := engine.puller.pull(TOPIC, name, max_messages=1_000):
+            engine.settler.ack([one.receipt for one in taken])
             found[name] += [one.id for one in taken]
         accepts = compile_condition(parse(text))
         assert found[name] == [one.id for one in stored if accepts(one.headers)]
-        assert engine.group_figures(TOPIC, name)["backlog"] == 0
+        assert engine.admin.group_figures(TOPIC, name)["backlog"] == 0
 
 
 def test_a_message_that_shares_a_run_with_one_that_nobody_wants_is_told_again_when_that_is_durable() -> None:

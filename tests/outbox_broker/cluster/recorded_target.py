@@ -61,7 +61,7 @@ class RecordedTarget:
         assert self._may_go.wait(SECONDS_MAX)
         with self._lock:
             self._held -= 1
-        taken = iter(self._engine.publish([one for one in batch if one.id not in self.rejects], quota=quota))
+        taken = iter(self._engine.publisher.publish([one for one in batch if one.id not in self.rejects], quota=quota))
         return [
             PublishResult(one.id, PublishStatus.REJECTED, "never") if one.id in self.rejects else next(taken)
             for one in batch
@@ -71,14 +71,14 @@ class RecordedTarget:
         return False  # everything comes by publish()
 
     def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None) -> list[CancelStatus]:
-        return self._engine.cancel(message_ids, topics=topics)
+        return self._engine.publisher.cancel(message_ids, topics=topics)
 
     def scheduled(
         self, topic: str | None, *, from_ms: int | None, to_ms: int | None, bucket: str
     ) -> list[tuple[int, int]]:
-        return self._engine.scheduled(topic, from_ms=from_ms, to_ms=to_ms, bucket=bucket)
+        return self._engine.publisher.scheduled(topic, from_ms=from_ms, to_ms=to_ms, bucket=bucket)
 
     def scheduled_message(
         self, message_id: str, *, topics: Sequence[str] | None
     ) -> Mapping[str, object] | None:  # fmt: skip
-        return self._engine.scheduled_message(message_id, topics=topics)
+        return self._engine.publisher.scheduled_message(message_id, topics=topics)

@@ -78,7 +78,7 @@ def turned(front: DelayProxy) -> None:
 
 
 def came(target: Engine, topic: str) -> list[str]:
-    return [one.id for one in target.pull(topic, "g")]
+    return [one.id for one in target.puller.pull(topic, "g")]
 
 
 def test_a_topic_that_the_token_does_not_cover_holds_up_no_other(

@@ -266,9 +266,8 @@ def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
     with pytest.raises(InvalidMessage):
         front.scheduled(bucket="year")
     served = front.served()
-    for port in (served.consumers, served.readers, served.operators, served.groups):
-        with pytest.raises(NotSupported, match="target broker"):
-            served.needed(port)
+    with pytest.raises(NotSupported, match="target broker"):
+        served.needed(served.broker)
     with pytest.raises(NotSupported, match="target broker"):
         served.subscribe("orders", "billing", lambda: None)
     front.check_ready()

@@ -97,7 +97,7 @@ def test_long_publishes_hold_no_short_ones_up(
     serve: Callable[..., HttpServer], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(HttpSettings(publish_threads=1))
-    engine, begun, free = server.services.served.producers, threading.Event(), threading.Event()
+    publisher, begun, free = server.services.served.producers, threading.Event(), threading.Event()
 
     def store(messages: Sequence[Message], **more: Any) -> list[PublishResult]:
         if len(messages[0].body) > LONG_BYTES:
@@ -105,8 +105,8 @@ def test_long_publishes_hold_no_short_ones_up(
             assert free.wait(120)
         return plain(messages, **more)
 
-    plain = engine.publish
-    monkeypatch.setattr(engine, "publish", store)
+    plain = publisher.publish
+    monkeypatch.setattr(publisher, "publish", store)
     with ThreadPoolExecutor(3) as pool:
         long = [pool.submit(publish, server.url, topic, "b" * (LONG_BYTES + 1)) for _ in range(3)]
         try:

@@ -95,7 +95,8 @@ def test_a_line_stays_for_a_while_and_tries_only_where_something_may_have_come(
     serve: Callable[..., HttpServer], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve()
-    engine = server.services.served.consumers
+    broker = server.services.served.broker
+    assert broker is not None
     tries: list[int] = []
 
     def counting(take: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,8 +108,8 @@ def test_a_line_stays_for_a_while_and_tries_only_where_something_may_have_come(
 
         return counted
 
-    monkeypatch.setattr(engine, "take", counting(engine.take))
-    monkeypatch.setattr(engine, "take_at_hand", counting(engine.take_at_hand))
+    monkeypatch.setattr(broker.puller, "take", counting(broker.puller.take))
+    monkeypatch.setattr(broker.puller, "take_at_hand", counting(broker.puller.take_at_hand))
 
     async def pulled(*bodies: str) -> list[str]:
         reader, writer = await pull(server.url, topic, "g", wait_ms=20_000)
@@ -140,7 +141,9 @@ def test_a_line_in_which_nobody_waits_ends(
     client("POST", f"{server.url}/v1/topics/{topic}/groups/g/pull", json={"wait_ms": 1})
 
     until(lambda: not services.polls.has_line(topic, "g"))
-    until(lambda: not services.served.consumers.wakeups.waiters)
+    assert services.served.broker is not None
+    waiters = services.served.broker.wakeups.waiters
+    until(lambda: not waiters)
 
 
 def test_who_waits_longest_is_served_first(serve: Callable[..., HttpServer], topic: str) -> None:

@@ -39,26 +39,26 @@ def shown(engine: Engine, *, series_max: int = 100) -> dict[str, float]:
 
 def until_fired(engine: Engine) -> None:
     """Wait for the round in which another thread, the timer's, fires what is due: it can be pulled before that ends."""
-    engine.cancel([])
+    engine.publisher.cancel([])
 
 
 def publish(engine: Engine, *ids: str, topic: str = TOPIC) -> None:
-    engine.publish([Message(id=one, topic=topic, body=b"", headers={"type": one[0]}) for one in ids])
+    engine.publisher.publish([Message(id=one, topic=topic, body=b"", headers={"type": one[0]}) for one in ids])
 
 
 def test_dead_letters_are_counted_by_what_made_them(engine: Engine, clock: ManualClock) -> None:
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
     publish(engine, "a", "b", "c")
-    [refused], _ = (engine.pull(TOPIC, GROUP, max_messages=1, invisible_ms=50) for _ in range(2))
-    engine.nack([refused.receipt])
+    [refused], _ = (engine.puller.pull(TOPIC, GROUP, max_messages=1, invisible_ms=50) for _ in range(2))
+    engine.settler.nack([refused.receipt])
     clock.advance(50)
-    assert [one.id for one in engine.pull(TOPIC, GROUP)] == ["c"]
-    engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=3))
+    assert [one.id for one in engine.puller.pull(TOPIC, GROUP)] == ["c"]
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=3))
     for _ in range(2):
         clock.advance(3_600_000)
-        engine.nack([one.receipt for one in engine.pull(TOPIC, GROUP)], delay_ms=0)
-        engine.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
-    engine.pull(TOPIC, GROUP)
+        engine.settler.nack([one.receipt for one in engine.puller.pull(TOPIC, GROUP)], delay_ms=0)
+        engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.puller.pull(TOPIC, GROUP)
 
     found = {
         reason: shown(engine).get(
@@ -90,7 +90,7 @@ def test_refused_messages_are_counted_by_reason_and_those_for_no_topic_under_one
     publish(engine, "a")
 
     far_ms = clock.now_ms() + DELAY_ACCEPTED_MS_MAX + 1
-    engine.publish([Message(id="far", topic=TOPIC, body=b"", deliver_at_ms=far_ms)])
+    engine.publisher.publish([Message(id="far", topic=TOPIC, body=b"", deliver_at_ms=far_ms)])
     for number in range(5):
         publish(engine, f"x{number}", topic=f"invented-{number}")
 
@@ -101,10 +101,10 @@ def test_refused_messages_are_counted_by_reason_and_those_for_no_topic_under_one
 
 
 def test_filtered_messages_are_counted(engine: Engine) -> None:
-    engine.declare_group(TOPIC, GROUP, GroupConfig(filter="type = 'a'"))
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(filter="type = 'a'"))
     publish(engine, "a1", "b1", "b2")
-    engine.pull(TOPIC, GROUP)
-    engine.pull(TOPIC, GROUP)
+    engine.puller.pull(TOPIC, GROUP)
+    engine.puller.pull(TOPIC, GROUP)
 
     assert shown(engine)[f'broker_messages_filtered_total{{group="{GROUP}",topic="{TOPIC}"}}'] == 2
 
@@ -121,7 +121,7 @@ def test_damage_is_shown_before_it_is_met_and_once_it_is(open_engine: Callable[.
     engine = open_engine()
     opened = shown(engine)
     for group in (GROUP, "another"):
-        while engine.pull(TOPIC, group):
+        while engine.puller.pull(TOPIC, group):
             pass
 
     quarantined = f'broker_messages_quarantined_total{{topic="{TOPIC}"}}'
@@ -136,7 +136,7 @@ def test_damage_in_the_schedule_is_shown_once_it_is_met(
 ) -> None:
     later_ms = clock.now_ms() + 3_600_000
     engine = open_engine()
-    engine.publish(
+    engine.publisher.publish(
         [Message(id=f"m{at}", topic=TOPIC, body=b"body of m%d" % at, deliver_at_ms=later_ms) for at in range(3)]
     )
     engine.context.schedule.make_room(clock.now_ms(), fill=0)
@@ -149,7 +149,7 @@ def test_damage_in_the_schedule_is_shown_once_it_is_met(
     engine = open_engine()
     clock.advance(3_600_000)
     until_fired(engine)
-    came = [one.id for one in engine.pull(TOPIC, GROUP)]
+    came = [one.id for one in engine.puller.pull(TOPIC, GROUP)]
 
     samples = shown(engine)
     assert came == ["m0", "m2"]
@@ -162,10 +162,10 @@ def test_a_group_whose_index_cannot_be_read_takes_no_figures_from_the_others(
     open_engine: Callable[..., Engine], folder: Path
 ) -> None:
     engine = open_engine(segment_bytes=4096)
-    engine.declare_group("unread", GROUP, GroupConfig())
+    engine.admin.declare_group("unread", GROUP, GroupConfig())
     publish(engine, *(f"m{number}" for number in range(100)), topic="unread")
     publish(engine, "a")
-    engine.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     for path in [*(folder / "messages").glob("*.index"), segment_paths(folder / "messages")[0]]:
         path.unlink()
 
@@ -177,10 +177,10 @@ def test_a_group_whose_index_cannot_be_read_takes_no_figures_from_the_others(
 
 def test_beyond_the_bound_on_series_reasons_are_still_told_apart(engine: Engine) -> None:
     for number in range(5):
-        engine.declare_group(TOPIC, f"g{number}", GroupConfig(max_attempts=1))
+        engine.admin.declare_group(TOPIC, f"g{number}", GroupConfig(max_attempts=1))
     publish(engine, "a")
     for number in range(5):
-        engine.nack([one.receipt for one in engine.pull(TOPIC, f"g{number}")])
+        engine.settler.nack([one.receipt for one in engine.puller.pull(TOPIC, f"g{number}")])
 
     samples = shown(engine, series_max=2)
 
@@ -216,15 +216,15 @@ def test_a_sync_s_time_goes_where_it_belongs_also_where_it_fails(tmp_path: Path)
 @pytest.mark.parametrize("after", ["x", "-1", "٣", "²", ""])  # digits to str.isdigit, and to nobody else
 def test_a_cursor_that_no_page_gave_is_refused(engine: Engine, after: str) -> None:
     publish(engine, "a")
-    engine.pull(TOPIC, GROUP)
+    engine.puller.pull(TOPIC, GROUP)
 
     with pytest.raises(InvalidMessage, match="next"):
-        engine.dead(TOPIC, GROUP, after=after)
+        engine.admin.dead(TOPIC, GROUP, after=after)
 
 
 def test_what_is_scheduled_is_counted_by_how_soon_it_is_due(engine: Engine, clock: ManualClock) -> None:
     ahead_ms = (1_000, 60_000, 60_001, 3_600_000, 86_400_000, 30 * 86_400_000 + 1)
-    engine.publish(
+    engine.publisher.publish(
         [
             Message(id=f"m{number}", topic=TOPIC, body=b"", deliver_at_ms=clock.now_ms() + span_ms)
             for number, span_ms in enumerate(ahead_ms)
@@ -250,13 +250,13 @@ def test_how_late_scheduled_messages_were_is_a_histogram(engine: Engine, clock: 
         one = Message(
             id=f"m{ahead_ms}-{clock.now_ms()}", topic=TOPIC, body=b"", deliver_at_ms=clock.now_ms() + ahead_ms
         )
-        engine.publish([one])
+        engine.publisher.publish([one])
         clock.advance(100)  # in one step: the broker comes to it 70 ms late
         until_fired(engine)
-        engine.pull(TOPIC, GROUP)
+        engine.puller.pull(TOPIC, GROUP)
     clock.advance(4_900 + 2)
     until_fired(engine)
-    assert len(engine.pull(TOPIC, GROUP)) == 1
+    assert len(engine.puller.pull(TOPIC, GROUP)) == 1
 
     found = shown(engine)
 

@@ -118,7 +118,7 @@ def test_a_second_server_on_the_same_folder_is_refused_and_the_holder_named(serv
 
 def test_a_log_that_cannot_be_understood_is_one_clear_error_that_names_the_file(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path / "data")
-    engine.publish([Message(id=f"m{number}", topic="t", body=b"x" * 100) for number in range(3)])
+    engine.publisher.publish([Message(id=f"m{number}", topic="t", body=b"x" * 100) for number in range(3)])
     engine.close()
     [segment] = (tmp_path / "data" / "messages").glob("*.log")
     segment.write_bytes(next((tmp_path / "data" / "actions").glob("*.log")).read_bytes())

@@ -77,9 +77,10 @@ class Target:
     @property
     def stored(self) -> tuple[int, int]:
         """How many messages the requests of the corpus have stored so far, and how many those hidden in them."""
-        topics = self.engine.topics()
+        topics = self.engine.admin.topics()
         corpus, hidden = (
-            self.engine.topic_figures(topic)["stored"] if topic in topics else 0 for topic in (TOPIC, MARKER_TOPIC)
+            self.engine.admin.topic_figures(topic)["stored"] if topic in topics else 0
+            for topic in (TOPIC, MARKER_TOPIC)
         )
         return corpus, hidden
 

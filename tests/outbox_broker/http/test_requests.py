@@ -257,9 +257,10 @@ def test_a_defect_is_an_answer_and_the_place_is_free(
     serve: Callable[..., HttpServer], client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(HttpSettings(requests_max=1))
-    engine = server.services.served.producers
+    broker = server.services.served.broker
+    assert broker is not None
     with monkeypatch.context() as broken:
-        broken.setattr(engine, "ack", lambda _receipts: 1 // 0)
+        broken.setattr(broker.settler, "ack", lambda _receipts: 1 // 0)
         path = f"{server.url}/v1/topics/{topic}/groups/g/ack"
         statuses = [client("POST", path, json={"receipts": [f"{topic}/g/0.1.0"]}).status_code for _ in range(2)]
 
