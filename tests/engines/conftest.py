@@ -1,6 +1,7 @@
 """Rules of the engine tests: they run only where the command line names them, and a run in which no test passed fails.
 
 `./scripts/test --engines` sets up what they need and names them. The plain suite collects nothing from this folder.
+Each engine has a pytest process of its own: two of Java would share a JVM and its class path.
 """
 
 from __future__ import annotations

