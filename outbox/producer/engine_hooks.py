@@ -59,6 +59,10 @@ _doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
 """By transaction, why the server ended it. No value may refer to its key, which would then be kept for ever."""
 _watched: WeakSet[Dialect] = WeakSet()
 _listening = threading.Lock()
+unheard: Final[dict[int, Callable[[Connection], None]]] = {}
+"""By a Session that has published and used no connection yet, what lets it join a connection's transaction that it has
+begun meanwhile without our having heard of it.
+"""
 _WRITES_ROWS: Final = re.compile(r"(?:INSERT|UPDATE|DELETE|REPLACE|WITH)\b", re.IGNORECASE)
 _BEFORE_ALL: Final = -1
 """The start of a savepoint that is older than our tracking: before anything was published in the transaction."""
@@ -283,6 +287,11 @@ class DriverTransaction:
             self._savepoints.append(DriverSavepoint("", _BEFORE_ALL))
         return self._savepoints[-1]
 
+    def savepoint(self, name: str) -> DriverSavepoint:
+        """Returns an open savepoint, or one that was rolled back to, by its name; of others we know no rollback."""
+        index = self._index_of(name)
+        return DriverSavepoint(name, _BEFORE_ALL) if index is None else self._savepoints[index]
+
     def roll_back_to_savepoint(self, name: str) -> None:
         """Called when a statement rolls back to a savepoint, which stays."""
         index = self._index_of(name)
@@ -452,6 +461,9 @@ def _execute(cursor: Any, statement: str, _parameters: object, context: Executio
         return
     connection = context.root_connection
     transaction = driver_transaction(connection)
+    if unheard and not transaction.is_joined:
+        for join_if_used in tuple(unheard.values()):  # other threads publish meanwhile
+            join_if_used(connection)
     transaction.check_status()
     if transaction.continuity.doubted is not None:
         transaction.settle()

@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine.base import NestedTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.producer.engine_hooks import (
@@ -26,6 +28,7 @@ from outbox.producer.engine_hooks import (
     refuse_if_doomed,
     refuse_if_rolled_back,
     undone_spans,
+    unheard,
     watch_dialect,
     without_frames,
 )
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from outbox.producer.commit_handler import CommitHandler
 
 _FLUSHES_MAX: Final = 100
+_name_of: Final = attrgetter("_savepoint")
+"""The name of a savepoint of SQLAlchemy's, which has it in a private attribute alone."""
 _listening = threading.Lock()
 _commit_observers: Final[list[Callable[[Sequence[OutboxRow]], None]]] = []
 
@@ -158,6 +163,8 @@ def unit_of(session: Session, box: CommitHandler) -> UnitOfWork:
     _join_all(session, state)
     _join_given_connections(session, state, box)
     _refuse_if_over(state)
+    if not state.joined:
+        _expect_connection(session)
     units = state.participant.units
     if box not in units:
         units[box] = UnitOfWork()
@@ -344,6 +351,7 @@ def _shown(connections: Sequence[Connection]) -> str:
 def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
     """Record each connection of this transaction or savepoint, before anything can fail: this event comes once."""
     watch_dialect(connection.dialect)
+    unheard.pop(id(session), None)
     state = _state_of(session)
     try:
         if state.writes_first and state.joined_by(connection) is None:
@@ -367,10 +375,44 @@ def _join(state: _SessionState, connection: Connection, *, is_used: bool) -> Non
         joined.is_used = True
 
 
+def _expect_connection(session: Session) -> None:
+    """Have this Session, which has published and used no connection, join the first that it writes by, also if an
+    application's listener of after_begin is called before ours and raises: its Connection may commit.
+    """
+    key = id(session)
+    if key in unheard:
+        return
+    session_ref = weakref.ref(session, lambda _: unheard.pop(key, None))
+
+    def join_if_used(connection: Connection) -> None:
+        expecting = session_ref()
+        root = None if expecting is None else expecting.get_transaction()
+        if expecting is not None and root is not None and connection in (vars(root)["_connections"] or ()):
+            unheard.pop(key, None)
+            _join(_state_of(expecting), connection, is_used=True)
+
+    unheard[key] = join_if_used
+
+
 def _mark(scope: _Scope, connection: Connection) -> None:
     """Record what the connection's database knows of a scope: its savepoint, or the whole transaction."""
     transaction = driver_transaction(connection)
     scope.marks.append(transaction.innermost_savepoint() if connection.in_nested_transaction() else transaction)
+
+
+def _ending_scope(state: _SessionState, transaction: SessionTransaction) -> _Scope:
+    """Returns the scope of a transaction or savepoint that ends, with the savepoints of which we have not heard, as a
+    listener that was called before ours has raised: without a mark its rows would be taken for rolled back.
+    """
+    scope = state.scope(transaction)
+    connections = vars(transaction)["_connections"]  # see _join_all
+    if len(connections) != 2 * len(scope.marks):
+        for connection, begun, *_ in connections.values():
+            if isinstance(begun, NestedTransaction) and not (connection.invalidated or connection.closed):
+                savepoint = driver_transaction(connection).savepoint(_name_of(begun))
+                if savepoint not in scope.marks:
+                    scope.marks.append(savepoint)
+    return scope
 
 
 def _join_all(session: Session, state: _SessionState) -> None:
@@ -441,11 +483,11 @@ def _after_rollback(session: Session) -> None:
     state = _state_of(session)
     savepoint = session.get_nested_transaction()
     if savepoint is not None:
-        _give_up(state, state.scope(savepoint))
+        _give_up(state, _ending_scope(state, savepoint))
         return
     state.participant.is_sealed = True
     root = session.get_transaction()
-    if root is not None and all(mark.is_undone for mark in state.scope(root).marks):
+    if root is not None and all(mark.is_undone for mark in _ending_scope(state, root).marks):
         _discard_all(state)
 
 
@@ -471,7 +513,7 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
     state = _states.get(session)
     if state is None or not (transaction.nested or transaction.parent is None):
         return
-    scope = state.scope(transaction)
+    scope = _ending_scope(state, transaction)
     state.scopes.remove(scope)
     if transaction.nested:
         if not (scope.is_released or scope.is_undone):
@@ -485,4 +527,5 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
             joined.transaction.leave(state.participant)
         for unit in state.participant.units.values():
             unit.closed = True
+        unheard.pop(id(session), None)
         state.begin_anew()

@@ -90,18 +90,78 @@ def test_a_listener_that_raised_once_keeps_no_guard_off(
 
 
 @pytest.mark.parametrize("commit", COMMITS, ids=lambda commit: commit.__name__)
+@pytest.mark.parametrize("place", ["last", "first"])
 def test_a_listener_that_raised_once_behind_a_publish_keeps_no_guard_off(
-    shop: Shop, broker: RecordingBroker, commit: Callable[[Session], None]
+    shop: Shop, broker: RecordingBroker, place: str, commit: Callable[[Session], None]
 ) -> None:
     box = shop.box(broker, sender=NO_SENDER)
 
-    with heard(OwnSession, OnceUnready(), insert=False), OwnSession(shop.engine) as session:
+    with heard(OwnSession, OnceUnready(), insert=place == "first"), OwnSession(shop.engine) as session:
         box.publish("paid.1", "", session=session)
         with pytest.raises(Unready):
             session.execute(select(Payment.id))
         session.execute(insert(Payment).values(id=1, note=""))
         with pytest.raises(NoTransaction, match=r"would (leave messages behind|end this transaction)"):
             commit(session)
+
+    assert (shop.payments(), shop.rows()) == ([], [])
+
+
+@pytest.mark.filterwarnings("ignore:nested transaction already deassociated from connection")
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("published", ["before", "after"])
+@pytest.mark.parametrize("place", ["last", "first"])
+def test_a_listener_that_raised_once_in_a_savepoint_loses_no_message_of_a_row_that_stands(
+    shop: Shop, broker: RecordingBroker, place: str, published: str, end: str
+) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    def end_below(session: Session) -> None:
+        with heard(OwnSession, OnceUnready(), insert=place == "first"), session.begin_nested():
+            if published == "before":
+                box.publish("paid.2", "", session=session)
+            with pytest.raises(Unready):
+                session.execute(select(Payment.id))
+            session.execute(insert(Payment).values(id=2, note=""))
+            if published == "after":
+                box.publish("paid.2", "", session=session)
+            savepoint = session.connection().get_nested_transaction()
+            getattr(savepoint, end)()
+
+    with OwnSession(shop.engine) as session:
+        session.execute(insert(Payment).values(id=1, note=""))
+        with pytest.raises(InvalidRequestError, match="inactive"):
+            end_below(session)
+        if end == "commit":
+            with pytest.raises(NoTransaction, match="savepoint of this session"):
+                session.commit()
+        else:
+            session.commit()
+
+    assert (shop.payments(), shop.rows()) == ([] if end == "commit" else [1], [])
+
+
+@pytest.mark.filterwarnings("ignore:nested transaction already deassociated from connection")
+@pytest.mark.parametrize("end", ["close", "rollback"])
+@pytest.mark.parametrize("place", ["last", "first"])
+def test_a_listener_that_raised_once_in_a_session_with_a_savepoint_of_its_own_loses_no_message_of_a_row_that_stands(
+    shop: Shop, broker: RecordingBroker, place: str, end: str
+) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    with shop.engine.connect() as connection, heard(OwnSession, OnceUnready(), insert=place == "first"):
+        connection.begin()
+        session = OwnSession(connection, join_transaction_mode="create_savepoint")
+        with pytest.raises(Unready):
+            session.execute(select(Payment.id))
+        session.execute(insert(Payment).values(id=1, note=""))
+        box.publish("paid.1", "", session=session)
+        savepoint = connection.get_nested_transaction()
+        assert savepoint is not None
+        savepoint.commit()
+        getattr(session, end)()
+        with pytest.raises(NoTransaction, match="would leave messages behind"):
+            connection.commit()
 
     assert (shop.payments(), shop.rows()) == ([], [])
 
