@@ -120,6 +120,8 @@ ONE_SIDED = frozenset({Failure.LOCKED, Failure.NO_CONNECTION, Failure.CANCELLED,
 
 _SAVEPOINT_GONE = "(1305, 'SAVEPOINT"
 """By which a server says that a transaction has ended."""
+_BLOCK_LEFT_OPEN = "Can't operate on closed transaction inside context manager"
+"""By which SQLAlchemy refuses statements on a Connection, and not its COMMIT: the outbox needs one before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,9 @@ class Trace:
     """The steps that began a block."""
     pairs: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
-    """Numbers of witnesses that waited for a flush, in a Session on a Connection whose savepoints it does not know."""
+    """Numbers of witnesses that waited for a flush, in a Session on a Connection whose savepoints it does not know, or
+    in a savepoint of its own that its Connection may roll back.
+    """
     silent: set[int] = field(default_factory=set)
     """Torn numbers before a commit that went well, of which no error has told."""
     uncertain: set[int] = field(default_factory=set)
@@ -275,8 +279,13 @@ class Run:
         self._told = False
         self._was_cancelled = False
         self._was_refused = False
+        self._was_lost_alone = False
         self._ended: set[str] = set()
         """Slots where a statement has ended SQLite's transaction: what comes then commits by itself."""
+        self._was_switched = False
+        """Whether a connection was switched to autocommit, which the pool may lend to anyone."""
+        self._past_torn: set[int] = set()
+        """Torn numbers whose transaction has ended."""
 
     def run(self) -> Trace:
         """Perform all steps, let go of everything, and look at each connection of the pool."""
@@ -314,8 +323,10 @@ class Run:
                 return
         if isinstance(step, Begin | BeginNested | BeginConnection):
             self.trace.opened.add(path)
+        place = self._place(getattr(step, "slot", ""))
+        root = self._root(place)
         self._attempt(path, lambda: self._do(step, path), slot=getattr(step, "slot", None), step=step)
-        self._note_commit(step, path)
+        self._note_end(step, place, root, failed=self.trace.failed(path))
 
     def _passes_over(self, step: Step, seen: Outcome) -> bool:
         """Whether the plain run must not do what the outbox refused; does what stands for it."""
@@ -329,12 +340,11 @@ class Run:
         if isinstance(step, Stranger) and seen.failure in ONE_SIDED:
             # What goes on there alone has the connection or the lock; SQLite's is taken before the first row.
             locks_first = seen.failure is Failure.LOCKED and self._side.engine.dialect.name == "sqlite"
-            if self._was_cancelled or self._was_refused or locks_first:
+            if self._was_cancelled or self._was_refused or self._was_lost_alone or locks_first:
                 self.trace.uncertain.add(step.number)
         if isinstance(step, WriteRow) and (seen.failure is Failure.REFUSED or (place is not None and place.diverged)):
             self.trace.uncertain.add(step.number)  # an object whose flush was refused still waits for one
         if seen.failure is Failure.REFUSED:
-            self._was_refused = True
             self._note_refused(place)
         elif seen.failure is Failure.LOST or place is None or not place.diverged:
             return False
@@ -394,14 +404,28 @@ class Run:
             self._told = True
         return outcome
 
-    def _note_commit(self, step: Step, path: Path) -> None:
-        """A commit that goes well says that all is well, unless the program was told otherwise before."""
-        commits = isinstance(step, Commit | Transactional | BoxBegin) or (
+    def _note_end(self, step: Step, place: _Place | None, root: RootTransaction | None, *, failed: bool) -> None:
+        """A commit that goes well says that all is well in its transaction, unless the program was told otherwise
+        before; a rollback, the release of a savepoint, and the end of a block that is not there say nothing. `root`:
+        the transaction that was open before the step.
+        """
+        is_commit = isinstance(step, Commit | Transactional | BoxBegin) or (
             isinstance(step, End | EndConnection | EndRoot) and step.ending in {Ending.COMMIT, Ending.LEAVE}
         )
-        is_there = isinstance(step, Transactional | BoxBegin) or self._place(getattr(step, "slot", "")) is not None
-        if commits and is_there and not self.trace.failed(path) and not self._told:
-            self.trace.silent |= self.trace.torn
+        if isinstance(step, Transactional | BoxBegin):
+            slots = {CURRENT}
+        elif place is not None and root is not None and not root.is_active:
+            slots = {family.slot for family in self._family(place)}
+        else:
+            return
+        ended = {
+            number
+            for number in self.trace.torn - self._past_torn
+            if {self.trace.rows.get(number), self.trace.publishers.get(number)} & slots
+        }
+        self._past_torn |= ended
+        if is_commit and not failed and not self._told:
+            self.trace.silent |= ended
 
     def _is_aftermath(self, place: _Place | None, path: Path) -> bool:
         """Whether something was refused before, in this place or this body, or is no measure any more."""
@@ -420,8 +444,11 @@ class Run:
 
     def _note_refused(self, place: _Place | None) -> None:
         """What the outbox has refused once fails on in other words: the session's, and those of its Connection."""
+        self._was_refused = True
         for family in self._family(place):
             family.refused = True
+        if place is not None and place.has_waiting_witness and place.connection_slot is not None:
+            self._diverge(place)  # this Session has not used the Connection, which the other run rolled back
 
     def _family(self, place: _Place | None) -> list[_Place]:
         """The places that share a Connection with this one."""
@@ -440,12 +467,20 @@ class Run:
         if seen is not None and _SAVEPOINT_GONE in seen.error:
             self._diverge(place)  # at which statement a server says it depends on those that are sent
         is_refused = place is not None and place.refused
+        both_failed = seen is not None and seen.failure is not None and outcome.failure is not None
+        if both_failed and (outcome.failure is Failure.LOCKED or seen.error != outcome.error):
+            self._diverge_by_flush(place)
         if seen is None or (
             (seen.failure is None) == (outcome.failure is None) and not (is_refused and seen.error != outcome.error)
         ):
             return
         is_aftermath = any(family.has_waiting_witness or family.refused for family in self._family(place))
         if is_aftermath or {seen.failure, outcome.failure} & ONE_SIDED:
+            self._diverge(place)
+
+    def _diverge_by_flush(self, place: _Place | None) -> None:
+        """A witness's flush that fails rolls its session back; the other run has none to do."""
+        if place is not None and place.has_waiting_witness:
             self._diverge(place)
 
     def _diverge(self, place: _Place | None) -> None:
@@ -592,10 +627,9 @@ class Run:
                 if statement is Statement.CALL_COMMIT or way is Way.CURSOR:
                     self.trace.torn |= set(self.trace.rows) | set(self.trace.messages)
                 self._execute(place, text(statement), way)
+                self._was_switched |= statement is Statement.AUTOCOMMIT
                 is_sqlite = self._side.engine.dialect.name == "sqlite"
-                if statement is Statement.AUTOCOMMIT or (
-                    is_sqlite and statement in {Statement.COMMIT, Statement.ROLLBACK}
-                ):
+                if is_sqlite and statement in {Statement.COMMIT, Statement.ROLLBACK}:
                     self._ended |= {place.slot, place.connection_slot or place.slot}
             case FailFlush():
                 self._fail_flush(place)
@@ -685,13 +719,14 @@ class Run:
 
     def _publish(self, step: Publish, place: _Place) -> None:
         number = step.number
-        if self._ended & {place.slot, place.connection_slot}:
+        if self._was_switched or self._ended & {place.slot, place.connection_slot}:
             self.trace.torn.add(number)
         if self._followed is not None:
             try:
                 self._write_witness(place, number)
-            except Exception:  # publish() asks the database for nothing, so it may go well where this cannot
+            except Exception as error:  # publish() asks the database for nothing, so it may go well where this cannot
                 self.trace.uncertain.add(number)
+                self._was_lost_alone |= _failure(error) is Failure.LOST
             return
         box = self._side.boxes[step.box % len(self._side.boxes)]
         for copy in range(step.copies):
@@ -700,7 +735,7 @@ class Run:
             delay = DELAY if step.topic is Topic.DELAYED else None
             box.publish(
                 f"{step.topic}.{step.box}", {"n": number}, key=key, delay=delay, message_id=message_id,
-                session=self._given(place),
+                session=self._given(place, step.box),
             )  # fmt: skip
             self.trace.messages.setdefault(number, []).append(message_id)
             self.trace.publishers[number] = place.slot
@@ -711,27 +746,28 @@ class Run:
         if not place.is_connection and (root is None or not root.is_active):
             place.has_waiting_witness = True
             place.session.add(Witness(**values))  # publish() begins nothing at the database, and this neither
-            if place.connection_slot is not None:
+            if place.connection_slot is not None or place.session.in_nested_transaction():
                 self.trace.waiting.add(number)
         else:  # not by the Session, which would flush
             self._below(place).execute(insert(WITNESSES), values)
 
-    def _given(self, place: _Place) -> Any:
+    def _given(self, place: _Place, box: int) -> Any:
+        """What publish() is given: nothing in a function of the box itself, in whose thread it finds its session."""
         in_function = self._current and place is self._current[-1] and not place.is_connection
-        return None if in_function and threading.current_thread() is threading.main_thread() else place.handle
+        return None if in_function and place.context == (box, threading.get_ident()) else place.handle
 
     def _publish_again(self, place: _Place, number: int) -> None:
         self.trace.uncertain.add(number)
         if self._followed is None:
             message_id = self._message_id(number)
-            self._side.boxes[0].publish("plain.0", {"n": number}, message_id=message_id, session=self._given(place))
+            self._side.boxes[0].publish("plain.0", {"n": number}, message_id=message_id, session=self._given(place, 0))
             if message_id not in self.trace.messages.setdefault(number, []):
                 self.trace.messages[number].append(message_id)
 
     def _cancel(self, place: _Place, number: int) -> None:
         self.trace.uncertain.add(number)
         if self._followed is None:
-            self._side.boxes[0].cancel(self._message_id(number), session=self._given(place))
+            self._side.boxes[0].cancel(self._message_id(number), session=self._given(place, 0))
 
     def _fail_flush(self, place: _Place) -> None:
         if place.is_connection:
@@ -885,7 +921,7 @@ class Run:
         finally:
             self._current.pop()
         seen = None if self._followed is None else self._followed.outcomes.get(path)
-        if step.fails or (seen is not None and seen.failure is Failure.REFUSED):
+        if step.fails or (seen is not None and (seen.failure is Failure.REFUSED or _BLOCK_LEFT_OPEN in seen.error)):
             raise Declined
 
     def _call(self, step: Transactional, path: Path) -> None:
