@@ -2,7 +2,7 @@
 
 A timer is a hint about a row, which alone says what is true. A row that was claimed is sent, one that is gone (sent,
 withdrawn, parked) needs no timer, and one that is due later keeps its timer, at the row's time. So a timer that was
-lost, repeated, early or late costs a statement, and a row is sent by whom claimed it.
+lost, repeated, early or late costs a statement, and a row is sent by whom claimed it (decision 102).
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ class DriverTransaction:
 _transactions: Final[dict[int, DriverTransaction]] = {}
 """By the id() of the driver's connection, which the value keeps alive so that no other can have its id. From its first
 use until the COMMIT or ROLLBACK, or until the pool takes the connection back. Not in the `info` of a connection, which
-is the application's to clear; drivers' connections cannot have weak references.
+is the application's to clear; drivers' connections cannot have weak references (decision 113).
 """
 
 

@@ -138,6 +138,7 @@ class _SessionState:
         return scope
 
 
+# Not in Session.info, which is the application's to clear: its messages would be lost, and its rows committed.
 _states: Final[weakref.WeakKeyDictionary[Session, _SessionState]] = weakref.WeakKeyDictionary()
 
 

@@ -1,7 +1,8 @@
 """Continuity: whether a driver's transaction is still the one that began, where no text of a statement tells.
 
 A stored procedure may commit or roll back, so may what goes past SQLAlchemy on the driver's own connection, and SQLite
-rolls back for some errors of one statement. A savepoint and the driver's status show it; neither is enough alone.
+rolls back for some errors of one statement. A savepoint and the driver's status show it; neither is enough alone
+(decision 115).
 """
 
 from __future__ import annotations

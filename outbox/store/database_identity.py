@@ -122,7 +122,7 @@ def _file_of(connection: Connection) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SchemaOwner:
-    """The business's database to which a named schema belongs: None where nobody has said it yet."""
+    """The business's database to which a named schema belongs: None where nobody has said it yet (decision 118)."""
 
     name: str | None = None
     is_shared: bool = False

@@ -1,7 +1,8 @@
 """The coordinator of a node: at each beat it confirms contact, assigns if it leads, and takes and releases shards.
 
 All nodes run the same code. A shard moves by request: the leader assigns it to another node, its owner closes and
-releases it, the other node takes it. The shard of a node that died moves once ZooKeeper has ended the node's session.
+releases it, the other node takes it. The shard of a node that died moves once ZooKeeper has ended the node's session
+(decision 105).
 """
 
 from __future__ import annotations

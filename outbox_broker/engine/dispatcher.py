@@ -5,7 +5,7 @@
     committed  message log: synced -> action log: Fired, and waiting pulls are woken -> schedule: BatchFired
 
 If more than one batch is due, each is claimed while the one before it is appended, and appended while the one before it
-is committed. Each step processes batches in the order in which the schedule dispatched them.
+is committed (decision 67). Each step processes batches in the order in which the schedule dispatched them.
 After a kill in between, unsettled batches come again from the schedule at the next start, and those of their messages
 that are already in the message log are recognised by topic and id. A cancel is too late after the claim, and wins
 before.

@@ -1,7 +1,7 @@
 """One HTTP connection: reads requests one at a time and writes responses, all with deadlines.
 
 A connection is in one phase at a time, and each phase but WORK has a deadline. The server checks deadlines periodically
-(`ServerContext.sweep`), so that a request sets no timer.
+(`ServerContext.sweep`), so that a request sets no timer. Why it is our own: decision 85.
 
     HEAD -> BODY -> WORK -> WRITE -> HEAD ...
       |       |               |

@@ -2,6 +2,7 @@
 
 A frame is written, then synced, then acknowledged. A failed sync is final (the kernel may have dropped the dirty pages
 that it could not write): the log refuses all writes until it is reopened and its content verified (sync_proof.py).
+Storage engines were measured at the same work: decision 97.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ After a failed sync the kernel marks the pages that it could not write as clean:
 sync succeeds, and a power failure loses them (Rebello et al., "Can Applications Recover from fsync Failures?", USENIX
 ATC 2020). A process that opens the file later is not informed of the error either. Writing the same bytes into the same
 file proves nothing: on ext4 their blocks stay marked as unwritten. So a process that does not know how the previous one
-ended copies the segment into a new file, syncs that, and renames it over the old one.
+ended copies the segment into a new file, syncs that, and renames it over the old one (decision 64).
 """
 
 from __future__ import annotations

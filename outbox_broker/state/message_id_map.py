@@ -1,4 +1,4 @@
-"""Values by topic and id, which together identify a message, with lookups by the id alone.
+"""Values by topic and id, which together identify a message (decision 83), with lookups by the id alone.
 
 Nearly every id is used on one topic only: then it takes one dictionary entry, and a lookup of many unknown ids builds
 no key for any of them. Only an id on several topics has a dictionary of its own.

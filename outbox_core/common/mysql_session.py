@@ -1,7 +1,7 @@
 """The session variables of MySQL, MariaDB and Galera on which statements of ours depend, and their pinning on
 connections that we open. No driver: it takes any DB-API cursor.
 
-The business's connections keep their variables: our statements there depend on none of these.
+The business's connections keep their variables: our statements there depend on none of these (decision 121).
 """
 
 from __future__ import annotations

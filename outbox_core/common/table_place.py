@@ -1,6 +1,7 @@
 """Where the tables of an outbox are: in the business's own database, with prefixed names, or in a named schema. Pure.
 
-The SDK, its commands, the compensator and the reconciliation take the place from here, so that none looks elsewhere.
+The SDK, its commands, the compensator and the reconciliation take the place from here, so that none looks elsewhere
+(decision 118).
 """
 
 from __future__ import annotations

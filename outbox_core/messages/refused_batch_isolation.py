@@ -2,7 +2,7 @@
 
 The only place that splits a refused batch: for the relay (the sender, and the compensator) and for delay services, on
 every broker. An adapter does not split. It raises what the broker said of the batch, with the results that it knows by
-then (BrokerError.answered), which hold and are not asked for again.
+then (BrokerError.answered), which hold and are not asked for again (decision 123).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Detects evidence that a source had in an earlier run and lost since, without a purge or deletion that explains it;
 and evidence that a first run must expect, since the broker has the other half of it.
 
-Compares sources as a whole: "no row in this time range" is not "no row". Reads only totals.json.
+Compares sources as a whole: "no row in this time range" is not "no row". Reads only totals.json. Decision 88 says what
+is proven, and what cannot be known.
 """
 
 from __future__ import annotations

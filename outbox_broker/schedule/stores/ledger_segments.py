@@ -1,4 +1,5 @@
-"""Segments as pieces of replicated ledgers: the segment store of a cluster's shard. Nothing is on a local disk.
+"""Segments as pieces of replicated ledgers: the segment store of a cluster's shard (decision 100). Nothing is on a
+local disk.
 
 A position is the ordinal of an entry in its segment. A segment that is appended to at its end continues in its ledger;
 at any other position, and in each epoch, it continues in a new ledger, and the manifest ledger says from where on.

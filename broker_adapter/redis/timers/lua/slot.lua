@@ -1,5 +1,5 @@
 -- What every script of a slot begins with: its keys, the time, and moves that several scripts share. The loader puts
--- this text behind the first line of each.
+-- this text behind the first line of each. The model is drawn in decision 96.
 --
 -- Keys:  1  meta: a hash: `offset`, the newest in the log; `logged`, how many came to it; `group:<name>`, the offset
 --           behind which the group began
