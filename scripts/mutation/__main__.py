@@ -1,9 +1,8 @@
-"""The commands of scripts/mutants: `cover` draws mutants and finds their tests, `run` tries them, `show` prints.
+"""The commands of scripts/mutants: `cover` draws mutants and finds their tests, `run` tries them, `show` prints."""
 
-Of our own, since mutants must be found again in a tree whose files moved, and tests reach much of the code in processes
-that they start. mutmut 3 sees no child processes, and draws by names; cosmic-ray knows no coverage, and names a mutant
-by file, line and column; mutatest draws by a seed, for Python 3.8 and one process.
-"""
+# Of our own, since mutants must be found again in a tree whose files moved, and tests reach much of the code in
+# processes that they start. mutmut 3 sees no child processes, and draws by names; cosmic-ray knows no coverage, and
+# names a mutant by file, line and column; mutatest draws by a seed, for Python 3.8 and one process.
 
 from __future__ import annotations
 
