@@ -93,7 +93,7 @@ def _recovery(folder: Path) -> int:
     started = time.perf_counter()
     engine = Engine.open(folder)
     seconds = time.perf_counter() - started
-    stored = sum(engine.topic_figures(topic)["stored"] for topic in engine.topics())
+    stored = sum(engine.admin.topic_figures(topic)["stored"] for topic in engine.admin.topics())
     engine.close()
     return round(stored / seconds)
 

@@ -1,7 +1,7 @@
 """Assigns sources to compensators: all, or those whose leases in a database or in ZooKeeper it holds. Sends nothing."""
 
 from compensator.assignment.assignment_factory import open_assignment, open_zookeeper_assignment
-from compensator.assignment.lease_options import LeaseOptions
+from compensator.assignment.instance_registry_port import LeaseOptions
 from compensator.assignment.leased_assignment import LeasedAssignment
 from compensator.assignment.port import Assignment, UnleasedAssignment
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import URL
 
-from compensator.assignment.lease_options import LeaseOptions
+from compensator.assignment.instance_registry_port import LeaseOptions
 from compensator.assignment.lease_registry import LeaseRegistry
 from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased_assignment import LeasedAssignment

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine
 
-from compensator.assignment.lease_options import LeaseOptions
+from compensator.assignment.instance_registry_port import LeaseOptions
 from compensator.assignment.lease_store import InstanceRow, LeaseStore
 from outbox.store.database import database_errors
 from outbox_core.assignment.lease_decision import View

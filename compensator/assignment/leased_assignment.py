@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from compensator.assignment.instance_registry_port import InstanceRegistry
-from compensator.assignment.lease_options import LeaseOptions
+from compensator.assignment.instance_registry_port import InstanceRegistry, LeaseOptions
 from outbox_core.assignment.lease_decision import decide
 from outbox_core.assignment.registry import execute
 from outbox_core.assignment.resource import Resource

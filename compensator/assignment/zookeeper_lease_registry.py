@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from compensator.assignment.lease_options import LeaseOptions
+from compensator.assignment.instance_registry_port import LeaseOptions
 from outbox_core.assignment.lease_decision import Lease, View
 from outbox_core.assignment.member import Member
 from outbox_core.assignment.resource import check_zone

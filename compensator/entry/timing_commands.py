@@ -20,8 +20,7 @@ from compensator.entry.cli import run_service
 from compensator.work.engines import InstanceEngines
 from compensator.work.pending_row_reader import PendingRowReader
 from compensator.work.source import source_name
-from compensator.work.timer_rebuild import RebuildOptions
-from compensator.work.timer_sweep import TimerSweepReport, sweep_timers
+from compensator.work.timer_rebuild import RebuildOptions, TimerSweepReport, sweep_timers
 from outbox.store.database_url import database_url
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerError, ConfigurationError

@@ -19,8 +19,7 @@ from compensator.work.batch_bytes import BatchBytes
 from compensator.work.poison_row_isolation import IsolatingRelay, SentBatch
 from compensator.work.retry_log import RetryLog
 from compensator.work.timer_decision import due_soon, later_ms, unclaimed
-from outbox.delivery.key_waves import PARKED_DELAY_MS, runs
-from outbox.delivery.relay import Relay, RelayPolicy
+from outbox.delivery.relay import PARKED_DELAY_MS, Relay, RelayPolicy, runs
 from outbox.store.database import database_errors, retry_conflicts
 from outbox.store.message_table import DueRows, MessageStore
 from outbox.store.order_table import Barrier

@@ -16,8 +16,7 @@ from typing import Final, TypeVar, assert_never
 from sqlalchemy import Engine
 
 from compensator.core.batch_totals import OUTCOMES, BatchTotals, add
-from outbox.delivery.relay import ORDERED_OUTAGE_DELAY_MS, Relay, RelayPolicy
-from outbox.delivery.send_decision import Decision, Hold, RowSettlement
+from outbox.delivery.relay import ORDERED_OUTAGE_DELAY_MS, Decision, Hold, Relay, RelayPolicy, RowSettlement
 from outbox.store.database import database_errors
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow

@@ -12,13 +12,11 @@ from functools import partial
 from random import Random
 from typing import Final, Self
 
-from outbox.consumers.ack_sender import AckSender
-from outbox.consumers.broadcast_reader import BroadcastReader
-from outbox.consumers.delivery_settler import DeliverySettler
+from outbox.consumers.broadcast_reader import RETRIES, BroadcastReader
+from outbox.consumers.delivery_settler import ACK_LINGER_MS, AckSender, DeliverySettler
 from outbox.consumers.group_declaration import GroupDeclarer
 from outbox.consumers.handler import CommittedByHandler, Consumer, NotTried, Outcome, RetryLater, reason_for
 from outbox.consumers.in_flight import InFlightDeliveries, InFlightDelivery
-from outbox.consumers.runner_times import PAUSES, RunnerTimes
 from outbox.store.event_loop_thread import EventLoopThread
 from outbox.telemetry import Telemetry, default_telemetry
 from outbox.telemetry.failure_log import FailureLog, root_cause
@@ -38,6 +36,27 @@ from outbox_core.messages.message import Delivery
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.logs import mask_secrets
 from outbox_core.runtime.stop_signals import StopSignals
+
+PULL_WAIT_MS: Final = 5_000
+ACK_DELAY_MS: Final = 100
+PAUSES: Final = Backoff(initial_ms=200, multiplier=2, max_ms=30_000, jitter=0.5)
+"""The backoff between pulls while the broker or the inbox's database is unavailable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerTimes:
+    """The waiting times of normal operation, and between the attempts at a broadcast message.
+
+    A pull waits `pull_wait_ms` at the broker for messages. A handled message waits `ack_delay_ms`, at most, for
+    others to be acknowledged with it, while its batch is being handled; if messages come faster than the broker
+    responds to acks, an ack lingers until nothing was added for `ack_linger_ms`.
+    """
+
+    pull_wait_ms: int = PULL_WAIT_MS
+    ack_delay_ms: int = ACK_DELAY_MS
+    ack_linger_ms: int = ACK_LINGER_MS
+    broadcast_retries: Backoff = RETRIES
+
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -91,7 +110,7 @@ class ConsumerRunner:
         broker_url: str | None = None,
     ) -> None:
         """`closes_broker` is closed at the end: the broker, if the runner is its only user. `broker_url` names the
-        broker in logs. `pauses` and `times`: see outbox.consumers.runner_times.
+        broker in logs. `pauses` and `times`: see outbox.consumers.consumer_runner.
         """
         threads = sum(consumer.workers * len(consumer.topics) for consumer in consumers)
         if threads > THREADS_MAX:

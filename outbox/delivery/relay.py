@@ -1,11 +1,14 @@
 """The relay, the only delivery path: publishes a batch of rows, then writes the results to the table. Both the sender
 after a commit and the compensator use it. It neither claims rows nor loops.
+
+What becomes of each row (SendBatch), and which rows of an ordered key may go together (the waves), are decided without
+I/O, at the end of this file.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -14,14 +17,12 @@ from typing import Final, assert_never
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.delivery.key_waves import runs, waves
-from outbox.delivery.send_decision import Decision, Hold, RowSettlement, SendBatch
 from outbox.store.async_background import AsyncBackground, transact
 from outbox.store.database import CONFLICT_RETRIES_MAX, database_errors, is_unreachable, retry_conflicts
 from outbox.store.message_table import MessageStore
-from outbox.store.order_table import Barrier
+from outbox.store.order_table import Barrier, KeyRun
 from outbox.store.row import OutboxRow
-from outbox.store.schema import RowKind
+from outbox.store.schema import RowKind, RowState
 from outbox.store.table_placement import MessageTable
 from outbox.telemetry import NO_TELEMETRY, SendPath, Telemetry
 from outbox_core.common.backoff import Backoff
@@ -396,3 +397,155 @@ def _retry_takeovers(settle: Callable[[], int]) -> int:
         raise DatabaseUnavailable(
             "rows change hands faster than they can be settled; their leases are too short"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The row waits for an older message of its ordered key, or for another owner: this one's lease may be over. It is
+    retried after the delay.
+    """
+
+    delay_ms: int
+
+
+Decision = Acceptance | Retry | Hold | Park
+
+
+@dataclass(frozen=True, slots=True)
+class RowSettlement:
+    """The decision to write for one row; `number` is its order key and number, if it is ordered."""
+
+    row_id: str
+    table: MessageTable | None
+    number: tuple[str, int] | None
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """The number from which on a key's messages are held, and the delay."""
+
+    seq: int
+    delay_ms: int
+
+
+class SendBatch:
+    """Rows that are being sent, and the decision on each.
+
+    After any decision but Acceptance on a message of an ordered key, the younger ones of its key are held.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[OutboxRow],
+        barriers: Mapping[str, Barrier],
+        *,
+        jitter: float,
+        in_time: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`barriers`: by order key, the oldest unsent message that another owner has to send. `jitter`, 0 to 1, is the
+        jitter of this batch's delays: the same for all its rows, so that equal decisions are written together.
+        `in_time`: whether another request to the broker may begin.
+        """
+        self.jitter = jitter
+        self.in_time: Callable[[], bool] = in_time
+        self._rows = {row.id: row for row in rows}
+        self._decisions: dict[str, Decision] = {}
+        self._stops = {key: _Stop(barrier.order_seq, hold_delay_ms(barrier)) for key, barrier in barriers.items()}
+
+    def decide(self, row_id: str, decision: Decision) -> None:
+        """Record the decision on a row."""
+        self._decisions[row_id] = decision
+        row = self._rows[row_id]
+        if row.order_key is None or row.order_seq is None or isinstance(decision, Acceptance):
+            return
+        stop = self._stops.get(row.order_key)
+        if stop is None or row.order_seq < stop.seq:
+            delay_ms = decision.delay_ms if isinstance(decision, Retry | Hold) else IN_FLIGHT_DELAY_MS
+            self._stops[row.order_key] = _Stop(row.order_seq, delay_ms)
+
+    def hold(self, ids: Iterable[str]) -> None:
+        """Record that these rows are not sent by this owner any more."""
+        for row_id in ids:
+            self.decide(row_id, Hold(IN_FLIGHT_DELAY_MS))
+
+    def is_ordered(self, row_id: str) -> bool:
+        """Returns whether the row has an ordered key."""
+        return self._rows[row_id].order_key is not None
+
+    def free(self, rows: Iterable[OutboxRow]) -> list[OutboxRow]:
+        """Returns the rows that may be sent now; the others are decided: held behind an older message of their key."""
+        going: list[OutboxRow] = []
+        for row in rows:
+            stop = None if row.order_key is None else self._stops.get(row.order_key)
+            if stop is None or (row.order_seq or 0) < stop.seq:
+                going.append(row)
+            else:
+                self.decide(row.id, Hold(stop.delay_ms))
+        return going
+
+    def undecided(self, ids: Iterable[str]) -> list[str]:
+        """Returns the ids without a decision."""
+        return [row_id for row_id in ids if row_id not in self._decisions]
+
+    def settlements(self) -> list[RowSettlement]:
+        """Returns the settlement of each row. Every row must have a decision."""
+        return [_settlement(row, self._decisions[row.id]) for row in self._rows.values()]
+
+
+def _settlement(row: OutboxRow, decision: Decision) -> RowSettlement:
+    key_and_number = None if row.order_key is None or row.order_seq is None else (row.order_key, row.order_seq)
+    return RowSettlement(row.id, row.table, key_and_number, decision)
+
+
+HOLD_DELAY_MS_MIN: Final = 10
+PARKED_DELAY_MS: Final = 30_000
+"""The delay of a message that waits for one that an operator must handle."""
+_HOLD_STEPS: Final = 8
+"""Delays are rounded up, by an eighth at most, to few different ones, so that one statement postpones many rows."""
+IN_FLIGHT_DELAY_MS: Final = 500
+"""The delay of a message that waits for one that another process is sending."""
+
+
+def runs(rows: Iterable[OutboxRow], *, accepted: Mapping[str, Collection[str]]) -> dict[str, KeyRun]:
+    """Returns the rows of a batch by ordered key; `accepted` has, by order key, ids that the broker has already
+    accepted to the caller's knowledge, though their rows still exist.
+    """
+    by_key: defaultdict[str, list[OutboxRow]] = defaultdict(list)
+    for row in rows:
+        if row.order_key is not None:
+            by_key[row.order_key].append(row)
+    return {
+        key: KeyRun(
+            max(row.order_seq or 0 for row in of_key),
+            {*(row.id for row in of_key), *accepted.get(key, ())},
+            of_key[-1].table,
+        )
+        for key, of_key in by_key.items()
+    }
+
+
+def waves(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
+    """Returns the batches to send in turn; each keeps the order of `rows`, and each key the order of its numbers."""
+    batches: list[list[OutboxRow]] = [[]]
+    next_wave_by_key: defaultdict[str, int] = defaultdict(int)
+    for row in sorted(rows, key=lambda row: row.order_seq or 0) if any(row.order_key for row in rows) else rows:
+        wave_index = 0
+        if row.order_key is not None:
+            wave_index = next_wave_by_key[row.order_key]
+            next_wave_by_key[row.order_key] += 1
+        if wave_index == len(batches):
+            batches.append([])
+        batches[wave_index].append(row)
+    return batches
+
+
+def hold_delay_ms(barrier: Barrier) -> int:
+    """Returns the delay after which messages that wait for this barrier are retried."""
+    if barrier.state is not RowState.PENDING:
+        return PARKED_DELAY_MS
+    if barrier.leased:
+        return IN_FLIGHT_DELAY_MS
+    due_in_ms = max(HOLD_DELAY_MS_MIN, barrier.due_in_us // 1000 + 1)
+    step_ms = max(1, (1 << (due_in_ms.bit_length() - 1)) // _HOLD_STEPS)
+    return -(-due_in_ms // step_ms) * step_ms

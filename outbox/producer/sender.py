@@ -19,8 +19,7 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakSet, ref
 
-from outbox.delivery.relay import Relay
-from outbox.delivery.send_decision import Hold, RowSettlement
+from outbox.delivery.relay import Hold, Relay, RowSettlement
 from outbox.producer.timer_adder import TimerAdder
 from outbox.store.fork_gate import fork_gate
 from outbox.store.row import OutboxRow

@@ -1,6 +1,6 @@
 """Order per key: the SQL that numbers the messages of an ordered key in commit order, and finds those that must wait.
 
-Opens no connection and commits nothing; outbox.delivery.key_waves decides what to send from its results.
+Opens no connection and commits nothing; the relay decides what to send from its results.
 
 A transaction takes the next numbers of its keys just before its commit, by updating their rows in `order_head`: the row
 stays locked until the commit, so numbers follow the order of commits, which ids and insertion times do not (a

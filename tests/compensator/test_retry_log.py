@@ -10,7 +10,7 @@ from msgspec import structs
 
 from compensator.work.poison_row_isolation import SentBatch
 from compensator.work.retry_log import REPEAT_MS, TOPICS_MAX, RetryLog
-from outbox.delivery.send_decision import Decision, RowSettlement
+from outbox.delivery.relay import Decision, RowSettlement
 from outbox.store.row import OutboxRow, publish_row
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.delivery_decision import Acceptance, Retry

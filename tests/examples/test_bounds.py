@@ -11,9 +11,8 @@ from compensator.core.config import WORKERS_MAX as SOURCES_AT_ONCE_MAX
 from compensator.core.config import CompensatorTable
 from outbox import SenderLimits
 from outbox.consumers.consumer_decorator import HANDLE_MS_MAX_DEFAULT, TOPICS_MAX, WORKERS_MAX
-from outbox.consumers.consumer_runner import STOP_TIMEOUT_SECONDS, THREADS_MAX
+from outbox.consumers.consumer_runner import PULL_WAIT_MS, STOP_TIMEOUT_SECONDS, THREADS_MAX
 from outbox.consumers.delivery_settler import ACK_TRIES_MAX
-from outbox.consumers.runner_times import PULL_WAIT_MS
 from outbox.producer.outbox import BODY_BYTES_DEFAULT
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.http.http_settings import MIB, HttpSettings

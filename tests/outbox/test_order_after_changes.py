@@ -13,7 +13,7 @@ import pytest
 from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy
-from outbox.delivery.key_waves import HOLD_DELAY_MS_MIN, IN_FLIGHT_DELAY_MS, PARKED_DELAY_MS, hold_delay_ms
+from outbox.delivery.relay import HOLD_DELAY_MS_MIN, IN_FLIGHT_DELAY_MS, PARKED_DELAY_MS, hold_delay_ms
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import background_engine
 from outbox.store.order_table import Barrier

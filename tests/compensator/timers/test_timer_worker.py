@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compensator.assignment import open_assignment
-from compensator.assignment.lease_options import LeaseOptions
+from compensator.assignment.instance_registry_port import LeaseOptions
 from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
 from outbox_core.common.clock import SystemClock

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from broker_adapter.embedded import EmbeddedBroker
 from outbox import consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox.consumers.runner_times import RunnerTimes
+from outbox.consumers.consumer_runner import RunnerTimes
 from outbox_core.messages.message import AckStatus, Delivery
 from tests.outbox.shop import Payment
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from outbox import consumer
-from outbox.consumers.ack_sender import AckSender
 from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox.consumers.consumer_runner import RunnerTimes
+from outbox.consumers.delivery_settler import AckSender
 from outbox.consumers.in_flight import InFlightDelivery
-from outbox.consumers.runner_times import RunnerTimes
 from outbox.testing import AdvancingClock
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.messages.message import AckStatus, Delivery

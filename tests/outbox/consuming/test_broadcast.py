@@ -14,7 +14,7 @@ from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.temporary_broker import TemporaryBroker
 from outbox import Consumer, RetryLater, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox.consumers.runner_times import PULL_WAIT_MS, RunnerTimes
+from outbox.consumers.consumer_runner import PULL_WAIT_MS, RunnerTimes
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import ManualClock

@@ -19,9 +19,8 @@ from sqlalchemy.orm import Session
 
 from outbox import Consumer, RetryLater, consumer, run_consumers
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox.consumers.consumer_runner import THREADS_MAX
+from outbox.consumers.consumer_runner import PAUSES, THREADS_MAX, RunnerTimes
 from outbox.consumers.delivery_settler import ACK_TRIES_MAX
-from outbox.consumers.runner_times import PAUSES, RunnerTimes
 from outbox.telemetry import NO_TRACING, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.telemetry.tracing import OpenTelemetryTracing
