@@ -31,12 +31,16 @@ from benchmarks.broker.contestants import outbox_http
 from benchmarks.harness.report import machine
 from broker_adapter.http import HttpBroker
 from outbox_broker.engine.engine import Engine
-from outbox_core import Broker, Message
+from outbox_broker.engine.publisher import Publisher
+from outbox_core import Broker, Delivery, Message
 
 BATCH = 1_000
 BODY = b"x" * 512
 OTHER_EVERY_S = 0.1
 _ROOT: Final = Path(__file__).parents[2]
+Publish = Callable[[list[Message]], object]
+Pull = Callable[..., list[Delivery]]
+Ack = Callable[[list[str]], object]
 
 
 def main() -> None:
@@ -57,7 +61,10 @@ def _embedded(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         engine = Engine.open(Path(name) / "data")
         found = _measure(
-            engine, count, consume=lambda topic: _consume(engine, topic, count), others=_other_threads(engine)
+            engine.publisher,
+            count,
+            consume=lambda topic: _consume(engine, topic, count),
+            others=_other_threads(engine.publisher.publish, engine.puller.pull, engine.settler.ack),
         )
         found["fired"] = {"late_ms_p50": engine.lateness.quantile_ms(0.5), "worst_ms": engine.lateness.worst_ms}
         engine.close()
@@ -80,7 +87,7 @@ _MEASURES: Final[dict[str, Callable[[int], dict[str, Any]]]] = {"embedded": _emb
 
 
 def _measure(
-    publisher: Engine | Broker,
+    publisher: Publisher | Broker,
     count: int,
     *,
     consume: Callable[[str], None],
@@ -105,7 +112,7 @@ def _measure(
     }  # fmt: skip
 
 
-def _publish(publisher: Engine | Broker, topic: str, count: int, *, due_ms: int | None) -> None:
+def _publish(publisher: Publisher | Broker, topic: str, count: int, *, due_ms: int | None) -> None:
     for start in range(0, count, BATCH):
         publisher.publish(
             [
@@ -130,13 +137,13 @@ def _consume(engine: Engine, topic: str, count: int) -> None:
 
 
 @contextlib.contextmanager
-def _other_threads(broker: Engine | Broker) -> Iterator[list[float]]:
+def _other_threads(publish: Publish, pull: Pull, ack: Ack) -> Iterator[list[float]]:
     """Another topic's messages and their consumer, until it is left."""
     ended = threading.Event()
     late_ms: list[float] = []
     threads = [
-        threading.Thread(target=_publish_others, args=(broker, ended)),
-        threading.Thread(target=_consume_others, args=(broker, ended, late_ms)),
+        threading.Thread(target=_publish_others, args=(publish, ended)),
+        threading.Thread(target=_consume_others, args=(pull, ack, ended, late_ms)),
     ]
     for one in threads:
         one.start()
@@ -174,7 +181,7 @@ def _others(address: str) -> None:
     with contextlib.closing(HttpBroker(address)) as broker:
         print("ready", flush=True)
         sys.stdin.readline()
-        with _other_threads(broker) as late_ms:
+        with _other_threads(broker.publish, broker.pull, broker.ack) as late_ms:
             sys.stdin.readline()
         print(json.dumps(late_ms), flush=True)
 
@@ -189,20 +196,20 @@ def _next_line(process: subprocess.Popen[str]) -> str:
     return "" if process.stdout is None else process.stdout.readline()
 
 
-def _publish_others(broker: Engine | Broker, ended: threading.Event) -> None:
+def _publish_others(publish: Publish, ended: threading.Event) -> None:
     number = 0
     while not ended.wait(OTHER_EVERY_S):
         due_ms = time.time_ns() // 1_000_000 + 50
-        broker.publish([Message(id=f"other-{number}", topic="other", body=BODY, deliver_at_ms=due_ms)])
+        publish([Message(id=f"other-{number}", topic="other", body=BODY, deliver_at_ms=due_ms)])
         number += 1
 
 
-def _consume_others(broker: Engine | Broker, ended: threading.Event, late_ms: list[float]) -> None:
+def _consume_others(pull: Pull, ack: Ack, ended: threading.Event, late_ms: list[float]) -> None:
     while not ended.is_set():
-        deliveries = broker.pull("other", "bench", wait_ms=200)
+        deliveries = pull("other", "bench", wait_ms=200)
         now_ms = time.time_ns() / 1e6
         late_ms.extend(now_ms - (one.deliver_at_ms or 0) for one in deliveries)
-        broker.ack([one.receipt for one in deliveries])
+        ack([one.receipt for one in deliveries])
 
 
 def _quantile(found: list[float], share: float) -> float | None:

@@ -25,6 +25,7 @@ from benchmarks.broker import servers
 from benchmarks.harness.report import machine
 from broker_adapter.http import HttpBroker
 from outbox_broker.engine.engine import Engine
+from outbox_broker.engine.publisher import Publisher
 from outbox_core import Broker, Message
 from outbox_core.messages.limits import DELAY_MAX_MS
 
@@ -70,12 +71,12 @@ def _in_process(phase: str, chosen: argparse.Namespace, folder: Path) -> object:
 def _write(chosen: argparse.Namespace) -> dict[str, object]:
     """Turns of scheduling and of plain publishing; memory is read before the first plain turn."""
     broker = Engine.open(chosen.folder / "scheduled")
-    broker.publish([Message(id="first", topic="trips", body=b"x")])
-    scheduled, share = _scheduling(broker, chosen), _share(chosen)
+    broker.publisher.publish([Message(id="first", topic="trips", body=b"x")])
+    scheduled, share = _scheduling(broker.publisher, chosen), _share(chosen)
     made = [_timed(scheduled, range(turn * share, (turn + 1) * share, chosen.batch)) for turn in range(TURNS - 2)]
     memory = _memory()
     plain_broker = Engine.open(chosen.folder / "plain")
-    published = _publishing(plain_broker, chosen)
+    published = _publishing(plain_broker.publisher, chosen)
     plain = []
     for turn in (TURNS - 2, TURNS - 1):
         turns = range(turn * share, (turn + 1) * share, chosen.batch)
@@ -118,7 +119,7 @@ def _http(chosen: argparse.Namespace) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _scheduling(broker: Engine | Broker, chosen: argparse.Namespace) -> Callable[[int], None]:
+def _scheduling(broker: Publisher | Broker, chosen: argparse.Namespace) -> Callable[[int], None]:
     """A batch for later, from a number on."""
     random, body = Random(1), b"x" * chosen.body_bytes
 
@@ -137,7 +138,7 @@ def _scheduling(broker: Engine | Broker, chosen: argparse.Namespace) -> Callable
     return scheduled
 
 
-def _publishing(broker: Engine | Broker, chosen: argparse.Namespace) -> Callable[[int], None]:
+def _publishing(broker: Publisher | Broker, chosen: argparse.Namespace) -> Callable[[int], None]:
     """A batch for now, which is as much work to make."""
     random, body = Random(1), b"x" * chosen.body_bytes
 
@@ -163,13 +164,13 @@ def _restart(folder: Path) -> dict[str, object]:
     started = time.perf_counter()
     broker = Engine.open(folder / "scheduled")
     seconds = time.perf_counter() - started
-    count = broker.topic_figures("trips")["scheduled"]
+    count = broker.admin.topic_figures("trips")["scheduled"]
     started = time.perf_counter()
     ids = [f"0197f3e2-{at:027d}" for at in range(0, count, max(1, count // 1_000))]
-    found = sum(broker.scheduled_message(one) is not None for one in ids)
+    found = sum(broker.publisher.scheduled_message(one) is not None for one in ids)
     look_up_ms = (time.perf_counter() - started) * 1000 / len(ids)
     started = time.perf_counter()
-    days = broker.scheduled(bucket="day")
+    days = broker.publisher.scheduled(bucket="day")
     result = {
         "restart_s": round(seconds, 3), "scheduled": count, "memory_mib_before": before, "memory_mib": _memory(),
         "looked_up": len(ids), "found": found, "look_up_ms": round(look_up_ms, 3),

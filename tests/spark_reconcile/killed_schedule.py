@@ -44,7 +44,7 @@ def run(folder: Path) -> None:
     """A process a round, ended at one storage call later each time, until one lives; two more; then all is settled."""
     tell = teller(os.open(folder / "told.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     with closing(_open(folder, at_ms=START_MS)) as engine:
-        engine.declare_group(REMINDER, MAIL, GroupConfig())
+        engine.admin.declare_group(REMINDER, MAIL, GroupConfig())
     for number in range(1, ROUNDS_MAX):
         way = "before" if number % 2 else "half"
         if _lived(folder, number, KillingStorage(way=way, on_call=KillAt(number)), tell):
@@ -95,7 +95,7 @@ def _round(folder: Path, number: int, storage: Storage, tell: type_of_tell) -> N
     engine = Engine.open(folder / "broker", clock=clock, storage=storage)
     _publish(engine, [f"soon-{number}", f"far-{number}"], clock.now_ms(), tell)
     clock.advance(SOON_MS)
-    engine.ack([one.receipt for one in engine.pull(REMINDER, MAIL, max_messages=10)])
+    engine.settler.ack([one.receipt for one in engine.puller.pull(REMINDER, MAIL, max_messages=10)])
     engine.close()
 
 
@@ -105,8 +105,8 @@ def _settle(folder: Path, rounds: int, tell: type_of_tell) -> None:
     answered = {json.loads(line)["id"] for line in (folder / "told.jsonl").read_text().splitlines()}
     with closing(_open(folder, at_ms=SETTLED_MS)) as engine:
         _publish(engine, [one for one in ids if one not in answered], SETTLED_MS, tell)
-        while found := engine.pull(REMINDER, MAIL, max_messages=100):
-            engine.ack([one.receipt for one in found])
+        while found := engine.puller.pull(REMINDER, MAIL, max_messages=100):
+            engine.settler.ack([one.receipt for one in found])
 
 
 def _publish(engine: Engine, ids: list[str], now_ms: int, tell: type_of_tell) -> None:
@@ -117,7 +117,7 @@ def _publish(engine: Engine, ids: list[str], now_ms: int, tell: type_of_tell) ->
         )
         for one in ids
     ]  # fmt: skip
-    for result in engine.publish(batch):
+    for result in engine.publisher.publish(batch):
         tell(id=result.id, outcome=result.status, sent_ms=now_ms)
 
 

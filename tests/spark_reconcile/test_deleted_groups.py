@@ -74,26 +74,28 @@ def _work(world: World, folder: Path) -> None:
     engine = Engine.open(folder, clock=clock)
     try:
         for group in ("stays", "gone", "again"):
-            engine.declare_group(NEWS, group, GroupConfig(max_attempts=1))
+            engine.admin.declare_group(NEWS, group, GroupConfig(max_attempts=1))
         for number in range(4):
             _publish(world, engine, f"m{number}", NEWS, now_ms=clock.now_ms())
         _ack(engine, NEWS, "stays", 4)
         for group in ("gone", "again"):
             _ack(engine, NEWS, group, 1)
-            engine.nack([one.receipt for one in engine.pull(NEWS, group, max_messages=1)])  # a dead letter
-            engine.pull(NEWS, group, max_messages=1)  # held
+            engine.settler.nack(
+                [one.receipt for one in engine.puller.pull(NEWS, group, max_messages=1)]
+            )  # a dead letter
+            engine.puller.pull(NEWS, group, max_messages=1)  # held
             clock.advance(MINUTE_MS)
-            engine.delete_group(NEWS, group, force=True)
-        engine.declare_group(NEWS, "again", GroupConfig())
+            engine.deletion.delete_group(NEWS, group, force=True)
+        engine.admin.declare_group(NEWS, "again", GroupConfig())
         _ack(engine, NEWS, "again", 3)
 
-        engine.declare_group(OLD, "reader", GroupConfig())
+        engine.admin.declare_group(OLD, "reader", GroupConfig())
         for name in ("o0", "o1"):
             _publish(world, engine, name, OLD, now_ms=clock.now_ms())
         _publish(world, engine, "o2", OLD, now_ms=clock.now_ms(), deliver_at_ms=clock.now_ms() + HOUR_MS)
         _ack(engine, OLD, "reader", 1)
         clock.advance(MINUTE_MS)
-        engine.delete_topic(OLD, force=True)
+        engine.deletion.delete_topic(OLD, force=True)
         _publish(world, engine, "o3", OLD, now_ms=clock.now_ms())
         _ack(engine, OLD, "reader", 1)
         clock.advance(2 * HOUR_MS)
@@ -105,15 +107,15 @@ def _publish(
     world: World, engine: Engine, name: str, topic: str, *, now_ms: int, deliver_at_ms: int | None = None
 ) -> None:
     world.sent(name, key=None, topic=topic, age_ms=NOW_MS - now_ms, deliver_at_ms=deliver_at_ms)
-    [result] = engine.publish(
+    [result] = engine.publisher.publish(
         [Message(id=name, topic=topic, body=name.encode(), created_at_ms=now_ms, deliver_at_ms=deliver_at_ms)]
     )
     assert result.status == "stored"
 
 
 def _ack(engine: Engine, topic: str, group: str, count: int) -> None:
-    deliveries = engine.pull(topic, group, max_messages=count)
-    assert engine.ack([one.receipt for one in deliveries]) == ["acked"] * count
+    deliveries = engine.puller.pull(topic, group, max_messages=count)
+    assert engine.settler.ack([one.receipt for one in deliveries]) == ["acked"] * count
 
 
 def _done(message: str, group: str) -> type_of_verdict:

@@ -176,24 +176,24 @@ def _work(world: World, folder: Path) -> dict[str, str]:
             world.sent(id_, key=None, topic=NEWS, age_ms=NOW_MS - now_ms, deliver_at_ms=deliver_at_ms)
         message = Message(id=id_, topic=NEWS, headers={"type": name.partition("-")[2]}, body=id_.encode(),
                           created_at_ms=now_ms, deliver_at_ms=deliver_at_ms)  # fmt: skip
-        assert [one.status for one in engine.publish([message])] == ["stored"]
+        assert [one.status for one in engine.publisher.publish([message])] == ["stored"]
 
     def take(group: str) -> list[str]:
-        deliveries = engine.pull(NEWS, group, max_messages=100)
-        assert engine.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
+        deliveries = engine.puller.pull(NEWS, group, max_messages=100)
+        assert engine.settler.ack([one.receipt for one in deliveries]) == ["acked"] * len(deliveries)
         return [names[one.id] for one in deliveries]
 
     try:
         for group in GROUPS:
-            engine.declare_group(NEWS, group, GroupConfig(filter=URGENT))
+            engine.admin.declare_group(NEWS, group, GroupConfig(filter=URGENT))
         publish("a-urgent")
         publish("b-plain")
         assert take("picky") == ["a-urgent"]
         clock.advance(MINUTE_MS)
         for group, text in {"changed": PLAIN, "freed": None, "sought": PLAIN}.items():
-            engine.declare_group(NEWS, group, GroupConfig(filter=text))
+            engine.admin.declare_group(NEWS, group, GroupConfig(filter=text))
         clock.advance(MINUTE_MS)
-        engine.seek(NEWS, "sought", to_offset=0)
+        engine.admin.seek(NEWS, "sought", to_offset=0)
         publish("c-urgent")
         publish("d-plain")
         publish("smuggled-urgent", archived=False)

@@ -84,14 +84,14 @@ def _work(world: World, folder: Path, options: EngineOptions) -> None:
     engine = Engine.open(folder, clock=clock, options=options)
     try:
         for topic, group in ((PAID, TICKETS), (PAID, MAIL), (PAID, IDLE), (REMINDER, MAIL)):
-            engine.declare_group(topic, group, GroupConfig())
+            engine.admin.declare_group(topic, group, GroupConfig())
         _cancel(world, engine, clock)
         for number in range(ORDERS):
             clock.advance(2 * MINUTE_MS)
             if number == ORDERS - 20:
-                engine.declare_group(PAID, MAIL, GroupConfig())
+                engine.admin.declare_group(PAID, MAIL, GroupConfig())
             _settle(world, engine, f"message-{number}", now_ms=clock.now_ms(), idle=number > 4)
-            engine.drop_outdated()
+            engine.retention.drop_outdated()
         _remind(world, engine, now_ms=clock.now_ms())
     finally:
         engine.close()
@@ -101,25 +101,25 @@ def _cancel(world: World, engine: Engine, clock: ManualClock) -> None:
     due_ms, age_ms = NOW_MS - 50 * MINUTE_MS, NOW_MS - clock.now_ms()
     key = str(world.order(age_ms=age_ms, status="BOOKED", remind_at_ms=due_ms))
     world.sent(CANCELED, key=key, age_ms=age_ms, topic=REMINDER, deliver_at_ms=due_ms)
-    engine.publish([_message(CANCELED, REMINDER, key, now_ms=clock.now_ms(), deliver_at_ms=due_ms)])
+    engine.publisher.publish([_message(CANCELED, REMINDER, key, now_ms=clock.now_ms(), deliver_at_ms=due_ms)])
     clock.advance(MINUTE_MS)
-    engine.cancel([CANCELED])
+    engine.publisher.cancel([CANCELED])
 
 
 def _remind(world: World, engine: Engine, *, now_ms: int) -> None:
     key = str(world.order(age_ms=NOW_MS - now_ms, status="BOOKED"))
     world.sent("reminder", key=key, age_ms=NOW_MS - now_ms, topic=REMINDER)
-    engine.publish([_message("reminder", REMINDER, key, now_ms=now_ms)])
-    engine.ack([one.receipt for one in engine.pull(REMINDER, MAIL, max_messages=10)])
+    engine.publisher.publish([_message("reminder", REMINDER, key, now_ms=now_ms)])
+    engine.settler.ack([one.receipt for one in engine.puller.pull(REMINDER, MAIL, max_messages=10)])
 
 
 def _settle(world: World, engine: Engine, name: str, *, now_ms: int, idle: bool) -> None:
     age_ms = NOW_MS - now_ms
     key = str(world.order(age_ms=age_ms))
     world.sent(name, key=key, age_ms=age_ms)
-    engine.publish([_message(name, PAID, key, now_ms=now_ms)])
+    engine.publisher.publish([_message(name, PAID, key, now_ms=now_ms)])
     for group in (TICKETS, MAIL) if idle else (TICKETS, MAIL, IDLE):
-        engine.ack([one.receipt for one in engine.pull(PAID, group, max_messages=10)])
+        engine.settler.ack([one.receipt for one in engine.puller.pull(PAID, group, max_messages=10)])
         if group != MAIL and name != LOST:
             world.handle(name, age_ms=age_ms - 5, group=group)
 

@@ -266,12 +266,12 @@ def test_a_redriven_letter_is_ready_when_the_broker_says_also_behind_an_earlier_
     tmp_path: Path, clock: ManualClock
 ) -> None:
     with closing(Engine.open(tmp_path, clock=clock, options=EngineOptions(redrive_batch_max=3))) as engine:
-        engine.declare_group("t", "g", GroupConfig(max_attempts=1))
-        engine.publish([Message(id=f"m{number}", topic="t", body=b"") for number in range(12)])
-        engine.nack([one.receipt for one in engine.pull("t", "g", max_messages=12)], delay_ms=0)
-        engine.redrive("t", "g", ids=[f"m{number}" for number in range(8)], per_second=2)
+        engine.admin.declare_group("t", "g", GroupConfig(max_attempts=1))
+        engine.publisher.publish([Message(id=f"m{number}", topic="t", body=b"") for number in range(12)])
+        engine.settler.nack([one.receipt for one in engine.puller.pull("t", "g", max_messages=12)], delay_ms=0)
+        engine.admin.redrive("t", "g", ids=[f"m{number}" for number in range(8)], per_second=2)
         clock.advance(1_500)
-        engine.redrive("t", "g", per_second=3)
+        engine.admin.redrive("t", "g", per_second=3)
         group = engine.context.state.group("t", "g")
         assert group is not None
         ready = {at: held.visible_at_ms for held in group.unsettled for at in range(held.first, held.end)}

@@ -110,14 +110,14 @@ def test_a_broker_at_work_whose_consumers_take_long_is_not_accused(
     world, clock = World(), ManualClock(NOW_MS - 3 * HOUR_MS)
     engine = Engine.open(tmp_path / "engine", clock=clock)
     try:
-        engine.declare_group(PAID, TICKETS, GroupConfig())
+        engine.admin.declare_group(PAID, TICKETS, GroupConfig())
         for number in range(3):
             order = world.order(age_ms=3 * HOUR_MS)
             name = world.sent(f"m{number}", key=str(order), age_ms=3 * HOUR_MS)
-            engine.publish(
+            engine.publisher.publish(
                 [Message(id=name, topic=PAID, key=str(order), body=name.encode(), created_at_ms=clock.now_ms())]
             )
-        deliveries = engine.pull(PAID, TICKETS, max_messages=2, invisible_ms=2 * HOUR_MS)
+        deliveries = engine.puller.pull(PAID, TICKETS, max_messages=2, invisible_ms=2 * HOUR_MS)
         for number, one in enumerate(deliveries):  # neither is acknowledged, and nothing of it is synced
             world.handle(one.id, age_ms=2 * HOUR_MS - number * HOUR_MS // 2)
         settings = replace(world.write(sqlite, tmp_path), broker_data=tmp_path / "engine")
@@ -541,11 +541,11 @@ def test_groups_of_which_old_actions_were_dropped_are_known_by_the_checkpoint(tm
     options = EngineOptions(checkpoint_bytes=4096, retention_ms=MINUTE_MS)
     engine = Engine.open(tmp_path / "engine", clock=clock, options=options)
     try:
-        engine.declare_group(PAID, "idle", GroupConfig())
+        engine.admin.declare_group(PAID, "idle", GroupConfig())
         for _ in range(300):
-            engine.declare_group(PAID, "busy", GroupConfig())
+            engine.admin.declare_group(PAID, "busy", GroupConfig())
             clock.advance(SECOND_MS)
-        engine.drop_outdated()
+        engine.retention.drop_outdated()
     finally:
         engine.close()
     segments = survey(tmp_path / "engine", "actions")
