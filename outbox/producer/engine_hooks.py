@@ -285,7 +285,12 @@ class DriverTransaction:
         """Returns the newest open savepoint, where there is one: a nameless one if it is older than our tracking."""
         if not self._savepoints:
             self._savepoints.append(DriverSavepoint("", _BEFORE_ALL))
-        return self._savepoints[-1]
+        newest = self._savepoints[-1]
+        if newest.is_undone:
+            # It was rolled back to, and is open still: what follows stands until that is done again. With the mark of
+            # the first time its rows would be taken for rolled back, and their messages given up.
+            newest = self._savepoints[-1] = DriverSavepoint(newest.name, newest.began)
+        return newest
 
     def savepoint(self, name: str) -> DriverSavepoint:
         """Returns an open savepoint, or one that was rolled back to, by its name; of others we know no rollback."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
@@ -274,6 +274,54 @@ def test_a_savepoint_below_a_session_on_a_connection_is_no_different(
         else:
             with pytest.raises(NoTransaction, match="would leave messages behind"):
                 outer.commit()
+
+    assert (shop.payments(), shop.rows()) == ([], [])
+
+
+@pytest.mark.parametrize("mode", ["rollback_only", "control_fully"])
+def test_a_savepoint_of_the_connection_that_was_rolled_back_before_refuses_nothing_of_a_session_behind_it(
+    shop: Shop, broker: RecordingBroker, mode: Any
+) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    with shop.engine.connect() as connection:
+        connection.begin()
+        outer = connection.begin_nested()
+        connection.begin_nested().rollback()
+        with Session(connection, join_transaction_mode=mode) as session:
+            pay(box, session, 1)
+            session.commit()
+        if mode == "rollback_only":
+            outer.commit()
+        connection.commit()
+
+    assert (shop.payments(), shop.row_topics()) == ([1], ["paid.1"])
+
+
+@pytest.mark.parametrize("ends_outer", ["commit", "rollback"])
+@pytest.mark.parametrize("published", ["before", "after"])
+def test_a_session_that_is_closed_behind_a_savepoint_of_its_connection_that_was_rolled_back_loses_no_message(
+    shop: Shop, broker: RecordingBroker, published: str, ends_outer: str
+) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    with shop.engine.connect() as connection:
+        connection.begin()
+        outer = connection.begin_nested()
+        session = Session(connection, join_transaction_mode="rollback_only")
+        if published == "before":
+            box.publish("paid.1", "", session=session)
+        connection.begin_nested().rollback()
+        session.execute(insert(Payment).values(id=1, note=""))
+        if published == "after":
+            box.publish("paid.1", "", session=session)
+        session.close()
+        getattr(outer, ends_outer)()
+        if ends_outer == "commit":
+            with pytest.raises(NoTransaction, match="would leave messages behind"):
+                connection.commit()
+        else:
+            connection.commit()
 
     assert (shop.payments(), shop.rows()) == ([], [])
 
