@@ -406,6 +406,8 @@ def _unsupported(product: str) -> ConfigurationError:
 def _prepare_background(dialect: Dialect, connection: Any, record: Any) -> None:
     record.info[_IS_NEW] = True
     with closing(connection.cursor()) as cursor:
+        # Again: a pool inherits the listeners of the business's engine, and these were called behind the first pin.
+        pin_session(cursor)
         cursor.execute(
             f"SET SESSION innodb_lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
             f"SESSION lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}"

@@ -26,6 +26,7 @@ from outbox.cli import command
 from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import upgrade
 from outbox.store.archive_purge import ArchiveStore
+from outbox.store.database import background_engine
 from outbox.store.order_table import OrderStore
 from outbox_core.messages.timing_port import Timer
 from tests.fixtures.databases import Database
@@ -318,6 +319,22 @@ def test_a_business_that_sets_one_hostile_variable_runs_all_journeys(
     place = hostile(mysql_like_of_module, closing, {})
 
     run_all_journeys(place, tmp_path, **{variable: BUSINESS_ALONE[variable]})
+
+
+def test_what_a_listener_of_the_business_sets_is_not_left_on_connections_of_ours(
+    mysql_like_of_module: LocalServer, closing: ExitStack
+) -> None:
+    place = hostile(mysql_like_of_module, closing, {})
+    chosen = {"sql_select_limit": 1, "sql_safe_updates": 1, "unique_checks": 0, "max_sort_length": 64}
+    ours = background_engine(place.business(**chosen))
+    closing.callback(ours.dispose)
+
+    with ours.connect() as connection:
+        shown = dict(map(tuple[str, str], connection.exec_driver_sql("SHOW SESSION VARIABLES LIKE '%%'")))
+
+    assert {name: shown.get(name) for name in chosen} == {
+        "sql_select_limit": str(2**64 - 1), "sql_safe_updates": "OFF", "unique_checks": "ON", "max_sort_length": "1024",
+    }  # fmt: skip
 
 
 def test_nothing_is_set_on_the_connections_of_the_business(
