@@ -40,8 +40,8 @@ def _is_data_folder(folder: Path) -> bool:
 class FolderLock:
     """A lock held from acquire() to release(), or to the end of the process; forked children do not hold it.
 
-    A child that was forked in C keeps the kernel's lock until it uses any of ours: if the parent is killed before that,
-    the folder is in use until the child ends.
+    A child that was forked in C keeps the kernel's lock until it takes or releases any of ours: if the parent is killed
+    before that, the folder is in use until the child ends.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,6 +50,7 @@ class FolderLock:
 
     def acquire(self) -> None:
         """Take the lock. Raises ConfigurationError, which names the holder."""
+        notice_fork()  # a child would find the folder held by the lock that it shares with its parent, and none else
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -257,6 +259,29 @@ def test_a_forked_child_that_releases_a_folders_lock_leaves_its_parents(
         FolderLock(tmp_path).acquire()
     lock.release()
     FolderLock(tmp_path).acquire()
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_forked_child_takes_the_lock_of_its_parent_that_was_killed(tmp_path: Path, fork: Callable[[], int]) -> None:
+    told, tells = os.pipe()
+
+    holder = fork()
+    if holder == 0:
+        lock, living = FolderLock(tmp_path), os.pipe()
+        lock.acquire()
+        if fork() == 0:
+            os.close(living[1])
+            os.read(living[0], 1)  # to the end of the parent
+            with suppress(ConfigurationError):
+                FolderLock(tmp_path).acquire()
+                os.write(tells, b"taken")
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(tells)
+    os.waitpid(holder, 0)
+
+    assert os.read(told, 5) == b"taken"
+    os.close(told)
 
 
 def test_a_full_disk_on_opening_is_told_as_such_and_the_folder_let_go(folder: Path) -> None:
