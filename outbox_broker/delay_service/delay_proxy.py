@@ -189,6 +189,8 @@ class DelayProxy:
             case _:
                 stopped = self._schedule.stop([message_id], now_ms=self._clock.now_ms(), scope=(found.topic,))
                 self._schedule.commit(stopped.place)
+                if stopped.statuses != [CancelStatus.CANCELED]:  # it was dispatched while the target took it
+                    self._publisher.drop(found.topic, message_id)
                 return RetryOutcome(id=message_id, status="sent")
 
     def scheduled(

@@ -84,6 +84,8 @@ class TargetPublisher:
         """`count(what, topic, messages)` gets fired, deferred_by_target and refused_by_target."""
         self.refusals: dict[tuple[str, str], str] = {}
         """By topic and id, why the target refused messages for good, the newest last."""
+        self._taken_by_retry: set[tuple[str, str]] = set()
+        """By topic and id, messages that the target took while a batch in flight had them: they come once more."""
         self._target = target
         self._clock = clock
         self._count = count
@@ -99,10 +101,14 @@ class TargetPublisher:
         results: dict[int, PublishResult] = {}
         readable: dict[int, Message] = {}
         parked: dict[int, str] = {}
+        taken: set[int] = set()
         for place, one in enumerate(batch):
             try:
                 if (refused := _stored(one).refused) is not None:
-                    parked[place] = refused
+                    if (one.topic, one.id) in self._taken_by_retry:
+                        taken.add(place)
+                    else:
+                        parked[place] = refused
                 else:
                     readable[place] = _message(one)
             except InvalidMessage as error:
@@ -113,15 +119,16 @@ class TargetPublisher:
         stalls = self._stalls.tried((readable[places[at]], result) for at, result in answer.results.items())
         again = self._settle(batch, results, stalls=stalls)
         again += [self._parked(batch[place], error) for place, error in parked.items()]
-        undecided = set(range(len(batch))) - results.keys() - parked.keys()
+        undecided = set(range(len(batch))) - results.keys() - parked.keys() - taken
         left = {(batch[place].topic, batch[place].id) for place in undecided}
+        self._taken_by_retry.difference_update((batch[place].topic, batch[place].id) for place in taken)
         return DeliveryOutcome(again=again, left=left, outage=answer.outage)
 
     def retry(self, one: TimedMessage) -> PublishResult | None:
         """Publish a message that was refused for good, for any thread; None if it was not refused. Raises BrokerError
         in an outage. Whoever calls removes from the schedule what the target took.
         """
-        if _stored(one).refused is None:
+        if _stored(one).refused is None or (one.topic, one.id) in self._taken_by_retry:
             return None
         answer = publish_isolated(self._target.publish, [_message(one)])
         if answer.outage is not None:
@@ -131,6 +138,13 @@ class TargetPublisher:
             self.forget(one.topic, one.id)
             self._count("fired", one.topic, 1)
         return result
+
+    def drop(self, topic: str, message_id: str) -> None:
+        """Called when the target took a message on a retry, and it cannot be canceled any more: a batch in flight has
+        it, and puts it off once more. It is not sent again, nor listed.
+        """
+        self._taken_by_retry.add((topic, message_id))
+        self.forget(topic, message_id)
 
     def forget(self, topic: str, message_id: str) -> None:
         """List a message no more: it was sent, or canceled."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from outbox_broker.delay_service.delay_proxy import DelayProxy
+from outbox_broker.delay_service.delay_proxy import CLAIM_AHEAD_MS, DelayProxy
 from outbox_broker.delay_service.target_publisher import PARKED_AGAIN_MS
 from outbox_broker.http.broker_metrics import BrokerMetrics
 from outbox_core import Message
@@ -30,10 +30,13 @@ class Queue:
         self.takes_poison = False
         self.out_after: int | None = None
         """Messages that it takes before an outage, which it tells of with what it took."""
+        self.meanwhile: Callable[[], object] = lambda: None
+        """Called when a request has come."""
         self._clock = clock
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         self.requests.append(len(batch))
+        self.meanwhile()
         if not self.takes_poison and any(one.body == b"poison" for one in batch):
             raise BrokerRefused("the header CC is the broker's own")
         results: list[PublishResult] = []
@@ -183,6 +186,33 @@ def test_what_was_refused_for_good_is_sent_when_it_is_retried_after_a_restart_an
     assert (front.refused(), front.scheduled_message("poison")) == ([], None)
     [repeat] = front.publish([Message(id="poison", topic="t", body=b"x")])
     assert repeat.status == "duplicate"
+
+
+@pytest.mark.parametrize("turns", ["claimed", "put_off"])
+def test_what_falls_due_again_while_the_target_takes_it_on_a_retry_is_sent_once_and_listed_no_more(
+    front: DelayProxy, queue: Queue, clock: ManualClock, turns: str
+) -> None:
+    publish(front, "t", "poison", poison="poison")
+    pass_time(front, clock, 1_000)
+    queue.room["t"], queue.takes_poison = 10, True
+    clock.advance(PARKED_AGAIN_MS - 1_000 - CLAIM_AHEAD_MS // 2)  # a shard claims ahead of the due time
+
+    def fall_due() -> None:
+        front.service.turn()
+        if turns == "put_off":
+            clock.advance(CLAIM_AHEAD_MS)
+            front.service.turn()
+
+    queue.meanwhile = fall_due
+    [sent] = front.retry_refused(["poison"])
+    queue.meanwhile = lambda: None
+    pass_time(front, clock, 2_000)
+    listed = front.refused()
+    again = front.retry_refused(["poison"])
+    pass_time(front, clock, 2 * PARKED_AGAIN_MS, step_ms=60_000)
+
+    assert ([outcome.status for outcome in (sent, *again)], listed) == (["sent", "unknown"], [])
+    assert (queue.copies, front.refused(), front.scheduled_message("poison")) == ({"poison": 1}, [], None)
 
 
 def test_an_outage_at_a_retry_leaves_the_message_and_its_reason(
