@@ -114,8 +114,10 @@ class _InFlight:
         self.again += [again[key] for key in keys if key in again]
         self.answered.update(keys)
         if len(self.messages(count)) == 0:
+            # Not all of the answered: where the clock has stepped back, some are behind these.
+            part = slice(self.delivered, self.delivered + count)
+            self.answered.difference_update(zip(self.batch.topics[part], self.batch.ids[part], strict=True))
             self.delivered += count
-            self.answered.clear()
         return [message.due_ms for message, key in zip(done, keys, strict=True) if key not in again]
 
 

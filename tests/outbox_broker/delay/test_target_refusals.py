@@ -30,6 +30,8 @@ class Queue:
         self.takes_poison = False
         self.out_after: int | None = None
         """Messages that it takes before an outage, which it tells of with what it took."""
+        self.in_doubt = 0
+        """How many messages, the first ones, an outage leaves without an answer at the next request."""
         self.meanwhile: Callable[[], object] = lambda: None
         """Called when a request has come."""
         self._clock = clock
@@ -39,6 +41,10 @@ class Queue:
         self.meanwhile()
         if not self.takes_poison and any(one.body == b"poison" for one in batch):
             raise BrokerRefused("the header CC is the broker's own")
+        if in_doubt := self.in_doubt:
+            self.in_doubt = 0
+            answers = self.publish(batch[in_doubt:])
+            raise BrokerUnavailable("out").with_answered(dict(enumerate(answers, start=in_doubt)))
         results: list[PublishResult] = []
         for message in batch:
             if self.out_after is not None and len(results) >= self.out_after:
@@ -232,6 +238,20 @@ def test_an_outage_at_a_retry_leaves_the_message_and_its_reason(
     queue.room["t"] = 1
     [outcome] = front.retry_refused(["poison"])
     assert outcome.status == "sent"
+
+
+def test_what_was_taken_before_an_outage_is_not_sent_again_after_the_clock_stepped_back(
+    front: DelayProxy, queue: Queue, clock: ManualClock
+) -> None:
+    front.publish([Message(id=f"m{ms}", topic="t", body=b"x", deliver_at_ms=NOW_MS + ms) for ms in (1_000, 2_000)])
+    queue.room["t"], queue.in_doubt = 10, 1
+    clock.advance(3_000)
+
+    front.service.turn()
+    clock.step_wall(-1_500)
+    pass_time(front, clock, 10_000)
+
+    assert queue.copies == {"m1000": 1, "m2000": 1}
 
 
 def test_what_was_taken_before_an_outage_is_not_sent_again(front: DelayProxy, queue: Queue, clock: ManualClock) -> None:
