@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, UsageError
+from outbox_core.runtime.entry_point import EXIT_INTERRUPTED
 from outbox_core.runtime.logs import mask_secrets
 from outbox_core.runtime.terminal_text import escaped
 from spark_reconcile.core.errors import NotComparable
@@ -101,8 +102,10 @@ class GuardedCommands(TyperGroup):
         except (NotComparable, DatabaseUnavailable) as error:
             typer.echo(escaped(f"error: {error}", but="\n"), err=True)
             raise typer.Exit(EXIT_NOT_COMPARABLE) from error
-        except (UsageError, ModuleNotFoundError, typer.Abort):
-            raise  # the command `outbox` prints these
+        except typer.Abort as error:  # ^C at a question, which typer would end with 1
+            raise typer.Exit(EXIT_INTERRUPTED) from error
+        except (UsageError, ModuleNotFoundError):
+            raise  # the command `outbox` prints these, and spark_submit
         except Exception as error:
             if hasattr(error, "exit_code"):  # Typer's own, whose common class it does not show
                 raise

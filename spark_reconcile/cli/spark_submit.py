@@ -12,11 +12,11 @@ EXIT_USAGE = 2
 
 def main() -> None:
     """Run `outbox reconcile` with this process's arguments."""
-    from spark_reconcile.cli.run_command import app
-
     try:
+        from spark_reconcile.cli.run_command import app
+
         app(prog_name="outbox reconcile")
-    except OutboxError as error:
+    except (OutboxError, ModuleNotFoundError) as error:  # a cluster may lack a package; 1 is for findings alone
         sys.stderr.write(escaped(f"error: {error}\n", but="\n"))
         sys.exit(EXIT_USAGE)
 

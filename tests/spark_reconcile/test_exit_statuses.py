@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, DatabaseUnavailable, SchemaMissing
 from spark_reconcile import Summary
-from spark_reconcile.cli import run_command
+from spark_reconcile.cli import run_command, spark_submit
 from spark_reconcile.core.errors import NotComparable, OutputFailed
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.summary import Example, VerdictCount
@@ -57,8 +58,8 @@ def test_an_error_that_was_not_foreseen_is_no_finding_and_its_trace_names_no_pas
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(NotComparable("x"), 3), (DatabaseUnavailable("x"), 3), (KeyboardInterrupt(), 130)],
-    ids=["not comparable", "unavailable", "interrupted"],
+    [(NotComparable("x"), 3), (DatabaseUnavailable("x"), 3), (KeyboardInterrupt(), 130), (typer.Abort(), 130)],
+    ids=["not comparable", "unavailable", "interrupted", "interrupted at a question"],
 )
 def test_an_error_that_was_foreseen_has_its_own_status(
     failing: Callable[[BaseException], Path], error: BaseException, status: int
@@ -75,6 +76,18 @@ def test_a_mistake_of_the_settings_is_left_to_the_command_that_prints_it(
     ended = CliRunner().invoke(run_command.app, ["run", "--config", str(failing(error))])
 
     assert ended.exception is error
+
+
+def test_by_spark_submit_a_package_that_a_cluster_lacks_is_a_mistake_of_usage_and_no_finding(
+    failing: Callable[[Exception], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = failing(ModuleNotFoundError("No module named 'pymysql'", name="pymysql"))
+    monkeypatch.setattr("sys.argv", ["spark_submit", "run", "--config", str(config)])
+
+    with pytest.raises(SystemExit) as ended:
+        spark_submit.main()
+
+    assert (ended.value.code, capsys.readouterr().err) == (2, "error: No module named 'pymysql'\n")
 
 
 def test_an_option_that_there_is_not_is_a_mistake_of_usage() -> None:
