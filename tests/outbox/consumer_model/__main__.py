@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.outbox.consumer_model.model import run
+from tests.outbox.consumer_model.in_process import run
 
 
 def main(first: int, count: int) -> None:

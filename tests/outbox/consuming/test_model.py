@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.outbox.consumer_model.model import run
+from tests.outbox.consumer_model.in_process import run
 
 PROGRAMS = 24
 
