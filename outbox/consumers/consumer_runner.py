@@ -510,12 +510,13 @@ class ConsumerRunner:
 
     def _end_loop(self, loop: EventLoopThread, deadline: float) -> bool:
         """Cancel the tasks that handlers left, so that they return their connections, close the async engines, whose
-        connections belong to this loop, and end it. A task that does not end costs half of the time.
+        connections belong to this loop, and end it. A task that does not end costs half of the time. This goes on
+        behind the deadline, at which stop() ceases to wait, so that a later stop() finds it ended.
         """
         loop.cancel_left_tasks(timeout_seconds=_seconds_to(deadline) / 2)
         for engine in {consumer.async_engine for consumer in self._consumers if consumer.async_engine is not None}:
-            loop.run(engine.dispose(), timeout_seconds=_seconds_to(deadline))
-        return loop.stop(timeout_seconds=_seconds_to(deadline))
+            loop.run(engine.dispose())
+        return loop.stop(timeout_seconds=None)
 
 
 def _seconds_to(deadline: float) -> float:

@@ -44,41 +44,37 @@ class EventLoopThread:
         """Returns whether the caller runs in the loop's thread, where waiting for a coroutine would never end."""
         return self._thread is threading.current_thread()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], *, timeout_seconds: float | None = None) -> T:
-        """Run a coroutine in the loop, in the caller's context, and wait; its error is raised here.
-
-        Raises TimeoutError after `timeout_seconds`; the coroutine is cancelled then, and may run on.
-        """
-        future = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop)
-        try:
-            returned, error = future.result(timeout_seconds)
-        except TimeoutError:
-            future.cancel()
-            raise
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop, in the caller's context, and wait; its error is raised here."""
+        returned, error = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop).result()
         if error is not None:
             raise error
         return returned[0]
 
-    def cancel_left_tasks(self, *, timeout_seconds: float) -> bool:
-        """Cancel the tasks that were left behind, as asyncio.run() does at its end; returns whether they ended in time.
-        The loop must be unused otherwise.
+    def cancel_left_tasks(self, *, timeout_seconds: float | None) -> bool:
+        """Cancel the tasks that were left behind, as asyncio.run() does at its end; returns whether they ended in time,
+        None: however long they take. What runs in run() is not cancelled.
         """
+        # At the time-out it is left and goes on: what a busy loop has not begun would be cancelled unawaited.
+        cancelling = asyncio.run_coroutine_threadsafe(_outcome(_cancel_left_tasks()), self._loop)
         try:
-            self.run(_cancel_left_tasks(), timeout_seconds=timeout_seconds)
+            _, error = cancelling.result(timeout_seconds)
         except TimeoutError:
             return False
+        if error is not None:
+            raise error
         return True
 
-    def stop(self, *, timeout_seconds: float) -> bool:
-        """Cancel the tasks that are left, and end the loop, which must be unused; returns whether all ended in time.
-        What did not is left to the loop's daemon thread.
+    def stop(self, *, timeout_seconds: float | None) -> bool:
+        """Cancel the tasks that are left, and end the loop, which must be unused; returns whether all ended in time,
+        None: however long they take. What did not is left to the loop's daemon thread.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         if not self.cancel_left_tasks(timeout_seconds=timeout_seconds):
             return False
         self._stops = True  # before the call: a task's SystemExit in the same round makes the loop forget it
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             return False
         self._loop.close()
@@ -98,8 +94,12 @@ class EventLoopThread:
 
 
 async def _cancel_left_tasks() -> None:
-    """Cancel all tasks but this one, wait for their ends, and report the errors of those that failed meanwhile."""
-    left_tasks = asyncio.all_tasks() - {task for task in (asyncio.current_task(),) if task is not None}
+    """Cancel all tasks that nobody waits for, wait for their ends, and report the errors of those that failed.
+
+    Those of run() are waited for, this one among them: one that began late would cancel what was begun since.
+    """
+    run_code = _outcome.__code__
+    left_tasks = {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "cr_code", None) is not run_code}
     for task in left_tasks:
         task.cancel()
     await asyncio.gather(*left_tasks, return_exceptions=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -169,6 +170,65 @@ def test_a_broker_that_does_not_close_in_time_is_named_and_left(
             pass  # under load the worker's pull may take longer than the second
 
         assert records(caplog, "consumers_not_closed")[0].left == ["broker http://user:***@broker:7788"]
+        broker.may_close.set()
+        assert stopped(runner)
+
+
+def test_what_did_not_end_for_lack_of_time_is_ended_by_the_next_stop(
+    sqlite_shop: Shop, watched: WatchedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = create_async_engine(async_url(sqlite_shop))
+
+    @consumer("orders", group="g", inbox=engine)
+    async def handle(session: AsyncSession, _one: Delivery) -> None:
+        await session.execute(text("SELECT 1"))
+
+    watched.publish([message()])
+    before = set(threading.enumerate())
+    runner = ConsumerRunner([handle], broker=watched)
+    runner.start()
+    watched.wait_for(lambda: watched.acked == 1)
+    while not records(caplog, "consumers_not_closed"):  # until its workers have ended, it names these
+        assert runner.stop(timeout_seconds=0) is False
+    assert records(caplog, "consumers_not_closed")[0].left[-1] == "event loop"
+
+    assert stopped(runner)
+    assert engine.pool.checkedin() == 0  # type: ignore[attr-defined]
+    assert [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("consumer")] == []
+
+
+def test_all_that_hangs_at_a_stop_shares_its_deadline_and_is_named_at_once(
+    sqlite_shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end = threading.Event()
+
+    async def go_on() -> None:
+        while not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    async def leave_a_task(_one: Delivery) -> None:
+        left.append(asyncio.create_task(go_on()))
+
+    def use_the_engine(session: Session, _one: Delivery) -> None:
+        session.execute(text("SELECT 1"))
+
+    left: list[asyncio.Task[None]] = []
+    of_url = consumer("orders", group="h", inbox=sqlite_shop.database.url)(use_the_engine)
+    assert of_url.engine is not None
+    event.listen(of_url.engine, "engine_disposed", lambda _engine: may_end.wait(WAIT_SECONDS))
+    with hanging(tmp_path / "hanging") as broker:
+        broker.publish([message()])
+        consumers = [consumer("orders", group="g")(leave_a_task), of_url]
+        runner = ConsumerRunner(consumers, broker=broker, closes_broker=broker)
+        runner.start()
+        broker.wait_for(lambda: broker.acked == 2)
+        while stopped(runner, timeout_seconds=1) is False and not records(caplog, "consumers_not_closed"):
+            pass  # under load the workers' pulls may take longer than the second
+
+        names = sorted(name.partition(" ")[0] for name in records(caplog, "consumers_not_closed")[0].left)
+        assert names == ["broker", "engine", "event"]
+        may_end.set()
         broker.may_close.set()
         assert stopped(runner)
 
