@@ -206,12 +206,6 @@ def _refuse_if_over(state: _SessionState) -> None:
     """Raise an error if the Session's transaction was ended below it: by its Connection, or by the server; or one of
     its savepoints was rolled back below it, so that what follows is not in the savepoint that the Session will end.
     """
-    for scope in state.scopes:
-        if not scope.is_undone and any(mark.is_undone for mark in scope.marks):
-            raise NoTransaction(
-                "this transaction, or a savepoint of it, was rolled back by its Connection, which the Session does not "
-                "know: roll back by the Session or its block, and run it again"
-            )
     for joined in state.joined:
         connection = joined.connection
         joined.transaction.check_status()
@@ -221,6 +215,12 @@ def _refuse_if_over(state: _SessionState) -> None:
             raise NoTransaction(
                 "this transaction was committed or rolled back by its Connection, which the Session does not know: "
                 "end it by the Session or its block"
+            )
+    for scope in state.scopes:  # last: of a connection that was lost the error above says that a retry can help
+        if not scope.is_undone and any(mark.is_undone for mark in scope.marks):
+            raise NoTransaction(
+                "this transaction, or a savepoint of it, was rolled back by its Connection, which the Session does not "
+                "know: roll back by the Session or its block, and run it again"
             )
 
 

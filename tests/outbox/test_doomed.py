@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, insert, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -64,6 +64,39 @@ def test_a_swallowed_deadlock_fails_the_commit_and_nothing_of_the_transaction_st
     assert refused.value.retryable
     assert not {50, 51} & set(busy_shop.payments())
     assert (busy_shop.rows(), broker.batches) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("then", "in_savepoint"),
+    # A commit in a savepoint does not come to the outbox: SQLAlchemy says that the savepoint is invalid.
+    [("commit", False), ("publish", False), ("publish", True), ("flush", False), ("flush", True)],
+)
+def test_a_swallowed_loss_of_the_connection_says_that_a_retry_can_help(
+    mysql_shop: Shop, broker: RecordingBroker, then: str, in_savepoint: bool
+) -> None:
+    box = mysql_shop.box(broker, sender=NO_SENDER)
+
+    def go_on(session: Session) -> None:
+        if then == "publish":
+            box.publish("paid.2", "", session=session)
+        session.add(Payment(id=2))
+        session.commit() if then == "commit" else session.flush()
+
+    with Session(mysql_shop.engine) as session:
+        session.execute(insert(Payment).values(id=1, note=""))
+        box.publish("paid.1", "", session=session)
+        if in_savepoint:
+            session.begin_nested()
+        connection_id = session.scalar(text("SELECT CONNECTION_ID()"))
+        mysql_shop.execute(f"KILL {connection_id}")
+        with pytest.raises(OperationalError):
+            session.execute(insert(Payment).values(id=3, note=""))
+        with pytest.raises(TransactionDoomed, match="run the whole transaction again"):
+            go_on(session)
+        session.rollback()
+        session.rollback()
+
+    assert (mysql_shop.payments(), mysql_shop.rows()) == ([], [])
 
 
 def test_a_doomed_transaction_on_an_engine_of_the_business_is_refused_as_well(
