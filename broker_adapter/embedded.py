@@ -249,22 +249,22 @@ class _SharedEngines:
     def acquire(
         self, folder: Path, *, clock: Clock | None, options: EngineOptions | None, storage: Storage | None
     ) -> Engine:
-        place = folder.resolve()
+        path = folder.resolve()
         with self._lock:
-            found = self._engines.get(place)
-            engine = found[0] if found else Engine.open(place, clock=clock, options=options, storage=storage)
-            self._engines[place] = (engine, found[1] + 1 if found else 1)
+            entry = self._engines.get(path)
+            engine = entry[0] if entry else Engine.open(path, clock=clock, options=options, storage=storage)
+            self._engines[path] = (engine, entry[1] + 1 if entry else 1)
             return engine
 
     def release(self, engine: Engine) -> None:
         with self._lock:
-            for place, (one, users) in list(self._engines.items()):
-                if one is not engine:
+            for path, (shared_engine, users) in list(self._engines.items()):
+                if shared_engine is not engine:
                     continue
                 if users > 1:
-                    self._engines[place] = (one, users - 1)
+                    self._engines[path] = (shared_engine, users - 1)
                 else:
-                    del self._engines[place]
+                    del self._engines[path]
                     engine.close()
 
     def reset_after_fork(self) -> None:

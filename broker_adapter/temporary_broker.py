@@ -251,7 +251,7 @@ class NamedEngines:
             if self._users[engine]:
                 return
             del self._users[engine]
-            self._named = {name: known for name, known in self._named.items() if known is not engine}
+            self._named = {name: named for name, named in self._named.items() if named is not engine}
         engine.close()
 
     def abandon(self, engine: TemporaryEngine) -> None:
@@ -265,8 +265,8 @@ class NamedEngines:
         """Close what tests have left open: at exit."""
         notice_fork()
         with self._lock:
-            left = list(self._users)
-        for engine in left:
+            open_engines = list(self._users)
+        for engine in open_engines:
             engine.close()
 
     def reset_after_fork(self) -> None:

@@ -91,7 +91,7 @@ class BackgroundPublisher:
 
         Raises BrokerUnavailable where there was no room in time, ConfigurationError behind close().
         """
-        line, told = self._own_line(), Told()
+        line, future = self._own_line(), Told()
         with line.changed:
             if line.thread is not threading.current_thread():
                 in_time = line.changed.wait_for(lambda: line.closed or self._has_room(line), self._wait_s_max)
@@ -106,10 +106,10 @@ class BackgroundPublisher:
                 thread = threading.Thread(target=self._run, args=(line,), name="broker-submit", daemon=True)
                 thread.start()  # where none can be started nothing was taken in
                 line.thread = thread
-            line.waiting.append(_Entry(message, told))
+            line.waiting.append(_Entry(message, future))
             if len(line.waiting) == 1:
                 line.changed.notify_all()
-        return told
+        return future
 
     def close(self) -> None:
         """Send what is left, within the time; idempotent."""
@@ -131,21 +131,21 @@ class BackgroundPublisher:
             while batch := _next(line, self._limits):
                 self._send(batch)
         finally:
-            for one in _left(line, batch):  # where this thread ends before its time; the next submit() starts another
-                _tell(one, BrokerUnavailable(f"what sends to {self._place} was interrupted: this may have arrived"))
+            for entry in _left(line, batch):  # where this thread ends before its time; the next submit() starts another
+                _tell(entry, BrokerUnavailable(f"what sends to {self._place} was interrupted: this may have arrived"))
 
     def _send(self, batch: Sequence[_Entry]) -> None:
-        wanted = [one for one in batch if one.told.set_running_or_notify_cancel()]
+        to_send = [entry for entry in batch if entry.told.set_running_or_notify_cancel()]
         try:
-            published = publish_isolated(self._publish, [one.message for one in wanted])
+            published = publish_isolated(self._publish, [entry.message for entry in to_send])
         except Exception as error:  # the thread boundary: who waits for a future must hear of it
             if not isinstance(error, OutboxError):
-                logger.exception("submit_failed", extra={"messages": len(wanted)})
-            for one in wanted:
-                _tell(one, error)
+                logger.exception("submit_failed", extra={"messages": len(to_send)})
+            for entry in to_send:
+                _tell(entry, error)
             return
-        for place, one in enumerate(wanted):
-            _tell(one, _outcome(published, place))
+        for index, entry in enumerate(to_send):
+            _tell(entry, _outcome(published, index))
 
     def _has_room(self, line: _Line) -> bool:
         return len(line.waiting) + line.on_their_way < self._limits.submitted_max
@@ -155,12 +155,12 @@ class BackgroundPublisher:
         return self._line
 
 
-def _outcome(published: IsolatedPublish, place: int) -> PublishResult | Exception:
+def _outcome(published: IsolatedPublish, index: int) -> PublishResult | Exception:
     """What a future gets: what an operator can help is raised, as publish() raises it."""
-    refusal = published.refusals.get(place)
+    refusal = published.refusals.get(index)
     if isinstance(refusal, NotAuthorized | NotSupported):
         return refusal
-    result = published.results.get(place)
+    result = published.results.get(index)
     if result is not None:
         return result
     return published.outage or BrokerUnavailable("it was not sent")
@@ -186,11 +186,11 @@ def _left(line: _Line, batch: Sequence[_Entry]) -> list[_Entry]:
     with line.changed:
         if line.thread is not threading.current_thread():
             return []
-        left = [one for one in (*batch, *line.waiting) if not one.told.done()]
+        unsent = [entry for entry in (*batch, *line.waiting) if not entry.told.done()]
         line.waiting.clear()
         line.thread, line.on_their_way = None, 0
         line.changed.notify_all()
-        return left
+        return unsent
 
 
 def _tell(entry: _Entry, outcome: PublishResult | Exception) -> None:

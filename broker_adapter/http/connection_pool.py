@@ -41,12 +41,12 @@ class ConnectionPool:
         """A connection that is open, as far as can be seen. Raises exceptions of requests where none can be made."""
         while True:
             with self._lock:
-                found = self._idle.pop() if self._idle else None
-            if found is None:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
                 return self._connect()
-            if found.is_connected:  # and has nothing to say: a server that closes it makes it readable
-                return found
-            found.close()
+            if connection.is_connected:  # and has nothing to say: a server that closes it makes it readable
+                return connection
+            connection.close()
 
     def give_back(self, connection: HTTPConnection) -> None:
         """Keep a connection on which nothing is under way."""
@@ -96,10 +96,10 @@ def _close_all(connections: list[HTTPConnection]) -> None:
 
 
 def _tls_context(ca_file: str | None) -> ssl.SSLContext:
-    place = Path(ca_file or DEFAULT_CA_BUNDLE_PATH)
+    path = Path(ca_file or DEFAULT_CA_BUNDLE_PATH)
     try:
-        if place.is_dir():
-            return ssl.create_default_context(capath=str(place))
-        return ssl.create_default_context(cafile=str(place))
+        if path.is_dir():
+            return ssl.create_default_context(capath=str(path))
+        return ssl.create_default_context(cafile=str(path))
     except OSError as error:
-        raise ConfigurationError(f"the certificates in {place} cannot be read: {error.strerror or error}") from error
+        raise ConfigurationError(f"the certificates in {path} cannot be read: {error.strerror or error}") from error

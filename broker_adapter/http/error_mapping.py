@@ -59,7 +59,9 @@ OF_EXCEPTIONS: Final[tuple[tuple[type[http.RequestException], type[OutboxError]]
 
 def of_exception(error: http.RequestException, *, what: str) -> OutboxError:
     """The error that an exception of requests stands for. The text says what was tried, and no secret."""
-    kind = next((kind for known, kind in OF_EXCEPTIONS if isinstance(error, known)), BrokerUnavailable)
+    kind = next(
+        (kind for exception_type, kind in OF_EXCEPTIONS if isinstance(error, exception_type)), BrokerUnavailable
+    )
     return kind(f"{what}: {_cause(error)}")
 
 
@@ -147,13 +149,13 @@ def _retry_after_ms(response: HttpResponse) -> int:
 
 
 def _bounded(retry_after_ms: int | None) -> int:
-    wanted = _RETRY_AFTER_MS_DEFAULT if retry_after_ms is None else retry_after_ms
-    return min(max(wanted, 1), _RETRY_AFTER_MS_MAX)
+    wait_ms = _RETRY_AFTER_MS_DEFAULT if retry_after_ms is None else retry_after_ms
+    return min(max(wait_ms, 1), _RETRY_AFTER_MS_MAX)
 
 
 def _detail(problem: ProblemAnswer) -> str:
-    where = f" (at {problem.where})" if problem.where else ""
-    return (problem.detail or problem.title)[:_DETAIL_CHARS_MAX] + where
+    location = f" (at {problem.where})" if problem.where else ""
+    return (problem.detail or problem.title)[:_DETAIL_CHARS_MAX] + location
 
 
 def _cause(error: BaseException) -> str:
@@ -161,7 +163,7 @@ def _cause(error: BaseException) -> str:
     reason: BaseException = error
     for _ in range(8):
         inner = getattr(reason, "reason", None) or next(
-            (one for one in reversed(reason.args) if isinstance(one, BaseException)), None
+            (argument for argument in reversed(reason.args) if isinstance(argument, BaseException)), None
         )
         if not isinstance(inner, BaseException):
             break

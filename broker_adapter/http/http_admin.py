@@ -87,7 +87,7 @@ class HttpAdmin:
             page = self._connection.send("GET", path, wire_dead.PackedDeadAnswer, query=query, repeatable=True)
         else:
             page = self._connection.send("GET", path, wire_dead.DeadAnswer, query=query, repeatable=True)
-        return [_letter(one) for one in page.dead], page.next
+        return [_letter(message) for message in page.dead], page.next
 
     def redrive(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
@@ -113,16 +113,16 @@ def _path(topic: str, group: str) -> str:
     return f"/v1/topics/{check_topic(topic)}/groups/{check_group(group)}"
 
 
-def _letter(one: wire_dead.DeadMessage) -> DeadLetter:
+def _letter(message: wire_dead.DeadMessage) -> DeadLetter:
     return DeadLetter(
-        id=one.id,
-        topic=one.topic,
-        group=one.group,
-        attempts=one.attempts,
-        reason=one.reason,
-        dead_at_ms=one.dead_at_ms,
-        history=tuple((entry.reason, entry.attempts) for entry in one.history),
-        key=one.key,
-        headers=one.headers or {},
-        body=b"" if one.body is None else wire_conversion.body_bytes(one.body, one.encoding),
+        id=message.id,
+        topic=message.topic,
+        group=message.group,
+        attempts=message.attempts,
+        reason=message.reason,
+        dead_at_ms=message.dead_at_ms,
+        history=tuple((entry.reason, entry.attempts) for entry in message.history),
+        key=message.key,
+        headers=message.headers or {},
+        body=b"" if message.body is None else wire_conversion.body_bytes(message.body, message.encoding),
     )

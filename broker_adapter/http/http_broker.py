@@ -154,7 +154,7 @@ class HttpBroker:
         if self._connection.packed:
             return self._connection.send("POST", path, _Deliveries, body=request, wait_ms=request.wait_ms).deliveries
         answer = self._connection.send("POST", path, wire.PullAnswer, body=request, wait_ms=request.wait_ms)
-        return [wire_conversion.delivery_of(one) for one in answer.deliveries]
+        return [wire_conversion.delivery_of(delivery) for delivery in answer.deliveries]
 
     def read(
         self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int = 100,
@@ -171,9 +171,9 @@ class HttpBroker:
         def send(path: str, chunk: list[str]) -> list[AckStatus]:
             body = wire.AckRequest(receipts=chunk)
             answer = self._connection.send("POST", f"{path}/ack", wire.AckAnswer, body=body, repeatable=True)
-            return [one.status for one in answer.results]
+            return [result.status for result in answer.results]
 
-        return _settled(receipts, send=send, foreign=AckStatus.UNKNOWN, place=self._connection.place)
+        return _settled(receipts, send=send, foreign=AckStatus.UNKNOWN, address=self._connection.place)
 
     def nack(
         self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
@@ -184,10 +184,11 @@ class HttpBroker:
         def send(path: str, chunk: list[str]) -> list[NackStatus]:
             body = wire.NackRequest(receipts=chunk, delay_ms=delay_ms, reason=reason, counts=counts)
             return [
-                one.status for one in self._connection.send("POST", f"{path}/nack", wire.NackAnswer, body=body).results
+                result.status
+                for result in self._connection.send("POST", f"{path}/nack", wire.NackAnswer, body=body).results
             ]
 
-        return _settled(receipts, send=send, foreign=NackStatus.STALE, place=self._connection.place)
+        return _settled(receipts, send=send, foreign=NackStatus.STALE, address=self._connection.place)
 
     def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         """Keep deliveries invisible for `invisible_ms` from now."""
@@ -195,9 +196,9 @@ class HttpBroker:
         def send(path: str, chunk: list[str]) -> list[ExtendStatus]:
             body = wire.ExtendRequest(receipts=chunk, invisible_ms=invisible_ms, begun=begun)
             answer = self._connection.send("POST", f"{path}/extend", wire.ExtendAnswer, body=body, repeatable=True)
-            return [one.status for one in answer.results]
+            return [result.status for result in answer.results]
 
-        return _settled(receipts, send=send, foreign=ExtendStatus.STALE, place=self._connection.place)
+        return _settled(receipts, send=send, foreign=ExtendStatus.STALE, address=self._connection.place)
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages; `canceled` means never delivered."""
@@ -209,8 +210,8 @@ class HttpBroker:
             answer = self._connection.send(
                 "POST", "/v1/scheduled/cancel", wire.CancelAnswer, body=body, repeatable=True
             )
-            _check_count(answer.results, chunk, place=self._connection.place)
-            statuses += [one.status for one in answer.results]
+            _check_count(answer.results, chunk, address=self._connection.place)
+            statuses += [result.status for result in answer.results]
         return statuses
 
     @property
@@ -230,23 +231,23 @@ class HttpBroker:
 
 
 def _settled(
-    receipts: Sequence[str], *, send: Callable[[str, list[str]], list[Status]], foreign: Status, place: str
+    receipts: Sequence[str], *, send: Callable[[str, list[str]], list[Status]], foreign: Status, address: str
 ) -> list[Status]:
     """One status a receipt, each asked for where its group is."""
     path = _common_path(receipts)
     if path is not None:
         answered = send(path, list(receipts))
-        _check_count(answered, receipts, place=place)
+        _check_count(answered, receipts, address=address)
         return answered
     statuses = [foreign] * len(receipts)
-    for path, places in _by(receipts, key=_receipt_path).items():
+    for path, indexes in _by(receipts, key=_receipt_path).items():
         if path is None:
             continue
-        for chunk in _slices(places):
-            answered = send(path, [receipts[number] for number in chunk])
-            _check_count(answered, chunk, place=place)
-            for number, status in zip(chunk, answered, strict=True):
-                statuses[number] = status
+        for chunk in _slices(indexes):
+            answered = send(path, [receipts[index] for index in chunk])
+            _check_count(answered, chunk, address=address)
+            for index, status in zip(chunk, answered, strict=True):
+                statuses[index] = status
     return statuses
 
 
@@ -256,12 +257,12 @@ def _common_path(receipts: Sequence[str]) -> str | None:
         return None
     topic, _, rest = receipts[0].partition("/")
     start = f"{topic}/{rest.partition('/')[0]}/"
-    return _receipt_path(start) if all(one.startswith(start) for one in receipts) else None
+    return _receipt_path(start) if all(receipt.startswith(start) for receipt in receipts) else None
 
 
-def _check_count(answered: Sequence[object], asked: Sequence[object], *, place: str) -> None:
-    if len(answered) != len(asked):
-        raise BrokerUnavailable(f"the broker at {place} answered {len(answered)} results for {len(asked)} entries")
+def _check_count(answered: Sequence[object], entries: Sequence[object], *, address: str) -> None:
+    if len(answered) != len(entries):
+        raise BrokerUnavailable(f"the broker at {address} answered {len(answered)} results for {len(entries)} entries")
 
 
 def _receipt_path(receipt: str) -> str | None:
@@ -284,11 +285,11 @@ def _group_path(topic: str, group: str) -> str:
 
 
 def _by(entries: Iterable[Entry], *, key: Callable[[Entry], Key]) -> dict[Key, list[int]]:
-    """The places of entries in their list, by key, in order."""
-    found: defaultdict[Key, list[int]] = defaultdict(list)
-    for place, entry in enumerate(entries):
-        found[key(entry)].append(place)
-    return found
+    """The indexes of entries in their list, by key, in order."""
+    indexes_by_key: defaultdict[Key, list[int]] = defaultdict(list)
+    for index, entry in enumerate(entries):
+        indexes_by_key[key(entry)].append(index)
+    return indexes_by_key
 
 
 def _slices(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:

@@ -56,10 +56,10 @@ class _Signal:
 
     def wait(self, timeout_s: float = -1) -> bool:
         """Wait until the event is set; returns whether it was."""
-        told = self._lock.acquire(timeout=timeout_s)
-        if told:
+        is_set = self._lock.acquire(timeout=timeout_s)
+        if is_set:
             self._lock.release()
-        return told
+        return is_set
 
     def is_set(self) -> bool:
         """Whether the event was set."""

@@ -43,30 +43,30 @@ def publish_request(
 def _request(messages: Sequence[Message], *, packed: bool, is_of_many: bool) -> msgspec.Struct:
     match packed, is_of_many:
         case True, False:
-            return wire.PackedPublishRequest(messages=[wire_conversion.packed_message(one) for one in messages])
+            return wire.PackedPublishRequest(messages=[wire_conversion.packed_message(message) for message in messages])
         case True, True:
-            entries = [wire_conversion.packed_multi_topic_message(one) for one in messages]
+            entries = [wire_conversion.packed_multi_topic_message(message) for message in messages]
             return wire_multi_topic_publish.PackedMultiTopicPublishRequest(messages=entries)
         case False, False:
-            return wire.PublishRequest(messages=[wire_conversion.text_message(one) for one in messages])
+            return wire.PublishRequest(messages=[wire_conversion.text_message(message) for message in messages])
         case _:
-            text = [wire_conversion.text_multi_topic_message(one) for one in messages]
+            text = [wire_conversion.text_multi_topic_message(message) for message in messages]
             return wire_multi_topic_publish.MultiTopicPublishRequest(messages=text)
 
 
 def requests_of(batch: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """A batch, cut where a request would carry too many messages or bytes."""
-    size_bytes = sum([len(one.body) for one in batch]) + _MESSAGE_OVERHEAD_BYTES * len(batch)
+    size_bytes = sum([len(message.body) for message in batch]) + _MESSAGE_OVERHEAD_BYTES * len(batch)
     if 0 < len(batch) <= limits.BATCH_MESSAGES_MAX and size_bytes <= REQUEST_BYTES_MAX:  # mostly
         yield batch
         return
     start = size_bytes = 0
-    for place, message in enumerate(batch):
+    for index, message in enumerate(batch):
         more_bytes = len(message.body) + _MESSAGE_OVERHEAD_BYTES
-        is_full = place - start >= limits.BATCH_MESSAGES_MAX or size_bytes + more_bytes > REQUEST_BYTES_MAX
-        if is_full and place > start:
-            yield batch[start:place]
-            start, size_bytes = place, 0
+        is_full = index - start >= limits.BATCH_MESSAGES_MAX or size_bytes + more_bytes > REQUEST_BYTES_MAX
+        if is_full and index > start:
+            yield batch[start:index]
+            start, size_bytes = index, 0
         size_bytes += more_bytes
     if start < len(batch):
         yield batch[start:]

@@ -111,9 +111,9 @@ class RequestSender:
         request = self._request(method, path, body, query=query)
         try:
             response = self._exchange(request, wait_ms=wait_ms, guard=guard)
-        except http.RequestException as first:
-            if not _may_repeat(first, repeatable=repeatable):
-                raise of_exception(first, what=what) from first
+        except http.RequestException as first_error:
+            if not _may_repeat(first_error, repeatable=repeatable):
+                raise of_exception(first_error, what=what) from first_error
             try:
                 response = self._exchange(request, wait_ms=wait_ms, guard=guard)
             except http.RequestException as error:

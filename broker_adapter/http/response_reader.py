@@ -157,19 +157,19 @@ class _Reader:
 
 
 def _read_head(head: bytes) -> tuple[int, bytes, Mapping[str, str]]:
-    first, *lines = head.split(b"\r\n")
-    version, _, rest = first.partition(b" ")
-    if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
+    status_line, *lines = head.split(b"\r\n")
+    version, _, status_text = status_line.partition(b" ")
+    if not version.startswith(b"HTTP/1.") or not status_text[:3].isdigit():
         raise ProtocolError("the answer's first line is none of HTTP/1.1")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
         if not colon:
             raise ProtocolError("the answer has a header line without a colon")
-        known = headers.setdefault(name.decode("latin-1").lower(), text := value.strip().decode("latin-1"))
-        if known != text and name.lower() in _FRAMING:
+        first_value = headers.setdefault(name.decode("latin-1").lower(), text := value.strip().decode("latin-1"))
+        if first_value != text and name.lower() in _FRAMING:
             raise ProtocolError("the answer says twice, and differently, where it ends")
-    return int(rest[:3]), version, MappingProxyType(headers)
+    return int(status_text[:3]), version, MappingProxyType(headers)
 
 
 _known_head = lru_cache(maxsize=64)(_read_head)

@@ -26,7 +26,7 @@ def read_topic(
         "POST", f"/v1/topics/{check_topic(topic)}/read", kind, body=request, wait_ms=request.wait_ms, repeatable=True
     )
     return TopicRead(
-        deliveries=[delivery_read(one) for one in answer.messages],
+        deliveries=[delivery_read(message) for message in answer.messages],
         offset=answer.offset,
         next_offset=answer.next_offset,
     )

@@ -54,7 +54,7 @@ class KafkaPublisher:
         if len(results) < len(batch) and shared:
             text = f"Kafka at {self._servers.place}: {explained(min(shared, key=_says_less))}"
             raise BrokerRefused(text).with_answered(results)
-        return [results[place] for place in range(len(batch))]
+        return [results[index] for index in range(len(batch))]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
         """Ask the servers how topics are replicated."""
@@ -74,27 +74,29 @@ class KafkaPublisher:
     def _store(
         self, connection: ProducerConnection, batch: Sequence[Message], *, deadline_ms: int
     ) -> list[KafkaReport]:
-        topics = {topic: self._partitions(connection, topic, deadline_ms) for topic in {one.topic for one in batch}}
+        topics = {
+            topic: self._partitions(connection, topic, deadline_ms) for topic in {message.topic for message in batch}
+        }
         reports: dict[int, KafkaReport] = {}
         records: dict[int, KafkaRecord] = {}
         now_ms = self._clock.now_ms()
-        for number, message in enumerate(batch):
+        for index, message in enumerate(batch):
             partitions = topics[message.topic]
             if isinstance(partitions, int):
-                records[number] = _record(message, partitions, now_ms=now_ms)
+                records[index] = _record(message, partitions, now_ms=now_ms)
             else:
-                reports[number] = KafkaReport(partitions, was_sent=False)
+                reports[index] = KafkaReport(partitions, was_sent=False)
         reports.update(zip(records, connection.store(list(records.values()), deadline_ms=deadline_ms), strict=True))
-        return [reports[number] for number in range(len(batch))]
+        return [reports[index] for index in range(len(batch))]
 
     def _partitions(self, connection: ProducerConnection, topic: str, deadline_ms: int) -> int | KafkaError:
         """Returns a topic's number of partitions, or why nothing can be sent to it."""
-        found = connection.topic(topic, deadline_ms=deadline_ms)
-        if found.error is None:
-            return len(found.partitions)
-        if treatment_of(found.error) not in ONE_MESSAGE:
-            raise exception_for(found.error, what=f"Kafka at {self._servers.place}")
-        return found.error
+        metadata = connection.topic(topic, deadline_ms=deadline_ms)
+        if metadata.error is None:
+            return len(metadata.partitions)
+        if treatment_of(metadata.error) not in ONE_MESSAGE:
+            raise exception_for(metadata.error, what=f"Kafka at {self._servers.place}")
+        return metadata.error
 
 
 def _record(message: Message, partitions: int, *, now_ms: int) -> KafkaRecord:
@@ -121,13 +123,13 @@ def _partition(message: Message, partitions: int) -> int:
 
 
 def _results(batch: Sequence[Message], reports: Sequence[KafkaReport]) -> Iterator[tuple[int, PublishResult]]:
-    """Yields the results that are known, by place: none where the batch has to go again, in parts or later."""
+    """Yields the results that are known, by index: none where the batch has to go again, in parts or later."""
     is_one = sum(report.is_shared for report in reports) == 1
-    for place, (message, report) in enumerate(zip(batch, reports, strict=True)):
+    for index, (message, report) in enumerate(zip(batch, reports, strict=True)):
         if report.error is None:
-            yield place, PublishResult(message.id, PublishStatus.STORED)
+            yield index, PublishResult(message.id, PublishStatus.STORED)
         elif treatment_of(report.error) in ONE_MESSAGE and (is_one or not report.is_shared):
-            yield place, refused_result(message, treatment_of(report.error), explained(report.error))
+            yield index, refused_result(message, treatment_of(report.error), explained(report.error))
 
 
 def _says_less(error: KafkaError) -> bool:

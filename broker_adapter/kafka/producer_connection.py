@@ -94,11 +94,11 @@ class ProducerConnection:
         if not records:
             return []
         reports: list[KafkaReport] = [KafkaReport(_PENDING)] * len(records)
-        for number, record in enumerate(records):
+        for index, record in enumerate(records):
             try:
-                self._produce(record, partial(_note, reports, number), deadline_ms=deadline_ms)
+                self._produce(record, partial(_note, reports, index), deadline_ms=deadline_ms)
             except KafkaException as error:
-                reports[number] = KafkaReport(error.args[0], was_sent=False)
+                reports[index] = KafkaReport(error.args[0], was_sent=False)
         self._flush(deadline_ms)
         if any(report.error is not None for report in reports):
             self._topics.clear()  # they may be what was wrong
@@ -123,10 +123,10 @@ class ProducerConnection:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.handle))
 
     def _list(self, topic: str | None, seconds: float) -> ClusterMetadata:
-        found: ClusterMetadata = (
+        metadata: ClusterMetadata = (
             self.handle.list_topics(topic, seconds) if topic else self.handle.list_topics(timeout=seconds)
         )
-        return found
+        return metadata
 
     def _produce(
         self, record: KafkaRecord, report: Callable[[KafkaError | None, Message], None], *, deadline_ms: int
@@ -176,8 +176,8 @@ class ProducerConnection:
         return max(1, min(slice_ms, deadline_ms - self._clock.monotonic_ms())) / 1000
 
 
-def _note(reports: list[KafkaReport], number: int, error: KafkaError | None, _: Message) -> None:
-    reports[number] = KafkaReport(error)
+def _note(reports: list[KafkaReport], index: int, error: KafkaError | None, _: Message) -> None:
+    reports[index] = KafkaReport(error)
 
 
 _PENDING: Final = KafkaError(KafkaError._IN_PROGRESS)  # noqa: SLF001

@@ -41,11 +41,11 @@ def inspect_topics(
     deadline_ms = clock.monotonic_ms() + timeout_ms
     with pool.client() as connection:
         cluster = connection.metadata(None, deadline_ms=deadline_ms)
-        found = {topic: connection.topic(topic, deadline_ms=deadline_ms) for topic in topics}
-    there = [topic for topic, one in found.items() if one.error is None]
+        metadata = {topic: connection.topic(topic, deadline_ms=deadline_ms) for topic in topics}
+    there = [topic for topic, topic_metadata in metadata.items() if topic_metadata.error is None]
     left_s = max(SECONDS_MIN, (deadline_ms - clock.monotonic_ms()) / 1000)
     settings = _settings(servers, there, timeout_s=left_s) if there else {}
-    weaknesses = [weakness for topic in topics for weakness in _weaknesses(found[topic], settings.get(topic, {}))]
+    weaknesses = [weakness for topic in topics for weakness in _weaknesses(metadata[topic], settings.get(topic, {}))]
     version = f"cluster {cluster.cluster_id} of {len(cluster.brokers)} brokers"
     return Inspection(product=product, version=version, weaknesses=tuple(weaknesses))
 
@@ -53,10 +53,10 @@ def inspect_topics(
 def _settings(servers: KafkaServers, topics: Sequence[str], *, timeout_s: float) -> dict[str, Settings | KafkaError]:
     """The settings of topics as they take effect, with the cluster's defaults; why, where they are refused for one."""
     admin = AdminClient({**servers.settings})  # type: ignore[dict-item]
-    asked = admin.describe_configs(
+    answers = admin.describe_configs(
         [ConfigResource(ResourceType.TOPIC, topic) for topic in topics], request_timeout=timeout_s
     )
-    return {resource.name: _answer(servers, answer, timeout_s=timeout_s) for resource, answer in asked.items()}
+    return {resource.name: _answer(servers, answer, timeout_s=timeout_s) for resource, answer in answers.items()}
 
 
 def _answer(

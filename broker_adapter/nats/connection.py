@@ -74,16 +74,16 @@ class NatsConnection:
     @classmethod
     async def open(cls, server: str, *, login: Login, limits: Limits, loop: ClientLoop) -> NatsConnection:
         """Connect to `nats://host:port` and log in. Raises exceptions of the client, OSError and TimeoutError."""
-        made = cls(loop, limits=limits)
+        connection = cls(loop, limits=limits)
         try:
-            await made._connect(server, login)
+            await connection._connect(server, login)
         except client_errors.NoServersError as error:
-            await made.close()
-            raise made._reported or error from error  # why the one server could not be reached
+            await connection.close()
+            raise connection._reported or error from error  # why the one server could not be reached
         except BaseException:
-            await made.close()
+            await connection.close()
             raise
-        return made
+        return connection
 
     @property
     def is_open(self) -> bool:
@@ -116,11 +116,11 @@ class NatsConnection:
         subjects: list[str] = []
         try:
             async with asyncio.timeout_at(deadline):
-                for number, frame in enumerate(frames):
+                for index, frame in enumerate(frames):
                     await exchange.room(self._limits.window - 1, quiet_s=self._limits.quiet_s)
                     subjects.append(f"{self._inbox}.{next(self._numbers)}")
-                    self._waiting[subjects[-1]] = exchange, number
-                    exchange.sent(number)
+                    self._waiting[subjects[-1]] = exchange, index
+                    exchange.sent(index)
                     await self._send(frame, reply=subjects[-1], deadline=deadline)
                 await exchange.room(0, quiet_s=self._limits.quiet_s)
         except TimeoutError:
@@ -200,13 +200,13 @@ class NatsConnection:
             raise TimeoutError
 
     async def _on_message(self, message: Msg) -> None:
-        exchange, number = self._waiting.get(message.subject, (None, 0))
+        exchange, index = self._waiting.get(message.subject, (None, 0))
         if exchange is None:
             return
         if message.headers is not None and message.headers.get(_STATUS) == _NO_RESPONDERS:
-            exchange.refused(number)
+            exchange.refused(index)
         else:
-            exchange.answered(number, message.data)
+            exchange.answered(index, message.data)
 
     async def _on_error(self, error: Exception) -> None:
         """Reports of the client: why it cannot connect, and what this user may not do."""

@@ -96,16 +96,16 @@ class StreamApi:
         offset = 0
         for _ in range(CONSUMER_PAGES_MAX):
             page = await self._ask(f"CONSUMER.LIST.{stream}", _Consumers, {"offset": offset})
-            if any(_wants(one.config, subject) for one in page.consumers or ()):
+            if any(_wants(consumer.config, subject) for consumer in page.consumers or ()):
                 return True
             offset += len(page.consumers or ())
             if not page.consumers or offset >= page.total:
                 return False
         return True  # too many to look at: some consumer there is
 
-    async def _ask(self, what: str, shape: type[T], request: object = None) -> T:
+    async def _ask(self, operation: str, shape: type[T], request: object = None) -> T:
         body = b"" if request is None else msgspec.json.encode(request)
-        frame = NatsFrame(subject=f"{_API}.{what}", body=body)
+        frame = NatsFrame(subject=f"{_API}.{operation}", body=body)
         [answer] = await self._connection.exchange([frame], shape, deadline=self._deadline)
         if answer is NoAnswerReason.FORBIDDEN:
             raise NotAuthorized(
@@ -122,16 +122,16 @@ async def weaknesses_of(subjects: Sequence[str], *, api: StreamApi) -> list[Weak
     """Returns how a confirmed message on these subjects could be lost, or stored twice. Subjects without a stream are
     left out: nothing is confirmed there.
     """
-    found: dict[str, Weakness] = {}
+    weaknesses: dict[str, Weakness] = {}
     for subject in subjects:
         stream = await api.stream_of(subject)
         if stream is None:
             continue
-        found.update({str(one): one for one in _of_settings(stream)})
+        weaknesses.update({str(weakness): weakness for weakness in _of_settings(stream)})
         if stream.config.retention == "interest" and not await api.has_consumer(stream.name, subject):
-            one = _nobody_interested(stream.name, subject)
-            found[str(one)] = one
-    return list(found.values())
+            weakness = _nobody_interested(stream.name, subject)
+            weaknesses[str(weakness)] = weakness
+    return list(weaknesses.values())
 
 
 def unseen(error: NotAuthorized) -> Weakness:
@@ -171,14 +171,16 @@ def _nobody_interested(stream: str, subject: str) -> Weakness:
 
 def _wants(consumer: _ConsumerConfig, subject: str) -> bool:
     filters = consumer.filter_subjects or ([consumer.filter_subject] if consumer.filter_subject else [])
-    return not filters or any(_matches(one, subject) for one in filters)
+    return not filters or any(_matches(pattern, subject) for pattern in filters)
 
 
 def _matches(pattern: str, subject: str) -> bool:
     """Returns whether a subject matches, by the rules of NATS: `*` is one token, `>` is one or more at the end."""
-    wanted, tokens = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        if len(tokens) < len(wanted):
+    pattern_tokens, tokens = pattern.split("."), subject.split(".")
+    if pattern_tokens[-1] == ">":
+        if len(tokens) < len(pattern_tokens):
             return False
-        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
-    return len(wanted) == len(tokens) and all(one in ("*", token) for one, token in zip(wanted, tokens, strict=True))
+        pattern_tokens, tokens = pattern_tokens[:-1], tokens[: len(pattern_tokens) - 1]
+    return len(pattern_tokens) == len(tokens) and all(
+        expected in ("*", token) for expected, token in zip(pattern_tokens, tokens, strict=True)
+    )

@@ -88,16 +88,18 @@ def treatment_of(error: ApiError) -> Treatment:
     """
     if error.err_code == STORE_FAILED:
         return OF_STORE_TEXTS.get(error.description, Treatment.STORAGE)
-    known = OF_CODES.get(error.err_code)
-    if known is not None:
-        return known
+    treatment = OF_CODES.get(error.err_code)
+    if treatment is not None:
+        return treatment
     return Treatment.DEFERRED if 400 <= error.code < 500 and error.code != 429 else Treatment.OUTAGE
 
 
 def exception_for(error: BaseException, *, what: str) -> OutboxError:
     """The error that an exception of the client stands for. The text says what was tried, and no secret."""
     text = str(error).removeprefix("nats: ") or type(error).__name__
-    if any(one in text.lower() for one in LOGIN_TEXTS):
+    if any(login_text in text.lower() for login_text in LOGIN_TEXTS):
         return NotAuthenticated(f"{what}: the server refuses the login ({text}); correct user, password or token")
-    kind = next((kind for known, kind in OF_EXCEPTIONS if isinstance(error, known)), BrokerUnavailable)
+    kind = next(
+        (kind for exception_type, kind in OF_EXCEPTIONS if isinstance(error, exception_type)), BrokerUnavailable
+    )
     return kind(f"{what}: {text}")

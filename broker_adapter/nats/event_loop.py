@@ -39,27 +39,28 @@ class ClientLoop(asyncio.SelectorEventLoop):
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         """Connect, and remember the transport."""
         self._client_is_encrypted = False
-        made = await super().create_connection(*args, **options)
-        self._client_transports = [one for one in self._client_transports if not one.is_closing()] + [made[0]]
-        return made
+        connection = await super().create_connection(*args, **options)
+        still_open = [transport for transport in self._client_transports if not transport.is_closing()]
+        self._client_transports = [*still_open, connection[0]]
+        return connection
 
     async def start_tls(self, *args: Any, **options: Any) -> Any:
         """Upgrade to TLS, and remember that it was done."""
-        made = await super().start_tls(*args, **options)
+        transport = await super().start_tls(*args, **options)
         self._client_is_encrypted = True
-        return made
+        return transport
 
     def cut_connections(self) -> None:
         """End all connections at once, whatever is still to be sent."""
-        for one in self._client_transports:
-            if isinstance(one, asyncio.WriteTransport):
-                one.abort()
+        for transport in self._client_transports:
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
         self._client_transports.clear()
 
     def leave_sockets(self) -> None:
         """Detach a forked child from the parent's connections, so that not even freeing them reaches them."""
-        for one in self._client_transports:
-            shared: socket.socket | None = one.get_extra_info("socket")
+        for transport in self._client_transports:
+            shared: socket.socket | None = transport.get_extra_info("socket")
             if shared is not None and shared.fileno() >= 0:
                 with Path(os.devnull).open("rb") as nothing, contextlib.suppress(OSError):
                     os.dup2(nothing.fileno(), shared.fileno())

@@ -51,7 +51,7 @@ def _login(url: BrokerUrl, *, token: str | None, ca_file: str | None) -> Login:
     else:
         user = url.user
     creds_file, nkey_file = url.file("creds_file"), url.file("nkey_file")
-    if sum(one is not None for one in (user, token, creds_file, nkey_file)) > 1:
+    if sum(login is not None for login in (user, token, creds_file, nkey_file)) > 1:
         raise ConfigurationError(
             "NATS knows one login: user and password, a token, creds_file or nkey_file; drop the others"
         )

@@ -41,34 +41,34 @@ class Exchange(Generic[T]):
         self._outstanding: set[int] = set()
         self._progress = asyncio.Event()
 
-    def sent(self, number: int) -> None:
+    def sent(self, index: int) -> None:
         """A message is about to be written to the connection."""
-        self.answers[number] = NoAnswerReason.SILENT
-        self._outstanding.add(number)
+        self.answers[index] = NoAnswerReason.SILENT
+        self._outstanding.add(index)
 
-    def answered(self, number: int, data: bytes) -> None:
+    def answered(self, index: int, data: bytes) -> None:
         """The reply to a message has come."""
-        if number not in self._outstanding:
+        if index not in self._outstanding:
             return
         try:
-            self._settle(number, self._decode(data))
+            self._settle(index, self._decode(data))
         except msgspec.DecodeError:
             return
 
-    def refused(self, number: int) -> None:
+    def refused(self, index: int) -> None:
         """The server knows nobody who takes the message."""
-        if number in self._outstanding:
-            self._settle(number, NoAnswerReason.NO_RESPONDERS)
+        if index in self._outstanding:
+            self._settle(index, NoAnswerReason.NO_RESPONDERS)
 
     def forbid(self, subject: str) -> None:
         """The server lets this user not publish to a subject, given in lower case, as the client gives it."""
-        for number in [one for one in self._outstanding if self._frames[one].subject.lower() == subject]:
-            self._settle(number, NoAnswerReason.FORBIDDEN)
+        for index in [index for index in self._outstanding if self._frames[index].subject.lower() == subject]:
+            self._settle(index, NoAnswerReason.FORBIDDEN)
 
     def lose(self) -> None:
         """The connection has ended."""
-        for number in list(self._outstanding):
-            self._settle(number, NoAnswerReason.LOST)
+        for index in list(self._outstanding):
+            self._settle(index, NoAnswerReason.LOST)
 
     async def room(self, outstanding_max: int, *, quiet_s: float) -> None:
         """Wait until no more than so many are outstanding. Raises TimeoutError after `quiet_s` without an answer."""
@@ -77,7 +77,7 @@ class Exchange(Generic[T]):
             async with asyncio.timeout(quiet_s):
                 await self._progress.wait()
 
-    def _settle(self, number: int, answer: T | NoAnswerReason) -> None:
-        self.answers[number] = answer
-        self._outstanding.discard(number)
+    def _settle(self, index: int, answer: T | NoAnswerReason) -> None:
+        self.answers[index] = answer
+        self._outstanding.discard(index)
         self._progress.set()

@@ -45,18 +45,18 @@ class BrokerUrl:
         parts = split_url(url)
         login, at, addresses = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
-        given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
         if not at:
-            _check_encoded((parts.path, *given, parts.fragment), url_name=url_name)
-        _check_options(given, COMMON_OPTIONS | set(options), url_name=url_name)
-        password_path = given.get("password_file")
+            _check_encoded((parts.path, *query, parts.fragment), url_name=url_name)
+        _check_options(query, COMMON_OPTIONS | set(options), url_name=url_name)
+        password_path = query.get("password_file")
         return cls(
             scheme=parts.scheme,
             hosts=tuple(host_and_port(address, port, url_name=url_name) for address in addresses.split(",")),
             user=unquote(user) or None,
             password=unquote(password) or None if password_path is None else _secret_in("password_file", password_path),
             path=unquote(parts.path.removeprefix("/")),
-            options=given,
+            options=query,
             url_name=url_name,
         )
 
@@ -114,13 +114,13 @@ class BrokerUrl:
 
 def host_and_port(address: str, port: int, *, url_name: str = URL_NAME_DEFAULT) -> tuple[str, int]:
     """The parts of `host:port` or `[address]:port`; `port` where it names none. Raises ConfigurationError."""
-    host, colon, number = address.rpartition(":")
-    if not colon or number.endswith("]"):  # no port; or an IPv6 address without one
-        host, number = address, str(port)
+    host, colon, port_text = address.rpartition(":")
+    if not colon or port_text.endswith("]"):  # no port; or an IPv6 address without one
+        host, port_text = address, str(port)
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not (number.isascii() and number.isdigit()) or not 0 < int(number) < 65_536:
+    if not host or not (port_text.isascii() and port_text.isdigit()) or not 0 < int(port_text) < 65_536:
         raise ConfigurationError(f"{url_name} needs host:port, or several with commas between, not {address!r}")
-    return host, int(number)
+    return host, int(port_text)
 
 
 def _bracketed(host: str) -> str:
@@ -136,11 +136,11 @@ def _check_encoded(behind_hosts: Collection[str], *, url_name: str) -> None:
         )
 
 
-def _check_options(given: Mapping[str, str], known: Collection[str], *, url_name: str) -> None:
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
+def _check_options(options: Mapping[str, str], known_names: Collection[str], *, url_name: str) -> None:
+    for name in options:
+        if name not in known_names:
+            near = difflib.get_close_matches(name, known_names, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known_names))}"
             raise ConfigurationError(f"{url_name} has the unknown option {name!r}{hint}")
 
 

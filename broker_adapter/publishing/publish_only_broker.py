@@ -100,18 +100,22 @@ class PublishOnlyBroker:
         end_ms = self._clock.monotonic_ms() + self._timeout_ms
         now_ms = self._clock.now_ms()
         can_delay = Capability.DELAY in self.capabilities
-        refused = {one.topic: str(one) for one in self._inspect_new({message.topic for message in batch}) if one.topic}
+        refused = {
+            weakness.topic: str(weakness)
+            for weakness in self._inspect_new({message.topic for message in batch})
+            if weakness.topic
+        }
         answers = [_answer_at_once(message, now_ms, refused, can_delay=can_delay) for message in batch]
-        going = [place for place, answer in enumerate(answers) if answer is None]
-        results = {place: answer for place, answer in enumerate(answers) if answer is not None}
+        going = [index for index, answer in enumerate(answers) if answer is None]
+        results = {index: answer for index, answer in enumerate(answers) if answer is not None}
         try:
             left_ms = self._left_ms(end_ms)
-            stored = self._publisher.publish([batch[place] for place in going], timeout_ms=left_ms) if going else []
+            stored = self._publisher.publish([batch[index] for index in going], timeout_ms=left_ms) if going else []
         except BrokerError as error:
             error.with_answered({**results, **{going[at]: result for at, result in error.answered.items()}})
             raise
         results.update(zip(going, stored, strict=True))
-        return [results[place] for place in range(len(batch))]
+        return [results[index] for index in range(len(batch))]
 
     def pull(
         self,
@@ -180,28 +184,29 @@ class PublishOnlyBroker:
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             since_ms = now_ms - self._inspect_every_ms
-            wanted = sorted(topic for topic in topics if self._inspected_at_ms.get(topic, since_ms) <= since_ms)
-        if not wanted:
+            uninspected = sorted(topic for topic in topics if self._inspected_at_ms.get(topic, since_ms) <= since_ms)
+        if not uninspected:
             return ()
-        weaknesses = self._publisher.inspect(wanted, timeout_ms=self._timeout_ms).weaknesses
+        weaknesses = self._publisher.inspect(uninspected, timeout_ms=self._timeout_ms).weaknesses
         self._report(weaknesses)
         with self._lock:
             if not (weaknesses and self._strict):
-                self._inspected_at_ms.update(dict.fromkeys(wanted, now_ms))
+                self._inspected_at_ms.update(dict.fromkeys(uninspected, now_ms))
         if not self._strict:
             return ()
-        for one in weaknesses:
-            if one.topic is None:
-                raise StorageFailed(f"refused because of strict=true: {one}")
+        for weakness in weaknesses:
+            if weakness.topic is None:
+                raise StorageFailed(f"refused because of strict=true: {weakness}")
         return weaknesses
 
     def _report(self, weaknesses: Sequence[Weakness]) -> None:
         with self._lock:
-            new = [one for one in weaknesses if str(one) not in self._reported]
+            new = [weakness for weakness in weaknesses if str(weakness) not in self._reported]
             self._reported.update(map(str, new))
-        for one in new:
+        for weakness in new:
             logger.warning(
-                "broker_durability_weak", extra={"subject": one.subject, "problem": one.problem, "cure": one.cure}
+                "broker_durability_weak",
+                extra={"subject": weakness.subject, "problem": weakness.problem, "cure": weakness.cure},
             )
 
 

@@ -38,13 +38,13 @@ class AdminApi:
 
     def persistence(self, *, timeout_s: float) -> Mapping[str, Any]:
         """The namespace's policy, by Pulsar's names of its parts; empty where the servers' defaults hold."""
-        found: Mapping[str, Any] = self._policy("persistence", timeout_s=timeout_s) or {}
-        return found
+        policy: Mapping[str, Any] = self._policy("persistence", timeout_s=timeout_s) or {}
+        return policy
 
     def backlog_quotas(self, *, timeout_s: float) -> Mapping[str, Any]:
         """The namespace's limits of what is not acknowledged, each with the policy for what is beyond it."""
-        found: Mapping[str, Any] = self._policy("backlogQuotaMap", timeout_s=timeout_s) or {}
-        return found
+        quotas: Mapping[str, Any] = self._policy("backlogQuotaMap", timeout_s=timeout_s) or {}
+        return quotas
 
     def message_ttl_s(self, *, timeout_s: float) -> int:
         """After so many seconds a message of the namespace counts as acknowledged; 0: never."""
@@ -54,12 +54,12 @@ class AdminApi:
         """The names of a topic's subscriptions; None where the topic is missing."""
         path = f"{self.topic_path(topic)}/subscriptions"
         try:
-            found: Sequence[str] = self._http.get(path, timeout_s=timeout_s).json()
+            names: Sequence[str] = self._http.get(path, timeout_s=timeout_s).json()
         except requests.HTTPError as error:
             if error.response is not None and error.response.status_code == HTTPStatus.NOT_FOUND:
                 return None
             raise
-        return found
+        return names
 
     def topic_path(self, topic: str) -> str:
         """The path that all requests about a topic begin with."""

@@ -47,11 +47,11 @@ class Receipts:
         self._has_error = False
         self._wanted = 0
 
-    def add(self, number: int, result: Any, _message_id: object) -> None:
+    def add(self, index: int, result: Any, _message_id: object) -> None:
         """Keep the result of a message. Called by threads of the client."""
         name = result.name
         with self._changed:
-            self._found.append((number, name))
+            self._found.append((index, name))
             self._has_error = self._has_error or name != SUCCESS
             if self._has_error or len(self._found) >= self._wanted > 0:
                 self._changed.notify()
@@ -61,8 +61,8 @@ class Receipts:
         with self._changed:
             self._wanted = count
             self._changed.wait_for(lambda: self._has_error or len(self._found) >= count, timeout_s)
-            found, self._found, self._has_error = self._found, [], False
-        return found
+            receipts, self._found, self._has_error = self._found, [], False
+        return receipts
 
 
 class PulsarConnection:
@@ -81,7 +81,7 @@ class PulsarConnection:
         self._shutdown = weakref.finalize(self, _shut_down, self._client, self._creating)
 
     def store(self, records: Sequence[PulsarRecord], answers: dict[int, str | None], *, deadline_ms: int) -> None:
-        """Send records in this order, and wait; fills in an answer for each, by its place: None where it is durable, or
+        """Send records in this order, and wait; fills in an answer for each, by its index: None where it is durable, or
         its result's name.
 
         Raises BrokerUnavailable, StorageFailed or NotAuthenticated where one of them is in doubt: those have no answer.
@@ -89,30 +89,30 @@ class PulsarConnection:
         receipts = Receipts()
         outstanding = 0
         refused: dict[str, str] = {}
-        for number, record in enumerate(records):
+        for index, record in enumerate(records):
             if record.topic not in refused:
                 try:
-                    self._send(record, partial(receipts.add, number), deadline_ms=deadline_ms)
+                    self._send(record, partial(receipts.add, index), deadline_ms=deadline_ms)
                     outstanding += 1
                     continue
                 except pulsar.PulsarException as error:
                     result = self._checked(type(error).__name__)
                 if is_of_message(result):
-                    answers[number] = result
+                    answers[index] = result
                     continue
                 # All of the topic's that follow have the same fate: otherwise one of them could go before this one.
                 refused[record.topic] = result
-            answers[number] = refused[record.topic]
+            answers[index] = refused[record.topic]
         failure: BrokerError | None = None
         while outstanding:
-            for number, result in self._next_receipts(receipts, outstanding, deadline_ms=deadline_ms):
+            for index, result in self._next_receipts(receipts, outstanding, deadline_ms=deadline_ms):
                 outstanding -= 1
                 try:
-                    answers[number] = None if result == SUCCESS else self._checked(result)
+                    answers[index] = None if result == SUCCESS else self._checked(result)
                 except BrokerError as error:
                     failure = error
                 if result != SUCCESS and not is_of_message(result):
-                    self._producers.pop(records[number].topic, None)  # it may be what was wrong
+                    self._producers.pop(records[index].topic, None)  # it may be what was wrong
             if failure is not None:
                 raise failure
 
@@ -178,10 +178,10 @@ class PulsarConnection:
 
     def _next_receipts(self, receipts: Receipts, outstanding: int, *, deadline_ms: int) -> list[tuple[int, str]]:
         left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
-        found = receipts.take(outstanding, timeout_s=left_ms / 1000)
-        if not found:
+        new_receipts = receipts.take(outstanding, timeout_s=left_ms / 1000)
+        if not new_receipts:
             raise exception_for("Timeout", what=self._what)
-        return found
+        return new_receipts
 
     def _checked(self, result: str) -> str:
         """Raise what concerns the whole batch."""

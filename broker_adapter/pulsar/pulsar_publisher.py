@@ -47,9 +47,9 @@ class PulsarPublisher:
             with self._pool.client() as connection:
                 connection.store(records, answers, deadline_ms=deadline_ms)
         except BrokerError as error:
-            error.with_answered({number: _result(batch[number], answer) for number, answer in answers.items()})
+            error.with_answered({index: _result(batch[index], answer) for index, answer in answers.items()})
             raise
-        return [_result(message, answers[number]) for number, message in enumerate(batch)]
+        return [_result(message, answers[index]) for index, message in enumerate(batch)]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
         """Ask the admin API for the namespace's persistence and the topics' subscriptions."""

@@ -25,31 +25,31 @@ class RabbitMqBatchResults:
     def __init__(self, messages: Sequence[Message], *, frame_bytes_max: int, place: str) -> None:
         """`frame_bytes_max`: what all properties of a message must fit in; `place`: the servers, for errors."""
         self.pending: dict[int, AmqpFrame] = {}
-        """By the message's number in the batch."""
+        """By the message's index in the batch."""
         self._messages = messages
         self._place = place
         self._results: dict[int, PublishResult] = {}
-        for number, message in enumerate(messages):
+        for index, message in enumerate(messages):
             frame = frame_of(message)
             refusal = refusal_of(message)
             if refusal is None and header_bytes(frame) > frame_bytes_max:
                 refusal = f"the headers are too large for the server's frame_max of {frame_bytes_max:,} bytes; raise it"
             if refusal is None:
-                self.pending[number] = frame
+                self.pending[index] = frame
             else:
-                self._settle(number, PublishStatus.REJECTED, refusal)
+                self._settle(index, PublishStatus.REJECTED, refusal)
 
     def next_run(self, *, confirmed_bytes_max: int) -> Mapping[int, AmqpFrame]:
-        """The frames to send next, by number: those that are sent together, or one by itself.
+        """The frames to send next, by index: those that are sent together, or one by itself.
 
         A server ends the channel for a message that is too large, and all that it did not confirm yet is in doubt: so
         one that is larger than any that it took before is sent when nothing else is under way.
         """
         together: dict[int, AmqpFrame] = {}
-        for number, frame in self.pending.items():
+        for index, frame in self.pending.items():
             if len(frame.body) > max(PIPELINED_BYTES, confirmed_bytes_max):
-                return together or {number: frame}
-            together[number] = frame
+                return together or {index: frame}
+            together[index] = frame
         return together
 
     def settle(self, run: Mapping[int, AmqpFrame], answer: Answer) -> None:
@@ -58,51 +58,51 @@ class RabbitMqBatchResults:
         Raises NotAuthorized, StorageFailed and BrokerUnavailable for what is not about single messages, BrokerRefused
         for a message of several, which the server did not name; each with the results that are known.
         """
-        for number, outcome in zip(run, answer.outcomes, strict=True):
-            topic = self._messages[number].topic
+        for index, outcome in zip(run, answer.outcomes, strict=True):
+            topic = self._messages[index].topic
             match outcome:
                 case ConfirmOutcome.CONFIRMED:
-                    self._settle(number, PublishStatus.STORED)
+                    self._settle(index, PublishStatus.STORED)
                 case ConfirmOutcome.RETURNED:
                     text = f"no queue takes the topic {topic}; {CURES[spec.NO_ROUTE]}"
-                    self._settle(number, PublishStatus.DEFERRED, text)
+                    self._settle(index, PublishStatus.DEFERRED, text)
                 case ConfirmOutcome.NACKED:
-                    self._settle(number, PublishStatus.DEFERRED, f"a queue refused the topic {topic}: {NACK_CURE}")
+                    self._settle(index, PublishStatus.DEFERRED, f"a queue refused the topic {topic}: {NACK_CURE}")
                 case None:
                     pass
         if answer.refusal is not None:
-            self._refuse([number for number in run if number in self.pending], answer.refusal)
+            self._refuse([index for index in run if index in self.pending], answer.refusal)
 
     def answered(self) -> dict[int, PublishResult]:
-        """The results that are known, by number. After a message that waits, none of its key is reported as stored: it
+        """The results that are known, by index. After a message that waits, none of its key is reported as stored: it
         is sent again behind that one.
         """
         waiting: dict[tuple[str, str], str] = {}
         results: dict[int, PublishResult] = {}
-        for number, result in sorted(self._results.items()):
-            message = self._messages[number]
-            results[number] = result
+        for index, result in sorted(self._results.items()):
+            message = self._messages[index]
+            results[index] = result
             if message.key is not None:
-                place = message.topic, message.key
+                order_key = message.topic, message.key
                 if result.status is PublishStatus.DEFERRED:
-                    waiting.setdefault(place, message.id)
-                elif place in waiting and result.status is PublishStatus.STORED:
-                    text = f"an older message of its key waits: {waiting[place]}"
-                    results[number] = PublishResult(message.id, PublishStatus.DEFERRED, text)
+                    waiting.setdefault(order_key, message.id)
+                elif order_key in waiting and result.status is PublishStatus.STORED:
+                    text = f"an older message of its key waits: {waiting[order_key]}"
+                    results[index] = PublishResult(message.id, PublishStatus.DEFERRED, text)
         return results
 
     def in_order(self) -> list[PublishResult]:
         """All results, once nothing is pending."""
         return list(self.answered().values())
 
-    def _refuse(self, numbers: Sequence[int], refusal: ChannelClosedByBroker) -> None:
+    def _refuse(self, indexes: Sequence[int], refusal: ChannelClosedByBroker) -> None:
         code, text = refusal.reply_code, refusal.reply_text
         match treatment_of(code):
             case Treatment.DEFERRED:  # the exchange, which is that of all
-                for number in numbers:
-                    self._settle(number, PublishStatus.DEFERRED, explained(code, text))
-            case Treatment.REJECTED if len(numbers) == 1:
-                self._settle(numbers[0], PublishStatus.REJECTED, explained(code, text))
+                for index in indexes:
+                    self._settle(index, PublishStatus.DEFERRED, explained(code, text))
+            case Treatment.REJECTED if len(indexes) == 1:
+                self._settle(indexes[0], PublishStatus.REJECTED, explained(code, text))
             case Treatment.REJECTED:
                 # The server took them in order up to the one that it refuses, and ended the channel with what it had
                 # not confirmed yet: any of these may be stored.
@@ -112,6 +112,6 @@ class RabbitMqBatchResults:
             case _:
                 raise exception_for_code(code, text, place=self._place).with_answered(self.answered()) from refusal
 
-    def _settle(self, number: int, status: PublishStatus, error: str | None = None) -> None:
-        self._results[number] = PublishResult(self._messages[number].id, status, error)
-        self.pending.pop(number, None)
+    def _settle(self, index: int, status: PublishStatus, error: str | None = None) -> None:
+        self._results[index] = PublishResult(self._messages[index].id, status, error)
+        self.pending.pop(index, None)

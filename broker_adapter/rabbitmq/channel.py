@@ -83,12 +83,12 @@ class ConfirmChannel:
 
     def _on_confirmed(self, frame: Any) -> None:
         """A channel numbers its messages from 1. A confirm may be for all up to its number."""
-        place = frame.method.delivery_tag - 1 - (self._sent - len(self._frames))
+        confirmed_index = frame.method.delivery_tag - 1 - (self._sent - len(self._frames))
         is_ack = isinstance(frame.method, pika.spec.Basic.Ack)
-        for number in range(self._unanswered_from if frame.method.multiple else place, place + 1):
-            if self._outcomes[number] is None:
-                accepted = ConfirmOutcome.RETURNED if number in self._returned else ConfirmOutcome.CONFIRMED
-                self._outcomes[number] = accepted if is_ack else ConfirmOutcome.NACKED
+        for index in range(self._unanswered_from if frame.method.multiple else confirmed_index, confirmed_index + 1):
+            if self._outcomes[index] is None:
+                accepted = ConfirmOutcome.RETURNED if index in self._returned else ConfirmOutcome.CONFIRMED
+                self._outcomes[index] = accepted if is_ack else ConfirmOutcome.NACKED
         while self._unanswered_from < len(self._outcomes) and self._outcomes[self._unanswered_from] is not None:
             self._unanswered_from += 1
         if self._unanswered_from == len(self._outcomes):
@@ -100,11 +100,11 @@ class ConfirmChannel:
 
         An id may stand twice in a batch.
         """
-        for number in range(self._unanswered_from, len(self._frames)):
-            frame = self._frames[number]
+        for index in range(self._unanswered_from, len(self._frames)):
+            frame = self._frames[index]
             is_alike = (frame.properties.message_id, frame.routing_key) == (properties.message_id, method.routing_key)
-            if is_alike and self._outcomes[number] is None and number not in self._returned:
-                self._returned.add(number)
+            if is_alike and self._outcomes[index] is None and index not in self._returned:
+                self._returned.add(index)
                 return
 
     def _on_closed(self, _channel: Channel, reason: Exception) -> None:

@@ -58,14 +58,14 @@ class RabbitMqConnection:
     @classmethod
     def open(cls, servers: Sequence[pika.ConnectionParameters], *, timeout_s: float) -> RabbitMqConnection:
         """Connect to the first server that answers, and log in."""
-        made = cls(servers)
-        made._thread.start()
+        connection = cls(servers)
+        connection._thread.start()
         try:
-            made._opened.result(timeout_s)
+            connection._opened.result(timeout_s)
         except BaseException:
-            made._begin_end()
+            connection._begin_end()
             raise
-        return made
+        return connection
 
     @property
     def is_open(self) -> bool:
@@ -88,8 +88,8 @@ class RabbitMqConnection:
         answer: Answer = self._call(partial(self._send, exchange, frames), timeout_s=timeout_s)
         sizes = (
             len(frame.body)
-            for frame, one in zip(frames, answer.outcomes, strict=True)
-            if one is ConfirmOutcome.CONFIRMED
+            for frame, outcome in zip(frames, answer.outcomes, strict=True)
+            if outcome is ConfirmOutcome.CONFIRMED
         )
         self.confirmed_bytes_max = max(self.confirmed_bytes_max, *sizes, 0)
         return answer
@@ -141,12 +141,12 @@ class RabbitMqConnection:
         except AMQPError as error:  # it is being closed
             done.set_exception(error)
 
-    def _on_connected(self, made: Any) -> None:
-        if not isinstance(made, _AmqpConnection):
-            self._lose(made)
+    def _on_connected(self, connection_or_error: Any) -> None:
+        if not isinstance(connection_or_error, _AmqpConnection):
+            self._lose(connection_or_error)
             return
-        self._amqp = made
-        made.add_on_close_callback(lambda _, reason: self._lose(reason))
+        self._amqp = connection_or_error
+        connection_or_error.add_on_close_callback(lambda _, reason: self._lose(reason))
         self._complete(self._opened, None)
         if self._is_ending:
             self._end()

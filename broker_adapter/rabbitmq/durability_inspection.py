@@ -35,13 +35,13 @@ class Inspector:
             cure = "name the management API in the broker's URL: ?management=http://HOST:15672"
             yield _unknown("the queues' durability is unknown, since AMQP does not show it", cure)
             return
-        lacking = {one.topic for one in missing}
+        lacking = {weakness.topic for weakness in missing}
 
         def half_s() -> float:
             return left_s() / 2  # a publish follows, which an API that hangs must leave time for
 
         try:
-            yield from self._of_topics(self._api, [one for one in topics if one not in lacking], half_s)
+            yield from self._of_topics(self._api, [topic for topic in topics if topic not in lacking], half_s)
         except requests.RequestException as error:
             cure = "check management= in the broker's URL, and rabbitmqctl set_user_tags USER monitoring"
             yield _unknown(f"the queues' durability is unknown: {description_of(error)}", cure)
@@ -57,11 +57,13 @@ class Inspector:
         kind = api.exchange_type(self._exchange, timeout_s=left_s())
         bindings = api.bindings(self._exchange, timeout_s=left_s())
         for topic in topics:
-            bound = [one for one in bindings if takes(kind, str(one["routing_key"]), topic)]
+            bound = [binding for binding in bindings if takes(kind, str(binding["routing_key"]), topic)]
             if not bound:
                 problem = f"exchange {self._exchange} routes it to no queue that is seen, and its messages may wait"
                 yield Weakness(subject=f"topic {topic}", problem=problem, cure="bind a queue", topic=topic)
-            for queue in sorted({str(one["destination"]) for one in bound if one["destination_type"] == "queue"}):
+            for queue in sorted(
+                {str(binding["destination"]) for binding in bound if binding["destination_type"] == "queue"}
+            ):
                 yield from queue_weaknesses(topic, api.queue(queue, timeout_s=left_s()), node_count=nodes)
 
 

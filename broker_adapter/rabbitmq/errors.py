@@ -85,13 +85,13 @@ def exception_for(error: BaseException, *, place: str) -> BrokerError:
     """The error of ours that an exception of the client's stands for; `place`: the addresses asked, no secret."""
     causes = _causes(error)
     of_each = [_exception_for(cause, place=place) for cause in causes]
-    return next((one for one in of_each if not isinstance(one, BrokerUnavailable)), of_each[-1])
+    return next((translated for translated in of_each if not isinstance(translated, BrokerUnavailable)), of_each[-1])
 
 
 def _exception_for(error: BaseException, *, place: str) -> BrokerError:
     code, text = _reply(error)
     if code is None:
-        kind = next((kind for known, kind in EXCEPTIONS if isinstance(error, known)), BrokerUnavailable)
+        kind = next((kind for client_error, kind in EXCEPTIONS if isinstance(error, client_error)), BrokerUnavailable)
         cure = _EXCEPTION_CURES.get(type(error))  # type: ignore[arg-type]
         return kind(f"RabbitMQ at {place}: {text}; {cure}" if cure else f"RabbitMQ at {place}: {text}")
     if isinstance(error, client.ProbableAuthenticationError):
@@ -109,16 +109,16 @@ def _reply(error: BaseException) -> tuple[int | None, str]:
     if isinstance(error, client.ConnectionClosed | client.ChannelClosed):
         return error.reply_code, error.reply_text
     if isinstance(error, _PROBABLE):
-        found = _CODE_IN_TEXT.search(str(error.args[0]))
-        if found is not None:
-            return int(found[1]), found[2].strip("'\"")
+        code_match = _CODE_IN_TEXT.search(str(error.args[0]))
+        if code_match is not None:
+            return int(code_match[1]), code_match[2].strip("'\"")
     return None, str(error) or repr(error)
 
 
 def _causes(error: BaseException) -> list[BaseException]:
     """Why each server could not be reached, where the error is of several; else the error."""
     if isinstance(error, workflow.AMQPConnectionWorkflowFailed):
-        return [cause for one in error.exceptions for cause in _causes(one)] or [error]
+        return [cause for server_error in error.exceptions for cause in _causes(server_error)] or [error]
     if isinstance(error, workflow.AMQPConnectorPhaseErrorBase):
         return _causes(error.exception)
     return [error]

@@ -26,13 +26,13 @@ class ManagementApi:
     def bindings(self, exchange: str, *, timeout_s: float) -> Sequence[Mapping[str, Any]]:
         """All that an exchange routes to."""
         path = f"exchanges/{self._vhost}/{quote(exchange, safe='')}/bindings/source"
-        found: Sequence[Mapping[str, Any]] = self._get(path, timeout_s=timeout_s)
-        return found
+        bindings: Sequence[Mapping[str, Any]] = self._get(path, timeout_s=timeout_s)
+        return bindings
 
     def queue(self, name: str, *, timeout_s: float) -> Mapping[str, Any]:
         """A queue with the policy that is in effect."""
-        found: Mapping[str, Any] = self._get(f"queues/{self._vhost}/{quote(name, safe='')}", timeout_s=timeout_s)
-        return found
+        queue: Mapping[str, Any] = self._get(f"queues/{self._vhost}/{quote(name, safe='')}", timeout_s=timeout_s)
+        return queue
 
     def node_count(self, *, timeout_s: float) -> int:
         """Returns the number of the cluster's nodes, including those that are down."""

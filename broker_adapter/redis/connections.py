@@ -107,10 +107,10 @@ class ClusterServers:
 
     def masters(self) -> list[tuple[str, redis.Redis]]:
         """All masters."""
-        found = self._opened().get_primaries()
-        if not found:
+        nodes = self._opened().get_primaries()
+        if not nodes:
             raise RedisClusterException(NO_SLOTS)
-        return [(node.name, self._client_of(node)) for node in found]
+        return [(node.name, self._client_of(node)) for node in nodes]
 
     def redirected(self, error: ResponseError) -> redis.Redis | None:
         """The node that a slot is being moved to."""

@@ -71,32 +71,32 @@ def inspect_master(
     settings = _settings(node)
     replicas = _replicas_online(info)
     eviction = list(_of_memory(info, has_timers=has_timers))
-    found = [
+    problems = [
         *_of_version(info),
         *_of_persistence(info, settings),
         *eviction,
-        *_of_replication(settings, replicas=replicas, wanted=replicas_wanted),
+        *_of_replication(settings, replicas=replicas, replicas_wanted=replicas_wanted),
         *(_of_clock(ahead_ms) if has_timers else ()),
     ]
-    weaknesses = [Weakness(subject=f"node {address}", problem=problem, cure=cure) for problem, cure in found]
+    weaknesses = [Weakness(subject=f"node {address}", problem=problem, cure=cure) for problem, cure in problems]
     return MasterReport(
         version=str(info.get("redis_version", "")),
         replicas=replicas,
         bulk_bytes_max=int(settings.get("proto-max-bulk-len", BULK_BYTES_MAX_DEFAULT)),
         weaknesses=tuple(weaknesses),
-        eviction=next((one for one in weaknesses if (one.problem, one.cure) in eviction), None),
+        eviction=next((weakness for weakness in weaknesses if (weakness.problem, weakness.cure) in eviction), None),
     )
 
 
 def _settings(node: redis.Redis) -> Mapping[str, str]:
     """The settings that INFO does not show; none where CONFIG is forbidden, or unknown to a managed service."""
     try:
-        found: Any = node.config_get(*_SETTINGS)
+        settings: Any = node.config_get(*_SETTINGS)
     except ResponseError as error:
         if CODES.get(code_of(error)) is Treatment.NOT_AUTHORIZED or code_of(error) == "ERR":
             return {}
         raise
-    return {_text(name): _text(value) for name, value in found.items()}
+    return {_text(name): _text(value) for name, value in settings.items()}
 
 
 def _text(value: str | bytes) -> str:
@@ -143,10 +143,10 @@ def _of_memory(info: Mapping[str, Any], *, has_timers: bool) -> Iterator[tuple[s
     if policy == "noeviction" or not info.get("maxmemory"):
         return
     if has_timers:
-        what = "all messages of a slot at once"
+        evicted = "all messages of a slot at once"
     else:
-        what = "streams with messages" if policy.startswith("allkeys") else "the ids by which repeats are known"
-    yield f"maxmemory-policy {policy} evicts {what}", "CONFIG SET maxmemory-policy noeviction, and in redis.conf"
+        evicted = "streams with messages" if policy.startswith("allkeys") else "the ids by which repeats are known"
+    yield f"maxmemory-policy {policy} evicts {evicted}", "CONFIG SET maxmemory-policy noeviction, and in redis.conf"
 
 
 def clock_ahead_ms(info: Mapping[str, Any], *, asked_at_ms: int, answered_at_ms: int) -> int:
@@ -167,15 +167,20 @@ def _of_clock(ahead_ms: int) -> Iterator[tuple[str, str]]:
         yield f"{shown} behind this machine's: scheduled messages are late by that", cure
 
 
-def _of_replication(settings: Mapping[str, str], *, replicas: int, wanted: int | None) -> Iterator[tuple[str, str]]:
-    if wanted is None and replicas == 0:
+def _of_replication(
+    settings: Mapping[str, str], *, replicas: int, replicas_wanted: int | None
+) -> Iterator[tuple[str, str]]:
+    if replicas_wanted is None and replicas == 0:
         yield (
             "no replica is connected, so what was acknowledged is lost with this node's disk",
             "connect a replica (REPLICAOF), or say ?wait=0 in the broker's URL where one copy is enough",
         )
-    elif wanted is not None and replicas < wanted:
-        yield f"?wait={wanted} and only {replicas} replicas are connected: nothing is acknowledged", "start replicas"
-    elif replicas > 0 and wanted == 0:
+    elif replicas_wanted is not None and replicas < replicas_wanted:
+        yield (
+            f"?wait={replicas_wanted} and only {replicas} replicas are connected: nothing is acknowledged",
+            "start replicas",
+        )
+    elif replicas > 0 and replicas_wanted == 0:
         yield (
             "with ?wait=0 a failover loses what was acknowledged and its replica had not got",
             "say ?wait=1 in the broker's URL, or leave it out",

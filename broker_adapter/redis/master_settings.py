@@ -66,8 +66,8 @@ class MasterSettings:
             self._eviction = next((report.eviction for report in reports if report.eviction is not None), None)
             if self._options.replicas is not None:
                 return
-            known, found = self._replicas, int(any(report.replicas for report in reports))
-            self._replicas = max(found, known or 0)
-        if self._replicas != known:
+            known_replicas, connected = self._replicas, int(any(report.replicas for report in reports))
+            self._replicas = max(connected, known_replicas or 0)
+        if self._replicas != known_replicas:
             extra = {"replicas": self._replicas, "addresses": self._sender.addresses}
             logger.info("redis_waits_for_replicas", extra=extra)

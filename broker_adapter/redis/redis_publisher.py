@@ -1,4 +1,4 @@
-"""Publishes messages to Redis by one script for each batch and place, and a WAIT for the replicas."""
+"""Publishes messages to Redis by one script for each batch and destination, and a WAIT for the replicas."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ class RedisStore(Protocol):
     def value_bytes(self, message: Message) -> int:
         """Returns the bytes of the value that has the message's body, at most."""
 
-    def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
-        """The call that stores messages of one place: 1 (stored) or 0 (repeat) for each in order; where one fails, the
-        error's text in its place and nothing for those behind it. A list behind them: what was trimmed (append.lua).
+    def call(self, destination: str, messages: Sequence[Message]) -> ScriptCall:
+        """The call that stores messages of one destination: 1 (stored) or 0 (repeat) for each in order; where one
+        fails, the error's text in its position and nothing for those behind it. A list behind them: what was trimmed
+        (append.lua).
         """
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The messages of one place, and the call that stores them."""
+    """The messages of one destination, and the call that stores them."""
 
     place: str
     messages: list[Message]
@@ -104,22 +105,22 @@ class RedisPublisher:
         value_bytes_max = self._masters.bulk_bytes_max
         results: dict[int, PublishResult] = {}
         fitting: list[int] = []
-        for place, message in enumerate(batch):
+        for index, message in enumerate(batch):
             value_bytes = self._store.value_bytes(message)
             if value_bytes <= value_bytes_max:
-                fitting.append(place)
+                fitting.append(index)
             else:
-                results[place] = _too_large(message, value_bytes=value_bytes, value_bytes_max=value_bytes_max)
+                results[index] = _too_large(message, value_bytes=value_bytes, value_bytes_max=value_bytes_max)
         unsent = iter(fitting)
-        for part in parts([batch[place] for place in fitting], self._options):
-            places = list(islice(unsent, len(part)))
+        for part in parts([batch[index] for index in fitting], self._options):
+            part_indexes = list(islice(unsent, len(part)))
             try:
                 stored = self._publish_part(part, deadline, replicas=replicas)
             except BrokerError as error:
-                error.with_answered({**results, **{places[at]: result for at, result in error.answered.items()}})
+                error.with_answered({**results, **{part_indexes[at]: result for at, result in error.answered.items()}})
                 raise
-            results.update(zip(places, stored, strict=True))
-        return [results[place] for place in range(len(batch))]
+            results.update(zip(part_indexes, stored, strict=True))
+        return [results[index] for index in range(len(batch))]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:  # noqa: ARG002 - topics have no settings
         """Ask each master about its settings; topics have none of their own."""
@@ -128,7 +129,7 @@ class RedisPublisher:
         return Inspection(
             product=self.product,
             version=min(report.version for report in reports),
-            weaknesses=(*of_url, *(one for report in reports for one in report.weaknesses)),
+            weaknesses=(*of_url, *(weakness for report in reports for weakness in report.weaknesses)),
         )
 
     def close(self) -> None:
@@ -136,17 +137,24 @@ class RedisPublisher:
         self._sender.close()
 
     def _publish_part(self, part: Sequence[Message], deadline: Deadline, *, replicas: int) -> list[PublishResult]:
-        by_place: defaultdict[str, list[Message]] = defaultdict(list)
-        places = [self._store.place_of(message) for message in part]
-        for place, message in zip(places, part, strict=True):
-            by_place[place].append(message)
-        stored = [_Part(place, messages, self._store.call(place, messages)) for place, messages in by_place.items()]
-        self._sender.send([one.call for one in stored], deadline, replicas=replicas)
+        by_destination: defaultdict[str, list[Message]] = defaultdict(list)
+        destinations = [self._store.place_of(message) for message in part]
+        for destination, message in zip(destinations, part, strict=True):
+            by_destination[destination].append(message)
+        stored = [
+            _Part(destination, messages, self._store.call(destination, messages))
+            for destination, messages in by_destination.items()
+        ]
+        self._sender.send([sent.call for sent in stored], deadline, replicas=replicas)
         for sent in stored:
             self._tell_trimmed(sent)
-        failures = {one.place: error for one in stored if (error := self._failure_of(one)) is not None}
-        results = {one.place: _results(one) for one in stored if one.place not in failures}
-        answered = {at: next(results[place]) for at, place in enumerate(places) if place in results}
+        failures = {sent.place: error for sent in stored if (error := self._failure_of(sent)) is not None}
+        results = {sent.place: _results(sent) for sent in stored if sent.place not in failures}
+        answered = {
+            index: next(results[destination])
+            for index, destination in enumerate(destinations)
+            if destination in results
+        }
         if failures:  # an outage is raised rather than a forbidden topic: then the topics are not tried one by one
             raise min(failures.values(), key=lambda error: isinstance(error, NotAuthorized)).with_answered(answered)
         return list(answered.values())
@@ -197,9 +205,9 @@ def _results(part: _Part) -> Iterator[PublishResult]:
     """A result a message: what the script did before it ended with an error is done."""
     error, outcome = part.error, part.call.outcome
     text = None if error is None else f"{part.messages[0].topic}: {description_of(error)}"
-    done = [one for one in outcome if isinstance(one, int)] if isinstance(outcome, list) else []
-    for place, message in enumerate(part.messages):
-        if place < len(done):
-            yield PublishResult(message.id, PublishStatus.STORED if done[place] else PublishStatus.DUPLICATE)
+    done = [answer for answer in outcome if isinstance(answer, int)] if isinstance(outcome, list) else []
+    for index, message in enumerate(part.messages):
+        if index < len(done):
+            yield PublishResult(message.id, PublishStatus.STORED if done[index] else PublishStatus.DUPLICATE)
         else:
             yield PublishResult(message.id, PublishStatus.DEFERRED, text)

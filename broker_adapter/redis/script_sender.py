@@ -198,15 +198,16 @@ def _attempt_on(node: redis.Redis, calls: Sequence[ScriptCall], deadline: Deadli
     except CLIENT_ERRORS as error:
         answers, reached = [error] * len(calls), error
     for call, answer in zip(calls, answers, strict=True):
-        call.settle(answer if isinstance(answer, Exception) else _in_step(answer, reached, wanted=replicas))
+        call.settle(answer if isinstance(answer, Exception) else _in_step(answer, reached, replicas_wanted=replicas))
 
 
-def _in_step(answer: Any, reached: object, *, wanted: int) -> Any:
+def _in_step(answer: Any, reached: object, *, replicas_wanted: int) -> Any:
     """The script's answer, or the error where too few replicas have it: a failover could lose it."""
-    if wanted and isinstance(reached, Exception):
+    if replicas_wanted and isinstance(reached, Exception):
         return reached
-    if isinstance(reached, int) and reached < wanted:
+    if isinstance(reached, int) and reached < replicas_wanted:
         return StorageFailed(
-            f"{reached} of {wanted} replicas confirmed in time (WAIT): start the others, or say ?wait= in the URL"
+            f"{reached} of {replicas_wanted} replicas confirmed in time (WAIT): start the others, "
+            "or say ?wait= in the URL"
         )
     return answer

@@ -54,9 +54,9 @@ class SentinelServers:
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            known, self._known = self._known, None
-        if known is not None:
-            known[1].connection_pool.disconnect()
+            master, self._known = self._known, None
+        if master is not None:
+            master[1].connection_pool.disconnect()
 
     def _current(self) -> tuple[Address, redis.Redis]:
         with self._lock:

@@ -33,7 +33,7 @@ class StreamStore:
         """The body is a value by itself."""
         return len(message.body)
 
-    def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
+    def call(self, destination: str, messages: Sequence[Message]) -> ScriptCall:
         """The call that appends these messages to the topic's stream."""
         options = self._options
         of_stream = _stream_options(options)
@@ -41,7 +41,7 @@ class StreamStore:
         for message in messages:
             fields = entry_fields(message)
             arguments += (message.id, len(of_stream) + len(fields), *of_stream, *fields)
-        keys = (options.stream_key(place), options.ids_key(place))
+        keys = (options.stream_key(destination), options.ids_key(destination))
         return ScriptCall(script=APPEND, keys=keys, arguments=arguments)
 
 
@@ -80,7 +80,7 @@ def parts(batch: Sequence[Message], options: RedisOptions) -> Iterator[list[Mess
 
 
 def _stream_options(options: RedisOptions) -> list[str]:
-    made = [] if options.creates_streams else ["NOMKSTREAM"]
+    arguments = [] if options.creates_streams else ["NOMKSTREAM"]
     if options.maxlen is not None:
-        made += ["MAXLEN", "~", str(options.maxlen)]
-    return [*made, "*"]
+        arguments += ["MAXLEN", "~", str(options.maxlen)]
+    return [*arguments, "*"]

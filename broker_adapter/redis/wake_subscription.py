@@ -66,9 +66,9 @@ class WakeSubscription:
     def _subscribe(self) -> None:
         deadline = Deadline(self._clock, SUBSCRIBE_TIMEOUT_MS)
         node: Any = self._sender.until_answered(lambda servers: servers.node_of(self._channel), deadline)
-        found = node.pubsub()
-        found.subscribe(self._channel)
-        self._subscription = found
+        subscription = node.pubsub()
+        subscription.subscribe(self._channel)
+        self._subscription = subscription
 
     def _drain(self) -> None:
         while self._subscription.get_message(ignore_subscribe_messages=True, timeout=0):

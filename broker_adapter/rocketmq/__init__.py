@@ -53,7 +53,7 @@ def open_broker(
         raise ConfigurationError("a login is an access key and a secret: rocketmq://access-key:secret@proxy:8081")
     login = None if parts.user is None or parts.password is None else Credentials(parts.user, parts.password)
     names = parts.options.get("nameserver", "")
-    name_servers = [host_and_port(one, NAME_SERVER_PORT) for one in names.split(",") if one]
+    name_servers = [host_and_port(address, NAME_SERVER_PORT) for address in names.split(",") if address]
     servers = ProxyServers(
         hosts=parts.hosts, place=parts.addresses, login=login, credentials=_credentials(parts, ca_file)
     )

@@ -54,13 +54,13 @@ class BrokerSettings:
         """Names and addresses, as the first name server has them that answers, which is asked first from then on.
         Raises what ask() does.
         """
-        for number, server in enumerate(self._name_servers):
-            left = len(self._name_servers) - number
-            share_s = _left_s(deadline) / left  # one that hangs leaves time for the others
+        for index, server in enumerate(self._name_servers):
+            servers_left = len(self._name_servers) - index
+            share_s = _left_s(deadline) / servers_left  # one that hangs leaves time for the others
             try:
                 table = self._asked(server, CLUSTER_INFO, time.monotonic() + share_s)["brokerAddrTable"]
             except OSError:
-                if left == 1:
+                if servers_left == 1:
                     raise
             else:
                 self._name_servers = [server, *(other for other in self._name_servers if other != server)]

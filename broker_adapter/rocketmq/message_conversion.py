@@ -43,10 +43,11 @@ def message_group(message: Message, route: TopicRoute) -> str | None:
 
 def engine_message(message: Message, *, group: str | None) -> definition.Message:
     """The message as RocketMQ takes it, under our id, which is its key for searches, too."""
-    made = definition.Message(body=message.body)  # what is given to it by name is copied, which takes twice as long
-    made.topic.name = topic_name(message.topic)
-    made.user_properties.update(_properties(message))
-    system = made.system_properties
+    # What is given to it by name is copied, which takes twice as long.
+    converted = definition.Message(body=message.body)
+    converted.topic.name = topic_name(message.topic)
+    converted.user_properties.update(_properties(message))
+    system = converted.system_properties
     system.message_id = message.id
     system.keys.append(message.id)
     system.body_encoding = definition.IDENTITY
@@ -56,19 +57,19 @@ def engine_message(message: Message, *, group: str | None) -> definition.Message
     system.born_host = "outbox-mq"
     if message.created_at_ms:
         system.born_timestamp.FromMilliseconds(message.created_at_ms)
-    return made
+    return converted
 
 
-def requests_of(numbers: Iterable[int], sizes: Mapping[int, int]) -> Iterator[list[int]]:
-    """Messages of one topic, by their numbers, in as few requests as their bytes allow."""
+def requests_of(indexes: Iterable[int], sizes: Mapping[int, int]) -> Iterator[list[int]]:
+    """Messages of one topic, by their indexes in the batch, in as few requests as their bytes allow."""
     request: list[int] = []
     total = 0
-    for number in numbers:
-        if request and (total + sizes[number] > REQUEST_BYTES_MAX or len(request) == REQUEST_MESSAGES_MAX):
+    for index in indexes:
+        if request and (total + sizes[index] > REQUEST_BYTES_MAX or len(request) == REQUEST_MESSAGES_MAX):
             yield request
             request, total = [], 0
-        request.append(number)
-        total += sizes[number]
+        request.append(index)
+        total += sizes[index]
     if request:
         yield request
 

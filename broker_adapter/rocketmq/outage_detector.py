@@ -31,8 +31,8 @@ class OutageDetector:
         Not where none was ever there. A few are asked: the brokers that are alive serve most topics.
         """
         router.forget_routes()
-        asked = list(self._names)[-ASKED_MAX:]
-        answers = [router.route(topic, deadline_ms=deadline_ms) for topic in asked]
-        if answers and all(isinstance(one, Refusal) and one.code == MISSING for one in answers):
+        asked_topics = list(self._names)[-ASKED_MAX:]
+        answers = [router.route(topic, deadline_ms=deadline_ms) for topic in asked_topics]
+        if answers and all(isinstance(answer, Refusal) and answer.code == MISSING for answer in answers):
             text = f"no broker serves a topic that was there before: {missing.words}"
             raise exception_for(Refusal("NO_BROKER", text), place=self._place)

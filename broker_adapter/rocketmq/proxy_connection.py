@@ -107,15 +107,15 @@ class ProxyConnection:
         channel = self.connect(deadline_ms=deadline_ms)
         call = channel.method("SendMessage", service.SendMessageResponse)
         options = {"timeout": self._seconds(deadline_ms), "metadata": channel.metadata()}
-        sends = [service.SendMessageRequest(messages=one) for one in requests]
+        sends = [service.SendMessageRequest(messages=messages) for messages in requests]
         if len(sends) == 1:  # without the thread of a call that is not waited for
             return [self._outcome(lambda: call(sends[0], **options))]
-        calls = [call.future(one, **options) for one in sends]
+        calls = [call.future(request, **options) for request in sends]
         try:
-            return [self._outcome(one.result) for one in calls]
+            return [self._outcome(pending.result) for pending in calls]
         finally:
-            for one in calls:
-                one.cancel()
+            for pending in calls:
+                pending.cancel()
 
     def _outcome(self, wait: Callable[[], Any]) -> Refusal | None:
         """Returns a refusal: that of the first entry that is not durable, or the common one; else None."""

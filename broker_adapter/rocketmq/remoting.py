@@ -37,10 +37,17 @@ def ask(
     fields: Mapping[str, str] | None = None, body: bytes = b"",
 ) -> bytes:  # fmt: skip
     """Ask by a request code; the answer's body. Raises OSError, ValueError and RemotingError."""
-    given = dict(fields or {})
+    ext_fields = dict(fields or {})
     if login is not None:
-        given |= _signed(login, given, body)
-    header = {"code": code, "language": "PYTHON", "version": 0, "opaque": next(_opaque), "flag": 0, "extFields": given}
+        ext_fields |= _signed(login, ext_fields, body)
+    header = {
+        "code": code,
+        "language": "PYTHON",
+        "version": 0,
+        "opaque": next(_opaque),
+        "flag": 0,
+        "extFields": ext_fields,
+    }
     head = msgspec.json.encode(header)
     with socket.create_connection(address, timeout_s) as connection, connection.makefile("rb") as answer:
         connection.settimeout(timeout_s)
@@ -50,9 +57,9 @@ def ask(
             raise RemotingError(f"an answer of {length} bytes: this is no port of a name server or broker")
         content = _exactly(answer, length - 4)
     head_length &= _JSON_HEADER_BYTES
-    found = msgspec.json.decode(content[:head_length], type=_Header)
-    if found.code != 0:
-        raise RemotingError(f"{(found.remark or '').partition(chr(10))[0]} (code {found.code})")
+    answer_header = msgspec.json.decode(content[:head_length], type=_Header)
+    if answer_header.code != 0:
+        raise RemotingError(f"{(answer_header.remark or '').partition(chr(10))[0]} (code {answer_header.code})")
     return content[head_length:]
 
 

@@ -50,7 +50,7 @@ class RocketMqPublisher:
         answers: dict[int, Refusal | None] = {}
         try:
             with self._pool.client() as connection:
-                routes = self._routes(connection, [one.topic for one in batch], deadline_ms)
+                routes = self._routes(connection, [message.topic for message in batch], deadline_ms)
                 sending = _PendingBatch(connection, batch, routes, answers, deadline_ms=deadline_ms)
                 sending.run()
                 if sending.shared_refusal is None and None not in answers.values():
@@ -58,9 +58,9 @@ class RocketMqPublisher:
             if sending.shared_refusal is not None:
                 raise BrokerRefused(str(sending.shared_refusal))
         except BrokerError as error:
-            error.with_answered({number: _result(batch[number], answer) for number, answer in answers.items()})
+            error.with_answered({index: _result(batch[index], answer) for index, answer in answers.items()})
             raise
-        return [_result(message, answers[number]) for number, message in enumerate(batch)]
+        return [_result(message, answers[index]) for index, message in enumerate(batch)]
 
     def inspect(self, topics: Sequence[str], *, timeout_ms: int) -> Inspection:
         """Ask a proxy about topics, and the brokers how they are set."""
@@ -90,14 +90,14 @@ class RocketMqPublisher:
     def _check_outage(
         self, connection: ProxyConnection, answers: Iterable[TopicRoute | Refusal | None], deadline_ms: int
     ) -> None:
-        for one in answers:
-            if isinstance(one, Refusal) and one.code == MISSING:
-                self._known.check_outage(one, connection, deadline_ms=deadline_ms)
+        for answer in answers:
+            if isinstance(answer, Refusal) and answer.code == MISSING:
+                self._known.check_outage(answer, connection, deadline_ms=deadline_ms)
                 return
 
 
 class _PendingBatch:
-    """A batch in flight, its messages by number."""
+    """A batch in flight, its messages by index."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _PendingBatch:
         *,
         deadline_ms: int,
     ) -> None:
-        """`answers` gets, by number, why each message was refused; None if it is durable."""
+        """`answers` gets, by index, why each message was refused; None if it is durable."""
         self.shared_refusal: Refusal | None = None
         """Of a request of many messages, for any one of them: then these have no answer, and none is stored."""
         self._answers = answers
@@ -117,36 +117,36 @@ class _PendingBatch:
         self._messages: dict[int, definition.Message] = {}
         self._unordered: defaultdict[str, list[int]] = defaultdict(list)
         self._ordered: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        for number, message in enumerate(batch):
+        for index, message in enumerate(batch):
             route = routes[message.topic]
             refusal = _refusal(message, route)
             if refusal is not None:
-                answers[number] = refusal
+                answers[index] = refusal
             elif isinstance(route, TopicRoute):
                 group = message_group(message, route)
-                self._messages[number] = engine_message(message, group=group)
+                self._messages[index] = engine_message(message, group=group)
                 if group is None:
-                    self._unordered[message.topic].append(number)
+                    self._unordered[message.topic].append(index)
                 else:
-                    self._ordered[message.topic, group].append(number)
+                    self._ordered[message.topic, group].append(index)
 
     def run(self) -> None:
         """Send all. What has no group goes in requests of many. What has one goes alone, since a proxy chooses a queue
         by the group of a single message only, and after the answer for the message of its group before it.
         """
-        sizes = {number: one.ByteSize() for number, one in self._messages.items()}
-        many = [request for numbers in self._unordered.values() for request in requests_of(numbers, sizes)]
+        sizes = {index: message.ByteSize() for index, message in self._messages.items()}
+        many = [request for indexes in self._unordered.values() for request in requests_of(indexes, sizes)]
         if many:
             self._send(many)
         lanes = list(self._ordered.values())
-        for place in range(max(map(len, lanes), default=0)):
-            lanes = [lane for lane in lanes if place < len(lane) and not self._is_put_off(lane, place)]
+        for position in range(max(map(len, lanes), default=0)):
+            lanes = [lane for lane in lanes if position < len(lane) and not self._is_put_off(lane, position)]
             if lanes:
-                self._send([[lane[place]] for lane in lanes])
+                self._send([[lane[position]] for lane in lanes])
 
     def _send(self, requests: Sequence[Sequence[int]]) -> None:
         """Send requests beside each other."""
-        messages = [[self._messages[number] for number in request] for request in requests]
+        messages = [[self._messages[index] for index in request] for request in requests]
         outcomes = self._connection.send(messages, deadline_ms=self._deadline_ms)
         for request, refusal in zip(requests, outcomes, strict=True):
             if refusal is not None and len(request) > 1 and treatment_of(refusal) is Treatment.REJECTED:
@@ -154,12 +154,12 @@ class _PendingBatch:
             else:
                 self._answers.update(dict.fromkeys(request, refusal))
 
-    def _is_put_off(self, lane: Sequence[int], place: int) -> bool:
+    def _is_put_off(self, lane: Sequence[int], position: int) -> bool:
         """Whether the message before was deferred: then none of its group overtakes it."""
-        before = self._answers[lane[place - 1]] if place else None
+        before = self._answers[lane[position - 1]] if position else None
         if before is None or treatment_of(before) is Treatment.REJECTED:
             return False
-        self._answers.update(dict.fromkeys(lane[place:], _BEHIND))
+        self._answers.update(dict.fromkeys(lane[position:], _BEHIND))
         return True
 
 

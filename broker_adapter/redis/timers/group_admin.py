@@ -87,10 +87,10 @@ class RedisGroupAdmin:
             raise InvalidMessage("limit is at least 1, and `after` a cursor of the page before")
         letters: list[DeadLetter] = []
         bytes_left = DEAD_BYTES_MAX
-        for number in range(int(slot), slots):
-            expire = self._runner.scripts.of_group(EXPIRE, topic, number, group, [MOVES_MAX, EXPIRED])
-            asked: list[Argument] = [limit + 1 - len(letters), after_id, max(0, bytes_left)]
-            page = self._runner.scripts.of_group(LIST_DEAD, topic, number, group, asked)
+        for slot_number in range(int(slot), slots):
+            expire = self._runner.scripts.of_group(EXPIRE, topic, slot_number, group, [MOVES_MAX, EXPIRED])
+            arguments: list[Argument] = [limit + 1 - len(letters), after_id, max(0, bytes_left)]
+            page = self._runner.scripts.of_group(LIST_DEAD, topic, slot_number, group, arguments)
             _, (is_cut, *fields) = self._runner.run([expire, page])
             letters += [_letter(topic, group, fields[at : at + 4]) for at in range(0, len(fields), 4)]
             bytes_left -= sum(len(packed) for packed in fields[3::4])
@@ -107,7 +107,7 @@ class RedisGroupAdmin:
         redriven = 0
         slots = self._known_slots_of(topic)
         for slot in range(slots):
-            named = [one for one in ids or () if slot_of(one, slots) == slot]
+            named = [message_id for message_id in ids or () if slot_of(message_id, slots) == slot]
             room = self._slot_figures(topic, group, slot)[4] if ids is None else len(named)
             for begin in range(0, room, MOVES_MAX):
                 part = named[begin : begin + MOVES_MAX]
@@ -123,9 +123,9 @@ class RedisGroupAdmin:
         BrokerUnavailable a part of it may be gone: repeat it.
         """
         slots = self._known_slots_of(topic)
-        held = self._group_figures(topic, group, slots)["in_flight"]
-        if held and not force:
-            raise InUse(f"consumers of {topic}/{group} hold {held:,} messages; stop its consumers, or force")
+        in_flight = self._group_figures(topic, group, slots)["in_flight"]
+        if in_flight and not force:
+            raise InUse(f"consumers of {topic}/{group} hold {in_flight:,} messages; stop its consumers, or force")
         for slot in range(slots):
             drop = self._runner.scripts.of_group(DROP_GROUP, topic, slot, group, [group, MOVES_MAX])
             while self._runner.run([drop], durable=True) == [0]:
@@ -155,13 +155,13 @@ class RedisGroupAdmin:
     def _slot_figures(self, topic: str, group: str, slot: int) -> list[int]:
         scripts = self._runner.scripts
         expire = scripts.of_group(EXPIRE, topic, slot, group, [MOVES_MAX, EXPIRED])
-        *_, found = self._runner.run([expire, scripts.of_group(FIGURES, topic, slot, group)])
-        figures: list[int] = found
+        *_, answer = self._runner.run([expire, scripts.of_group(FIGURES, topic, slot, group)])
+        figures: list[int] = answer
         return figures
 
     def _groups(self, topic: str) -> list[str]:
-        [found] = self._runner.run([self._runner.scripts.of_slot(GROUPS, topic, 0)])
-        return sorted(name.decode() for name in found)
+        [names] = self._runner.run([self._runner.scripts.of_slot(GROUPS, topic, 0)])
+        return sorted(name.decode() for name in names)
 
     def _run_on_slots(self, script: Script, topic: str, slots: int) -> list[Any]:
         scripts = self._runner.scripts

@@ -20,8 +20,8 @@ GROUP_CONFIG: Final = len(_SLOT_KEYS)
 
 
 def _script(name: str) -> Script:
-    first, _, rest = (_FOLDER / f"{name}.lua").read_text(encoding="utf-8").partition("\n")
-    return Script(f"{first}\n{_SHARED}\n{rest}")
+    header, _, code = (_FOLDER / f"{name}.lua").read_text(encoding="utf-8").partition("\n")
+    return Script(f"{header}\n{_SHARED}\n{code}")
 
 
 ADD: Final = _script("add")
@@ -74,8 +74,8 @@ class SlotScripts:
         self, script: Script, topic: str, slot: int, group: str, arguments: Sequence[Argument] = ()
     ) -> ScriptCall:
         """The call of a script about a slot and a consumer group."""
-        place = self._place(topic, slot)
-        group_keys = [f"{place}:group:{group}:{name}" for name in _GROUP_KEYS]
+        prefix = self._place(topic, slot)
+        group_keys = [f"{prefix}:group:{group}:{name}" for name in _GROUP_KEYS]
         return _call(script, [*self._slot_keys(topic, slot), *group_keys], arguments)
 
     def _slot_keys(self, topic: str, slot: int) -> list[str]:

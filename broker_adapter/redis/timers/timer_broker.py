@@ -180,20 +180,22 @@ class TimerBroker:
             alone = self._take_alone(topic, group, suspected, moves_of, room=room)
             if alone.deliveries:
                 return alone.deliveries, alone.next_ms
-        first = random.randrange(slots)
-        hungry = [(first + number) % slots for number in range(slots)]
+        first_slot = random.randrange(slots)
+        hungry = [(first_slot + offset) % slots for offset in range(slots)]
         deliveries: list[Delivery] = []
         next_ms, bytes_left = IDLE_MS, PULL_BYTES_MAX
         while hungry and len(deliveries) < room and bytes_left > 0:
-            left = room - len(deliveries)
-            asked, hungry = hungry[:left], hungry[left:]
-            share = left // len(asked)
+            room_left = room - len(deliveries)
+            asked_slots, hungry = hungry[:room_left], hungry[room_left:]
+            share = room_left // len(asked_slots)
             shared_moves_of = partial(
-                moves_of, limit=share, bytes_max=bytes_left // len(asked), asks_others=asks_others
+                moves_of, limit=share, bytes_max=bytes_left // len(asked_slots), asks_others=asks_others
             )
-            for slot, taken in self._take_of(topic, group, asked, shared_moves_of, must_answer=not deliveries).items():
+            for slot, taken in self._take_of(
+                topic, group, asked_slots, shared_moves_of, must_answer=not deliveries
+            ).items():
                 deliveries += taken.deliveries
-                bytes_left -= sum(len(one.body) for one in taken.deliveries)
+                bytes_left -= sum(len(delivery.body) for delivery in taken.deliveries)
                 next_ms = min(next_ms, taken.next_ms)
                 if taken.are_suspected_left:
                     self._suspected[topic, group] = slot
@@ -233,14 +235,14 @@ class TimerBroker:
             calls |= {slot: moves_of(slot) for slot in again}
             self._runner.try_to_run([call for slot in again for call in calls[slot]], repeated_ms=REPEATED_MS)
         failed = [call for moves in calls.values() for call in moves if isinstance(call.outcome, Exception)]
-        found = {
+        taken_by_slot = {
             slot: _deliveries(topic, group, [call.outcome for call in moves])
             for slot, moves in calls.items()
             if not isinstance(moves[-1].outcome, Exception)
         }
-        if failed and must_answer and not any(taken.deliveries for taken in found.values()):
+        if failed and must_answer and not any(taken.deliveries for taken in taken_by_slot.values()):
             raise self._runner.raised(failed[0]) from failed[0].outcome
-        return found
+        return taken_by_slot
 
     def _moves(
         self, topic: str, group: str, slot: int, *, limit: int, invisible_ms: int, bytes_max: int, begins: bool,
@@ -258,31 +260,31 @@ class TimerBroker:
     ) -> list[int]:
         """The script's answer for each receipt; `otherwise` for what no receipt of a topic here is."""
         codes = [otherwise] * len(texts)
-        by_place: defaultdict[tuple[str, str, int], list[tuple[int, TimerReceipt]]] = defaultdict(list)
+        by_group_slot: defaultdict[tuple[str, str, int], list[tuple[int, TimerReceipt]]] = defaultdict(list)
         for index, text in enumerate(texts):
             receipt = TimerReceipt.read(text)
             slots = None if receipt is None else self._runner.known_slots_of(receipt.topic)
             if receipt is not None and slots is not None:
-                by_place[receipt.topic, receipt.group, slot_of(receipt.id, slots)].append((index, receipt))
+                by_group_slot[receipt.topic, receipt.group, slot_of(receipt.id, slots)].append((index, receipt))
         calls: list[ScriptCall] = []
         indexes: list[list[int]] = []
-        for (topic, group, slot), named in by_place.items():
+        for (topic, group, slot), named in by_group_slot.items():
             for begin in range(0, len(named), MOVES_MAX):
                 part = named[begin : begin + MOVES_MAX]
                 arguments = [*head, *(value for _, receipt in part for value in (receipt.epoch, receipt.id))]
                 calls.append(self._runner.scripts.of_group(script, topic, slot, group, arguments))
                 indexes.append([index for index, _ in part])
-        for places, answer in zip(indexes, self._runner.run(calls), strict=True):
-            for index, code in zip(places, answer, strict=True):
+        for part_indexes, answer in zip(indexes, self._runner.run(calls), strict=True):
+            for index, code in zip(part_indexes, answer, strict=True):
                 codes[index] = code
         return codes
 
 
 def _by_slot(message_ids: Sequence[str], slots: int) -> dict[int, list[str]]:
-    found: defaultdict[int, list[str]] = defaultdict(list)
+    ids_by_slot: defaultdict[int, list[str]] = defaultdict(list)
     for message_id in dict.fromkeys(message_ids):
-        found[slot_of(message_id, slots)].append(message_id)
-    return found
+        ids_by_slot[slot_of(message_id, slots)].append(message_id)
+    return ids_by_slot
 
 
 def _check_pull(*, max_messages: int, wait_ms: int, invisible_ms: int) -> None:

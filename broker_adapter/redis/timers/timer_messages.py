@@ -77,9 +77,9 @@ class TimerStore:
         texts = [message.key or "", *message.headers, *message.headers.values()]
         return len(message.body) + sum(len(text.encode()) + PACKED_BYTES_MAX for text in texts) + 5 * PACKED_BYTES_MAX
 
-    def call(self, place: str, messages: Sequence[Message]) -> ScriptCall:
+    def call(self, destination: str, messages: Sequence[Message]) -> ScriptCall:
         """The call that adds these messages to a slot."""
-        topic, _, slot = place.partition(":")
+        topic, _, slot = destination.partition(":")
         scripts = self._runner.scripts
         arguments: list[Argument] = [
             self._window_ms, self._clock.now_ms(), scripts.wake_channel(topic)

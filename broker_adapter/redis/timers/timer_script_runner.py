@@ -81,8 +81,8 @@ class TimerScriptRunner:
         """
         slots = self._slots_of.get(topic)
         if slots is None:
-            wanted = self._slots or SLOTS_DEFAULT
-            register = ScriptCall(script=REGISTER, keys=[self.scripts.topics_key], arguments=[topic, wanted])
+            wanted_slots = self._slots or SLOTS_DEFAULT
+            register = ScriptCall(script=REGISTER, keys=[self.scripts.topics_key], arguments=[topic, wanted_slots])
             [slots] = self.run([register], durable=True)
             self._remember({topic: slots})
         if self._slots not in {None, slots}:
@@ -112,8 +112,8 @@ class TimerScriptRunner:
         """The number of slots of each topic that there is."""
         key = self.scripts.topics_key
         deadline = Deadline(self._clock, self._timeout_ms)
-        found: Any = self._sender.until_answered(lambda servers: servers.node_of(key).hgetall(key), deadline)
-        topics = {name.decode(): int(slots) for name, slots in found.items()}
+        slots_by_topic: Any = self._sender.until_answered(lambda servers: servers.node_of(key).hgetall(key), deadline)
+        topics = {name.decode(): int(slots) for name, slots in slots_by_topic.items()}
         self._remember(topics)
         return topics
 

@@ -90,20 +90,22 @@ class RedisTimingStore:
 
     def take(self, slots: Sequence[int], *, limit: int, lease_ms: int, ahead_ms: int = 0) -> list[TakenTimers]:
         """See TimerQueue.take. Begins at a slot by chance, each with a share, so that a full one starves no other."""
-        asked = random.sample(list(slots), min(len(slots), limit))
-        share = min(TIMERS_A_CALL_MAX, limit // max(1, len(asked)))
-        calls = [self._keys.call_on_slot(TAKE, slot, [share, lease_ms, ahead_ms]) for slot in asked]
+        asked_slots = random.sample(list(slots), min(len(slots), limit))
+        share = min(TIMERS_A_CALL_MAX, limit // max(1, len(asked_slots)))
+        calls = [self._keys.call_on_slot(TAKE, slot, [share, lease_ms, ahead_ms]) for slot in asked_slots]
         self._sender.send(calls, Deadline(self._clock, min(self._timeout_ms, TAKE_MS_MAX)))
         answered = [
             _taken(slot, call.outcome)
-            for slot, call in zip(asked, calls, strict=True)
+            for slot, call in zip(asked_slots, calls, strict=True)
             if not isinstance(call.outcome, Exception)
         ]
-        return answered or [_taken(slot, answer) for slot, answer in zip(asked, self._answers(calls), strict=True)]
+        return answered or [
+            _taken(slot, answer) for slot, answer in zip(asked_slots, self._answers(calls), strict=True)
+        ]
 
     def settle(self, taken: Sequence[TakenTimers], *, later_ms: Mapping[TimedRow, int]) -> None:
         """See TimerQueue.settle. The calls of one node go together, so that a batch costs a round trip to each."""
-        self._run([self._settlement(one, later_ms) for one in taken if one.rows])
+        self._run([self._settlement(timers, later_ms) for timers in taken if timers.rows])
 
     def wait(self, timeout_ms: int) -> None:
         """See TimerQueue.wait."""
@@ -183,7 +185,7 @@ class RedisTimingStore:
 
     def remove_timers(self, slot: int, timers: Sequence[PlacedTimer]) -> int:
         """See TimerScan.remove_timers."""
-        pairs: list[Argument] = [part for one in timers for part in (member_of(one.row), one.at_us)]
+        pairs: list[Argument] = [part for timer in timers for part in (member_of(timer.row), timer.at_us)]
         part = 2 * TIMERS_A_CALL_MAX
         calls = [
             self._keys.call_on_due(REMOVE, slot, pairs[begin : begin + part]) for begin in range(0, len(pairs), part)
@@ -221,12 +223,12 @@ class RedisTimingStore:
             error = answer if isinstance(answer, BrokerError) else exception_for(answer, place=self._sender.addresses)
             return SlotStatus(slot=slot, problem=str(error))
         *_, server, valid_ms = answer
-        seen = _server(server)
+        seen_server = _server(server)
         return SlotStatus(
             slot=slot,
             figures=_figures(slot, answer),
-            server=seen,
-            seen_ms_ago=None if seen is None else max(0, ANNOUNCED_MS - valid_ms),
+            server=seen_server,
+            seen_ms_ago=None if seen_server is None else max(0, ANNOUNCED_MS - valid_ms),
         )
 
     def _registration(self) -> ScriptCall:
