@@ -14,8 +14,8 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 
 def bound_of(hint: object) -> Meta | None:
     """Returns the bound that a type is annotated with, by itself or beside None."""
-    found = [hint, *get_args(hint), *(inner for part in get_args(hint) for inner in get_args(part))]
-    return next((part for part in found if isinstance(part, Meta)), None)
+    hints = [hint, *get_args(hint), *(inner for part in get_args(hint) for inner in get_args(part))]
+    return next((part for part in hints if isinstance(part, Meta)), None)
 
 
 @cache

@@ -118,7 +118,7 @@ class BrokerConfig(_Options):
 
     def _values_of(self, part: type[EngineOptions | HttpSettings]) -> dict[str, Any]:
         """Returns the options of one part, by its own names."""
-        names = BrokerConfig.model_fields.keys() & {one.name for one in fields(part)}
+        names = BrokerConfig.model_fields.keys() & {option.name for option in fields(part)}
         return {name: getattr(self, name) for name in names}
 
     def access(self) -> Access:

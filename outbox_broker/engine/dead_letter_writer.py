@@ -58,15 +58,15 @@ class DeadLetterWriter:
 
     def _put_off(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
         alike: defaultdict[str, list[tuple[int, journal.Ids, int, int]]] = defaultdict(list)
-        for one in deaths:
-            alike[one.reason].append((one.first, one.count, at_ms + DEATH_PUT_OFF_MS, one.attempts))
+        for death in deaths:
+            alike[death.reason].append((death.first, death.count, at_ms + DEATH_PUT_OFF_MS, death.attempts))
         for reason, entries in alike.items():
             self._writer.act(
                 journal.Requeued(topic=topic, group=group.name, at_ms=at_ms, entries=entries, reason=reason)
             )
         logger.warning(
             "dead_letters_full",
-            extra={"topic": topic, "group": group.name, "messages": sum(one.count for one in deaths),
+            extra={"topic": topic, "group": group.name, "messages": sum(death.count for death in deaths),
                    "cure": "redrive dead letters, or raise dead_letters_bytes_max"},
         )  # fmt: skip
         self._wakeups.wake_short()  # no consumer holds them any more

@@ -63,9 +63,9 @@ class Deletion:
         """
         with self._lock:
             self._context.refuse_if_closed()
-            known = self._groups.known_group(topic, group)
+            known_group = self._groups.known_group(topic, group)
             if not force:
-                self._refuse_if_group_used(topic, known)
+                self._refuse_if_group_used(topic, known_group)
             self._act_durably(DeletedGroup(topic=topic, group=group, at_ms=self._clock.now_ms()))
             self._tell_deleted(topic, [group])
         logger.info("group_deleted", extra={"topic": topic, "group": group, "forced": force})
@@ -78,17 +78,17 @@ class Deletion:
         """
         with self._lock:
             self._context.refuse_if_closed()
-            known = self._groups.known_topic(topic)
+            known_topic = self._groups.known_topic(topic)
             if not force:
-                self._refuse_if_topic_used(topic, known)
+                self._refuse_if_topic_used(topic, known_topic)
             self._refuse_if_too_many_deleted(topic)
-            groups = sorted(known.groups)
+            groups = sorted(known_topic.groups)
             has_scheduled = (
                 self._context.schedule.count(topic) or self._dispatcher.is_firing or self._dispatcher.has_taken()
             )
             self._act_durably(
                 DeletedTopic(
-                    topic=topic, at_ms=self._clock.now_ms(), end=known.index.end, groups=groups,
+                    topic=topic, at_ms=self._clock.now_ms(), end=known_topic.index.end, groups=groups,
                     scheduled_end=self._context.schedule.next_seq() if has_scheduled else 0,
                     messages_end=self._messages.end, actions_end=self._actions.end,
                 )
@@ -118,7 +118,7 @@ class Deletion:
                 is_clear = False
                 with self._lock:
                     self._context.refuse_if_closed()
-                    self._dispatcher.tell_void([(topic, one) for one in ids])
+                    self._dispatcher.tell_void([(topic, message_id) for message_id in ids])
                 self._actions.commit()
                 self._context.schedule.commit(
                     self._context.schedule.stop(ids, now_ms=self._clock.now_ms(), scope=scope).place
@@ -151,19 +151,19 @@ class Deletion:
         self._wakeups.wake_short()
 
     def _refuse_if_group_used(self, topic: str, group: Group) -> None:
-        waiting, held = self._wakeups.pulls_waiting[topic, group.name], group.in_flight_at(self._clock.now_ms())
-        if waiting or held:
+        waiting, in_flight = self._wakeups.pulls_waiting[topic, group.name], group.in_flight_at(self._clock.now_ms())
+        if waiting or in_flight:
             raise InUse(
                 f"the consumer group {group.name} of {topic} is in use: {waiting} pulls wait, and consumers hold "
-                f"{held} messages; stop its consumers, or force the deletion"
+                f"{in_flight} messages; stop its consumers, or force the deletion"
             )
 
-    def _refuse_if_topic_used(self, topic: str, known: Topic) -> None:
+    def _refuse_if_topic_used(self, topic: str, known_topic: Topic) -> None:
         scheduled = self._context.schedule.count(topic)
-        if known.groups or scheduled:
+        if known_topic.groups or scheduled:
             raise InUse(
-                f"the topic {topic} is in use: it has {len(known.groups)} consumer groups and {scheduled} scheduled "
-                "messages; delete its groups and cancel what is scheduled, or force the deletion"
+                f"the topic {topic} is in use: it has {len(known_topic.groups)} consumer groups and {scheduled} "
+                "scheduled messages; delete its groups and cancel what is scheduled, or force the deletion"
             )
 
     def _refuse_if_too_many_deleted(self, topic: str) -> None:

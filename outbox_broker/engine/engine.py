@@ -196,7 +196,7 @@ class Engine:
         context, state = self.context, self.context.state
         context.reserve.release()
         unsettled = self._open_schedule()
-        out = [one for batch in unsettled for one in zip(batch.topics, batch.ids, strict=True)]
+        out = [topic_and_id for batch in unsettled for topic_and_id in zip(batch.topics, batch.ids, strict=True)]
         restored = recover(state, context.messages, context.actions, options=context.options, out=out)
         context.firing_from = state.dispatched_from  # no checkpoint may pass it before the schedule has settled
         for topic in context.schedule.topics():

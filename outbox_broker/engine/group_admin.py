@@ -120,28 +120,28 @@ class GroupAdmin:
         if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
             raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
         self._messages.commit()
-        wanted = to_offset or 0
+        offset = to_offset or 0
         if to_ms is not None:
-            wanted = self._index_repair.looked_up(lambda: self._groups.known_topic(topic).index.sequence_at(to_ms))
+            offset = self._index_repair.looked_up(lambda: self._groups.known_topic(topic).index.sequence_at(to_ms))
         with self._lock:
             self._context.refuse_if_closed()
-            index, known = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
-            if wanted > index.end:
+            index, known_group = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
+            if offset > index.end:
                 raise InvalidMessage(
-                    f"offset {wanted:,} is beyond the end of {topic}; {index.end:,} is where the next message comes"
+                    f"offset {offset:,} is beyond the end of {topic}; {index.end:,} is where the next message comes"
                 )
-            position = min(max(wanted, index.start), self._groups.durable_end(self._groups.known_topic(topic)))
+            position = min(max(offset, index.start), self._groups.durable_end(self._groups.known_topic(topic)))
             self._writer.act(
                 journal.Sought(
                     topic=topic,
                     group=group,
                     at_ms=self._clock.now_ms(),
                     position=position,
-                    life=known.generation + 1,
+                    life=known_group.generation + 1,
                 )
             )
             end = self._actions.end
-            self._wakeups.wake_next(topic, known)
+            self._wakeups.wake_next(topic, known_group)
         self._actions.commit(end)
         self._wakeups.wake(topic, group)
 
@@ -163,10 +163,10 @@ class GroupAdmin:
             raise InvalidMessage("after must be the `next` of an earlier page")
         with self._lock:
             self._context.refuse_if_closed()
-            known_topic, known = self._groups.known_topic(topic), self._groups.known_group(topic, group)
-            self._bury_expired(topic, known)
+            known_topic, known_group = self._groups.known_topic(topic), self._groups.known_group(topic, group)
+            self._bury_expired(topic, known_group)
         page = self._dead_page(
-            known_topic, known, start=0 if after is None else int(after) + 1, count_max=limit,
+            known_topic, known_group, start=0 if after is None else int(after) + 1, count_max=limit,
             bytes_max=min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max),
         )  # fmt: skip
         letters = [
@@ -189,29 +189,31 @@ class GroupAdmin:
         check_within("per_second", 1 if per_second is None else per_second, 1, REDRIVE_PER_SECOND_MAX)
         with self._lock:
             self._context.refuse_if_closed()
-            known = self._groups.known_group(topic, group)
-            self._bury_expired(topic, known)
-        named = None if ids is None else self._dead_of(self._groups.known_topic(topic), known, set(ids))
+            known_group = self._groups.known_group(topic, group)
+            self._bury_expired(topic, known_group)
+        named = None if ids is None else self._dead_of(self._groups.known_topic(topic), known_group, set(ids))
         with self._lock:
             self._context.refuse_if_closed()
-            dead = [(one.first, one.end) for one in known.dead if one.reason != DAMAGED] if named is None else named
-            count = len(known.dead)
+            dead = (
+                [(run.first, run.end) for run in known_group.dead if run.reason != DAMAGED] if named is None else named
+            )
+            count = len(known_group.dead)
             now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
-            known.note_time(now_ms)
+            known_group.note_time(now_ms)
             for start in range(0, len(dead), self._options.redrive_batch_max):
                 part: list[tuple[int, journal.Ids]] = [
                     (first, end - first)
-                    for one in dead[start : start + self._options.redrive_batch_max]
-                    for first, end in known.dead.among(*one)
+                    for dead_range in dead[start : start + self._options.redrive_batch_max]
+                    for first, end in known_group.dead.among(*dead_range)
                 ]
                 if part:
-                    pace = (known.redrive_pace.second_ms, known.redrive_pace.used)
+                    pace = (known_group.redrive_pace.second_ms, known_group.redrive_pace.used)
                     self._writer.act(
                         journal.Redriven(
                             topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate, pace=pace
                         )
                     )  # fmt: skip
-            count -= len(known.dead)
+            count -= len(known_group.dead)
             end = self._actions.end
         self._actions.commit(end)
         self._wakeups.wake(topic, group)
@@ -239,17 +241,17 @@ class GroupAdmin:
         return figures
 
     def _figures(self, topic: str, group: str) -> dict[str, int]:
-        index, known = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
-        self._groups.skip_filtered(self._groups.known_topic(topic), known)
-        oldest = max(index.start, known.oldest_unsettled())
+        index, known_group = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
+        self._groups.skip_filtered(self._groups.known_topic(topic), known_group)
+        oldest = max(index.start, known_group.oldest_unsettled())
         age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
         return {
             "stored": index.end,
-            "backlog": index.end - min(known.position, index.end) + known.waiting(),
-            "in_flight": known.in_flight(),
-            "dead": len(known.dead),
-            "redriving": known.redriving(now_ms=self._clock.now_ms()),
-            "position": known.position,
+            "backlog": index.end - min(known_group.position, index.end) + known_group.waiting(),
+            "in_flight": known_group.in_flight(),
+            "dead": len(known_group.dead),
+            "redriving": known_group.redriving(now_ms=self._clock.now_ms()),
+            "position": known_group.position,
             "oldest_unacked_age_ms": max(0, age_ms),
         }
 
@@ -265,26 +267,26 @@ class GroupAdmin:
         runs, following = self._index_repair.looked_up(
             lambda: _dead_runs(topic, group, start=start, count_max=count_max)
         )
-        page, left = DeadPage([], following), bytes_max
-        for one, places in runs:
-            if left <= 0:
-                page.following = one.first
+        page, bytes_left = DeadPage([], following), bytes_max
+        for run, locations in runs:
+            if bytes_left <= 0:
+                page.following = run.first
                 break
-            read = read_runs(self._messages, places, first=one.first, end=one.end, bytes_max=left)
+            read = read_runs(self._messages, locations, first=run.first, end=run.end, bytes_max=bytes_left)
             for sequence, record in read:
-                left -= _letter_bytes(one, record)
-                if left < 0 and page.found:
+                bytes_left -= _letter_bytes(run, record)
+                if bytes_left < 0 and page.found:
                     page.following = sequence
                     return page
-                page.found.append((sequence, one, record))
-            if one.first + len(read) < one.end:
-                page.following = one.first + len(read)
+                page.found.append((sequence, run, record))
+            if run.first + len(read) < run.end:
+                page.following = run.first + len(read)
                 break
         return page
 
     def _dead_of(self, topic: Topic, group: Group, ids: set[str]) -> list[tuple[int, int]]:
         """Returns the ranges (first, end) of dead letters with these ids. Scans all of them, without the lock."""
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         missing = set(ids)  # an id may be dead twice, if it was published again after its deduplication window
         following: int | None = 0
         while following is not None and missing:
@@ -294,10 +296,10 @@ class GroupAdmin:
             )  # fmt: skip
             for sequence, _, record in page.found:
                 if record is not None and record.id in ids:
-                    found.append((sequence, sequence + 1))
+                    ranges.append((sequence, sequence + 1))
                     missing.discard(record.id)
             following = page.following
-        return found
+        return ranges
 
 
 def _dead_runs(
@@ -305,15 +307,15 @@ def _dead_runs(
 ) -> tuple[list[tuple[DeadRun, list[PlaceRun]]], int | None]:
     """Returns up to `count_max` dead letters from a sequence on, with locations; and the next dead sequence, if any."""
     runs: list[tuple[DeadRun, list[PlaceRun]]] = []
-    left, following = count_max, None
-    for one in group.dead.runs(start):
-        if not left:
-            following = one.first if following is None else following
+    count_left, following = count_max, None
+    for run in group.dead.runs(start):
+        if not count_left:
+            following = run.first if following is None else following
             break
-        end = min(one.end, one.first + left)
-        runs.append((replace(one, end=end), list(topic.index.runs(one.first, end))))
-        left -= end - one.first
-        following = end if end < one.end else None
+        end = min(run.end, run.first + count_left)
+        runs.append((replace(run, end=end), list(topic.index.runs(run.first, end))))
+        count_left -= end - run.first
+        following = end if end < run.end else None
     return runs, following
 
 

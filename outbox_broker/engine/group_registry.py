@@ -29,21 +29,21 @@ class GroupRegistry:
             refused = self.topics_refused(1, quota)
             if refused is not None:
                 raise InvalidMessage(refused)
-        known = self._state.topic(topic)
-        if name not in known.groups and len(known.groups) >= self._options.groups_per_topic_max:
-            raise InvalidMessage(f"topic {topic} has {len(known.groups)} groups already (groups_per_topic_max)")
+        known_topic = self._state.topic(topic)
+        if name not in known_topic.groups and len(known_topic.groups) >= self._options.groups_per_topic_max:
+            raise InvalidMessage(f"topic {topic} has {len(known_topic.groups)} groups already (groups_per_topic_max)")
         match config.start:
             case "latest":
-                position = self.durable_end(known)
+                position = self.durable_end(known_topic)
             case "at":
-                position = min(known.index.sequence_at(config.start_at_ms or 0), self.durable_end(known))
+                position = min(known_topic.index.sequence_at(config.start_at_ms or 0), self.durable_end(known_topic))
             case _:
-                position = known.index.start
-        self._settle_passed(known, name, config)
+                position = known_topic.index.start
+        self._settle_passed(known_topic, name, config)
         self._writer.act(
             journal.Declared(
                 topic=topic, group=name, at_ms=self._clock.now_ms(), position=position, settings=settings_of(config),
-                is_new=name not in known.groups,
+                is_new=name not in known_topic.groups,
             )
         )  # fmt: skip
 
@@ -87,27 +87,27 @@ class GroupRegistry:
 
     def open_group(self, topic: str, name: str, quota: ClientTopicQuota | None = None) -> tuple[Topic, Group]:
         """Returns a topic and a group of it, created if new."""
-        found = self._state.group(topic, name)
-        if found is None:
+        group = self._state.group(topic, name)
+        if group is None:
             self.declare(topic, name, GroupConfig(), quota)
-            found = self.known_group(topic, name)
-        return self._state.topic(topic), found
+            group = self.known_group(topic, name)
+        return self._state.topic(topic), group
 
     def known_topic(self, topic: str) -> Topic:
         """Returns an existing topic."""
         check_topic(topic)
-        found = self._state.topics.get(topic)
-        if found is None:
+        found_topic = self._state.topics.get(topic)
+        if found_topic is None:
             raise KeyError(f"there is no topic {topic}")
-        return found
+        return found_topic
 
     def known_group(self, topic: str, group: str) -> Group:
         """Returns an existing group."""
         check_group(group)
-        found = self.known_topic(topic).groups.get(group)
-        if found is None:
+        found_group = self.known_topic(topic).groups.get(group)
+        if found_group is None:
             raise KeyError(f"topic {topic} has no consumer group {group}")
-        return found
+        return found_group
 
     def skip_filtered(self, topic: Topic, group: Group) -> None:
         """Advance a group over messages its filter rejected at publish time."""

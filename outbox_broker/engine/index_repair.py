@@ -42,7 +42,7 @@ class IndexRepair:
         self._unmended: dict[int, tuple[int, str]] = {}
         """When, and why, a segment's index could not be rebuilt."""
 
-    def looked_up(self, look: Callable[[], T]) -> T:
+    def looked_up(self, lookup: Callable[[], T]) -> T:
         """Run a function that looks up locations, under the lock; called without it. The function changes nothing
         before its last lookup.
 
@@ -52,15 +52,15 @@ class IndexRepair:
         for _ in range(MENDS_MAX):
             try:
                 with self._lock:
-                    return look()
+                    return lookup()
             except IndexDamaged as damage:
                 self._mend(damage)
         raise StorageFailed("index files are damaged again and again; look after the disk, and restart the broker")
 
     def refuse_if_unmended(self) -> None:
         """Raise StorageFailed if messages cannot be delivered for lack of an index."""
-        for _, said in self._unmended.values():
-            raise StorageFailed(said)
+        for _, problem in self._unmended.values():
+            raise StorageFailed(problem)
 
     def _mend(self, damage: IndexDamaged) -> None:
         with self._mending:
@@ -84,41 +84,41 @@ class IndexRepair:
 
     def _make_anew(self, segment: Segment, parts: Mapping[str, SegmentPlaces]) -> None:
         try:
-            found = read_again(segment, parts, state=BrokerState(self._options, self._index_files))
+            rebuilt = read_again(segment, parts, state=BrokerState(self._options, self._index_files))
         except OSError as error:
             cure = f"restore {segment.path.name} from a copy, and restart the broker"
             raise StorageFailed(f"{_damaged(segment)}: {error.strerror}; {cure}") from error
         with self._lock:
             if self._sealed_segment(segment.first_offset) is None:
                 return
-            directory = self._reserve.spend(lambda: self._write_anew(segment, found))
+            directory = self._reserve.spend(lambda: self._write_anew(segment, rebuilt))
             self._state.update_locations(segment.first_offset, directory)
             self._index_files.made_anew(segment.first_offset)
             self._unmended.pop(segment.first_offset, None)
         logger.error("index_rebuilt", extra={"segment": segment.path.name, "topics": len(parts)})
 
-    def _write_anew(self, segment: Segment, found: BrokerState) -> Directory:
+    def _write_anew(self, segment: Segment, rebuilt: BrokerState) -> Directory:
         try:
             return write_index(
-                segment.path.parent, segment.first_offset, segment.end, topics=found.active_segment_topics.values(),
-                ids=found.recent.newest(found.recent.added), special=found.active_segment_special.tolist(),
+                segment.path.parent, segment.first_offset, segment.end, topics=rebuilt.active_segment_topics.values(),
+                ids=rebuilt.recent.newest(rebuilt.recent.added), special=rebuilt.active_segment_special.tolist(),
             )  # fmt: skip
         except OSError as error:
             raise StorageFailed(f"{_damaged(segment)}: {error.strerror}; {cure_for(error)}") from error
 
     def _sealed_segment(self, first_offset: int) -> Segment | None:
         """Returns the segment; None if it was dropped."""
-        return next((one for one in self._messages.segments[:-1] if one.first_offset == first_offset), None)
+        return next((segment for segment in self._messages.segments[:-1] if segment.first_offset == first_offset), None)
 
     def _parts_in(self, segment: int) -> dict[str, SegmentPlaces]:
         """Returns the sequences of each topic in a segment."""
-        found = {name: topic.index.part_in(segment) for name, topic in self._state.topics.items()}
-        return {name: part for name, part in found.items() if part is not None}
+        parts = {name: topic.index.part_in(segment) for name, topic in self._state.topics.items()}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _refuse_if_tried_lately(self, segment: int) -> None:
-        tried_ms, said = self._unmended.get(segment, (0, ""))
-        if said and self._clock.monotonic_ms() - tried_ms < MEND_AGAIN_MS:
-            raise StorageFailed(said)
+        tried_ms, problem = self._unmended.get(segment, (0, ""))
+        if problem and self._clock.monotonic_ms() - tried_ms < MEND_AGAIN_MS:
+            raise StorageFailed(problem)
 
 
 def read_again(segment: Segment, parts: Mapping[str, SegmentPlaces], *, state: BrokerState) -> BrokerState:
@@ -129,12 +129,12 @@ def read_again(segment: Segment, parts: Mapping[str, SegmentPlaces], *, state: B
     for name, part in parts.items():
         state.active_segment_topics[name] = state.topic(name).index
         state.active_segment_topics[name].begin_at(part.first)
-    for one in scan(segment, start=segment.first_offset):
-        if isinstance(one, Gap) or is_marker(one.payload):
+    for frame in scan(segment, start=segment.first_offset):
+        if isinstance(frame, Gap) or is_marker(frame.payload):
             continue
-        record = journal.decode_message(one.payload)
+        record = journal.decode_message(frame.payload)
         if record.sequence is None or _is_next(record.sequence, parts.get(record.topic), state.topic(record.topic)):
-            state.replay_message(record, offset=one.offset, size_bytes=one.end - one.offset)
+            state.replay_message(record, offset=frame.offset, size_bytes=frame.end - frame.offset)
     for name, part in parts.items():
         index = state.active_segment_topics[name]
         index.skip_to(part.end, ready_at_ms=index.tail.row(-1)[-1] if len(index.tail) else part.first_time_ms)

@@ -70,8 +70,8 @@ class LogWriter:
     ) -> None:
         """Append records that have sequences as one write, and place them: topics in order, `counts` messages each."""
         encode = journal.encode_record
-        is_long = sum([len(one.body) for one in records]) > PIECE_BYTES
-        framed = pieces(map(encode, records)) if is_long else [journal.frames([encode(one) for one in records])]
+        is_long = sum([len(record.body) for record in records]) > PIECE_BYTES
+        framed = pieces(map(encode, records)) if is_long else [journal.frames([encode(record) for record in records])]
         self.place(counts, self.append_messages(framed), ready_at_ms=ready_at_ms)
         if self._state.is_filtering:
             start = 0
@@ -119,6 +119,8 @@ class LogWriter:
 
     def _match_filters(self, topic: str, records: Sequence[journal.MessageRecord]) -> None:
         """Match what was published on a topic, and has its sequences, against the topic's filters."""
-        wanted = self._state.topic(topic).matcher
-        if wanted is not None:
-            wanted.published(records[0].sequence or 0, [one.headers for one in records], log_end=self._messages.end)
+        matcher = self._state.topic(topic).matcher
+        if matcher is not None:
+            matcher.published(
+                records[0].sequence or 0, [record.headers for record in records], log_end=self._messages.end
+            )

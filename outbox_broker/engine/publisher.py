@@ -96,16 +96,16 @@ class Publisher:
 
         `quota`: how many topics its client may have.
         """
-        if any(one.deliver_at_ms is not None for one in batch):
+        if any(message.deliver_at_ms is not None for message in batch):
             self._context.schedule.make_room(self._clock.now_ms())
         with self._lock:
             self._context.refuse_if_closed()
             self._reserve.require()
-            results, topics, place = self._append(batch, quota)
+            results, topics, schedule_place = self._append(batch, quota)
             end = self._messages.end
-        self._commit(place, end)
+        self._commit(schedule_place, end)
         self._wakeups.wake_wanting(topics)
-        if place is not None:
+        if schedule_place is not None:
             with self._wakeups.changed:
                 self._wakeups.changed.notify_all()  # something may be due sooner than the timer expects
             if self._context.schedule.is_full():
@@ -166,20 +166,20 @@ class Publisher:
         """Returns id, topic and due time of the scheduled message with this id on the topics that a pattern of `topics`
         matches (None: on any), the first to be due if there are several; None if there is none.
         """
-        found = self._context.schedule.find(message_id, scope_of(topics))
-        return None if found is None else {"id": found.id, "topic": found.topic, "deliver_at_ms": found.due_ms}
+        message = self._context.schedule.find(message_id, scope_of(topics))
+        return None if message is None else {"id": message.id, "topic": message.topic, "deliver_at_ms": message.due_ms}
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    def _commit(self, place: Place | None, end: int) -> None:
+    def _commit(self, schedule_place: Place | None, end: int) -> None:
         """Return once the schedule's log and the message log are durable up to here, synced concurrently."""
         beside: Future[None] | None = None
-        if place is not None and end > self._messages.durable_end:
+        if schedule_place is not None and end > self._messages.durable_end:
             with suppress(RuntimeError):  # it was closed meanwhile
                 beside = self._beside.submit(self._messages.commit, end)
         try:
-            if place is not None:
-                self._context.schedule.commit(place)
+            if schedule_place is not None:
+                self._context.schedule.commit(schedule_place)
         finally:
             if beside is not None:
                 beside.result()
@@ -190,12 +190,12 @@ class Publisher:
     ) -> tuple[list[PublishResult], Collection[str], Place | None]:
         """Store a batch; returns the results, the topics with new messages, and the schedule's log place, if any."""
         now_ms = self._clock.now_ms()
-        if batch and all(one.deliver_at_ms is None for one in batch):
+        if batch and all(message.deliver_at_ms is None for message in batch):
             plain, counts = arranged(batch)
-            ids = [one.id for one in plain]
+            ids = [message.id for message in plain]
             if self._are_new(ids, counts) and self._has_room_for(counts, quota):
                 self._append_plain(counts, plain, ids, now_ms=now_ms)
-                return [PublishResult(one.id, PublishStatus.STORED) for one in batch], counts, None
+                return [PublishResult(message.id, PublishStatus.STORED) for message in batch], counts, None
         if self._is_later(batch, now_ms=now_ms):
             results, scheduled_to = self._append_later(batch, now_ms=now_ms)
             self._count_published(results, batch)
@@ -208,59 +208,65 @@ class Publisher:
             sorting.sort(message, problem=problem)
             if message.topic not in self._state.topics and sorting.results[-1].status is PublishStatus.STORED:
                 sorting.topics_new.add(message.topic)
-        place: Place | None = None
+        schedule_place: Place | None = None
         if sorting.later:
-            later, place = self._append_later([one for _, one in sorting.later], now_ms=now_ms)
-            for (number, _), result in zip(sorting.later, later, strict=True):
-                sorting.results[number] = result
+            later, schedule_place = self._append_later([message for _, message in sorting.later], now_ms=now_ms)
+            for (index, _), result in zip(sorting.later, later, strict=True):
+                sorting.results[index] = result
         plain, counts = arranged(sorting.plain)
         if plain:
             sequences = self._sequences(counts)
             records = [
-                record_of(one, now_ms=now_ms, sequence=place) for one, place in zip(plain, sequences, strict=True)
+                record_of(message, now_ms=now_ms, sequence=sequence)
+                for message, sequence in zip(plain, sequences, strict=True)
             ]
             self._writer.write_messages(counts, records, ready_at_ms=now_ms)
-            self._state.recent.add_all([one.topic for one in plain], [one.id for one in plain])
+            self._state.recent.add_all([message.topic for message in plain], [message.id for message in plain])
         self._count_published(sorting.results, batch)
-        return sorting.results, counts, place
+        return sorting.results, counts, schedule_place
 
     def _append_later(self, batch: Sequence[Message], *, now_ms: int) -> tuple[list[PublishResult], Place]:
         """Schedule messages for later, and those canceled in advance: the schedule decides on each.
 
         For each message that it accepts, a marker goes to the message log, for readers of that log.
         """
-        statuses, place = self._context.schedule.put([timed_of(one, now_ms=now_ms) for one in batch], now_ms=now_ms)
+        statuses, schedule_place = self._context.schedule.put(
+            [timed_of(message, now_ms=now_ms) for message in batch], now_ms=now_ms
+        )
         stored: Sequence[Message] = batch
         if set(statuses) != {PublishStatus.STORED}:
-            stored = [one for one, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED]
-        for topic in {one.topic for one in stored}:
+            stored = [
+                message for message, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED
+            ]
+        for topic in {message.topic for message in stored}:
             self._state.topic(topic)
         dead = self._context.schedule.canceled_among(stored)
         if stored:
-            told = [encode_marker(one, now_ms=now_ms) for one in stored]
+            markers = [encode_marker(message, now_ms=now_ms) for message in stored]
             for at in dead:
-                told[at] = dead_on_arrival(stored[at], now_ms=now_ms)
-            self._writer.append_messages([journal.frames(told)])
+                markers[at] = dead_on_arrival(stored[at], now_ms=now_ms)
+            self._writer.append_messages([journal.frames(markers)])
             for at in dead:
                 self._state.recent.add(stored[at].topic, stored[at].id)
-        return [PublishResult(one.id, status) for one, status in zip(batch, statuses, strict=True)], place
+        results = [PublishResult(message.id, status) for message, status in zip(batch, statuses, strict=True)]
+        return results, schedule_place
 
     def _is_later(self, batch: Sequence[Message], *, now_ms: int) -> bool:
         """Returns whether all of a batch is for later, on existing topics, with ids that are unknown."""
-        dues = [one.deliver_at_ms or 0 for one in batch]
-        ids = [one.id for one in batch]
+        dues = [message.deliver_at_ms or 0 for message in batch]
+        ids = [message.id for message in batch]
         return (
             bool(dues)
             and now_ms < min(dues)
             and max(dues) <= now_ms + DELAY_ACCEPTED_MS_MAX
-            and self._state.topics.keys() >= {one.topic for one in batch}
+            and self._state.topics.keys() >= {message.topic for message in batch}
             and len(set(ids)) == len(ids)
             and not self._state.recent.has_any(ids)
         )
 
     def _has_room_for(self, counts: Mapping[str, int], quota: ClientTopicQuota | None) -> bool:
         """Returns whether all of these may be topics."""
-        topics_new = len([one for one in counts if one not in self._state.topics])
+        topics_new = len([topic for topic in counts if topic not in self._state.topics])
         return not topics_new or self._groups.topics_refused(topics_new, quota) is None
 
     def _are_new(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
@@ -278,11 +284,11 @@ class Publisher:
         topics = list(chain.from_iterable(repeat(topic, count) for topic, count in counts.items()))
         records = [
             journal.MessageRecord(
-                sequence=sequence, id=one.id, topic=topic, key=one.key,
-                headers=dict(one.headers) if one.headers else {}, body=one.body,
-                created_at_ms=one.created_at_ms or now_ms, stored_at_ms=now_ms,
+                sequence=sequence, id=message.id, topic=topic, key=message.key,
+                headers=dict(message.headers) if message.headers else {}, body=message.body,
+                created_at_ms=message.created_at_ms or now_ms, stored_at_ms=now_ms,
             )
-            for sequence, topic, one in zip(self._sequences(counts), topics, batch, strict=True)
+            for sequence, topic, message in zip(self._sequences(counts), topics, batch, strict=True)
         ]  # fmt: skip
         self._writer.write_messages(counts, records, ready_at_ms=now_ms)
         self._state.recent.add_new(topics, ids)
@@ -306,24 +312,26 @@ class Publisher:
         return None if error is None else PublishResult(message.id, PublishStatus.REJECTED, error)
 
     def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
-        if all(one.status is PublishStatus.STORED for one in results):  # mostly
-            for topic, count in Counter(one.topic for one in batch).items():
+        if all(result.status is PublishStatus.STORED for result in results):  # mostly
+            for topic, count in Counter(message.topic for message in batch).items():
                 self._state.counters["published_stored", topic, ""] += count
             return
         counts = Counter(
             (message.topic, result.status, result.error) for result, message in zip(results, batch, strict=True)
         )
         for (name, status, error), count in counts.items():
-            what = f"published_{status}"
+            counter_name = f"published_{status}"
             if status is PublishStatus.REJECTED:
-                what += "_delay" if error == DELAY_TOO_LONG else "_topics_max"
+                counter_name += "_delay" if error == DELAY_TOO_LONG else "_topics_max"
             # A refused topic does not exist: names that clients can invent are not counted one by one.
-            self._state.counters[what, name if name in self._state.topics else OTHERS, ""] += count
+            self._state.counters[counter_name, name if name in self._state.topics else OTHERS, ""] += count
 
     def _stop(self, message_ids: Sequence[str], scope: Scope) -> CancelResult:
         """Decide cancels. Recent ids of the message log were delivered, unless canceled before they arrived."""
         recent = self._state.recent
-        late = {one for one in message_ids if any(covers(scope, topic) for topic in recent.topics(one))}
+        late = {
+            message_id for message_id in message_ids if any(covers(scope, topic) for topic in recent.topics(message_id))
+        }
         return self._context.schedule.stop(message_ids, now_ms=self._clock.now_ms(), scope=scope, late=late)
 
     def _tell_canceled(self, gone: Sequence[tuple[str, str]], scope: Scope) -> None:
@@ -334,8 +342,8 @@ class Publisher:
             self._context.refuse_if_closed()
             self._writer.act(
                 journal.Canceled(
-                    at_ms=self._clock.now_ms(), ids=[one for one, _ in gone], messages_end=self._messages.end,
-                    topics=[topic for _, topic in gone], scope=scope,
+                    at_ms=self._clock.now_ms(), ids=[message_id for message_id, _ in gone],
+                    messages_end=self._messages.end, topics=[topic for _, topic in gone], scope=scope,
                 )
             )  # fmt: skip
             end = self._actions.end
@@ -345,10 +353,10 @@ class Publisher:
 def _gone(message_ids: Sequence[str], stopped: CancelResult) -> list[tuple[str, str]]:
     """Returns (id, topic) of everything that a cancel stops: any topic if no message with the id has arrived yet."""
     return [
-        (one, topic)
-        for one, status in dict(zip(message_ids, stopped.statuses, strict=True)).items()
+        (message_id, topic)
+        for message_id, status in dict(zip(message_ids, stopped.statuses, strict=True)).items()
         if status is not CancelStatus.TOO_LATE
-        for topic in sorted(stopped.topics[one]) or (ANY_TOPIC,)
+        for topic in sorted(stopped.topics[message_id]) or (ANY_TOPIC,)
     ]
 
 
@@ -369,25 +377,25 @@ class BatchDestinations:
 
     def sort(self, message: Message, *, problem: PublishResult | None) -> None:
         """Add the next message; the status of one that goes to the schedule is decided there."""
-        status, place = PublishStatus.STORED, (message.topic, message.id)
+        status, identity = PublishStatus.STORED, (message.topic, message.id)
         if problem is not None:
             self.results.append(problem)
             return
-        if place in self.seen or self.is_recent(*place):
+        if identity in self.seen or self.is_recent(*identity):
             status = PublishStatus.DUPLICATE
-        elif (message.deliver_at_ms or 0) > self.now_ms or self.is_known(*place):
+        elif (message.deliver_at_ms or 0) > self.now_ms or self.is_known(*identity):
             self.later.append((len(self.results), message))
         else:
             self.plain.append(message)
-        self.seen.add(place)
+        self.seen.add(identity)
         self.results.append(PublishResult(message.id, status))
 
 
 def arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
     """Returns a batch grouped by topic, in its order; and its topics in order, with the number of messages of each."""
     counts: dict[str, int] = {}
-    for one in batch:
-        counts[one.topic] = counts.get(one.topic, 0) + 1
+    for message in batch:
+        counts[message.topic] = counts.get(message.topic, 0) + 1
     if 1 < len(counts) < len(batch):
         return sorted(batch, key=attrgetter("topic")), dict(sorted(counts.items()))
     return batch, counts

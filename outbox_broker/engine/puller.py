@@ -118,29 +118,29 @@ class Puller:
         self._deleted.refuse_if_deleted(topic, group, since=since)
         if fires and self._dispatcher.may_be_firing() and not self._is_ready(topic, group):
             self._dispatcher.fire_what_can_be()
-        found_topic, found = self._opened(topic, group, quota)
-        with found.pulling:
+        found_topic, found_group = self._opened(topic, group, quota)
+        with found_group.pulling:
             scanned = 0
             for _ in range(_PASSES_MAX):
                 choice = self._index_repair.looked_up(
-                    partial(self.choose, found_topic, found, count_max=max_messages, begins=begins)
+                    partial(self.choose, found_topic, found_group, count_max=max_messages, begins=begins)
                 )
                 if choice is None:
                     return []
                 records = self.read(choice)
                 with self._lock:
                     self._context.refuse_if_closed()
-                    handed = self.deliver(
-                        found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer
+                    pulled = self.deliver(
+                        found_topic, found_group, choice, records, invisible_ms=invisible_ms, consumer=consumer
                     )
-                if handed:
-                    return handed
+                if pulled:
+                    return pulled
                 if choice.share.retries and not choice.retry_ranges:
                     continue  # it was the turn of fresh messages, and none is deliverable: suspected ones are next
                 scanned += len(records)
-                if found.order is not None and scanned < self._options.filter_scan_max:
+                if found_group.order is not None and scanned < self._options.filter_scan_max:
                     continue
-                if found.accepts is not None or found.order is not None:
+                if found_group.accepts is not None or found_group.order is not None:
                     self._wakeups.wake(topic, group)  # to continue the scan, once others have had their turn
                     return []
         return []
@@ -160,16 +160,21 @@ class Puller:
         try:
             self._context.refuse_if_closed()
             self._deleted.refuse_if_deleted(topic, group, since=since)
-            found_topic, found = self._state.topics.get(topic), self._state.group(topic, group)
-            if found_topic is None or found is None or found.accepts is not None or found.order is not None:
+            found_topic, found_group = self._state.topics.get(topic), self._state.group(topic, group)
+            if (
+                found_topic is None
+                or found_group is None
+                or found_group.accepts is not None
+                or found_group.order is not None
+            ):
                 return None
-            if self._actions.is_full or not found.pulling.acquire(blocking=False):
+            if self._actions.is_full or not found_group.pulling.acquire(blocking=False):
                 return None  # a checkpoint is due, which needs a sync
             try:
                 now_ms = self._clock.now_ms()
-                if not _is_chosen_at_once(found_topic.index, found, now_ms=now_ms, count_max=max_messages):
+                if not _is_chosen_at_once(found_topic.index, found_group, now_ms=now_ms, count_max=max_messages):
                     return None
-                choice = self.choose(found_topic, found, count_max=max_messages, begins=begins, now_ms=now_ms)
+                choice = self.choose(found_topic, found_group, count_max=max_messages, begins=begins, now_ms=now_ms)
                 if choice is None:
                     return []
                 if not self._is_at_hand(choice):
@@ -178,11 +183,13 @@ class Puller:
                 if any(record is None or (record.deliver_at_ms or 0) > now_ms for _, record in records):
                     return None  # each of these takes an action of its own to set aside
                 return (
-                    self.deliver(found_topic, found, choice, records, invisible_ms=invisible_ms, consumer=consumer)
+                    self.deliver(
+                        found_topic, found_group, choice, records, invisible_ms=invisible_ms, consumer=consumer
+                    )
                     or None
                 )
             finally:
-                found.pulling.release()
+                found_group.pulling.release()
         finally:
             self._lock.release()
 
@@ -212,10 +219,10 @@ class Puller:
             fires=not wait_ms, since=self._deleted.deletions, begins=begins,
         )  # fmt: skip
         handed = take() or self.awaited(topic, group, take, deadline_ms=deadline_ms)
-        return [delivery for one in handed or () for delivery in deliveries_of(topic, group, one)]
+        return [delivery for run in handed or () for delivery in deliveries_of(topic, group, run)]
 
-    def awaited(self, topic: str, group: str, look: Callable[[], Looked | None], *, deadline_ms: int) -> Looked | None:
-        """Returns the result of `look` once it finds something; None, or an empty result, when the time is up."""
+    def awaited(self, topic: str, group: str, poll: Callable[[], Looked | None], *, deadline_ms: int) -> Looked | None:
+        """Returns the result of `poll` once it finds something; None, or an empty result, when the time is up."""
         if deadline_ms <= self._clock.monotonic_ms():
             return None
         arrived = threading.Condition()
@@ -233,10 +240,10 @@ class Puller:
         try:
             while True:
                 woken = False
-                found = look()
+                result = poll()
                 left_ms = deadline_ms - self._clock.monotonic_ms()
-                if found or left_ms <= 0 or self._context.closed:
-                    return found
+                if result or left_ms <= 0 or self._context.closed:
+                    return result
                 with arrived:
                     if not woken:
                         self._clock.wait(arrived, left_ms)
@@ -249,10 +256,10 @@ class Puller:
 
     def _opened(self, topic: str, name: str, quota: ClientTopicQuota | None) -> tuple[Topic, Group]:
         """Returns a topic and a group, created if new; its deletion meanwhile is detected later, under the lock."""
-        known = self._state.topics.get(topic)
-        group = None if known is None else known.groups.get(name)
-        if known is not None and group is not None:
-            return known, group
+        known_topic = self._state.topics.get(topic)
+        group = None if known_topic is None else known_topic.groups.get(name)
+        if known_topic is not None and group is not None:
+            return known_topic, group
         with self._lock:
             self._context.refuse_if_closed()
             return self._groups.open_group(topic, name, quota)
@@ -260,11 +267,16 @@ class Puller:
     def _is_ready(self, topic: str, group: str) -> bool:
         """Returns whether a matching message is available already, so that the pull need not wait for due ones."""
         with self._lock:
-            found = self._state.group(topic, group)
-            if found is None or found.paused or found.order is not None or found.accepts is not None:
+            found_group = self._state.group(topic, group)
+            if (
+                found_group is None
+                or found_group.paused
+                or found_group.order is not None
+                or found_group.accepts is not None
+            ):
                 return False
             index, end = self._state.topic(topic).index, self._messages.durable_end
-            return index.visible_end(found.position, count_max=1, durable_end=end) > found.position
+            return index.visible_end(found_group.position, count_max=1, durable_end=end) > found_group.position
 
     def choose(
         self, topic: Topic, group: Group, *, count_max: int, begins: bool = False, now_ms: int | None = None
@@ -303,22 +315,22 @@ class Puller:
         if fresh_max is None:
             reserved = _first_of(again, share.retries_min)
             wanted_max = count_max - _count(reserved)
-            fresh_max = self._room_in_hand(index.name, group, wanted=wanted_max, again=reserved)
-        left = fresh_max
+            fresh_max = self._room_in_hand(index.name, group, fresh_wanted=wanted_max, again=reserved)
+        fresh_count = fresh_max
         filed: list[tuple[int, int]] = []
         if group.order is not None:
-            filed, left = group.order.to_read(left, scan_max=self._options.filter_scan_max)
-        elif group.accepts is not None and left:
-            left = max(left, self._options.filter_scan_max)
-        end = index.visible_end(group.position, count_max=left, durable_end=self._messages.durable_end)
+            filed, fresh_count = group.order.to_read(fresh_count, scan_max=self._options.filter_scan_max)
+        elif group.accepts is not None and fresh_count:
+            fresh_count = max(fresh_count, self._options.filter_scan_max)
+        end = index.visible_end(group.position, count_max=fresh_count, durable_end=self._messages.durable_end)
         fresh = (group.position, max(end, group.position))
         if group.order is None and group.accepts is None:  # else what is deliverable is known when it is read
             again = _first_of(again, count_max - (fresh[1] - fresh[0]))
-        wanted = [*again, *filed, fresh] if end > group.position else [*again, *filed]
-        if not wanted:
+        ranges = [*again, *filed, fresh] if end > group.position else [*again, *filed]
+        if not ranges:
             return None
         return PullChoice(
-            now_ms, wanted, len(again), [list(index.runs(first, end)) for first, end in wanted], fresh=fresh,
+            now_ms, ranges, len(again), [list(index.runs(first, end)) for first, end in ranges], fresh=fresh,
             count_max=_count(again) + fresh_max, share=replace(share, fresh_max=fresh_max), begins=begins,
             seek_generation=group.seek_generation,
         )  # fmt: skip
@@ -335,23 +347,23 @@ class Puller:
             return self._read_part(choice, slice(None), bytes_max=bytes_max)
         first, second = (fresh, retries) if choice.share.fresh_first else (retries, fresh)
         of_first = self._read_part(choice, first, bytes_max=bytes_max // 2)
-        left = bytes_max - body_bytes(of_first)
-        of_second = self._read_part(choice, second, bytes_max=left) if left > 0 else []
+        bytes_left = bytes_max - body_bytes(of_first)
+        of_second = self._read_part(choice, second, bytes_max=bytes_left) if bytes_left > 0 else []
         return of_second + of_first if choice.share.fresh_first else of_first + of_second
 
     def _is_at_hand(self, choice: PullChoice) -> bool:
-        runs = [run for found in choice.runs for run in found]
+        runs = [run for range_runs in choice.runs for run in range_runs]
         oldest = self._messages.end - self._options.immediate_pull_lag_bytes_max
         return sum(run.size_bytes for run in runs) <= AT_HAND_BYTES_MAX and all(run.offset >= oldest for run in runs)
 
     def _read_part(self, choice: PullChoice, part: slice, *, bytes_max: int) -> list[Found]:
         records: list[Found] = []
-        left = bytes_max
+        bytes_left = bytes_max
         for (first, end), runs in zip(choice.wanted[part], choice.runs[part], strict=True):
-            if left < 0:
+            if bytes_left < 0:
                 break
-            records += read_runs(self._messages, runs, first=first, end=end, bytes_max=left)
-            left -= sum(run.size_bytes for run in runs)
+            records += read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_left)
+            bytes_left -= sum(run.size_bytes for run in runs)
         return first_within(records, bytes_max=bytes_max)
 
     def deliver(
@@ -363,30 +375,33 @@ class Puller:
             raise group_deleted(topic.index.name, group.name)
         if group.paused or choice.seek_generation != group.seek_generation:
             return []
-        there = _still_there(group, choice, records)
+        available = _still_there(group, choice, records)
         if group.order is not None:
-            there = self._in_order(topic, group, group.order, choice, there)
+            available = self._in_order(topic, group, group.order, choice, available)
         if choice.share.retries:
             group.fresh_first = not group.fresh_first
-        fit = self._shared_fit(topic, group, choice, there)
+        fit = self._shared_fit(topic, group, choice, available)
         if not fit:
             return []
         runs = _runs_of(fit)
-        handed = group.decide_delivery([(first, first + len(found)) for first, found in runs], epoch=self._state.epoch)
+        delivery_runs = group.decide_delivery(
+            [(first, first + len(run_records)) for first, run_records in runs], epoch=self._state.epoch
+        )
         self._writer.act(
             journal.Handed(
                 topic=topic.index.name, group=group.name, at_ms=choice.now_ms,
                 visible_at_ms=choice.now_ms + invisible_ms, consumer=consumer,
-                runs=[journal.HandedRun(one.first, one.count, one.delivery, one.attempt) for one in handed],
+                runs=[journal.HandedRun(run.first, run.count, run.delivery, run.attempt) for run in delivery_runs],
                 begins=choice.begins,
             )
         )  # fmt: skip
-        self._count_handed_out(topic.index.name, group.name, handed)
-        if len(handed) == len(runs):
-            return [PulledMessages(one, found) for one, (_, found) in zip(handed, runs, strict=True)]
+        self._count_handed_out(topic.index.name, group.name, delivery_runs)
+        if len(delivery_runs) == len(runs):
+            return [PulledMessages(run, run_records) for run, (_, run_records) in zip(delivery_runs, runs, strict=True)]
         by_sequence = dict(fit)
         return [
-            PulledMessages(one, [by_sequence[sequence] for sequence in range(one.first, one.end)]) for one in handed
+            PulledMessages(run, [by_sequence[sequence] for sequence in range(run.first, run.end)])
+            for run in delivery_runs
         ]
 
     def _shared_fit(
@@ -397,11 +412,11 @@ class Puller:
             fresh_max = min(choice.share.fresh_max, choice.share.count_max)
             return self._fit(topic, group, records, now_ms=choice.now_ms, count_max=fresh_max)
         if group.order is None:
-            again = [found for found in records if found[0] < choice.fresh[0]]
+            again = [entry for entry in records if entry[0] < choice.fresh[0]]
             fresh = records[len(again) :]
         else:
-            again = [found for found in records if group.unsettled.find(found[0]) is not None]
-            fresh = [found for found in records if group.unsettled.find(found[0]) is None]
+            again = [entry for entry in records if group.unsettled.find(entry[0]) is not None]
+            fresh = [entry for entry in records if group.unsettled.find(entry[0]) is None]
         share = choice.share
         fit_again = self._fit(topic, group, again, now_ms=choice.now_ms, count_max=len(again))
         share = replace(share, retries=len(fit_again))
@@ -412,8 +427,8 @@ class Puller:
         self, topic: Topic, group: Group, order: KeyOrder, choice: PullChoice, records: Sequence[Found]
     ) -> Sequence[Found]:
         """File messages in the key order; returns those that may be delivered now."""
-        found = dict(records)  # ready messages may be among those looked up, too
-        filing = decide_filing(group, order, found, count_max=choice.count_max)
+        by_sequence = dict(records)  # ready messages may be among those looked up, too
+        filing = decide_filing(group, order, by_sequence, count_max=choice.count_max)
         if filing.runs:
             self._writer.act(
                 Filed(
@@ -427,11 +442,15 @@ class Puller:
         order.record_scan(filing.scanned, backlog_scan_end=filing.backlog_scan_end, enough=filing.is_enough)
         if not choice.count_max:
             return []
-        return [one for one in found.items() if one[0] in filing.unordered or may_deliver(group, order, one[0])]
+        return [
+            entry
+            for entry in by_sequence.items()
+            if entry[0] in filing.unordered or may_deliver(group, order, entry[0])
+        ]
 
-    def _room_in_hand(self, topic: str, group: Group, *, wanted: int, again: Sequence[tuple[int, int]]) -> int:
-        """Returns how many fresh messages a group may get besides redelivered ones, up to `wanted`; if fewer, its pulls
-        are woken when there is room.
+    def _room_in_hand(self, topic: str, group: Group, *, fresh_wanted: int, again: Sequence[tuple[int, int]]) -> int:
+        """Returns how many fresh messages a group may get besides redelivered ones, up to `fresh_wanted`; if fewer, its
+        pulls are woken when there is room.
 
         Messages waiting for another attempt use capacity of their own group alone, and those waiting for a redrive use
         none: so no group's retries block other groups, however long they are delayed. Nor do other groups' consumers:
@@ -444,13 +463,13 @@ class Puller:
             options.group_in_hand_max - group.unsettled.delivered - redriven,
             max(options.in_hand_max - self._state.in_flight_total.count - back, own),
         )
-        if room < wanted:  # fewer messages, as SQS above its 120,000: a consumer could not act on an error
+        if room < fresh_wanted:  # fewer messages, as SQS above its 120,000: a consumer could not act on an error
             self._wakeups.note_short(topic, group.name)
-        return min(wanted, max(room, 0))
+        return min(fresh_wanted, max(room, 0))
 
-    def _count_handed_out(self, topic: str, group: str, handed: Sequence[DeliveryRun]) -> None:
-        self._state.counters["delivered", topic, group] += sum(one.count for one in handed)
-        again = sum(one.count for one in handed if one.again)
+    def _count_handed_out(self, topic: str, group: str, delivery_runs: Sequence[DeliveryRun]) -> None:
+        self._state.counters["delivered", topic, group] += sum(run.count for run in delivery_runs)
+        again = sum(run.count for run in delivery_runs if run.again)
         if again:
             self._state.counters["redelivered", topic, group] += again
 
@@ -496,7 +515,7 @@ class Puller:
         """Make a damaged record a dead letter rather than block its group; defer one that is early, because the wall
         clock stepped back after it became due.
         """
-        known = group.unsettled.find(sequence)
+        run = group.unsettled.find(sequence)
         if record is None:
             logger.error("record_quarantined", extra={"topic": topic, "sequence": sequence})
             self._state.counters["quarantined", topic, ""] += 1
@@ -505,8 +524,8 @@ class Puller:
         else:
             hold = group.decide_deferral(sequence, until_ms=record.deliver_at_ms or 0)
             self.requeue(
-                topic, group.name, [hold], at_ms=at_ms, reason=group.reason_of(known) if known else None,
-                expired=known is not None and known.in_flight,
+                topic, group.name, [hold], at_ms=at_ms, reason=group.reason_of(run) if run else None,
+                expired=run is not None and run.in_flight,
             )  # fmt: skip
 
     def requeue(
@@ -515,9 +534,9 @@ class Puller:
     ) -> None:  # fmt: skip
         """Record when messages may be delivered again; deaths among the decisions are not recorded here."""
         entries: list[tuple[int, journal.Ids, int, int]] = [
-            (one.first, one.count, one.visible_at_ms, one.attempts_used)
-            for one in decisions
-            if isinstance(one, Requeue)
+            (decision.first, decision.count, decision.visible_at_ms, decision.attempts_used)
+            for decision in decisions
+            if isinstance(decision, Requeue)
         ]
         if entries:
             self._writer.act(
@@ -543,7 +562,7 @@ def _is_chosen_at_once(index: TopicIndex, group: Group, *, now_ms: int, count_ma
     if group.paused:
         return True
     again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
-    return not deaths and all(index.is_in_memory(first) for first in (group.position, *(one[0] for one in again)))
+    return not deaths and all(index.is_in_memory(first) for first in (group.position, *(retry[0] for retry in again)))
 
 
 def _count(ranges: Iterable[tuple[int, int]]) -> int:
@@ -576,10 +595,10 @@ def first_within(records: list[Found], *, bytes_max: int) -> list[Found]:
     if body_bytes(records) <= bytes_max:
         return records
     total = 0
-    for number, (_, record) in enumerate(records):
+    for index, (_, record) in enumerate(records):
         total += 0 if record is None else len(record.body)
         if total > bytes_max:
-            return records[: number + 1]
+            return records[: index + 1]
     return records
 
 
@@ -588,16 +607,16 @@ def _still_there(group: Group, choice: PullChoice, records: Sequence[Found]) -> 
     gone: list[tuple[int, int]] = []
     for first, end in choice.wanted:
         if (first, end) == choice.fresh:
-            there = group.position == first
+            is_there = group.position == first
         else:
-            there = group.is_visible(first, end, now_ms=choice.now_ms) or group.is_filed(first, end)
-        if not there:
+            is_there = group.is_visible(first, end, now_ms=choice.now_ms) or group.is_filed(first, end)
+        if not is_there:
             gone.append((first, end))
     if not gone:
         return records
     if group.order is not None:
         return []  # the next message of a key may be among those that are gone: retry
-    return [one for one in records if not any(first <= one[0] < end for first, end in gone)]
+    return [entry for entry in records if not any(first <= entry[0] < end for first, end in gone)]
 
 
 def _runs_of(

@@ -130,7 +130,7 @@ class LogRetention:
         if self._context.firing_from is not None:
             # A restart looks in the log for what the schedule has not settled, and would append it a second time.
             end = min(end, self._context.firing_from)
-        going = [one for one in old if one.end <= end]
+        going = [segment for segment in old if segment.end <= end]
         if not going:
             return 0
         if drops_unread:
@@ -140,8 +140,8 @@ class LogRetention:
         self._actions.commit()
         for topic in self._state.topics.values():
             topic.index.drop(going[-1].first_offset)
-        for one in self._messages.drop_before(end):
-            self._index_files.remove(one.first_offset)
+        for segment in self._messages.drop_before(end):
+            self._index_files.remove(segment.first_offset)
         logger.info("segments_dropped", extra={"log": "messages", "segments": len(going), "first_offset": end})
         return len(going)
 

@@ -74,15 +74,15 @@ class Settler:
                 if group is None:
                     continue
                 decisions: list[Requeue | Death] = []
-                for place, first, end in _held(group, runs):
+                for index, first, end in _held(group, runs):
                     decision = group.decide_nack(
                         first, end - first, now_ms=now_ms, delay_ms=delay_ms, reason=reason, counts=counts
                     )
                     decisions.append(decision)
                     status = NackStatus.DEAD if isinstance(decision, Death) else NackStatus.REQUEUED
-                    statuses[place : place + end - first] = [status] * (end - first)
+                    statuses[index : index + end - first] = [status] * (end - first)
                 self._puller.requeue(topic, name, decisions, at_ms=now_ms, reason=reason)
-                deaths = [one for one in decisions if isinstance(one, Death)]
+                deaths = [decision for decision in decisions if isinstance(decision, Death)]
                 self._dead_letters.bury(topic, group, deaths, at_ms=now_ms)
                 if decisions:
                     self._wakeups.wake_short()
@@ -105,8 +105,8 @@ class Settler:
                 if group is None:
                     continue
                 entries: list[tuple[int, journal.Ids]] = []
-                for place, first, end in _held(group, runs, repeats=True):
-                    statuses[place : place + end - first] = [ExtendStatus.EXTENDED] * (end - first)
+                for index, first, end in _held(group, runs, repeats=True):
+                    statuses[index : index + end - first] = [ExtendStatus.EXTENDED] * (end - first)
                     entries.append((first, end - first))
                 if entries:
                     self._writer.act(
@@ -124,10 +124,10 @@ class Settler:
 
 def _by_group(receipts: Sequence[str]) -> dict[tuple[str, str], list[ReceiptRun]]:
     """Groups valid receipts into runs, by (topic, group)."""
-    found: defaultdict[tuple[str, str], list[ReceiptRun]] = defaultdict(list)
+    runs_by_group: defaultdict[tuple[str, str], list[ReceiptRun]] = defaultdict(list)
     for run in runs_of(receipts):
-        found[run.topic, run.group].append(run)
-    return found
+        runs_by_group[run.topic, run.group].append(run)
+    return runs_by_group
 
 
 def _held(group: Group, runs: Sequence[ReceiptRun], *, repeats: bool = False) -> Iterator[tuple[int, int, int]]:
@@ -139,14 +139,16 @@ def _held(group: Group, runs: Sequence[ReceiptRun], *, repeats: bool = False) ->
     seen: set[int] = set()
     for run in runs:
         for first, end in group.in_flight_of(run.first, run.end, delivery=run.delivery, generation=run.generation):
-            place = run.place + first - run.first
-            wanted = range(first, end)
-            if repeats or seen.isdisjoint(wanted):
-                yield place, first, end
+            index = run.place + first - run.first
+            sequences = range(first, end)
+            if repeats or seen.isdisjoint(sequences):
+                yield index, first, end
             else:
-                yield from ((place + one - first, one, one + 1) for one in wanted if one not in seen)
+                yield from (
+                    (index + sequence - first, sequence, sequence + 1) for sequence in sequences if sequence not in seen
+                )
             if len(runs) > 1:
-                seen.update(wanted)
+                seen.update(sequences)
 
 
 def _decide_acks(group: Group, runs: Sequence[ReceiptRun], statuses: list[AckStatus]) -> list[tuple[int, int]]:
@@ -163,14 +165,14 @@ def _decide_acks(group: Group, runs: Sequence[ReceiptRun], statuses: list[AckSta
             if len(runs) > 1:
                 seen.update(sequences)
             continue
-        for place, sequence in enumerate(sequences, run.place):
+        for index, sequence in enumerate(sequences, run.place):
             status = group.ack_status(sequence, delivery=run.delivery, generation=run.generation)
             if status is AckStatus.ACKED and sequence in seen:
                 status = AckStatus.ALREADY_ACKED
             elif status is AckStatus.ACKED:
                 seen.add(sequence)
                 _add(ranges, sequence, sequence + 1)
-            statuses[place] = status
+            statuses[index] = status
     return ranges
 
 

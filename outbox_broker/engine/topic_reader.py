@@ -49,17 +49,17 @@ class TopicReader:
         """Returns the messages of a topic from `offset`, or from its `start`, waiting up to `wait_ms` for the first."""
         check_within("max_messages", max_messages, 1, PULL_MESSAGES_MAX)
         check_within("wait_ms", wait_ms, 0, PULL_WAIT_MS_MAX)
-        place = self.place_to_read(topic, start=start) if offset is None else offset
+        start_offset = self.place_to_read(topic, start=start) if offset is None else offset
         deadline_ms = self._clock.monotonic_ms() + wait_ms
 
-        def look() -> TopicRead | None:
-            found = self.read_on(topic, place, max_messages=max_messages)
-            return None if found.next_offset == place else found
+        def poll() -> TopicRead | None:
+            read = self.read_on(topic, start_offset, max_messages=max_messages)
+            return None if read.next_offset == start_offset else read
 
         if not wait_ms and self._dispatcher.may_be_firing():
             self._dispatcher.fire_what_can_be()
-        nothing = TopicRead(deliveries=[], offset=place, next_offset=place)
-        return look() or self._puller.awaited(topic, READERS, look, deadline_ms=deadline_ms) or nothing
+        nothing = TopicRead(deliveries=[], offset=start_offset, next_offset=start_offset)
+        return poll() or self._puller.awaited(topic, READERS, poll, deadline_ms=deadline_ms) or nothing
 
     def place_to_read(self, topic: str, *, start: Start) -> int:
         """Returns where a reader without an offset begins."""
@@ -68,10 +68,10 @@ class TopicReader:
         if start == "latest":
             self._messages.commit()  # messages being synced were published before this read
         with self._lock:
-            known = self._state.topics.get(topic)
-            if known is None:
+            known_topic = self._state.topics.get(topic)
+            if known_topic is None:
                 return 0
-            return self._groups.durable_end(known) if start == "latest" else known.index.start
+            return self._groups.durable_end(known_topic) if start == "latest" else known_topic.index.start
 
     def read_on(self, topic: str, offset: int, *, max_messages: int, bytes_max: int | None = None) -> TopicRead:
         """Returns the durable messages from `offset` on; waits for no message. One message may exceed `bytes_max`."""
@@ -80,10 +80,10 @@ class TopicReader:
         if not runs:
             return TopicRead(deliveries=[], offset=first, next_offset=end)
         bytes_max = min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max)
-        found = first_within(
+        records = first_within(
             read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max), bytes_max=bytes_max
         )
-        return self._read_of(topic, found, offset=first)
+        return self._read_of(topic, records, offset=first)
 
     def _stretch(self, topic: str, offset: int, *, count_max: int) -> tuple[int, int, list[PlaceRun]]:
         """Returns the range of durable sequences from an offset on, and the runs that contain it.
@@ -91,20 +91,20 @@ class TopicReader:
         It ends before the offset if the topic does.
         """
         self._context.refuse_if_closed()
-        known = self._state.topics.get(topic)
-        end = self._state.end_of(topic) if known is None else self._groups.durable_end(known)
-        if known is None or offset > end:
+        known_topic = self._state.topics.get(topic)
+        end = self._state.end_of(topic) if known_topic is None else self._groups.durable_end(known_topic)
+        if known_topic is None or offset > end:
             return offset, min(offset, end), []
-        first = max(offset, known.index.start)
-        end = known.index.visible_end(first, count_max=count_max, durable_end=self._messages.durable_end)
-        return first, end, list(known.index.runs(first, end))
+        first = max(offset, known_topic.index.start)
+        end = known_topic.index.visible_end(first, count_max=count_max, durable_end=self._messages.durable_end)
+        return first, end, list(known_topic.index.runs(first, end))
 
-    def _read_of(self, topic: str, found: Sequence[Found], *, offset: int) -> TopicRead:
+    def _read_of(self, topic: str, records: Sequence[Found], *, offset: int) -> TopicRead:
         """Returns the messages up to the first that is early, because the wall clock stepped back since it was due."""
         now_ms = self._clock.now_ms()
         deliveries: list[Delivery] = []
         next_offset = offset
-        for sequence, record in found:
+        for sequence, record in records:
             if record is None:
                 logger.error("record_skipped", extra={"topic": topic, "sequence": sequence, "cause": "damaged"})
             elif (record.deliver_at_ms or 0) > now_ms:

@@ -36,17 +36,17 @@ class Wakeups:
         """Register `wake` to be called, from any thread, whenever a group may have ready messages; returns the function
         that unregisters it.
         """
-        place = (topic, group)
+        group_key = (topic, group)
         with self.changed:
-            self.waiters[place].add(wake)
+            self.waiters[group_key].add(wake)
             self._waiting_groups[topic].add(group)
             self.changed.notify_all()
 
         def unsubscribe() -> None:
             with self._lock:
-                self.waiters[place].discard(wake)
-                if not self.waiters[place]:
-                    del self.waiters[place]
+                self.waiters[group_key].discard(wake)
+                if not self.waiters[group_key]:
+                    del self.waiters[group_key]
                     self._waiting_groups[topic].discard(group)
                 if not self._waiting_groups[topic]:
                     del self._waiting_groups[topic]
@@ -82,25 +82,25 @@ class Wakeups:
     def wake_short(self) -> None:
         """Wake groups that were short of in-flight capacity."""
         short, self._short = self._short, set()
-        for place in short:
-            self.wake(*place)
+        for group_key in short:
+            self.wake(*group_key)
 
     def wake_wanting(self, topics: Iterable[str]) -> None:
         """After a publish: wake the groups that match something of it, by the index of their filters."""
         with self._lock:
-            places = [
+            group_keys = [
                 (topic, name) for topic in topics if topic in self._waiting_groups for name in self._wanting(topic)
             ]  # fmt: skip
-        for place in places:
-            self.wake_waiters(*place)
+        for group_key in group_keys:
+            self.wake_waiters(*group_key)
 
     def _wanting(self, topic: str) -> list[str]:
         """Returns the waiting groups that match something of what is new."""
         groups = list(self._waiting_groups[topic])
-        known = self._state.topics.get(topic)
-        if known is None or known.matcher is None:
+        known_topic = self._state.topics.get(topic)
+        if known_topic is None or known_topic.matcher is None:
             return groups
-        return known.matcher.to_wake(groups, durable_end=self._messages.durable_end, end=known.index.end)
+        return known_topic.matcher.to_wake(groups, durable_end=self._messages.durable_end, end=known_topic.index.end)
 
     def wake_all(self) -> None:
         """Wake everybody, including the timer: the engine is closed."""

@@ -106,11 +106,11 @@ class AstBuilder(Transformer[Token, Node]):
             raise FilterError(
                 f"IN lists {len(listed):,} values; at most {IN_VALUES_MAX:,} are allowed", position=subject.position
             )
-        for one in listed:
-            if isinstance(one.value, Header | bool):
-                raise FilterError("IN lists texts and numbers only", position=one.position)
-        texts = frozenset(one.value for one in listed if isinstance(one.value, str))
-        numbers = frozenset(one.value for one in listed if not isinstance(one.value, str))
+        for operand in listed:
+            if isinstance(operand.value, Header | bool):
+                raise FilterError("IN lists texts and numbers only", position=operand.position)
+        texts = frozenset(operand.value for operand in listed if isinstance(operand.value, str))
+        numbers = frozenset(operand.value for operand in listed if not isinstance(operand.value, str))
         if len(texts) + len(numbers) == 1:
             return Comparison(ComparisonOperator.EQ, header, next(iter(texts | numbers)))
         return In(header, texts, numbers)
@@ -160,37 +160,39 @@ def _comparison(operator: ComparisonOperator, left: Operand, right: Operand) -> 
             pass
         case other, Header() as header:
             operator = _TURNED[operator]
-        case one, other:
-            return _folded(operator, one, other, position=left.position)
+        case constant, other:
+            return _folded(operator, constant, other, position=left.position)
     if isinstance(other, bool) and operator not in _EQUALITIES:
         raise FilterError("TRUE and FALSE can be compared by = and <> only", position=left.position)
     return Comparison(operator, header, other)
 
 
-def _folded(operator: ComparisonOperator, one: Any, other: Any, *, position: int) -> Literal:
+def _folded(operator: ComparisonOperator, constant: Any, other: Any, *, position: int) -> Literal:
     """Evaluates a comparison of two constants, as in `1 = 1`."""
-    truths = isinstance(one, bool), isinstance(other, bool)
-    if any(truths) != all(truths) or isinstance(one, str) != isinstance(other, str):
+    truths = isinstance(constant, bool), isinstance(other, bool)
+    if any(truths) != all(truths) or isinstance(constant, str) != isinstance(other, str):
         raise FilterError("two constants of different types are compared; name a header", position=position)
     if any(truths) and operator not in _EQUALITIES:
         raise FilterError("TRUE and FALSE can be compared by = and <> only", position=position)
     match operator:
         case ComparisonOperator.EQ | ComparisonOperator.NE:
-            return TRUE if (one == other) is (operator is ComparisonOperator.EQ) else FALSE
+            return TRUE if (constant == other) is (operator is ComparisonOperator.EQ) else FALSE
         case ComparisonOperator.LT | ComparisonOperator.GE:
-            return TRUE if (one < other) is (operator is ComparisonOperator.LT) else FALSE
+            return TRUE if (constant < other) is (operator is ComparisonOperator.LT) else FALSE
         case ComparisonOperator.GT | ComparisonOperator.LE:
-            return TRUE if (one > other) is (operator is ComparisonOperator.GT) else FALSE
+            return TRUE if (constant > other) is (operator is ComparisonOperator.GT) else FALSE
 
 
-def _header(operand: Operand, what: str) -> Header:
+def _header(operand: Operand, operator_name: str) -> Header:
     if not isinstance(operand.value, Header):
-        raise FilterError(f"left of {what} stands the name of a header, not a constant", position=operand.position)
+        raise FilterError(
+            f"left of {operator_name} stands the name of a header, not a constant", position=operand.position
+        )
     return operand.value
 
 
 def _any_truth(*operands: Operand) -> bool:
-    return any(isinstance(one.value, bool) for one in operands)
+    return any(isinstance(operand.value, bool) for operand in operands)
 
 
 def _name(text: str, position: int) -> Header:
@@ -207,13 +209,13 @@ def _text(text: str, _position: int) -> str:
 
 
 def _number(text: str, position: int) -> float:
-    found = number_of(text)
-    if found is None or not math.isfinite(found):
+    number = number_of(text)
+    if number is None or not math.isfinite(number):
         raise FilterError(
             f"a number has at most {NUMBER_CHARS_MAX} characters and lies within the range of a double",
             position=position,
         )
-    return found
+    return number
 
 
 _OPERANDS: Final[dict[str, Callable[[str, int], Header | Constant]]] = {

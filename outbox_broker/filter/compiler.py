@@ -133,8 +133,8 @@ def _two_headers(spelt: ComparisonOperator, name: str, other: str) -> Predicate:
         left, right = headers.get(name), headers.get(other)
         if left is None or right is None:
             return False
-        one, two = read(left), read(right)
-        return one is not None and two is not None and compare(one, two)
+        left_value, right_value = read(left), read(right)
+        return left_value is not None and right_value is not None and compare(left_value, right_value)
 
     return test
 
@@ -176,14 +176,14 @@ def _fitting(name: str, fits: Callable[[str], bool], *, wanted: bool) -> Predica
 
 def _joined(terms: list[Predicate], *, every: bool) -> Predicate:
     match terms:
-        case [one, two]:
+        case [first, second]:
             if every:
-                return lambda headers: one(headers) and two(headers)
-            return lambda headers: one(headers) or two(headers)
-        case [one, two, three]:
+                return lambda headers: first(headers) and second(headers)
+            return lambda headers: first(headers) or second(headers)
+        case [first, second, third]:
             if every:
-                return lambda headers: one(headers) and two(headers) and three(headers)
-            return lambda headers: one(headers) or two(headers) or three(headers)
+                return lambda headers: first(headers) and second(headers) and third(headers)
+            return lambda headers: first(headers) or second(headers) or third(headers)
         case _:
             return _joined_long(tuple(terms), every=every)
 

@@ -148,15 +148,15 @@ def headers_of(test: Test) -> tuple[str, ...]:
 
 def tests_in(node: Node) -> Iterator[Test]:
     """Yields every test of an expression, without recursion."""
-    left: list[Node] = [node]
-    while left:
-        match left.pop():
+    pending: list[Node] = [node]
+    while pending:
+        match pending.pop():
             case Literal():
                 continue
             case Not(term=term):
-                left.append(term)
+                pending.append(term)
             case And(terms=terms) | Or(terms=terms):
-                left.extend(terms)
+                pending.extend(terms)
             case Comparison() | Between() | In() | Like() | IsNull() as test:
                 yield test
 

@@ -71,21 +71,21 @@ def _general(pieces: list[Piece]) -> Matcher:
         last = len(text) - tail_chars
         if last < head_chars or head.match(text) is None or tail.match(text, last) is None:
             return False
-        place = head_chars
+        position = head_chars
         for piece in middle:
-            found = piece.search(text, place, last)
-            if found is None:
+            piece_match = piece.search(text, position, last)
+            if piece_match is None:
                 return False
-            place = found.end()
+            position = piece_match.end()
         return True
 
     return fits
 
 
 def _regex(piece: Piece) -> re.Pattern[str]:
-    return re.compile("".join("." if one is None else re.escape(one) for one in piece), re.DOTALL)
+    return re.compile("".join("." if char is None else re.escape(char) for char in piece), re.DOTALL)
 
 
 def _text(piece: Piece) -> str | None:
-    known = [one for one in piece if one is not None]
-    return "".join(known) if len(known) == len(piece) else None
+    chars = [char for char in piece if char is not None]
+    return "".join(chars) if len(chars) == len(piece) else None

@@ -137,22 +137,22 @@ def _check_size(tokens: list[Token]) -> None:
 
 
 def _of_characters(error: UnexpectedCharacters, text: str) -> FilterError:
-    place = cast("int", error.pos_in_stream)
-    character = text[place]
+    position = cast("int", error.pos_in_stream)
+    character = text[position]
     cure = _CURES.get(character, "put texts in single quotes, and names of headers that have it in double quotes")
-    return FilterError(f"{character!r} cannot stand here: {cure}", position=place + 1)
+    return FilterError(f"{character!r} cannot stand here: {cure}", position=position + 1)
 
 
 def _of_token(error: UnexpectedToken, text: str) -> FilterError:
     token = error.token
-    wanted = _wanted(set(error.accepts or ()))
+    expected = _wanted(set(error.accepts or ()))
     if token.type == "$END":
-        return FilterError(f"the filter ends too early: {wanted}", position=len(text) + 1)
+        return FilterError(f"the filter ends too early: {expected}", position=len(text) + 1)
     if token.type == "NULL":
         return FilterError("nothing equals NULL; write IS NULL or IS NOT NULL", position=_place(token))
     if token.type == "OPERATOR" and str(token) == "=" and text[max(0, token.start_pos or 0) - 1] == "=":
         return FilterError("write = for equal", position=_place(token))
-    return FilterError(f"{str(token)[:40]!r} cannot stand here: {wanted}", position=_place(token))
+    return FilterError(f"{str(token)[:40]!r} cannot stand here: {expected}", position=_place(token))
 
 
 def _wanted(expected: set[str]) -> str:

@@ -56,12 +56,12 @@ def split(node: Node, header: str) -> Split:
     if len(tests) * len(values) > SPLIT_STEPS_MAX:
         return Split({}, as_condition(node))
     other = as_condition(_replaced(node, lambda test: _otherwise(test, header)))
-    known: dict[str | None, Node] = {value: given(node, header, value) for value in values}
+    by_value: dict[str | None, Node] = {value: given(node, header, value) for value in values}
     # Without the header both `type = 'a'` and its negation are unknown; for any other value one of them is true. Taking
     # one for the other would deliver messages that SQL does not select.
     if any(header in headers_of(test) for test in tests):
-        known[None] = given(node, header, None)
-    return Split({value: left for value, left in known.items() if left != other}, other)
+        by_value[None] = given(node, header, None)
+    return Split({value: remainder for value, remainder in by_value.items() if remainder != other}, other)
 
 
 def given(node: Node, header: str, value: str | None) -> Node:

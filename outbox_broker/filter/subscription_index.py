@@ -47,8 +47,8 @@ class FilterIndex(Generic[Key]):
         parts = self._splits[key] = split(node, self._header)
         if parts.other != FALSE:
             self._others[key] = compile_condition(parts.other)
-        for value, left in parts.by_value.items():  # FALSE as well: it keeps the remainder for all others out
-            self._by_value.setdefault(value, {})[key] = compile_condition(left)
+        for value, condition in parts.by_value.items():  # FALSE as well: it keeps the remainder for all others out
+            self._by_value.setdefault(value, {})[key] = compile_condition(condition)
 
     def remove(self, key: Key) -> None:
         """Remove a subscription; a missing key is no error."""

@@ -121,36 +121,36 @@ class Group:
         """
         ready: list[tuple[int, int]] = []
         deaths: list[Death] = []
-        left, taken = count_max, 0
+        count_left, taken = count_max, 0
         are_suspected: bool | None = None
-        with closing(self.unsettled.visible(now_ms)) as found:
-            for run in found:
+        with closing(self.unsettled.visible(now_ms)) as visible_runs:
+            for run in visible_runs:
                 if isolates:
                     are_suspected = run.is_suspected if are_suspected is None else are_suspected
                     if run.is_suspected is not are_suspected:
                         break
                     if are_suspected:
-                        left = min(left, run.together // 2 - taken)
-                        if left <= 0:
+                        count_left = min(count_left, run.together // 2 - taken)
+                        if count_left <= 0:
                             break
                 used = run.attempts_by_now
-                count = min(run.count, left)
-                left, taken = left - count, taken + count
+                count = min(run.count, count_left)
+                count_left, taken = count_left - count, taken + count
                 if used < self.config.max_attempts:
                     ready.append((run.first, run.first + count))
                 else:
                     reason = self.reason_of(run) or with_count(EXPIRED, used)
                     cause = DeathCause.EXPIRED if run.in_flight else DeathCause.DELIVERY_LIMIT
                     deaths.append(Death(run.first, count, used, reason, cause))
-                if left <= 0:
+                if count_left <= 0:
                     break
         return ready, deaths
 
     def returning(self, runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
         """Returns how many messages in runs of visible_again() are not in flight, and how many were redriven."""
-        found = [(one, end - first) for first, end in runs if (one := self.unsettled.find(first)) is not None]
-        back = sum(count for one, count in found if not one.in_flight)
-        return back, sum(count for one, count in found if one.is_redriven)
+        run_counts = [(run, end - first) for first, end in runs if (run := self.unsettled.find(first)) is not None]
+        back = sum(count for run, count in run_counts if not run.in_flight)
+        return back, sum(count for run, count in run_counts if run.is_redriven)
 
     def is_suspected(self, sequence: int) -> bool:
         """Returns whether a message was delivered with others to a consumer that let their invisible time run out."""
@@ -187,21 +187,21 @@ class Group:
         deliveries: list[DeliveryRun] = []
         least = epoch << EPOCH_SHIFT
         for first, end in runs:
-            place = first
+            sequence = first
             for run in self.unsettled.between(first, end):
-                if run.first > place:
-                    deliveries.append(DeliveryRun(place, run.first - place, least + 1, 1, self.generation))
-                    place = run.first
+                if run.first > sequence:
+                    deliveries.append(DeliveryRun(sequence, run.first - sequence, least + 1, 1, self.generation))
+                    sequence = run.first
                 stop = min(run.end, end)
                 deliveries.append(
                     DeliveryRun(
-                        place, stop - place, max(run.delivery, least) + 1, run.attempts_by_now + 1, run.generation,
-                        again=run.delivery > 0, expired=run.in_flight,
+                        sequence, stop - sequence, max(run.delivery, least) + 1, run.attempts_by_now + 1,
+                        run.generation, again=run.delivery > 0, expired=run.in_flight,
                     )
                 )  # fmt: skip
-                place = stop
-            if place < end:
-                deliveries.append(DeliveryRun(place, end - place, least + 1, 1, self.generation))
+                sequence = stop
+            if sequence < end:
+                deliveries.append(DeliveryRun(sequence, end - sequence, least + 1, 1, self.generation))
         return deliveries
 
     def deliver(
@@ -250,7 +250,7 @@ class Group:
     def oldest_unsettled(self) -> int:
         """Returns the first sequence that is not settled or not consumed yet."""
         filed = None if self.order is None else self.order.oldest
-        return min(place for place in (self.unsettled.oldest, filed, self.position) if place is not None)
+        return min(sequence for sequence in (self.unsettled.oldest, filed, self.position) if sequence is not None)
 
     def waiting(self) -> int:
         """Returns how many messages below the position wait for delivery, the first or a later one."""
@@ -314,14 +314,14 @@ class Group:
         """
         if self.order is not None:
             self.order.deliver(decision.first, decision.first + decision.count)
-        number = self.reasons.number_of(reason) if reason else None
+        reason_number = self.reasons.number_of(reason) if reason else None
         failure = EXPIRED if expired else without_count(reason or REFUSED, decision.attempts_used)
         last = self.reasons.number_of(failure)
         for run in self._take_with_fresh(decision.first, decision.first + decision.count):
             counts = decision.attempts_used > run.attempts_used
             self.unsettled.add(
                 replace(
-                    run, in_flight=False, attempts_used=decision.attempts_used, reason=number,
+                    run, in_flight=False, attempts_used=decision.attempts_used, reason=reason_number,
                     visible_at_ms=decision.visible_at_ms,
                     history=failed(run.history, last) if counts else run.history,
                 )
@@ -356,16 +356,18 @@ class Group:
         Returns how many messages were redriven. Key order does not apply to them: their successors went long ago. All
         get their visible times at once: no task is left to resume, and a restart replays the same times.
         """
-        found = self.dead.take(ranges)
-        if found:
+        redriven = self.dead.take(ranges)
+        if redriven:
             self.generation += 1
-        for first, end in found:
-            place = first
-            while place < end:
-                ready_ms, count = self.redrive_pace.next_ms(now_ms, per_second=per_second, count_max=end - place)
-                self.unsettled.add(InFlightRun(place, place + count, ready_ms, 0, 0, self.generation, in_flight=False))
-                place += count
-        return sum(end - first for first, end in found)
+        for first, end in redriven:
+            sequence = first
+            while sequence < end:
+                ready_ms, count = self.redrive_pace.next_ms(now_ms, per_second=per_second, count_max=end - sequence)
+                self.unsettled.add(
+                    InFlightRun(sequence, sequence + count, ready_ms, 0, 0, self.generation, in_flight=False)
+                )
+                sequence += count
+        return sum(end - first for first, end in redriven)
 
     def note_time(self, now_ms: int) -> None:
         """Moves a redrive back with a clock that stepped back: its times say how long to wait, by any clock.
@@ -397,7 +399,7 @@ class Group:
     def unread_before(self, position: int) -> int:
         """Returns how many messages below a sequence the group has not settled, including dead letters."""
         filed = 0 if self.order is None else self.order.count_before(position)
-        unsettled = sum(min(one.end, position) - one.first for one in self.unsettled.between(0, position))
+        unsettled = sum(min(run.end, position) - run.first for run in self.unsettled.between(0, position))
         return max(0, position - self.position) + filed + unsettled + self.dead.count_before(position)
 
     def drop_before(self, position: int) -> int:
@@ -428,20 +430,20 @@ class Group:
 
     def _take_with_fresh(self, first: int, end: int) -> list[InFlightRun]:
         """Take out the runs of these sequences; gaps are filled with new runs of fresh messages."""
-        known = self.unsettled.take(first, end)
+        taken = self.unsettled.take(first, end)
         self.position = max(self.position, end)
-        if len(known) == 1 and known[0].count == end - first:
-            return known
-        found: list[InFlightRun] = []
-        place = first
-        for run in [*known, None]:
+        if len(taken) == 1 and taken[0].count == end - first:
+            return taken
+        runs: list[InFlightRun] = []
+        sequence = first
+        for run in [*taken, None]:
             until = end if run is None else run.first
-            if until > place:
-                found.append(InFlightRun(place, until, 0, 0, 0, self.generation, in_flight=False))
+            if until > sequence:
+                runs.append(InFlightRun(sequence, until, 0, 0, 0, self.generation, in_flight=False))
             if run is not None:
-                found.append(run)
-                place = run.end
-        return found
+                runs.append(run)
+                sequence = run.end
+        return runs
 
     def _backoff_ms(self, failures: int) -> int:
         config = self.config

@@ -82,8 +82,8 @@ class DeadLetters:
         return self.runs(0)
 
     def __contains__(self, sequence: int) -> bool:
-        number = bisect_right(self._firsts, sequence) - 1
-        return number >= 0 and sequence < self._ends[number]
+        index = bisect_right(self._firsts, sequence) - 1
+        return index >= 0 and sequence < self._ends[index]
 
     @property
     def oldest(self) -> int | None:
@@ -92,25 +92,25 @@ class DeadLetters:
 
     def runs(self, start: int) -> Iterator[DeadRun]:
         """Yields the runs of sequences from `start` on; the first one is cut if it begins before."""
-        number = bisect_right(self._ends, start)
-        while number < len(self._firsts):
-            yield self._run(number, max(start, self._firsts[number]), self._ends[number])
-            number += 1
+        index = bisect_right(self._ends, start)
+        while index < len(self._firsts):
+            yield self._run(index, max(start, self._firsts[index]), self._ends[index])
+            index += 1
 
     def among(self, first: int, end: int) -> list[tuple[int, int]]:
         """Returns which of these sequences are dead, as ranges (first, end)."""
-        return [(one.first, min(one.end, end)) for one in takewhile(lambda one: one.first < end, self.runs(first))]
+        return [(run.first, min(run.end, end)) for run in takewhile(lambda run: run.first < end, self.runs(first))]
 
     def count_before(self, end: int) -> int:
         """Returns the number of sequences below this one."""
         high = bisect_left(self._firsts, end)
-        return sum(min(self._ends[number], end) - self._firsts[number] for number in range(high))
+        return sum(min(self._ends[index], end) - self._firsts[index] for index in range(high))
 
     # -- as it is written down ---------------------------------------------------------------------------------------
 
     def capture(self) -> DeadState:
         """Returns the whole state for restore(): no object is created per run, of which there may be a million."""
-        details = [DeathDetails(number, *one) for number, one in self._details.items()]
+        details = [DeathDetails(details_number, *attributes) for details_number, attributes in self._details.items()]
         return (
             to_bytes(self._firsts),
             to_bytes(self._ends),
@@ -124,33 +124,33 @@ class DeadLetters:
         firsts, ends, times, detail_numbers, details = state
         self._firsts, self._ends = from_bytes("Q", firsts), from_bytes("Q", ends)
         self._times, self._detail_numbers = from_bytes("q", times), from_bytes("Q", detail_numbers)
-        self._details = {one.number: (one.attempts, one.reason, one.history) for one in details}
-        self._numbers = {one: number for number, one in self._details.items()}
+        self._details = {entry.number: (entry.attempts, entry.reason, entry.history) for entry in details}
+        self._numbers = {attributes: details_number for details_number, attributes in self._details.items()}
         self._uses = dict(Counter(self._detail_numbers))
         self._newest = max(self._details, default=0)
         self._count = sum(self._ends) - sum(self._firsts)
         self._memory.size_bytes += RUN_BYTES * len(self._firsts)
-        self._memory.size_bytes += sum(_details_bytes(one) for one in self._details.values())
+        self._memory.size_bytes += sum(_details_bytes(attributes) for attributes in self._details.values())
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def add(self, run: DeadRun) -> None:
         """Add a run to a free range; it is merged into the previous run if all attributes are equal."""
-        number = bisect_left(self._firsts, run.first)
+        index = bisect_left(self._firsts, run.first)
         details = (run.attempts, run.reason, run.history)
         self._count += run.end - run.first
         if (
-            number
-            and self._ends[number - 1] == run.first
-            and self._times[number - 1] == run.dead_at_ms
-            and self._details[self._detail_numbers[number - 1]] == details
+            index
+            and self._ends[index - 1] == run.first
+            and self._times[index - 1] == run.dead_at_ms
+            and self._details[self._detail_numbers[index - 1]] == details
         ):
-            self._ends[number - 1] = run.end
+            self._ends[index - 1] = run.end
             return
-        self._firsts.insert(number, run.first)
-        self._ends.insert(number, run.end)
-        self._times.insert(number, run.dead_at_ms)
-        self._detail_numbers.insert(number, self._number_of(details))
+        self._firsts.insert(index, run.first)
+        self._ends.insert(index, run.end)
+        self._times.insert(index, run.dead_at_ms)
+        self._detail_numbers.insert(index, self._number_of(details))
         self._memory.size_bytes += RUN_BYTES
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -159,25 +159,25 @@ class DeadLetters:
             return []
         low, high = bisect_right(self._ends, ranges[0][0]), bisect_left(self._firsts, ranges[-1][1])
         taken: list[tuple[int, int]] = []
-        left: list[tuple[int, int, int, int]] = []
-        wanted = 0
-        for number in range(low, high):
-            place, end = self._firsts[number], self._ends[number]
-            while wanted < len(ranges) and ranges[wanted][1] <= place:
-                wanted += 1
-            cut = wanted
+        remaining: list[tuple[int, int, int, int]] = []
+        range_index = 0
+        for index in range(low, high):
+            start, end = self._firsts[index], self._ends[index]
+            while range_index < len(ranges) and ranges[range_index][1] <= start:
+                range_index += 1
+            cut = range_index
             while cut < len(ranges) and ranges[cut][0] < end:
-                first, stop = max(place, ranges[cut][0]), min(end, ranges[cut][1])
-                if place < first:
-                    left.append((place, first, self._times[number], self._detail_numbers[number]))
+                first, stop = max(start, ranges[cut][0]), min(end, ranges[cut][1])
+                if start < first:
+                    remaining.append((start, first, self._times[index], self._detail_numbers[index]))
                 if taken and taken[-1][1] == first:
                     taken[-1] = (taken[-1][0], stop)
                 else:
                     taken.append((first, stop))
-                place, cut = stop, cut + 1
-            if place < end:
-                left.append((place, end, self._times[number], self._detail_numbers[number]))
-        self._replace(low, high, left)
+                start, cut = stop, cut + 1
+            if start < end:
+                remaining.append((start, end, self._times[index], self._detail_numbers[index]))
+        self._replace(low, high, remaining)
         self._count -= sum(end - first for first, end in taken)
         return taken
 
@@ -190,16 +190,16 @@ class DeadLetters:
         if self._ends and self._ends[-1] > start:
             self.take([(start, self._ends[-1])])
 
-    def _run(self, number: int, first: int, end: int) -> DeadRun:
-        attempts, reason, history = self._details[self._detail_numbers[number]]
-        return DeadRun(first, end, attempts, reason, self._times[number], history)
+    def _run(self, index: int, first: int, end: int) -> DeadRun:
+        attempts, reason, history = self._details[self._detail_numbers[index]]
+        return DeadRun(first, end, attempts, reason, self._times[index], history)
 
     def _replace(self, low: int, high: int, rows: Sequence[tuple[int, int, int, int]]) -> None:
         """Replace the runs `low` to `high` (exclusive)."""
-        for _, _, _, number in rows:
-            self._uses[number] += 1
-        for number in self._detail_numbers[low:high]:
-            self._release(number)
+        for _, _, _, details_number in rows:
+            self._uses[details_number] += 1
+        for details_number in self._detail_numbers[low:high]:
+            self._release(details_number)
         self._memory.size_bytes += RUN_BYTES * (len(rows) - (high - low))
         columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
         self._firsts[low:high], self._ends[low:high] = array("Q", columns[0]), array("Q", columns[1])
@@ -207,23 +207,23 @@ class DeadLetters:
 
     def _number_of(self, details: tuple[int, str, History]) -> int:
         """Returns the number of these attributes, counting one more use."""
-        number = self._numbers.get(details)
-        if number is None:
+        details_number = self._numbers.get(details)
+        if details_number is None:
             self._newest += 1
-            number = self._numbers[details] = self._newest
-            self._details[number], self._uses[number] = details, 0
+            details_number = self._numbers[details] = self._newest
+            self._details[details_number], self._uses[details_number] = details, 0
             self._memory.size_bytes += _details_bytes(details)
-        self._uses[number] += 1
-        return number
+        self._uses[details_number] += 1
+        return details_number
 
-    def _release(self, number: int) -> None:
-        self._uses[number] -= 1
-        if not self._uses[number]:
-            details = self._details.pop(number)
-            del self._uses[number], self._numbers[details]
+    def _release(self, details_number: int) -> None:
+        self._uses[details_number] -= 1
+        if not self._uses[details_number]:
+            details = self._details.pop(details_number)
+            del self._uses[details_number], self._numbers[details]
             self._memory.size_bytes -= _details_bytes(details)
 
 
 def _details_bytes(details: tuple[int, str, History]) -> int:
     _, reason, history = details
-    return DETAILS_BYTES + getsizeof(reason) + sum(ENTRY_BYTES + getsizeof(one) for one, _ in history)
+    return DETAILS_BYTES + getsizeof(reason) + sum(ENTRY_BYTES + getsizeof(text) for text, _ in history)

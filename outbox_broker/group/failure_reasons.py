@@ -25,7 +25,7 @@ ReasonTexts = list[tuple[int, str]]
 
 _FIXED: Final = {NOT_KEPT: 0, EXPIRED: 1, REFUSED: 2}
 """Always present, in every group, under numbers that checkpoints contain: none may change."""
-_FIXED_TEXTS: Final = {number: text for text, number in _FIXED.items()}
+_FIXED_TEXTS: Final = {reason_number: text for text, reason_number in _FIXED.items()}
 
 
 @dataclass(slots=True)
@@ -58,39 +58,39 @@ class Reasons:
 
     def number_of(self, text: str) -> int:
         """Returns the number of a reason, which is stored if there is space."""
-        number = _FIXED.get(text, self._numbers.get(text))
-        if number is not None:
-            return number
+        reason_number = _FIXED.get(text, self._numbers.get(text))
+        if reason_number is not None:
+            return reason_number
         if not self._has_room(_entry_bytes(text)):
             return _FIXED[NOT_KEPT]
         self._store(self._newest + 1, text)
         return self._newest
 
-    def text(self, number: int) -> str:
+    def text(self, reason_number: int) -> str:
         """Returns the reason under a number."""
-        found = _FIXED_TEXTS.get(number)
-        return self._texts[number] if found is None else found
+        fixed_text = _FIXED_TEXTS.get(reason_number)
+        return self._texts[reason_number] if fixed_text is None else fixed_text
 
     def history_of(self, history: NumberedHistory) -> History:
         """Returns a history with its texts."""
-        return tuple((self.text(number), attempts) for number, attempts in history)
+        return tuple((self.text(reason_number), attempts) for reason_number, attempts in history)
 
     def use(self, reason: int | None, history: NumberedHistory, *, more: int) -> None:
         """Count a run that refers to these reasons, or (`more` is -1) one that no longer does."""
-        for number in (reason, *(one for one, _ in history)):
-            if number is None or number in _FIXED_TEXTS:
+        for reason_number in (reason, *(reason_number for reason_number, _ in history)):
+            if reason_number is None or reason_number in _FIXED_TEXTS:
                 continue
-            self._uses[number] += more
-            if self._uses[number]:
-                self._unused.discard(number)
+            self._uses[reason_number] += more
+            if self._uses[reason_number]:
+                self._unused.discard(reason_number)
             else:
-                self._unused.add(number)
+                self._unused.add(reason_number)
 
     def forget_unused(self) -> None:
         """Drop reasons that no run refers to; not to be called while runs are temporarily out of their table."""
-        for number in self._unused:
-            text = self._texts.pop(number)
-            del self._numbers[text], self._uses[number]
+        for reason_number in self._unused:
+            text = self._texts.pop(reason_number)
+            del self._numbers[text], self._uses[reason_number]
             self._resize(-_entry_bytes(text))
         self._unused.clear()
 
@@ -105,17 +105,17 @@ class Reasons:
 
     def restore(self, texts: Sequence[tuple[int, str]]) -> None:
         """Load captured reasons into an empty instance, before the runs are added."""
-        for number, text in texts:
-            self._store(number, text)
+        for reason_number, text in texts:
+            self._store(reason_number, text)
 
     def _has_room(self, more: int) -> bool:
         budget = self._budget
         return self._size_bytes + more <= budget.group_bytes_min or budget.size_bytes + more <= budget.bytes_max
 
-    def _store(self, number: int, text: str) -> None:
-        self._numbers[text], self._texts[number], self._uses[number] = number, text, 0
-        self._unused.add(number)
-        self._newest = max(self._newest, number)
+    def _store(self, reason_number: int, text: str) -> None:
+        self._numbers[text], self._texts[reason_number], self._uses[reason_number] = reason_number, text, 0
+        self._unused.add(reason_number)
+        self._newest = max(self._newest, reason_number)
         self._resize(_entry_bytes(text))
 
     def _resize(self, more: int) -> None:

@@ -111,10 +111,10 @@ class UnsettledRuns:
 
     def find(self, sequence: int) -> InFlightRun | None:
         """Returns the run that contains a sequence."""
-        number = bisect_right(self._firsts, sequence) - 1
-        if number < 0:
+        index = bisect_right(self._firsts, sequence) - 1
+        if index < 0:
             return None
-        run = self._runs[self._firsts[number]]
+        run = self._runs[self._firsts[index]]
         return run if sequence < run.end else None
 
     def covers(self, first: int, end: int, *, delivery: int, generation: int) -> bool:
@@ -130,7 +130,7 @@ class UnsettledRuns:
         """Returns the runs that contain any of these sequences, uncut."""
         low = max(0, bisect_right(self._firsts, first) - 1)
         high = bisect_left(self._firsts, end)
-        return [run for one in self._firsts[low:high] if (run := self._runs[one]).end > first]
+        return [run for run_first in self._firsts[low:high] if (run := self._runs[run_first]).end > first]
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -147,17 +147,17 @@ class UnsettledRuns:
     def take(self, first: int, end: int) -> list[InFlightRun]:
         """Remove the runs of these sequences; runs that extend beyond are split."""
         taken = []
-        number = max(0, bisect_right(self._firsts, first) - 1)
-        while number < len(self._firsts) and self._firsts[number] < end:
-            run = self._runs[self._firsts[number]]
+        index = max(0, bisect_right(self._firsts, first) - 1)
+        while index < len(self._firsts) and self._firsts[index] < end:
+            run = self._runs[self._firsts[index]]
             if run.end <= first:
-                number += 1
+                index += 1
                 continue
-            self._remove(number, run)
+            self._remove(index, run)
             low, high = max(first, run.first), min(end, run.end)
             if run.first < low:
                 self.add(replace(run, end=low))
-                number += 1
+                index += 1
             if high < run.end:
                 self.add(replace(run, first=high))
             taken.append(run if run.count == high - low else replace(run, first=low, end=high))
@@ -195,15 +195,15 @@ class UnsettledRuns:
         kept: list[tuple[int, int]] = []
         try:
             while self._order and self._order[0][0] <= now_ms:
-                place = heapq.heappop(self._order)
-                run = self._runs.get(place[1])
-                if run is None or run.visible_at_ms != place[0] or (kept and kept[-1] == place):
+                entry = heapq.heappop(self._order)
+                run = self._runs.get(entry[1])
+                if run is None or run.visible_at_ms != entry[0] or (kept and kept[-1] == entry):
                     continue  # settled or moved; or moved away and back, which leaves two entries
-                kept.append(place)
+                kept.append(entry)
                 yield run
         finally:
-            for place in kept:
-                heapq.heappush(self._order, place)
+            for entry in kept:
+                heapq.heappush(self._order, entry)
 
     def next_visible_ms(self) -> int | None:
         """Returns when the next run becomes visible; None if there is none."""
@@ -218,11 +218,11 @@ class UnsettledRuns:
     def _put_in_order(self, run: InFlightRun) -> None:
         heapq.heappush(self._order, (run.visible_at_ms, run.first))
         if len(self._order) > _STALE_MAX + 2 * len(self._runs):
-            self._order = [(one.visible_at_ms, first) for first, one in self._runs.items()]
+            self._order = [(run.visible_at_ms, first) for first, run in self._runs.items()]
             heapq.heapify(self._order)
 
-    def _remove(self, number: int, run: InFlightRun) -> None:
-        del self._firsts[number]
+    def _remove(self, index: int, run: InFlightRun) -> None:
+        del self._firsts[index]
         del self._runs[run.first]
         self._count_run(run, -run.count, runs=-1)
 

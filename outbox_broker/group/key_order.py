@@ -105,30 +105,30 @@ class KeyOrder:
 
     def ready(self, count_max: int) -> list[int]:
         """Returns the first `count_max` sequences ready for their first delivery, in order. Changes nothing."""
-        found: list[int] = []
-        while self._ready_order and len(found) < count_max:
+        sequences: list[int] = []
+        while self._ready_order and len(sequences) < count_max:
             sequence = heapq.heappop(self._ready_order)
-            if sequence in self._ready and (not found or found[-1] != sequence):
-                found.append(sequence)
-        for sequence in found:
+            if sequence in self._ready and (not sequences or sequences[-1] != sequence):
+                sequences.append(sequence)
+        for sequence in sequences:
             heapq.heappush(self._ready_order, sequence)
-        return found
+        return sequences
 
     def to_read(self, count_max: int, *, scan_max: int) -> tuple[list[tuple[int, int]], int]:
         """Returns ranges of open messages to read: at most `count_max` that are ready, and those whose keys must be
         read again because a queue has reached its backlog; and how many fresh messages to scan in addition.
         """
         ready = self.ready(count_max)
-        found = [(one, one + 1) for one in ready]
-        left = min(self._backlog_scan, scan_max)
+        ranges = [(sequence, sequence + 1) for sequence in ready]
+        scan_left = min(self._backlog_scan, scan_max)
         self._scan_from = min((self._queues[key].backlog_from for key in self._waiting_keys), default=NOWHERE)
         for first, end in self._open.ranges(self._scan_from) if self._waiting_keys else ():
-            found.append((first, min(end, first + left)))
-            left -= end - first
-            if left <= 0:
+            ranges.append((first, min(end, first + scan_left)))
+            scan_left -= end - first
+            if scan_left <= 0:
                 break
         fresh = count_max - len(ready)
-        return found, max(fresh, min(self._scan, scan_max)) if fresh else 0
+        return ranges, max(fresh, min(self._scan, scan_max)) if fresh else 0
 
     def record_scan(self, scanned: int, *, backlog_scan_end: int, enough: bool) -> None:
         """Record that the ranges of to_read() were scanned, and filed as far as there was room: they need no second
@@ -164,7 +164,7 @@ class KeyOrder:
 
     def knows(self, sequence: int) -> bool:
         """Returns whether an open message is in a key queue, or ready. Scans all queues: only for damaged records."""
-        return sequence in self._ready or any(sequence in one.waiting for one in self._queues.values())
+        return sequence in self._ready or any(sequence in queue.waiting for queue in self._queues.values())
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -203,8 +203,8 @@ class KeyOrder:
         for queue in self._queues.values():
             while queue.waiting and queue.waiting[0] < position:
                 queue.waiting.pop(0)
-        self._ready = {one for one in self._ready if one >= position}
-        for sequence in [one for one in self._heads if one < position]:
+        self._ready = {sequence for sequence in self._ready if sequence >= position}
+        for sequence in [sequence for sequence in self._heads if sequence < position]:
             self._advance(self._heads.pop(sequence))
 
     def clear(self) -> None:
@@ -215,17 +215,17 @@ class KeyOrder:
 
     def capture(self) -> OrderState:
         """Returns the whole state, for restore()."""
-        keys = [(key, one.head, one.waiting.tolist(), one.backlog) for key, one in self._queues.items()]
-        return keys, [one for one in self._ready if one not in self._heads], self._open.pieces()
+        keys = [(key, queue.head, queue.waiting.tolist(), queue.backlog) for key, queue in self._queues.items()]
+        return keys, [sequence for sequence in self._ready if sequence not in self._heads], self._open.pieces()
 
     def restore(self, state: OrderState) -> None:
         """Load a captured state."""
         keys, unkeyed, pieces = state
         self._open = SequenceSet(pieces)
         self._queues = {key: KeyQueue(head, array("Q", waiting), backlog) for key, head, waiting, backlog in keys}
-        self._heads = {one.head: key for key, one in self._queues.items() if one.head is not None}
-        self._waiting_keys = {key for key, one in self._queues.items() if one.head is None}
-        self._ready = {*unkeyed, *(one for one in self._heads if one in self._open)}
+        self._heads = {queue.head: key for key, queue in self._queues.items() if queue.head is not None}
+        self._waiting_keys = {key for key, queue in self._queues.items() if queue.head is None}
+        self._ready = {*unkeyed, *(sequence for sequence in self._heads if sequence in self._open)}
         self._ready_order = sorted(self._ready)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class KeyOrder:
         was lost: it must not become the head of its queue later, when nobody holds it.
         """
         if sequence not in self._heads and sequence not in self._ready and sequence in self._open:
-            queue = next((one for one in self._queues.values() if sequence in one.waiting), None)
+            queue = next((queue for queue in self._queues.values() if sequence in queue.waiting), None)
             if queue is not None:
                 queue.waiting.remove(sequence)
         self._open.discard(sequence)
@@ -268,8 +268,8 @@ class KeyOrder:
 
     @staticmethod
     def _is_in_backlog(queue: KeyQueue, sequence: int) -> bool:
-        known = queue.waiting[-1] if queue.waiting else queue.head
-        return known is None or sequence > known
+        newest = queue.waiting[-1] if queue.waiting else queue.head
+        return newest is None or sequence > newest
 
     def _advance(self, key: int) -> None:
         """Replace the settled head of a key queue."""

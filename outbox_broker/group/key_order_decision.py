@@ -40,9 +40,9 @@ def decide_filing(
     """File messages of backlogs that were reached, then fresh ones, until `count_max` are ready. Changes nothing."""
     filing = OrderFiling(group.position)
     filing.ready = sum(may_deliver(group, order, sequence) for sequence in records)
-    known = sorted(one for one in records.items() if _is_in_backlog(group, order, one[0]))
-    _file_backlog(filing, order, known)
-    fresh = sorted(one for one in records.items() if one[0] >= group.position)
+    backlog = sorted(entry for entry in records.items() if _is_in_backlog(group, order, entry[0]))
+    _file_backlog(filing, order, backlog)
+    fresh = sorted(entry for entry in records.items() if entry[0] >= group.position)
     filing.scanned = len(fresh)
     if group.config.ordered:
         _file_fresh(filing, group, order, fresh, count_max=count_max)

@@ -26,8 +26,8 @@ class PullShare:
     @property
     def retries_min(self) -> int:
         """Returns how many retries are delivered however many fresh messages wait."""
-        places = self.count_max // 2 if self.count_max > 1 else int(not self.fresh_first)
-        return min(self.retries, places)
+        reserved = self.count_max // 2 if self.count_max > 1 else int(not self.fresh_first)
+        return min(self.retries, reserved)
 
     @property
     def fresh_most(self) -> int:

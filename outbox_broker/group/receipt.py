@@ -61,31 +61,31 @@ def receipts_of(topic: str, group: str, *, first: int, count: int, delivery: int
 
 def runs_of(receipts: Sequence[str]) -> Iterator[ReceiptRun]:
     """Groups the receipts of a request into runs; texts that are not receipts are left out."""
-    place, count = 0, len(receipts)
-    while place < count:
-        start, found = place, Receipt.parse(receipts[place])
-        place += 1
-        if found is None:
+    index, count = 0, len(receipts)
+    while index < count:
+        start, receipt = index, Receipt.parse(receipts[index])
+        index += 1
+        if receipt is None:
             continue
-        place += _continuation(receipts, place, found)
+        index += _continuation(receipts, index, receipt)
         yield ReceiptRun(
-            found.topic, found.group, found.sequence, place - start, found.delivery, found.generation, start
+            receipt.topic, receipt.group, receipt.sequence, index - start, receipt.delivery, receipt.generation, start
         )
 
 
-def _continuation(receipts: Sequence[str], place: int, found: Receipt) -> int:
+def _continuation(receipts: Sequence[str], index: int, receipt: Receipt) -> int:
     """Returns how many receipts from an index on continue a run: compares slices, each twice as long, with the expected
     texts.
     """
     count, size = 0, _SLICE_MIN
-    while place + count < len(receipts):
-        there = list(receipts[place + count : place + count + size])
+    while index + count < len(receipts):
+        there = list(receipts[index + count : index + count + size])
         expected = receipts_of(
-            found.topic, found.group, first=found.sequence + 1 + count, count=len(there), delivery=found.delivery,
-            generation=found.generation,
+            receipt.topic, receipt.group, first=receipt.sequence + 1 + count, count=len(there),
+            delivery=receipt.delivery, generation=receipt.generation,
         )  # fmt: skip
         if there != expected:
-            return count + next(number for number, one in enumerate(expected) if there[number] != one)
+            return count + next(offset for offset, text in enumerate(expected) if there[offset] != text)
         count += len(there)
         size *= 2
     return count

@@ -69,8 +69,8 @@ class SubscriptionMatcher:
         """
         if self._seen_end != end:
             return list(groups)
-        found = [one for one in groups if one not in self._texts or one in self._to_wake]
-        for group in found:
+        groups_to_wake = [group for group in groups if group not in self._texts or group in self._to_wake]
+        for group in groups_to_wake:
             if self._to_wake.get(group, durable_end + 1) > durable_end:
                 continue
             if group in self._rewoken or self._log_end <= durable_end:
@@ -78,7 +78,7 @@ class SubscriptionMatcher:
             else:
                 self._to_wake[group] = self._log_end
                 self._rewoken.add(group)
-        return found
+        return groups_to_wake
 
     def _forget(self, group: str) -> None:
         self._to_wake.pop(group, None)

@@ -66,8 +66,8 @@ class Principal:
 
     def allows(self, role: Role, topic: str | None) -> bool:
         """Returns whether the principal has this role for this topic, or, without a topic, for any."""
-        held = role in self.roles or (role is Role.READ and Role.ADMIN in self.roles)
-        return held and (topic is None or self.covers(topic))
+        has_role = role in self.roles or (role is Role.READ and Role.ADMIN in self.roles)
+        return has_role and (topic is None or self.covers(topic))
 
     def covers(self, topic: str) -> bool:
         """Returns whether a pattern of this token matches the topic."""
@@ -111,10 +111,10 @@ class Access:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not 0 < len(token) <= TOKEN_CHARS_MAX:
             raise _unauthenticated("send `Authorization: Bearer <token>`")
-        found = self.tokens.get(hashlib.sha256(token.strip().encode("latin-1", "replace")).digest())
-        if found is None:
+        principal = self.tokens.get(hashlib.sha256(token.strip().encode("latin-1", "replace")).digest())
+        if principal is None:
             raise _unauthenticated("the token is not known")
-        return found
+        return principal
 
     def check_origin(self, method: str, headers: Mapping[str, str]) -> None:
         """Refuse requests that foreign web pages make browsers send, and on an open server all but loopback hosts."""
@@ -149,9 +149,9 @@ def load_tokens(path: Path) -> dict[bytes, Principal]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the token file {path} is not TOML") from error
     except msgspec.ValidationError as error:
-        where = re.search(r"`(\$[^`]*)`", str(error))
+        location = re.search(r"`(\$[^`]*)`", str(error))
         raise ConfigurationError(
-            f"the token file {path} has something wrong at {where[1] if where else '$'}: each [[tokens]] needs "
+            f"the token file {path} has something wrong at {location[1] if location else '$'}: each [[tokens]] needs "
             f"name, sha256 (64 hex digits), roles (of {', '.join(Role)}) and topics (patterns, at least one), "
             "and may have topics_max (at least 1)"
         ) from error

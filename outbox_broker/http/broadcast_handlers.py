@@ -17,28 +17,28 @@ def place_of(call: Call, request: ReadRequest) -> int:
     return call.broker.reader.place_to_read(call.topic, start=request.start)
 
 
-def take(call: Call, request: ReadRequest, place: int) -> PolledMessages | None:
+def take(call: Call, request: ReadRequest, offset: int) -> PolledMessages | None:
     """Read once; None if there is nothing new."""
-    found = call.broker.reader.read_on(
-        call.topic, place, max_messages=request.max_messages, bytes_max=call.services.settings.pull_bytes_max
+    read = call.broker.reader.read_on(
+        call.topic, offset, max_messages=request.max_messages, bytes_max=call.services.settings.pull_bytes_max
     )
-    if found.next_offset == place:
+    if read.next_offset == offset:
         return None
-    call.lease.resize(ANSWER_COPIES * sum(len(one.body) for one in found.deliveries))
-    return PolledMessages(_answer(call, found), [])
+    call.lease.resize(ANSWER_COPIES * sum(len(delivery.body) for delivery in read.deliveries))
+    return PolledMessages(_answer(call, read), [])
 
 
-def nothing(call: Call, place: int) -> bytes | bytearray:
+def nothing(call: Call, offset: int) -> bytes | bytearray:
     """Returns the response without messages."""
-    return _answer(call, TopicRead(deliveries=[], offset=place, next_offset=place))
+    return _answer(call, TopicRead(deliveries=[], offset=offset, next_offset=offset))
 
 
-def _answer(call: Call, found: TopicRead) -> bytes | bytearray:
-    messages = (read_message(one, packed=call.is_packed) for one in found.deliveries)
-    if sum([len(one.body) for one in found.deliveries]) > content_negotiation.LONG_BYTES:
+def _answer(call: Call, read: TopicRead) -> bytes | bytearray:
+    messages = (read_message(delivery, packed=call.is_packed) for delivery in read.deliveries)
+    if sum([len(delivery.body) for delivery in read.deliveries]) > content_negotiation.LONG_BYTES:
         return content_negotiation.encode_list(
-            "messages", messages, call.answer_codec, count=len(found.deliveries), offset=found.offset,
-            next_offset=found.next_offset,
+            "messages", messages, call.answer_codec, count=len(read.deliveries), offset=read.offset,
+            next_offset=read.next_offset,
         )  # fmt: skip
-    answer = ReadAnswer(messages=list(messages), offset=found.offset, next_offset=found.next_offset)
+    answer = ReadAnswer(messages=list(messages), offset=read.offset, next_offset=read.next_offset)
     return content_negotiation.encode(answer, call.answer_codec)

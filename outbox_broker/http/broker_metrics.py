@@ -114,14 +114,14 @@ class BrokerMetrics:
 
     def count_request(self, method: str, route: str, *, status: int, seconds: float | None) -> None:
         """Count a request; `seconds` is None if most of it was waiting."""
-        place = (method, route, status)
-        known = self._known.get(place)
-        if known is None:  # labels() costs more than the counting; bounded by routes and statuses
-            known = self._requests.labels(method, route, str(status)), self._seconds.labels(route)
-            self._known[place] = known
-        known[0].inc()
+        labels = (method, route, status)
+        series = self._known.get(labels)
+        if series is None:  # labels() costs more than the counting; bounded by routes and statuses
+            series = self._requests.labels(method, route, str(status)), self._seconds.labels(route)
+            self._known[labels] = series
+        series[0].inc()
         if seconds is not None:
-            known[1].observe(seconds)
+            series[1].observe(seconds)
 
     def count_failure(self) -> None:
         """Count a request that failed on a bug of the broker."""
@@ -136,19 +136,19 @@ class BrokerMetrics:
                 if record.deliver_at_ms is None
                 else max(record.created_at_ms, record.deliver_at_ms)
             )
-            for one in handed
-            if one.out.attempt == 1
-            for record in one.records
+            for run in handed
+            if run.out.attempt == 1
+            for record in run.records
         ]
         if ages_ms:
             self._latency.labels(*self._bounded(topic, group)).observe(max(0, *ages_ms) / 1000)
 
     def forget(self, topic: str, group: str | None = None) -> None:
         """Drop the series of a deleted group, or, without one, of a deleted topic."""
-        for place in [one for one in list(self._groups) if one[0] == topic and group in {None, one[1]}]:
-            self._groups.discard(place)
+        for labels in [labels for labels in list(self._groups) if labels[0] == topic and group in {None, labels[1]}]:
+            self._groups.discard(labels)
             with suppress(KeyError):  # another thread has removed it
-                self._latency.remove(*place)
+                self._latency.remove(*labels)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Returns the text and its content type: OpenMetrics if the scraper accepts it."""
@@ -156,13 +156,13 @@ class BrokerMetrics:
         return encoder(self.registry), content_type
 
     def _bounded(self, topic: str, group: str) -> tuple[str, str]:
-        place = (topic, group)
-        if place in self._groups:
-            return place
+        labels = (topic, group)
+        if labels in self._groups:
+            return labels
         if len(self._groups) >= self._series_max:
             return OTHERS, OTHERS
-        self._groups.add(place)
-        return place
+        self._groups.add(labels)
+        return labels
 
 
 class ConnectionCollector(Collector):
@@ -211,37 +211,41 @@ class EngineCollector(Collector):
     def _families(
         self, totals: Mapping[tuple[str, str, str], int], names: Mapping[str, tuple[str, str]], *, labels: Sequence[str]
     ) -> Iterator[Metric]:
-        for what, (name, help_text) in names.items():
+        for counter_kind, (name, help_text) in names.items():
             family = CounterMetricFamily(name, help_text, labels=labels)
-            found = sorted((place[: len(labels)], total) for (kind, *place), total in totals.items() if kind == what)
-            for place, total in found[: self._series_max]:
-                family.add_metric(place, total)
-            rest = sum(total for _, total in found[self._series_max :])
-            if rest:
-                family.add_metric([OTHERS] * len(labels), rest)
+            series = sorted(
+                (label_values[: len(labels)], total)
+                for (kind, *label_values), total in totals.items()
+                if kind == counter_kind
+            )
+            for label_values, total in series[: self._series_max]:
+                family.add_metric(label_values, total)
+            others_total = sum(total for _, total in series[self._series_max :])
+            if others_total:
+                family.add_metric([OTHERS] * len(labels), others_total)
             yield family
 
     def _by_reason(self, totals: Mapping[tuple[str, str, str], int]) -> Iterator[Metric]:
-        """Yields counters whose keys end in a reason: `what`, an underscore, the reason."""
-        for what, (name, help_text, labels) in _REASONS.items():
+        """Yields counters whose keys end in a reason: `counter_kind`, an underscore, the reason."""
+        for counter_kind, (name, help_text, labels) in _REASONS.items():
             family = CounterMetricFamily(name, help_text, labels=(*labels, "reason"))
-            found = sorted(
-                ((*place[: len(labels)], kind.removeprefix(f"{what}_")), total)
-                for (kind, *place), total in totals.items()
-                if kind.startswith(f"{what}_")
+            series = sorted(
+                ((*label_values[: len(labels)], kind.removeprefix(f"{counter_kind}_")), total)
+                for (kind, *label_values), total in totals.items()
+                if kind.startswith(f"{counter_kind}_")
             )
-            for place, total in found[: self._series_max]:
-                family.add_metric(place, total)
-            rest: defaultdict[str, int] = defaultdict(int)
-            for place, total in found[self._series_max :]:
-                rest[place[-1]] += total
-            for reason, total in rest.items():
+            for label_values, total in series[: self._series_max]:
+                family.add_metric(label_values, total)
+            others: defaultdict[str, int] = defaultdict(int)
+            for label_values, total in series[self._series_max :]:
+                others[label_values[-1]] += total
+            for reason, total in others.items():
                 family.add_metric([*[OTHERS] * len(labels), reason], total)
             yield family
 
     def _groups(self) -> Iterator[Metric]:
         labels = ("topic", "group")
-        families = {what: GaugeMetricFamily(*text, labels=labels) for what, text in _FIGURES.items()}
+        families = {figure: GaugeMetricFamily(*text, labels=labels) for figure, text in _FIGURES.items()}
         lag = GaugeMetricFamily("broker_lag_messages", "Messages that are not acknowledged yet.", labels=labels)
         oldest = GaugeMetricFamily(
             "broker_oldest_ready_timestamp_seconds",
@@ -249,16 +253,16 @@ class EngineCollector(Collector):
             labels=labels,
         )
         now_s = time.time()
-        for place in self._places():
+        for label_values in self._places():
             try:
-                figures = self._served.needed(self._served.broker).admin.group_figures(*place)
+                figures = self._served.needed(self._served.broker).admin.group_figures(*label_values)
             except (KeyError, StorageFailed):  # deleted since the list was made; or not ready, as /readyz reports
                 continue
-            for what, family in families.items():
-                family.add_metric(place, figures[what])
+            for figure, family in families.items():
+                family.add_metric(label_values, figures[figure])
             unsettled = figures["backlog"] + figures["in_flight"]
-            lag.add_metric(place, unsettled)
-            oldest.add_metric(place, now_s - figures["oldest_unacked_age_ms"] / 1000 if unsettled else 0)
+            lag.add_metric(label_values, unsettled)
+            oldest.add_metric(label_values, now_s - figures["oldest_unacked_age_ms"] / 1000 if unsettled else 0)
         yield from (*families.values(), lag, oldest)
 
     def _scheduled(self) -> Metric:
@@ -274,15 +278,15 @@ class EngineCollector(Collector):
 
     def _places(self) -> list[tuple[str, str]]:
         """Returns topics with their groups, up to `series_max`."""
-        places: list[tuple[str, str]] = []
+        topic_groups: list[tuple[str, str]] = []
         for topic in self._served.catalog.topics():
-            if len(places) >= self._series_max:
+            if len(topic_groups) >= self._series_max:
                 break
             try:
-                places += [(topic, group) for group in self._served.catalog.groups(topic)]
+                topic_groups += [(topic, group) for group in self._served.catalog.groups(topic)]
             except KeyError:
                 continue
-        return places[: self._series_max]
+        return topic_groups[: self._series_max]
 
 
 def _lateness(lateness: Lateness) -> Metric:
@@ -331,9 +335,9 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
         "broker_publishes_refused", "1 while publishes are refused for lack of room on the disk, or of the bookies.",
         value=figures["publishes_refused"],
     )  # fmt: skip
-    for what, help_text in _DISK.items():
-        if what in figures:  # a cluster's node has no disk
-            yield GaugeMetricFamily(f"broker_{what}", help_text, value=figures[what])
+    for figure, help_text in _DISK.items():
+        if figure in figures:  # a cluster's node has no disk
+            yield GaugeMetricFamily(f"broker_{figure}", help_text, value=figures[figure])
     if "overdue_ms" in figures:  # of a delay service
         yield GaugeMetricFamily(
             "broker_delay_overdue_seconds",

@@ -92,8 +92,8 @@ def _next_line(received: bytearray) -> bytes | None:
     end = received.find(_CRLF, 0, LINE_BYTES_MAX + 2)
     if end < 0:
         # A lone CR or LF can never become a valid line end.
-        rest = received[:-1] if received.endswith(b"\r") else received
-        if len(rest) > LINE_BYTES_MAX or b"\n" in rest or b"\r" in rest:
+        partial_line = received[:-1] if received.endswith(b"\r") else received
+        if len(partial_line) > LINE_BYTES_MAX or b"\n" in partial_line or b"\r" in partial_line:
             raise malformed(_DETAIL)
         return None
     line = bytes(received[:end])

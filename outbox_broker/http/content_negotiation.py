@@ -51,10 +51,10 @@ def request_codec(content_type: str | None) -> Codec:
     name = (content_type or "").partition(";")[0].strip().lower()
     codec = _NAMES.get(name)
     if codec is None:
-        said = f"not {name!r}" if name else "and must be said"
+        complaint = f"not {name!r}" if name else "and must be said"
         raise Problem(
             ProblemKind.UNSUPPORTED_MEDIA_TYPE,
-            f"the Content-Type is {JSON_TYPE} or {MSGPACK_TYPE}, {said[:200]}",
+            f"the Content-Type is {JSON_TYPE} or {MSGPACK_TYPE}, {complaint[:200]}",
             headers={"accept": f"{JSON_TYPE}, {MSGPACK_TYPE}"},
         )
     return codec
@@ -100,8 +100,8 @@ def encode_list(name: str, entries: Iterable[object], codec: Codec, *, count: in
     answer += encode(name, codec)
     answer += b":[" if is_text else _ARRAY_32 + count.to_bytes(4, "big")
     encode_into = (_json if is_text else _msgpack).encode_into
-    for number, entry in enumerate(entries):
-        if is_text and number:
+    for index, entry in enumerate(entries):
+        if is_text and index:
             answer += b","
         encode_into(entry, answer, -1)
     answer += b"]" if is_text else b""

@@ -94,8 +94,8 @@ def _taken(call: Call, handed: list[PulledMessages]) -> PolledMessages:
     """Returns the response with the deliveries. Raises Problem, and gives them back, if the byte budget is exhausted:
     not for immediate pulls, which fit into the existing lease, so that the event loop waits for no disk.
     """
-    receipts = [receipt for one in handed for receipt in one.receipts(call.topic, call.group)]
-    sizes = [len(record.body) for one in handed for record in one.records]
+    receipts = [receipt for run in handed for receipt in run.receipts(call.topic, call.group)]
+    sizes = [len(record.body) for run in handed for record in run.records]
     size_bytes, bytes_max = sum(sizes), call.services.settings.pull_bytes_max
     try:
         call.lease.resize(max(LEASED_BYTES_MIN, ANSWER_COPIES * size_bytes))
@@ -133,7 +133,7 @@ def ack(call: Call) -> AckAnswer | msgspec.Raw:
         if packed is not None:
             return packed
     return AckAnswer(
-        results=[AckOutcome(receipt=one, status=status) for one, status in zip(receipts, statuses, strict=True)]
+        results=[AckOutcome(receipt=receipt, status=status) for receipt, status in zip(receipts, statuses, strict=True)]
     )
 
 
@@ -148,7 +148,7 @@ def nack(call: Call) -> NackAnswer:
 
     statuses = _settle(call, request.receipts, settle=settle, foreign=NackStatus.STALE)
     outcomes = zip(request.receipts, statuses, strict=True)
-    return NackAnswer(results=[NackOutcome(receipt=one, status=status) for one, status in outcomes])
+    return NackAnswer(results=[NackOutcome(receipt=receipt, status=status) for receipt, status in outcomes])
 
 
 def extend(call: Call) -> ExtendAnswer:
@@ -160,7 +160,7 @@ def extend(call: Call) -> ExtendAnswer:
 
     statuses = _settle(call, request.receipts, settle=settle, foreign=ExtendStatus.STALE)
     outcomes = zip(request.receipts, statuses, strict=True)
-    return ExtendAnswer(results=[ExtendOutcome(receipt=one, status=status) for one, status in outcomes])
+    return ExtendAnswer(results=[ExtendOutcome(receipt=receipt, status=status) for receipt, status in outcomes])
 
 
 def _settle(
@@ -180,7 +180,7 @@ def _answer(
     call: Call, handed: Sequence[PulledMessages], receipts: Sequence[str], *, is_long: bool
 ) -> bytes | bytearray:
     """Encode the response from the records of the log."""
-    records = [(record, one.out) for one in handed for record in one.records]
+    records = [(record, run.out) for run in handed for record in run.records]
     pulled = _packed(call.topic, receipts, records) if call.is_packed else _text(call.topic, receipts, records)
     if is_long:
         return content_negotiation.encode_list("deliveries", pulled, call.answer_codec, count=len(receipts))

@@ -68,24 +68,24 @@ def packed_messages(body: Body, shape: type[Entry]) -> Iterator[Entry]:
     except _ERRORS as error:
         raise of_decoding(error) from error
     decode = msgpack_decoder(shape).decode
-    for number, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         try:
             message = decode(entry)
         except _ERRORS as error:
-            raise of_decoding(error, within=f"{WHERE}[{number}]") from error
+            raise of_decoding(error, within=f"{WHERE}[{index}]") from error
         yield message
 
 
 def text_messages(body: Body, shape: type[Entry]) -> Iterator[Entry]:
     """Yields the messages of a JSON publish. Raises TooManyMessages, or Problem that names the position."""
     decode = json_decoder(shape).decode
-    for number, (start, end) in enumerate(_text_entries(body)):
-        if number == BATCH_MESSAGES_MAX:
+    for index, (start, end) in enumerate(_text_entries(body)):
+        if index == BATCH_MESSAGES_MAX:
             raise TooManyMessages
         try:
             message = decode(memoryview(body)[start:end])
         except _ERRORS as error:
-            raise _shifted(error, start, within=f"{WHERE}[{number}]") from error
+            raise _shifted(error, start, within=f"{WHERE}[{index}]") from error
         yield message
 
 
@@ -94,18 +94,18 @@ def _text_entries(body: Body) -> Iterator[tuple[int, int]]:
     begin = _BEGIN.match(body)
     if begin is None:
         _refuse_frame()
-    place = begin.end()
-    if _END.match(body, place):
+    position = begin.end()
+    if _END.match(body, position):
         return
     likely_bytes = 0
     while True:
-        end = _end_of_value(body, place, likely_bytes=likely_bytes)
-        yield place, end
-        likely_bytes = end - place
+        end = _end_of_value(body, position, likely_bytes=likely_bytes)
+        yield position, end
+        likely_bytes = end - position
         comma = _NEXT.match(body, end)
         if comma is None:
             break
-        place = comma.end()
+        position = comma.end()
     if not _END.match(body, end):
         _refuse_frame()
 
@@ -135,10 +135,10 @@ def _end_of_value(body: Body, start: int, *, likely_bytes: int) -> int:
 def _shifted(error: Exception, start: int, *, within: str) -> Problem:
     """Returns the problem of an entry that begins at this offset of the body."""
     problem = of_decoding(error, within=within)
-    place = _BYTE.search(str(error))
-    if place is None or problem.kind is not ProblemKind.MALFORMED_BODY:
+    byte_match = _BYTE.search(str(error))
+    if byte_match is None or problem.kind is not ProblemKind.MALFORMED_BODY:
         return problem
-    return Problem(problem.kind, f"{str(error)[: place.start()]}(byte {start + int(place.group(1))})")
+    return Problem(problem.kind, f"{str(error)[: byte_match.start()]}(byte {start + int(byte_match.group(1))})")
 
 
 def _refuse_frame() -> NoReturn:

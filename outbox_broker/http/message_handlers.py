@@ -62,7 +62,7 @@ def publish(call: Call) -> PublishAnswer | msgspec.Raw:
     stored = None if call.body_codec is Codec.JSON else publish_plain(call)
     if stored is not None:
         return _all_stored(call, stored)
-    return _store(call, ((one, call.topic) for one in _published(call)))
+    return _store(call, ((message, call.topic) for message in _published(call)))
 
 
 def publish_addressed(call: Call) -> PublishAnswer | msgspec.Raw:
@@ -76,8 +76,8 @@ def cancel(call: Call) -> CancelAnswer:
     """Cancel scheduled messages on the topics that the token covers: other topics are invisible to it."""
     ids = call.read(CancelRequest).ids
     call.check_batch(ids, where="$.ids")
-    for number, message_id in enumerate(ids):
-        _check_id(message_id, where=f"$.ids[{number}]")
+    for index, message_id in enumerate(ids):
+        _check_id(message_id, where=f"$.ids[{index}]")
     statuses = call.served.producers.cancel(ids, topics=call.principal.topics)
     return CancelAnswer(
         results=[CancelOutcome(id=message_id, status=status) for message_id, status in zip(ids, statuses, strict=True)]
@@ -94,8 +94,8 @@ def retry_refused(call: Call) -> RetryAnswer:
     """Publish refused messages once more, on the topics that the token covers."""
     ids = call.read(RetryRequest).ids
     call.check_batch(ids, where="$.ids")
-    for number, message_id in enumerate(ids):
-        _check_id(message_id, where=f"$.ids[{number}]")
+    for index, message_id in enumerate(ids):
+        _check_id(message_id, where=f"$.ids[{index}]")
     refusals = call.served.needed(call.served.refusals)
     return RetryAnswer(results=refusals.retry_refused(ids, topics=call.principal.topics))
 
@@ -117,14 +117,16 @@ def scheduled(call: Call) -> ScheduledAnswer:
 
 def scheduled_message(call: Call) -> ScheduledMessage:
     """Returns one scheduled message; not found if the token does not cover its topic."""
-    found = call.served.producers.scheduled_message(_check_id(call.item, where="path.id"), topics=call.principal.topics)
-    if found is None:
+    message = call.served.producers.scheduled_message(
+        _check_id(call.item, where="path.id"), topics=call.principal.topics
+    )
+    if message is None:
         raise Problem(ProblemKind.NOT_FOUND, f"no message is scheduled under the id {call.item}")
-    refused = found.get("refused")
+    refused = message.get("refused")
     return ScheduledMessage(
         id=call.item,
-        topic=str(found["topic"]),
-        deliver_at_ms=int(str(found["deliver_at_ms"])),
+        topic=str(message["topic"]),
+        deliver_at_ms=int(str(message["deliver_at_ms"])),
         refused=None if refused is None else str(refused),
     )
 
@@ -157,20 +159,22 @@ def _allowed(
 ) -> Iterator[tuple[NewMessage, str]]:
     """Yields messages with their topics. Raises Problem at the first topic to which the sender may not publish."""
     allowed: set[str] = set()
-    for number, one in enumerate(sent):
-        if one.topic not in allowed:
-            _check_topic(one.topic, where=f"{WHERE}[{number}].topic")
-            authorize(call.principal, Role.PUBLISH, one.topic)
-            allowed.add(one.topic)
-        yield one, one.topic
+    for index, message in enumerate(sent):
+        if message.topic not in allowed:
+            _check_topic(message.topic, where=f"{WHERE}[{index}].topic")
+            authorize(call.principal, Role.PUBLISH, message.topic)
+            allowed.add(message.topic)
+        yield message, message.topic
 
 
 def _store(call: Call, sent: Iterable[tuple[NewMessage, str]]) -> PublishAnswer | msgspec.Raw:
     now_ms = call.services.clock.now_ms()
-    batch = [_message(call, one, topic=topic, number=number, now_ms=now_ms) for number, (one, topic) in enumerate(sent)]
+    batch = [
+        _message(call, message, topic=topic, index=index, now_ms=now_ms) for index, (message, topic) in enumerate(sent)
+    ]
     results = call.served.producers.publish(batch, quota=call.principal.quota)
-    if all(one.status is PublishStatus.STORED for one in results):
-        return _all_stored(call, [one.id for one in results])
+    if all(result.status is PublishStatus.STORED for result in results):
+        return _all_stored(call, [result.id for result in results])
     return PublishAnswer(
         results=[PublishOutcome(id=result.id, status=result.status, error=result.error) for result in results]
     )
@@ -182,11 +186,11 @@ def _all_stored(call: Call, ids: Sequence[str]) -> PublishAnswer | msgspec.Raw:
     )
     if packed is not None:
         return packed
-    return PublishAnswer(results=[PublishOutcome(id=one, status=PublishStatus.STORED) for one in ids])
+    return PublishAnswer(results=[PublishOutcome(id=message_id, status=PublishStatus.STORED) for message_id in ids])
 
 
-def _message(call: Call, sent: NewMessage, *, topic: str, number: int, now_ms: int) -> Message:
-    where = f"{WHERE}[{number}]"
+def _message(call: Call, sent: NewMessage, *, topic: str, index: int, now_ms: int) -> Message:
+    where = f"{WHERE}[{index}]"
     try:
         body = body_bytes(decoded_body(sent.body), sent.encoding)
         limit = call.services.settings.body_bytes_max

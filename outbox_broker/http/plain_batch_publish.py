@@ -59,7 +59,7 @@ def publish_plain(call: Call) -> list[str] | None:
         sent = _messages_of(call.body)
     except (TooManyMessages, msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
         return None
-    ids = [one.id for one in sent]
+    ids = [message.id for message in sent]
     if not _is_in_bounds(sent, ids, settings=call.services.settings):
         return None
     return ids if call.served.producers.publish_plain(call.topic, sent, ids) else None
@@ -68,19 +68,19 @@ def publish_plain(call: Call) -> list[str] | None:
 def _messages_of(body: bytes | bytearray) -> Sequence[PlainMessage]:
     if len(body) <= LONG_BYTES:
         return _read(body).messages
-    return [_read_in_place(one) for one in packed_entries(body)]
+    return [_read_in_place(entry) for entry in packed_entries(body)]
 
 
 def _is_in_bounds(sent: Sequence[PlainMessage], ids: Sequence[str], *, settings: HttpSettings) -> bool:
     text = "\n".join(ids)
     if not _IDS.fullmatch(text) or text.count("\n") != len(sent) - 1 or len(sent) > settings.batch_messages_max:
         return False
-    if max(len(one.body) for one in sent) > settings.body_bytes_max:
+    if max(len(message.body) for message in sent) > settings.body_bytes_max:
         return False
     try:
-        for key in {one.key for one in sent} - {None}:
+        for key in {message.key for message in sent} - {None}:
             check_key(key or "")
-        for headers in [one.headers for one in sent if one.headers]:
+        for headers in [message.headers for message in sent if message.headers]:
             check_headers(headers)
     except InvalidMessage:
         return False

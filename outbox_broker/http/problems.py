@@ -112,7 +112,7 @@ def malformed(detail: str) -> Problem:
 
 def of_error(error: errors.OutboxError, *, storage_retry_after_ms: int) -> Problem:
     """Returns the problem for an error of the engine."""
-    kind = next((kind for known, kind in _OF_ERRORS if isinstance(error, known)), ProblemKind.INTERNAL)
+    kind = next((kind for error_type, kind in _OF_ERRORS if isinstance(error, error_type)), ProblemKind.INTERNAL)
     retry_after_ms = storage_retry_after_ms if kind is ProblemKind.STORAGE_FAILED else None
     if isinstance(error, errors.BrokerThrottled):
         retry_after_ms = error.retry_after_ms
@@ -127,9 +127,9 @@ def of_decoding(error: Exception, *, within: str = "$") -> Problem:
     """
     text = str(error)
     if isinstance(error, msgspec.ValidationError):
-        found = _WHERE.search(text)
+        location = _WHERE.search(text)
         return Problem(
-            ProblemKind.WRONG_SHAPE, _WHERE.sub("", text), where=within + (found.group(1)[1:] if found else "")
+            ProblemKind.WRONG_SHAPE, _WHERE.sub("", text), where=within + (location.group(1)[1:] if location else "")
         )
     if isinstance(error, RecursionError):
         return Problem(ProblemKind.MALFORMED_BODY, "the body is nested too deeply")
@@ -139,6 +139,6 @@ def of_decoding(error: Exception, *, within: str = "$") -> Problem:
 def of_query(error: msgspec.ValidationError, *, unknown: Iterable[str]) -> Problem:
     """Returns the problem of a query: `where` is the invalid parameter; of unknown parameters, the first."""
     text = str(error)
-    found = _WHERE.search(text)
-    name = found.group(1).removeprefix("$.") if found else next(iter(unknown), "")
+    location = _WHERE.search(text)
+    name = location.group(1).removeprefix("$.") if location else next(iter(unknown), "")
     return Problem(ProblemKind.WRONG_SHAPE, _WHERE.sub("", text), where=f"query.{name}")

@@ -135,17 +135,17 @@ class Call:
 
     def read_messages(self, entry: type[Entry]) -> Iterator[Entry]:
         """Yields the messages of a publish as they are decoded; `entry` matches the codec. Raises Problem at any."""
-        limit, number = self.services.settings.batch_messages_max, 0
+        limit, count = self.services.settings.batch_messages_max, 0
         entries = text_messages if self.body_codec is Codec.JSON else packed_messages
         try:
-            for number, one in enumerate(entries(self.body, entry), 1):
-                if number > limit:
+            for count, message in enumerate(entries(self.body, entry), 1):
+                if count > limit:
                     break
-                yield one
+                yield message
         except TooManyMessages:
-            number = limit + 1
-        if number > limit:
-            raise self._too_many(f"{number:,} entries or more", where=incremental_batch_decoding.WHERE)
+            count = limit + 1
+        if count > limit:
+            raise self._too_many(f"{count:,} entries or more", where=incremental_batch_decoding.WHERE)
 
     def read_query(self, shape: type[Shape]) -> Shape:
         """Parse the query. Raises Problem that names the parameter."""

@@ -52,17 +52,17 @@ def parse_head(data: bytes) -> RequestHead:
     check_bytes(data)
     if not _REQUEST_LINE.match(data):
         raise malformed("the request line is not a method, a target and a version with one blank in between")
-    found = _HeadParts()
-    parser = httptools.HttpRequestParser(found)
+    parts = _HeadParts()
+    parser = httptools.HttpRequestParser(parts)
     try:
         parser.feed_data(data)
     except httptools.HttpParserUpgrade:
         pass  # all of the head was read, and no other protocol is supported
     except httptools.HttpParserError as error:
         raise malformed(f"the head is not well formed: {error}") from error
-    if not found.is_complete:
+    if not parts.is_complete:
         raise malformed("the head ends before its empty line")
-    return _checked(found, version=parser.get_http_version(), method=parser.get_method().decode("ascii"))
+    return _checked(parts, version=parser.get_http_version(), method=parser.get_method().decode("ascii"))
 
 
 class _HeadParts:
@@ -86,21 +86,21 @@ class _HeadParts:
         self.is_complete = True
 
 
-def _checked(found: _HeadParts, *, version: str, method: str) -> RequestHead:
+def _checked(parts: _HeadParts, *, version: str, method: str) -> RequestHead:
     if version not in {"1.0", "1.1"}:
         raise malformed(f"the version {version} of HTTP is not spoken here")
-    headers = _by_name(found.fields)
+    headers = _by_name(parts.fields)
     if version == "1.1" and "host" not in headers:
         raise malformed("there is no Host")
     if not _HOST.fullmatch(headers.get("host", "")):
         raise malformed("the Host is no host and port")
     length, is_chunked = _framing(headers, version=version)
-    target = found.target.decode("latin-1")
+    target = parts.target.decode("latin-1")
     path, _, query = _origin_form(target, method=method, host=headers.get("host", "")).partition("?")
     expect = headers.get("expect", "").lower()
     if expect not in {"", "100-continue"}:
         raise Problem(ProblemKind.EXPECTATION_FAILED, "the only Expect that is met is 100-continue", headers=CLOSE)
-    connection = {one.strip().lower() for one in headers.get("connection", "").split(",")}
+    connection = {token.strip().lower() for token in headers.get("connection", "").split(",")}
     is_last = version == "1.0" or "close" in connection or "upgrade" in headers or method == "CONNECT"
     return RequestHead(
         method=method, path=path, query=query, headers=headers, content_length=length, is_chunked=is_chunked,

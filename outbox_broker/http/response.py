@@ -8,7 +8,9 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-_STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode("ascii") for one in HTTPStatus}
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus
+}
 _COMMON: Final = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 

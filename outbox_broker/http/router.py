@@ -38,10 +38,10 @@ class _Pattern(Generic[Found]):
 
     def names_in(self, parts: list[str]) -> dict[str, str] | None:
         """Returns the names in a path with as many parts; None if it does not match."""
-        for place, part in self.fixed:
-            if parts[place] != part:
+        for index, part in self.fixed:
+            if parts[index] != part:
                 return None
-        names = {name: parts[place] for place, name in self.names}
+        names = {name: parts[index] for index, name in self.names}
         return names if all(names.values()) else None
 
 
@@ -55,8 +55,8 @@ class Router(Generic[Found]):
         self._patterns: defaultdict[int, list[_Pattern[Found]]] = defaultdict(list)
         for path, by_method in by_path.items():
             parts = path.split("/")
-            fixed = tuple((place, part) for place, part in enumerate(parts) if not part.startswith("{"))
-            names = tuple((place, part[1:-1]) for place, part in enumerate(parts) if part.startswith("{"))
+            fixed = tuple((index, part) for index, part in enumerate(parts) if not part.startswith("{"))
+            names = tuple((index, part[1:-1]) for index, part in enumerate(parts) if part.startswith("{"))
             self._patterns[len(parts)].append(_Pattern(fixed, names, by_method))
 
     def find(self, method: str, path: str) -> tuple[Found, dict[str, str]]:
@@ -71,9 +71,9 @@ class Router(Generic[Found]):
             names = pattern.names_in(parts)
             if names is None:
                 continue
-            found = pattern.by_method.get("GET" if method == "HEAD" else method)
-            if found is not None:
-                return found, names
+            route = pattern.by_method.get("GET" if method == "HEAD" else method)
+            if route is not None:
+                return route, names
             allowed |= pattern.by_method.keys()
         if not allowed:
             raise Problem(ProblemKind.UNKNOWN_ROUTE, "no route of the protocol has this path; /openapi.json lists them")

@@ -156,8 +156,8 @@ class HttpServer:
             if self._is_stopped_early:
                 self._stop()
         if handle_signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._stop)
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(signal_number, self._stop)
         context = ServerContext(
             loop=loop, application=Application(self.services, routes=self._routes), budget=self.services.budget,
             table=_connection_table(settings), settings=settings,
@@ -215,9 +215,9 @@ async def _sweep(context: ServerContext) -> None:
 def _connection_table(settings: HttpSettings) -> ConnectionTable:
     """Create the table, as large as settings and file descriptors allow; raises the soft descriptor limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.connections_max + settings.connections_reserved + FILES_KEPT
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    files_wanted = settings.connections_max + settings.connections_reserved + FILES_KEPT
+    if soft != resource.RLIM_INFINITY and soft < files_wanted:
+        soft = files_wanted if hard == resource.RLIM_INFINITY else min(files_wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     room = settings.connections_max
     if soft != resource.RLIM_INFINITY:

@@ -55,7 +55,7 @@ class ServerContext:
         """End connections past their deadlines, and update the date. To be called at least once a second."""
         self.date = formatdate(usegmt=True).encode("ascii")
         now = self.loop.time()
-        for connection in [one for one in self.connections if one.deadline <= now]:
+        for connection in [connection for connection in self.connections if connection.deadline <= now]:
             connection.expire()
 
     def stop(self) -> None:

@@ -18,11 +18,11 @@ def encode_uniform_results(name: str, texts: Sequence[str], more: dict[str, str 
     """Encode `{"results": [{name: text, **more}, ...]}` in MessagePack; None if a text is not ASCII, or very long."""
     fields = len(more) + 1
     start = _text(bytes([0x80 | fields]) + _encode(name))
-    heads = {size: start + head for size in {len(one) for one in texts} if (head := _head_of(size)) is not None}
-    tail = _text(b"".join(_encode(one) for pair in more.items() for one in pair))
+    heads = {size: start + head for size in {len(text) for text in texts} if (head := _head_of(size)) is not None}
+    tail = _text(b"".join(_encode(text) for pair in more.items() for text in pair))
     try:
         # Latin-1 maps every byte to a character and back: joining texts is faster than encoding them one by one.
-        entries = "".join([heads[len(one)] + one + tail for one in texts])
+        entries = "".join([heads[len(text)] + text + tail for text in texts])
     except KeyError:
         return None
     if not "".join(texts).isascii():

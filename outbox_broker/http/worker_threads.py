@@ -50,8 +50,8 @@ class WorkerThreads:
 
     def close(self) -> None:
         """Stop the threads after their current work. Idempotent."""
-        for one in fields(self):
-            getattr(self, one.name).shutdown(wait=False, cancel_futures=True)
+        for pool in fields(self):
+            getattr(self, pool.name).shutdown(wait=False, cancel_futures=True)
 
 
 async def in_thread(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:

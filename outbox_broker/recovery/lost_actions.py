@@ -64,28 +64,28 @@ class LostActions:
         if group.accepts is None:
             yield first, end
             return
-        place = max(first, index.start)
-        while place < end:
-            stop = min(place + _LOOK_MESSAGES, end)
+        start = max(first, index.start)
+        while start < end:
+            stop = min(start + _LOOK_MESSAGES, end)
             try:
-                runs = list(index.runs(place, stop))
-                found = read_runs(self._messages, runs, first=place, end=stop, bytes_max=1 << 62)
+                runs = list(index.runs(start, stop))
+                records = read_runs(self._messages, runs, first=start, end=stop, bytes_max=1 << 62)
             except StorageFailed:  # the index is damaged, too
-                yield place, stop
+                yield start, stop
             else:
                 yield from (
                     (sequence, sequence + 1)
-                    for sequence, record in found
+                    for sequence, record in records
                     if record is None or group.accepts(record.headers)
                 )
-            place = stop
+            start = stop
 
 
 def _named(action: journal.Action) -> tuple[str, str, list[Range]] | None:
     """Returns topic, group, and the sequences that an action lists; None if it does not advance a group by itself."""
     match action:
         case journal.Handed():
-            ranges = [(one.first, one.first + count_of(one.ids)) for one in action.runs]
+            ranges = [(run.first, run.first + count_of(run.ids)) for run in action.runs]
         case journal.Settled():
             ranges = [(first, first + count_of(ids)) for first, ids in action.runs]
         case journal.Requeued():
@@ -105,12 +105,12 @@ def _named(action: journal.Action) -> tuple[str, str, list[Range]] | None:
 
 def _beside(first: int, end: int, named: Sequence[Range]) -> Iterator[Range]:
     """Yields the parts of first to end (exclusive) that are in none of the ranges."""
-    place = first
+    start = first
     for low, high in sorted(named):
-        if low > place:
-            yield place, min(low, end)
-        place = max(place, high)
-        if place >= end:
+        if low > start:
+            yield start, min(low, end)
+        start = max(start, high)
+        if start >= end:
             return
-    if place < end:
-        yield place, end
+    if start < end:
+        yield start, end

@@ -47,15 +47,15 @@ def recover(
     _refuse_if_a_log_is_missing(messages, actions)
     restored, replayed = _restore_checkpoint(state, actions)
     MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max).run(out)
-    for name, place in restored.deleted.items():  # the log still holds their messages
-        state.delete_topic(name, place, is_kept=name in restored.topics)
+    for name, tombstone in restored.deleted.items():  # the log still holds their messages
+        state.delete_topic(name, tombstone, is_kept=name in restored.topics)
     replay = state.replay_action
     for segment in replayed:
-        for one in actions.scan(segment):
-            if isinstance(one, Gap):
+        for frame in actions.scan(segment):
+            if isinstance(frame, Gap):
                 replay = LostActions(state, messages).replay
             else:
-                replay(journal.decode_action(one.payload))
+                replay(journal.decode_action(frame.payload))
     actions.ready()
     _let_go_of_dropped(state)
     return restored
@@ -75,9 +75,9 @@ class MessageRecovery:
         """Process all segments; write the index files that are missing."""
         folder = self._log.folder
         sealed = self._log.segments[:-1]
-        directories = [read_directory(folder, one.first_offset, one.end) for one in sealed]
-        for number, (segment, directory) in enumerate(zip(sealed, directories, strict=True)):
-            later = sum(one.ids_count for one in directories[number + 1 :] if one is not None)
+        directories = [read_directory(folder, segment.first_offset, segment.end) for segment in sealed]
+        for index, (segment, directory) in enumerate(zip(sealed, directories, strict=True)):
+            later = sum(directory.ids_count for directory in directories[index + 1 :] if directory is not None)
             if directory is None or not self._takes(segment, directory, with_ids=later < self._ids_max):
                 self._make_index(segment)
         for segment in self._log.segments[-1:]:
@@ -119,15 +119,15 @@ class MessageRecovery:
         state.replace_locations(segment.first_offset, directory)
 
     def _read(self, segment: Segment) -> None:
-        for one in self._log.scan(segment):
-            if isinstance(one, Gap):
+        for frame in self._log.scan(segment):
+            if isinstance(frame, Gap):
                 continue
-            if is_marker(one.payload):
+            if is_marker(frame.payload):
                 continue  # there may be millions of them in a segment, and the schedule has them all
-            record = journal.decode_message(one.payload)
-            self._state.replay_message(record, offset=one.offset, size_bytes=one.end - one.offset)
-            if record.copy == journal.FIRED_COPY and one.offset >= self._restored.messages_end:
-                self._fired.append(one.offset)
+            record = journal.decode_message(frame.payload)
+            self._state.replay_message(record, offset=frame.offset, size_bytes=frame.end - frame.offset)
+            if record.copy == journal.FIRED_COPY and frame.offset >= self._restored.messages_end:
+                self._fired.append(frame.offset)
 
     def _note_fired(self, out: frozenset[tuple[str, str]]) -> None:
         """Record which messages to be dispatched again have sequences already: they are among the last dispatched."""
@@ -153,7 +153,7 @@ def _refuse_if_a_log_is_missing(messages: SegmentedLog, actions: SegmentedLog) -
     if (
         there.segments
         and not gone.segments
-        and (there is actions or any(content_bytes(one.path) for one in there.segments))
+        and (there is actions or any(content_bytes(segment.path) for segment in there.segments))
     ):
         raise SegmentDamaged(
             f"all segments in {gone.folder} are missing, and there are some in {there.folder}: restore them from a "
@@ -164,13 +164,13 @@ def _refuse_if_a_log_is_missing(messages: SegmentedLog, actions: SegmentedLog) -
 def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[CheckpointView, list[Segment]]:
     """Restore the newest whole checkpoint; returns it, and the segments to replay."""
     newest = len(actions.segments) - 1
-    for number, segment in reversed(list(enumerate(actions.segments))):
-        found = checkpoint.read_from(segment)
-        if found is not None:
-            data, segment.grown_from = found
-            return checkpoint.restore(state, data, is_newest=number == newest), actions.segments[number:]
+    for index, segment in reversed(list(enumerate(actions.segments))):
+        stored = checkpoint.read_from(segment)
+        if stored is not None:
+            data, segment.grown_from = stored
+            return checkpoint.restore(state, data, is_newest=index == newest), actions.segments[index:]
         if segment.first_offset == 0:
-            return CheckpointView(is_newest=number == newest), actions.segments
+            return CheckpointView(is_newest=index == newest), actions.segments
         logger.warning("checkpoint_unusable", extra={"segment": segment.path.name})
     if actions.segments:
         raise StorageFailed(

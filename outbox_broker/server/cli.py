@@ -116,20 +116,20 @@ def scheduled(
     """
     client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     if message_id is not None:
-        found = client.request_json("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
-        print(f"{utc_text(found['deliver_at_ms'])}\t{escaped(found['topic'])}\t{escaped(found['id'])}")
+        message = client.request_json("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
+        print(f"{utc_text(message['deliver_at_ms'])}\t{escaped(message['topic'])}\t{escaped(message['id'])}")
         return
-    asked, lines = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}, 0
+    query, lines = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}, 0
     while True:
-        page = client.request_json("GET", f"/v1/scheduled?{urlencode(asked)}")
-        for one in page["counts"]:
-            print(f"{utc_text(one['at_ms'])}\t{one['messages']}")
+        page = client.request_json("GET", f"/v1/scheduled?{urlencode(query)}")
+        for count in page["counts"]:
+            print(f"{utc_text(count['at_ms'])}\t{count['messages']}")
         lines += len(page["counts"])
         if page["next_from_ms"] is None:
             if not lines:  # not on stdout, which programs read line by line
                 print("nothing is scheduled", file=sys.stderr)
             return
-        asked["from_ms"] = str(page["next_from_ms"])
+        query["from_ms"] = str(page["next_from_ms"])
 
 
 @app.command()
@@ -158,4 +158,4 @@ def token(
 
 def _toml(value: str | list[str]) -> str:
     """Returns a value as TOML writes it: as JSON does, but for characters beyond U+FFFF, and for DEL. In ASCII."""
-    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
+    return re.sub(r"[^ -~]", lambda matched: f"\\U{ord(matched[0]):08x}", json.dumps(value, ensure_ascii=False))

@@ -29,10 +29,10 @@ def print_dead(letters: Sequence[Mapping[str, Any]], *, following: str | None) -
         table.add_column(
             name, overflow="fold", no_wrap=name == "id", justify="right" if name == "attempts" else "left"
         )  # ids are copied
-    for one in letters:
+    for letter in letters:
         table.add_row(
-            Text(escaped(one["id"]) or NO_ID), str(one["attempts"]), utc_text(one["dead_at_ms"]),
-            Text(escaped(one["reason"])), Text(_history(one["history"])),
+            Text(escaped(letter["id"]) or NO_ID), str(letter["attempts"]), utc_text(letter["dead_at_ms"]),
+            Text(escaped(letter["reason"])), Text(_history(letter["history"])),
         )  # fmt: skip
     console.print(table)
     if following is not None:
@@ -41,4 +41,4 @@ def print_dead(letters: Sequence[Mapping[str, Any]], *, following: str | None) -
 
 def _history(failures: Sequence[Mapping[str, Any]]) -> str:
     """Returns a history as text: number of attempts and reason, one line per group of equal consecutive failures."""
-    return "\n".join(f"{one['attempts']} x {escaped(one['reason'])}" for one in failures)
+    return "\n".join(f"{failure['attempts']} x {escaped(failure['reason'])}" for failure in failures)

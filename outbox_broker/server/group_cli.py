@@ -134,8 +134,8 @@ def dead(
     client = AdminHttpClient(
         url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file, answer_bytes_max=bytes_max
     )
-    asked = {"limit": str(limit)} | ({} if after is None else {"after": after})
-    page = client.request_json("GET", f"{_path(topic, group)}/dead?{urlencode(asked)}")
+    query = {"limit": str(limit)} | ({} if after is None else {"after": after})
+    page = client.request_json("GET", f"{_path(topic, group)}/dead?{urlencode(query)}")
     if as_json:
         print(json.dumps(page, indent=2))
     else:

@@ -27,8 +27,8 @@ def list_refused(
     Example: outbox broker refused list --url http://delay:7799
     """
     client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    for one in client.request_json("GET", "/v1/refused")["messages"]:
-        print(f"{escaped(one['topic'])}\t{escaped(one['id'])}\t{escaped(one['reason'])}")
+    for message in client.request_json("GET", "/v1/refused")["messages"]:
+        print(f"{escaped(message['topic'])}\t{escaped(message['id'])}\t{escaped(message['reason'])}")
 
 
 @app.command()
@@ -42,9 +42,9 @@ def retry(
     """
     client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     results = client.request_json("POST", "/v1/refused/retry", {"ids": ids})["results"]
-    for one in results:
-        print("\t".join(escaped(text) for text in (one["id"], one["status"], one.get("error")) if text))
-    if any(one["status"] != "sent" for one in results):
+    for result in results:
+        print("\t".join(escaped(text) for text in (result["id"], result["status"], result.get("error")) if text))
+    if any(result["status"] != "sent" for result in results):
         raise typer.Exit(1)
 
 
@@ -60,5 +60,5 @@ def discard(
     client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     if not yes:
         confirm(f"Discard {len(ids)} messages for good?")
-    for one in client.request_json("POST", "/v1/scheduled/cancel", {"ids": ids})["results"]:
-        print(f"{escaped(one['id'])}\t{one['status']}")
+    for result in client.request_json("POST", "/v1/scheduled/cancel", {"ids": ids})["results"]:
+        print(f"{escaped(result['id'])}\t{result['status']}")

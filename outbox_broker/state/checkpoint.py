@@ -80,8 +80,8 @@ def records_of(state: BrokerState, *, messages_end: int, at_ms: int) -> list[byt
     data = _encode(_capture(state, messages_end))
     parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
     return [
-        journal.encode_record(journal.Checkpoint(at_ms=at_ms, part=part, last=number == len(parts)))
-        for number, part in enumerate(parts, 1)
+        journal.encode_record(journal.Checkpoint(at_ms=at_ms, part=part, last=part_number == len(parts)))
+        for part_number, part in enumerate(parts, 1)
     ]
 
 
@@ -107,9 +107,9 @@ def read_from(segment: Segment) -> tuple[bytes, int] | None:
 
     def records() -> Iterator[journal.Action | None]:
         nonlocal end
-        for one in scan(segment, start=segment.first_offset):
-            end = one.end
-            yield None if isinstance(one, Gap) else journal.decode_action(one.payload)
+        for frame in scan(segment, start=segment.first_offset):
+            end = frame.end
+            yield None if isinstance(frame, Gap) else journal.decode_action(frame.payload)
 
     data = read(records())
     return None if data is None else (data, end)
@@ -122,9 +122,9 @@ def second_newest(segments: Sequence[Segment]) -> int:
     Determined by reading; 0 if there is none. The first segment of all needs no checkpoint.
     """
     whole = (
-        number
-        for number in reversed(range(len(segments)))
-        if segments[number].first_offset == 0 or read_from(segments[number]) is not None
+        index
+        for index in reversed(range(len(segments)))
+        if segments[index].first_offset == 0 or read_from(segments[index]) is not None
     )
     return next(islice(whole, 1, None), 0)
 
@@ -143,12 +143,17 @@ class CheckpointView:
 
 def restore(state: BrokerState, data: bytes, *, is_newest: bool = True) -> CheckpointView:
     """Load a checkpoint into an empty state; what it says of the messages must be checked against the message log."""
-    found = _decode(data)
-    state.epoch = found.epoch
-    for one in found.groups:
-        _restore_group(state.declare(one.topic, one.name, config_of(one.settings), position=one.position), one)
-    state.generation = found.generation
-    return CheckpointView(found.messages_end, found.topics, is_newest, found.deleted)
+    decoded = _decode(data)
+    state.epoch = decoded.epoch
+    for group_state in decoded.groups:
+        _restore_group(
+            state.declare(
+                group_state.topic, group_state.name, config_of(group_state.settings), position=group_state.position
+            ),
+            group_state,
+        )
+    state.generation = decoded.generation
+    return CheckpointView(decoded.messages_end, decoded.topics, is_newest, decoded.deleted)
 
 
 def _capture(state: BrokerState, messages_end: int) -> _Checkpoint:
@@ -178,27 +183,27 @@ def _encode_held(unsettled: UnsettledRuns) -> msgspec.Raw:
     """Encode a list of runs, each on its own: there may be a hundred thousand, and no call may block others."""
     runs = [
         _encode(
-            _Held(one.first, one.count, one.visible_at_ms, one.delivery, one.attempts_used, one.generation,
-                  one.in_flight, one.reason, one.history, one.together, one.expiry_counts)
+            _Held(run.first, run.count, run.visible_at_ms, run.delivery, run.attempts_used, run.generation,
+                  run.in_flight, run.reason, run.history, run.together, run.expiry_counts)
         )
-        for one in unsettled
+        for run in unsettled
     ]  # fmt: skip
     return msgspec.Raw(_ARRAY_32 + len(runs).to_bytes(4, "big") + b"".join(runs))
 
 
-def _restore_group(group: Group, found: _Group) -> None:
-    group.position, group.paused = found.position, found.paused
-    group.generation, group.seek_generation = found.generation, found.seek_generation
-    group.reasons.restore(found.reasons)
-    for one in found.held:
-        end = one.first + one.count
+def _restore_group(group: Group, group_state: _Group) -> None:
+    group.position, group.paused = group_state.position, group_state.paused
+    group.generation, group.seek_generation = group_state.generation, group_state.seek_generation
+    group.reasons.restore(group_state.reasons)
+    for run in group_state.held:
+        end = run.first + run.count
         group.unsettled.add(
-            InFlightRun(one.first, end, one.visible_at_ms, one.delivery, one.attempts_used, one.generation,
-                 one.in_flight, one.reason, one.history, one.together, one.expiry_counts)
+            InFlightRun(run.first, end, run.visible_at_ms, run.delivery, run.attempts_used, run.generation,
+                 run.in_flight, run.reason, run.history, run.together, run.expiry_counts)
         )  # fmt: skip
-    if found.dead is not None:
-        group.dead.restore(found.dead)
-    group.redrive_pace, group.latest_ms = RateLimit(*found.redrive_pace), found.latest_ms
-    if found.order is not None:
+    if group_state.dead is not None:
+        group.dead.restore(group_state.dead)
+    group.redrive_pace, group.latest_ms = RateLimit(*group_state.redrive_pace), group_state.latest_ms
+    if group_state.order is not None:
         group.order = KeyOrder()
-        group.order.restore(found.order)
+        group.order.restore(group_state.order)

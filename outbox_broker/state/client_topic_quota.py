@@ -41,10 +41,10 @@ class Coverage:
 
     def count(self, patterns: tuple[str, ...]) -> int:
         """Returns how many topics match these patterns."""
-        found = self._counts.get(patterns)
-        if found is None:
-            found = self._counts[patterns] = sum(is_covered(one, patterns) for one in self._topics)
-        return found
+        count = self._counts.get(patterns)
+        if count is None:
+            count = self._counts[patterns] = sum(is_covered(topic, patterns) for topic in self._topics)
+        return count
 
     def made(self, topic: str) -> None:
         """Count a new topic."""
@@ -62,4 +62,4 @@ class Coverage:
 
 def is_covered(topic: str, patterns: tuple[str, ...]) -> bool:
     """Returns whether one of the patterns matches a topic."""
-    return any(fnmatchcase(topic, one) for one in patterns)
+    return any(fnmatchcase(topic, pattern) for pattern in patterns)

@@ -31,7 +31,7 @@ from outbox_core.journal.journal import count_of
 from outbox_core.journal.order_records import Filed
 from outbox_core.messages.message import GroupConfig
 
-_SETTINGS = tuple(one.name for one in fields(GroupConfig))
+_SETTINGS = tuple(setting.name for setting in fields(GroupConfig))
 
 
 class Topic(msgspec.Struct, gc=False):
@@ -43,10 +43,10 @@ class Topic(msgspec.Struct, gc=False):
 
     def skip_filtered(self, group: Group) -> int:
         """Advances the group's position over messages its filter rejected at publish time; returns how many."""
-        place = group.position
+        position_before = group.position
         if self.matcher is not None:
-            group.position = self.matcher.position_after_filtered(group.name, place)
-        return group.position - place
+            group.position = self.matcher.position_after_filtered(group.name, position_before)
+        return group.position - position_before
 
 
 class Tombstone(msgspec.Struct, array_like=True, frozen=True):
@@ -91,26 +91,26 @@ class BrokerState:
 
     def topic(self, name: str) -> Topic:
         """Returns the topic, created if it is new."""
-        found = self.topics.get(name)
-        if found is None:
-            found = Topic(TopicIndex(name, self._blocks))
-            found.index.begin_at(self.end_of(name))
-            self.topics[name] = found
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = Topic(TopicIndex(name, self._blocks))
+            topic.index.begin_at(self.end_of(name))
+            self.topics[name] = topic
             self.coverage.made(name)
-        return found
+        return topic
 
     def end_of(self, name: str) -> int:
         """Returns the sequence of the topic's next message, also for a new topic."""
-        found = self.topics.get(name)
-        if found is not None:
-            return found.index.end
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic.index.end
         before = self.deleted.get(name)
         return 0 if before is None else before.end
 
     def group(self, topic: str, name: str) -> Group | None:
         """Returns the group, or None."""
-        found = self.topics.get(topic)
-        return None if found is None else found.groups.get(name)
+        found_topic = self.topics.get(topic)
+        return None if found_topic is None else found_topic.groups.get(name)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -139,9 +139,9 @@ class BrokerState:
         for name, entries in directory.topics.items():
             index = self.topic(name).index
             index.forget_tail()
-            for one in entries:
-                place = BlockPlace(segment, one.position, one.runs, one.crc)
-                index.add_block(one.first, one.end, one.first_time_ms, place)
+            for block in entries:
+                block_place = BlockPlace(segment, block.position, block.runs, block.crc)
+                index.add_block(block.first, block.end, block.first_time_ms, block_place)
         self.active_segment_topics.clear()
         self.active_segment_special = array("Q")
         self.recent_before_written = self.recent.added
@@ -149,13 +149,13 @@ class BrokerState:
     def update_locations(self, segment: int, directory: Directory) -> None:
         """Update the block locations of a segment whose index file was rebuilt."""
         for name, entries in directory.topics.items():
-            known = self.topics.get(name)
-            if known is None or known.index.part_in(segment) is None:
+            topic = self.topics.get(name)
+            if topic is None or topic.index.part_in(segment) is None:
                 continue  # it was deleted meanwhile
-            known.index.replace_blocks(
+            topic.index.replace_blocks(
                 [
-                    (one.first, one.first_time_ms, BlockPlace(segment, one.position, one.runs, one.crc))
-                    for one in entries
+                    (block.first, block.first_time_ms, BlockPlace(segment, block.position, block.runs, block.crc))
+                    for block in entries
                 ]
             )
 
@@ -177,8 +177,8 @@ class BrokerState:
             case DeletedGroup():
                 self.delete_group(action.topic, action.group)
             case DeletedTopic():
-                place = Tombstone(action.end, action.scheduled_end, action.messages_end, action.actions_end)
-                self.delete_topic(action.topic, place)
+                tombstone = Tombstone(action.end, action.scheduled_end, action.messages_end, action.actions_end)
+                self.delete_topic(action.topic, tombstone)
             case _:
                 group = self.group(action.topic, action.group)
                 if group is not None:
@@ -204,33 +204,33 @@ class BrokerState:
 
     def delete_group(self, topic: str, name: str) -> None:
         """Delete a group with all of its state; idempotent."""
-        known = self.topics.get(topic)
-        group = None if known is None else known.groups.pop(name, None)
-        if known is None or group is None:
+        known_topic = self.topics.get(topic)
+        group = None if known_topic is None else known_topic.groups.pop(name, None)
+        if known_topic is None or group is None:
             return
         self.generation = max(self.generation, group.generation + 1)
         group.delete()
-        if known.matcher is not None:
-            known.matcher.declare(name, None, end=known.index.end)
+        if known_topic.matcher is not None:
+            known_topic.matcher.declare(name, None, end=known_topic.index.end)
         self._forget_counters(lambda counted: counted[1:] == (topic, name))
 
-    def delete_topic(self, name: str, place: Tombstone, *, is_kept: bool = False) -> None:
+    def delete_topic(self, name: str, tombstone: Tombstone, *, is_kept: bool = False) -> None:
         """Remove the messages that a topic got before it was deleted, and all its groups.
 
         Later messages belong to another topic of this name; `is_kept` says that there is one even without messages.
         """
-        if place.end or place.scheduled_end:
-            self.deleted[name] = place
-        known = self.topics.get(name)
-        if known is None:
+        if tombstone.end or tombstone.scheduled_end:
+            self.deleted[name] = tombstone
+        topic = self.topics.get(name)
+        if topic is None:
             return
         if not is_kept:
-            for group in list(known.groups):
+            for group in list(topic.groups):
                 self.delete_group(name, group)
-            known.matcher = None
-        if known.index.is_empty() or known.index.begins_before(place.messages_end):
-            known.index.drop_below(place.end)
-        if not is_kept and known.index.is_empty():
+            topic.matcher = None
+        if topic.index.is_empty() or topic.index.begins_before(tombstone.messages_end):
+            topic.index.drop_below(tombstone.end)
+        if not is_kept and topic.index.is_empty():
             del self.topics[name]
             self.active_segment_topics.pop(name, None)
             self.coverage.deleted(name)
@@ -239,9 +239,9 @@ class BrokerState:
     def forget_deleted(self, *, messages_start: int, actions_start: int) -> None:
         """Forget deleted topics of which neither log, whose starts are given, holds anything any more."""
         self.deleted = {
-            name: one
-            for name, one in self.deleted.items()
-            if one.messages_end > messages_start or one.actions_end > actions_start
+            name: tombstone
+            for name, tombstone in self.deleted.items()
+            if tombstone.messages_end > messages_start or tombstone.actions_end > actions_start
         }
 
     def is_void(self, topic: str, seq: int) -> bool:
@@ -250,23 +250,25 @@ class BrokerState:
         return before is not None and seq < before.scheduled_end
 
     def _forget_counters(self, is_gone: Callable[[tuple[str, str, str]], bool]) -> None:
-        for place in [one for one in self.counters if is_gone(one)]:
-            del self.counters[place]
+        for counter_key in [counter_key for counter_key in self.counters if is_gone(counter_key)]:
+            del self.counters[counter_key]
 
     def _set_filter(self, topic: str, group: Group, text: str | None) -> None:
-        known = self.topic(topic)
+        known_topic = self.topic(topic)
         if text is None:
             group.accepts = None
-            if known.matcher is not None:
-                known.matcher.declare(group.name, None, end=known.index.end)
+            if known_topic.matcher is not None:
+                known_topic.matcher.declare(group.name, None, end=known_topic.index.end)
             return
         self.is_filtering = True
         node = parse(text)
         group.accepts = compile_condition(node)
-        if known.matcher is None:
+        if known_topic.matcher is None:
             options = self._options
-            known.matcher = SubscriptionMatcher(options.filter_index_headers.get(topic, options.filter_index_header))
-        known.matcher.declare(group.name, text, node, end=known.index.end)
+            known_topic.matcher = SubscriptionMatcher(
+                options.filter_index_headers.get(topic, options.filter_index_header)
+            )
+        known_topic.matcher.declare(group.name, text, node, end=known_topic.index.end)
 
 
 def settings_of(config: GroupConfig) -> dict[str, str | int | float | bool | None]:

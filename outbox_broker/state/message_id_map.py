@@ -36,29 +36,29 @@ class MessageIdMap(Generic[Value]):
 
     def of_id(self, message_id: str) -> Iterable[Value]:
         """Returns the values of an id, on all its topics."""
-        found = self._by_id.get(message_id)
-        if found is None:
+        entry = self._by_id.get(message_id)
+        if entry is None:
             return ()
-        return list(found.values()) if isinstance(found, _Several) else (found,)
+        return list(entry.values()) if isinstance(entry, _Several) else (entry,)
 
     def get(self, topic: str, message_id: str) -> Value | None:
         """Returns the value of a message."""
-        found = self._by_id.get(message_id)
-        if found is None:
+        entry = self._by_id.get(message_id)
+        if entry is None:
             return None
-        if isinstance(found, _Several):
-            return found.get(topic)
-        return found if self._topic_of(found) == topic else None
+        if isinstance(entry, _Several):
+            return entry.get(topic)
+        return entry if self._topic_of(entry) == topic else None
 
     def put(self, message_id: str, value: Value) -> None:
         """Store a value, replacing that of the same topic and id."""
-        found, topic = self._by_id.get(message_id), self._topic_of(value)
-        if isinstance(found, _Several):
-            found[topic] = value
-        elif found is None or self._topic_of(found) == topic:
+        entry, topic = self._by_id.get(message_id), self._topic_of(value)
+        if isinstance(entry, _Several):
+            entry[topic] = value
+        elif entry is None or self._topic_of(entry) == topic:
             self._by_id[message_id] = value
         else:
-            self._by_id[message_id] = _Several({self._topic_of(found): found, topic: value})
+            self._by_id[message_id] = _Several({self._topic_of(entry): entry, topic: value})
 
     def put_all(self, ids: Sequence[str], values: Iterable[Value]) -> None:
         """Store many values."""
@@ -74,10 +74,10 @@ class MessageIdMap(Generic[Value]):
 
     def pop(self, topic: str, message_id: str) -> None:
         """Remove the value of exactly this topic and id, if there is one."""
-        found = self._by_id.get(message_id)
-        if isinstance(found, _Several):
-            found.pop(topic, None)
-            if not found:
+        entry = self._by_id.get(message_id)
+        if isinstance(entry, _Several):
+            entry.pop(topic, None)
+            if not entry:
                 del self._by_id[message_id]
-        elif found is not None and self._topic_of(found) == topic:
+        elif entry is not None and self._topic_of(entry) == topic:
             del self._by_id[message_id]

@@ -57,7 +57,9 @@ class RecentIds:
         """Returns the last `count` messages, in order: each topic with the consecutive ids on it."""
         start = max(0, len(self._ids) - count)
         pairs = zip(islice(self._topics, start, None), islice(self._ids, start, None), strict=True)
-        return [(topic, [one for _, one in some]) for topic, some in groupby(pairs, key=lambda pair: pair[0])]
+        return [
+            (topic, [message_id for _, message_id in some]) for topic, some in groupby(pairs, key=lambda pair: pair[0])
+        ]
 
     def _append(self, message_ids: Sequence[str], topics: Sequence[str]) -> None:
         self._ids.extend(message_ids)
