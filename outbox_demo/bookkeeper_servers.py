@@ -135,10 +135,11 @@ class OwnBookKeeper:
         )  # fmt: skip
         self._bookies = [
             self._server(
-                f"bookie-{number}", ["org.apache.bookkeeper.server.Main", "-c", str(self._bookie_config(number))],
+                f"bookie-{bookie_number}",
+                ["org.apache.bookkeeper.server.Main", "-c", str(self._bookie_config(bookie_number))],
                 heap_mb=128, direct_mb=128,
             )
-            for number in range(1, BOOKIES + 1)
+            for bookie_number in range(1, BOOKIES + 1)
         ]  # fmt: skip
 
     @property
@@ -178,8 +179,8 @@ class OwnBookKeeper:
     def _metadata_uri(self) -> str:
         return f"zk+longhierarchical://{HOST}:{self._port}/ledgers"
 
-    def _bookie_config(self, number: int) -> Path:
-        return self._folder / f"bookie-{number}.conf"
+    def _bookie_config(self, bookie_number: int) -> Path:
+        return self._folder / f"bookie-{bookie_number}.conf"
 
     def _write_configs(self) -> None:
         self._folder.mkdir()
@@ -189,8 +190,8 @@ class OwnBookKeeper:
             "maxSessionTimeout": 60_000, "4lw.commands.whitelist": "ruok",
         }  # fmt: skip
         _write(self._folder / "zookeeper.conf", zookeeper)
-        for number in range(1, BOOKIES + 1):
-            _write(self._bookie_config(number), self._bookie_settings(self._folder / f"bookie-{number}"))
+        for bookie_number in range(1, BOOKIES + 1):
+            _write(self._bookie_config(bookie_number), self._bookie_settings(self._folder / f"bookie-{bookie_number}"))
 
     def _bookie_settings(self, data: Path) -> Mapping[str, object]:
         return {

@@ -240,7 +240,7 @@ def _compared(plan: DemoPlan) -> _Outcome:
         "deduplicated": _lines(plan.deduplicated_path),
     }
     findings = comparison.findings
-    named = [f"{one.kind}: {one.words}" for one in findings[:NAMED_MAX]]
+    named = [f"{finding.kind}: {finding.words}" for finding in findings[:NAMED_MAX]]
     if len(findings) > NAMED_MAX:
         named.append(f"and {len(findings) - NAMED_MAX:,} more")
     return _Outcome(

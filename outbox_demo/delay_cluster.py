@@ -47,10 +47,10 @@ class DelayCluster:
         }  # fmt: skip
         self._first, self._second = (
             ServerProcess(
-                f"delay-{number}", ["outbox", "delay", "serve"], folder=folder, processes=processes,
+                f"delay-{node_number}", ["outbox", "delay", "serve"], folder=folder, processes=processes,
                 environment=environment,
             )
-            for number in (1, 2)
+            for node_number in (1, 2)
         )  # fmt: skip
         self._environment = environment
         self._target_url = ""
@@ -77,7 +77,7 @@ class DelayCluster:
         """Kill a bookie of the run's own, and a node that owns shards."""
         killed = self._servers.kill()
         self._first.kill()
-        return ", ".join(one for one in (killed, "an owner of shards") if one)
+        return ", ".join(victim for victim in (killed, "an owner of shards") if victim)
 
     def restart(self) -> str:
         """Start both again when the other node owns all shards; then have a session expire, and let its node go on."""
@@ -92,7 +92,7 @@ class DelayCluster:
         self._first.go_on()
         self._wait_until_served(self._first, self._second)
         self._say("it went on, and owns shards again, by a new session")
-        return ", ".join(one for one in (restarted, "the owner of shards") if one)
+        return ", ".join(restarted_part for restarted_part in (restarted, "the owner of shards") if restarted_part)
 
     def scheduled(self) -> int:
         """Returns how many messages wait in all shards."""
@@ -179,5 +179,7 @@ def _is_served(state: ClusterState | None, names: set[str]) -> bool:
     if state is None or state.waiting or {node.name for node in state.view.nodes.values()} != names:
         return False
     owners = state.view.owners.values()
-    serving = [state.view.nodes[one.node].name for one in owners if one.node in state.view.nodes]
-    return len(serving) == SHARDS and set(serving) == names and all(one.state == ShardState.SERVING for one in owners)
+    serving = [state.view.nodes[shard.node].name for shard in owners if shard.node in state.view.nodes]
+    return (
+        len(serving) == SHARDS and set(serving) == names and all(shard.state == ShardState.SERVING for shard in owners)
+    )

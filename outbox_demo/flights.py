@@ -31,11 +31,11 @@ def read_flights() -> Iterator[dict[str, Any]]:
     with archive.open("rb") as packed, zipfile.ZipFile(packed) as opened, opened.open("flights.csv") as raw:
         rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8"))
         names = next(rows)
-        wanted = itemgetter(*map(names.index, _COLUMNS))
-        for number, row in enumerate(rows, start=1):
-            carrier, flight, origin, dest, time_hour, minute, distance = wanted(row)
+        columns_of = itemgetter(*map(names.index, _COLUMNS))
+        for trip_id, row in enumerate(rows, start=1):
+            carrier, flight, origin, dest, time_hour, minute, distance = columns_of(row)
             yield {
-                "id": number,
+                "id": trip_id,
                 "carrier": carrier,
                 "flight": int(flight),
                 "origin": origin,

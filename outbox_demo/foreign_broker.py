@@ -37,13 +37,13 @@ class ForeignBroker:
 
         Raises ConfigurationError for a URL that the demo cannot use.
         """
-        given = dict(parse_qsl(split_url(url).query, keep_blank_values=True))
-        if "delay" in given:
+        url_options = dict(parse_qsl(split_url(url).query, keep_blank_values=True))
+        if "delay" in url_options:
             raise ConfigurationError("the demo starts a delay service itself: leave delay= out of the broker's URL")
         self.topics = topics
         self._target_url = url
         for name, value in engine_of(url).added.items():
-            if name not in given:
+            if name not in url_options:
                 self._target_url = with_option(self._target_url, name, value)
         self._processes = processes
         self._say = say
@@ -132,9 +132,9 @@ class Progress:
         self._monotonic = monotonic
         self._last: tuple[int, float] | None = None
 
-    def has_ended(self, number: int) -> bool:
-        """Whether it has been this number for that long."""
+    def has_ended(self, count: int) -> bool:
+        """Whether it has been this count for that long."""
         now = self._monotonic()
-        if self._last is None or self._last[0] != number:
-            self._last = (number, now)
+        if self._last is None or self._last[0] != count:
+            self._last = (count, now)
         return now - self._last[1] >= self._patience_s

@@ -20,17 +20,17 @@ _VERSION: Final = re.compile(r'version "(\d+)')
 def find_java(environment: Mapping[str, str]) -> Path:
     """Returns the program `java`: that of JAVA_HOME, or else the one on the PATH. Raises ConfigurationError."""
     home = environment.get("JAVA_HOME")
-    found = shutil.which("java", path=str(Path(home) / "bin") if home else environment.get("PATH"))
-    if found is None:
-        where = f"at JAVA_HOME, which is {home}" if home else "on the PATH"
-        raise ConfigurationError(f"there is no Java {where}: {_CURE}")
+    program = shutil.which("java", path=str(Path(home) / "bin") if home else environment.get("PATH"))
+    if program is None:
+        location = f"at JAVA_HOME, which is {home}" if home else "on the PATH"
+        raise ConfigurationError(f"there is no Java {location}: {_CURE}")
     answer = subprocess.run(  # noqa: S603 - the user's own Java
-        [found, "-version"], capture_output=True, text=True, timeout=ANSWER_SECONDS_MAX, check=False
+        [program, "-version"], capture_output=True, text=True, timeout=ANSWER_SECONDS_MAX, check=False
     )
     version = _VERSION.search(answer.stderr)
     if version is None or int(version[1]) < VERSION_MIN:
-        raise ConfigurationError(f"{found} is not Java {VERSION_MIN} or later: {_CURE}")
-    return Path(found)
+        raise ConfigurationError(f"{program} is not Java {VERSION_MIN} or later: {_CURE}")
+    return Path(program)
 
 
 def java_home(java: Path) -> Path:

@@ -88,17 +88,17 @@ class KafkaTopics:
     def _delete_groups(self) -> bool:
         """Whether one of them still has a member."""
         deleted = self._admin.delete_consumer_groups([self._group(group) for group in self._topics.groups])
-        errors = [one.exception(self._timeout_s) for one in deleted.values()]
+        errors = [deletion.exception(self._timeout_s) for deletion in deleted.values()]
         return any(error is not None and error.args[0].code() == KafkaError.NON_EMPTY_GROUP for error in errors)
 
     def _lag(self, group: str) -> int:
         partitions = [TopicPartition(name, n) for name in self._topics.read_by(group) for n in range(PARTITIONS)]
-        asked = ConsumerGroupTopicPartitions(self._group(group), partitions)
-        committed = self._admin.list_consumer_group_offsets([asked])[asked.group_id].result(self._timeout_s)
+        query = ConsumerGroupTopicPartitions(self._group(group), partitions)
+        committed = self._admin.list_consumer_group_offsets([query])[query.group_id].result(self._timeout_s)
         latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         ends = self._admin.list_offsets(dict.fromkeys(partitions, latest))
-        end = sum(int(one.result(self._timeout_s).offset) for one in ends.values())
-        return end - sum(max(0, int(one.offset)) for one in committed.topic_partitions)
+        end = sum(int(end_offset.result(self._timeout_s).offset) for end_offset in ends.values())
+        return end - sum(max(0, int(partition.offset)) for partition in committed.topic_partitions)
 
     def _group(self, group: str) -> str:
         return f"{self._topics.run}.{group}"

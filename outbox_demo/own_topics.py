@@ -35,8 +35,10 @@ class OwnTopics:
             deliveries = self._broker.pull(
                 topic, group, max_messages=MESSAGES_MAX, wait_ms=wait_ms, invisible_ms=REDELIVERED_AFTER_MS
             )
-            for one in deliveries:
-                yield ReceivedMessage(id=one.id, topic=one.topic, body=one.body, receipt=one.receipt)
+            for delivery in deliveries:
+                yield ReceivedMessage(
+                    id=delivery.id, topic=delivery.topic, body=delivery.body, receipt=delivery.receipt
+                )
 
     def acknowledge(self, message: ReceivedMessage) -> None:
         """Acknowledge the delivery; a stale receipt does nothing, and the message comes again."""
@@ -44,8 +46,8 @@ class OwnTopics:
 
     def unsettled(self) -> int:
         """Messages that a group has not been given, or has not acknowledged."""
-        found = [self._broker.admin.figures(topic, group) for topic, group in self._topics.subscriptions]
-        return sum(figures["backlog"] + figures["in_flight"] for figures in found)
+        group_figures = [self._broker.admin.figures(topic, group) for topic, group in self._topics.subscriptions]
+        return sum(figures["backlog"] + figures["in_flight"] for figures in group_figures)
 
     def remove_topics(self) -> None:
         """Delete them with their groups."""

@@ -123,12 +123,12 @@ class ProcessGroup:
         """Run another program, whose stdout goes to its log."""
         return self._add(Process(name, command, folder=self._folder, has_lines=False))
 
-    def wait_for(self, what: str, done: Callable[[], bool]) -> None:
+    def wait_for(self, awaited: str, done: Callable[[], bool]) -> None:
         """Wait for what a process does. Raises Timeout, and ProcessFailed where one ended with an error."""
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         while not done():
             if time.monotonic() > deadline:
-                raise Timeout(f"waited {WAIT_SECONDS_MAX:.0f} s for {what}; see the logs in {self._folder}")
+                raise Timeout(f"waited {WAIT_SECONDS_MAX:.0f} s for {awaited}; see the logs in {self._folder}")
             for process in self._processes:
                 process.check()
             threading.Event().wait(_TICK_SECONDS)

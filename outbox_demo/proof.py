@@ -124,7 +124,7 @@ class RunComparison:
     @property
     def figures(self) -> Mapping[str, int]:
         """All of it as numbers."""
-        counts = Counter(one.kind for one in self.findings)
+        counts = Counter(finding.kind for finding in self.findings)
         return {
             "payments": self.payments, "messages": self.messages, "reminders": self.reminders,
             **{fate.value: self.fates.get(fate, 0) for fate in Fate},
@@ -179,8 +179,8 @@ def _read_records(connection: Connection, plan: DemoPlan) -> Records:
 def _sent(connection: Connection, table: Table, topics: RunTopics) -> Iterator[SentMessage]:
     """The messages in the archive, or in the message table."""
     columns = (table.c.id, table.c.topic, table.c.message_key, table.c.deliver_at_ms)
-    found = select(*columns).where(table.c.kind == RowKind.PUBLISH.value)
-    for message_id, topic, key, due_ms in connection.execute(found).all():
+    query = select(*columns).where(table.c.kind == RowKind.PUBLISH.value)
+    for message_id, topic, key, due_ms in connection.execute(query).all():
         yield SentMessage(id=message_id, topic=topics.plain(topic), order_id=int(key), deliver_at_ms=due_ms)
 
 
@@ -206,8 +206,10 @@ def _effects(connection: Connection) -> Iterator[ObservedEffect]:
 
 def compare(records: Records) -> RunComparison:
     """Compare a run's records, as FindingKind says."""
-    messages = {(one.topic, one.id): one for one in records.sent}
-    expected = {(group, *key): one for key, one in messages.items() for topic, group in GROUPS if topic == one.topic}
+    messages = {(message.topic, message.id): message for message in records.sent}
+    expected = {
+        (group, *key): message for key, message in messages.items() for topic, group in GROUPS if topic == message.topic
+    }
     fates = Counter(fate for mark in expected if (fate := records.fate(mark)) is not None)
     findings = [
         *_lost(records, expected),
@@ -226,36 +228,40 @@ def compare(records: Records) -> RunComparison:
 
 
 def _lost(records: Records, expected: Mapping[Mark, SentMessage]) -> Iterator[Finding]:
-    announced = {one.order_id for one in records.sent if one.topic == PAYMENT_COMPLETED}
+    announced = {message.order_id for message in records.sent if message.topic == PAYMENT_COMPLETED}
     for order in sorted(records.payments - announced):
         yield Finding(FindingKind.LOST, f"no {PAYMENT_COMPLETED} was sent for the payment of order {order}")
-    sent = {one.id for one in records.sent}
+    sent = {message.id for message in records.sent}
     for message_id, order in sorted(records.reminders.items()):
         if message_id not in sent:
             yield Finding(FindingKind.LOST, f"no {TRIP_REMINDER} of order {order} was sent: message {message_id}")
-    effects = {(one.group, one.topic, one.message_id) for one in records.effects}
+    effects = {(effect.group, effect.topic, effect.message_id) for effect in records.effects}
     for mark, message in expected.items():
-        what = f"message {message.id} ({message.topic}, order {message.order_id})"
+        subject = f"message {message.id} ({message.topic}, order {message.order_id})"
         if records.fate(mark) is None:
-            yield Finding(FindingKind.LOST, f"{what} never came to {mark[0]}: it has no mark in the inbox")
+            yield Finding(FindingKind.LOST, f"{subject} never came to {mark[0]}: it has no mark in the inbox")
         elif mark in records.marks and mark not in effects:
-            yield Finding(FindingKind.LOST, f"{what} has a mark of {mark[0]} in the inbox, but no effect")
+            yield Finding(FindingKind.LOST, f"{subject} has a mark of {mark[0]} in the inbox, but no effect")
     for message_id, status in records.withdrawals.items():
         if status is None:
             yield Finding(FindingKind.LOST, f"the cancel of message {message_id} has no result in the archive")
 
 
 def _phantoms(records: Records, expected: Mapping[Mark, SentMessage]) -> Iterator[Finding]:
-    for topic, order in sorted({(one.topic, one.order_id) for one in records.sent}):
+    for topic, order in sorted({(message.topic, message.order_id) for message in records.sent}):
         if order not in records.payments:
             yield Finding(FindingKind.PHANTOM, f"a {topic} was sent for order {order}, which has no payment")
-    for one in records.sent:
-        if one.topic == TRIP_REMINDER and one.order_id in records.payments and one.id not in records.reminders:
-            yield Finding(FindingKind.PHANTOM, f"message {one.id} ({one.topic}) was sent, and never scheduled")
+    for message in records.sent:
+        if (
+            message.topic == TRIP_REMINDER
+            and message.order_id in records.payments
+            and message.id not in records.reminders
+        ):
+            yield Finding(FindingKind.PHANTOM, f"message {message.id} ({message.topic}) was sent, and never scheduled")
     for group, topic, message_id in sorted(records.marks - expected.keys()):
         yield Finding(FindingKind.PHANTOM, f"{group} has a mark of message {message_id} ({topic}) that was not sent")
-    sent = {(one.topic, one.id, one.order_id) for one in records.sent}
-    for group, topic, message_id, order in sorted({_of_effect(one) for one in records.effects}):
+    sent = {(message.topic, message.id, message.order_id) for message in records.sent}
+    for group, topic, message_id, order in sorted({_of_effect(effect) for effect in records.effects}):
         if (topic, message_id, order) not in sent:
             yield Finding(
                 FindingKind.PHANTOM, f"{group} has an effect of a {topic} for order {order} that was not sent"
@@ -263,22 +269,28 @@ def _phantoms(records: Records, expected: Mapping[Mark, SentMessage]) -> Iterato
 
 
 def _doubled(records: Records, messages: Iterable[SentMessage]) -> Iterator[Finding]:
-    standing = Counter((one.topic, one.order_id) for one in messages if one.id not in records.withdrawals)
+    standing = Counter(
+        (message.topic, message.order_id) for message in messages if message.id not in records.withdrawals
+    )
     for (topic, order), count in standing.items():
         for _ in range(count - 1):
             yield Finding(FindingKind.DOUBLED, f"one more {topic} was sent for order {order}")
-    effects = Counter(_of_effect(one) for one in records.effects)
+    effects = Counter(_of_effect(effect) for effect in records.effects)
     for (group, topic, _, order), count in effects.items():
         for _ in range(count - 1):
             yield Finding(FindingKind.DOUBLED, f"{group} has one more effect of {topic} for order {order}")
 
 
 def _early(records: Records, messages: Iterable[SentMessage]) -> Iterator[Finding]:
-    due_us = {(one.topic, one.id): one.deliver_at_ms * 1_000 for one in messages if one.deliver_at_ms is not None}
-    for one in records.effects:
-        before_us = due_us.get((one.topic, one.message_id), 0) - one.at_us
+    due_us = {
+        (message.topic, message.id): message.deliver_at_ms * 1_000
+        for message in messages
+        if message.deliver_at_ms is not None
+    }
+    for effect in records.effects:
+        before_us = due_us.get((effect.topic, effect.message_id), 0) - effect.at_us
         if before_us > 0:
-            yield Finding(FindingKind.EARLY, f"{one.topic} of order {one.order_id} was {before_us:,} us early")
+            yield Finding(FindingKind.EARLY, f"{effect.topic} of order {effect.order_id} was {before_us:,} us early")
 
 
 def _revived(records: Records) -> Iterator[Finding]:
@@ -287,5 +299,5 @@ def _revived(records: Records) -> Iterator[Finding]:
             yield Finding(FindingKind.REVIVED, f"message {message_id} ({topic}) was canceled, and came to {group}")
 
 
-def _of_effect(one: ObservedEffect) -> tuple[str, str, str, int]:
-    return one.group, one.topic, one.message_id, one.order_id
+def _of_effect(effect: ObservedEffect) -> tuple[str, str, str, int]:
+    return effect.group, effect.topic, effect.message_id, effect.order_id

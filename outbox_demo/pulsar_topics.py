@@ -73,5 +73,5 @@ class PulsarTopics:
         """End the client: its threads must not outlive the interpreter."""
         self._client.shutdown()
 
-    def _ask(self, method: str, topic: str, rest: str = "") -> Any:
-        return self._admin.ask(method, f"{self._admin.topic_path(topic)}{rest}", timeout_s=self._timeout_s)
+    def _ask(self, method: str, topic: str, path_rest: str = "") -> Any:
+        return self._admin.ask(method, f"{self._admin.topic_path(topic)}{path_rest}", timeout_s=self._timeout_s)

@@ -180,10 +180,10 @@ class OwnRedisCluster:
         self._processes = processes
         self._servers = [
             RedisServer(
-                f"redis-{number}", folder=folder, processes=processes,
+                f"redis-{server_number}", folder=folder, processes=processes,
                 options=["--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS)],
             )
-            for number in range(1, 2 * MASTERS + 1)
+            for server_number in range(1, 2 * MASTERS + 1)
         ]  # fmt: skip
 
     def start(self) -> str:
@@ -215,28 +215,28 @@ class OwnRedisCluster:
         """Nothing: its keys end with it."""
 
     def _join(self) -> None:
-        first, masters, replicas = self._servers[0], self._servers[:MASTERS], self._servers[MASTERS:]
+        first_server, masters, replicas = self._servers[0], self._servers[:MASTERS], self._servers[MASTERS:]
         for server in self._servers[1:]:
-            first.ask("CLUSTER", "MEET", HOST, server.port, server.bus_port)
-        for number, master in enumerate(masters):
-            begin, end = (-(-SLOTS * edge // MASTERS) for edge in (number, number + 1))
+            first_server.ask("CLUSTER", "MEET", HOST, server.port, server.bus_port)
+        for master_index, master in enumerate(masters):
+            begin, end = (-(-SLOTS * edge // MASTERS) for edge in (master_index, master_index + 1))
             master.ask("CLUSTER", "ADDSLOTSRANGE", begin, end - 1)
         self._wait_for_all("know each other", f"cluster_known_nodes:{len(self._servers)}\r")
         for master, replica in zip(masters, replicas, strict=True):
             replica.ask("CLUSTER", "REPLICATE", master.ask("CLUSTER", "MYID"))
         self._wait_for_all("be one cluster", "cluster_state:ok\r")
 
-    def _wait_for_all(self, what: str, line: str) -> None:
+    def _wait_for_all(self, goal: str, line: str) -> None:
         self._processes.wait_for(
-            f"the Redis servers to {what}",
+            f"the Redis servers to {goal}",
             lambda: all(line.encode() in server.ask("CLUSTER", "INFO") for server in self._servers),
         )
 
 
 def _program() -> str:
     for name in PROGRAMS:
-        if (found := shutil.which(name)) is not None:
-            return found
+        if (program := shutil.which(name)) is not None:
+            return program
     raise ConfigurationError(
         f"there is no {' or '.join(PROGRAMS)} on the PATH: install Redis 7.0 or later, or name one that runs, "
         "--delay redis://HOST:6379"

@@ -40,9 +40,9 @@ class RedisStreams:
                 )
                 yield from (_received(topic, group, entry) for entry in entries)
             new = [
-                found
+                stream_entries
                 for part in parts
-                for found in self._client.xreadgroup(
+                for stream_entries in self._client.xreadgroup(
                     group, consumer, dict.fromkeys(part, ">"), count=MESSAGES_MAX, block=wait_ms
                 )
                 or []
@@ -74,5 +74,5 @@ class RedisStreams:
 
 
 def _received(topic: str, group: str, entry: tuple[bytes, dict[bytes, bytes]]) -> ReceivedMessage:
-    place, fields = entry
-    return ReceivedMessage(id=fields[b"id"].decode(), topic=topic, body=fields[b"body"], receipt=(group, place))
+    entry_id, fields = entry
+    return ReceivedMessage(id=fields[b"id"].decode(), topic=topic, body=fields[b"body"], receipt=(group, entry_id))

@@ -61,28 +61,28 @@ class RedisTiming:
         if self._worker is not None:
             self._worker.kill()
         killed = self._redis.kill()
-        return ", ".join(one for one in (killed, "a timer worker") if one)
+        return ", ".join(victim for victim in (killed, "a timer worker") if victim)
 
     def restart(self) -> str:
         """Start both again."""
         restarted = self._redis.restart()
         self._worker = self._start_worker(2)
-        return " ".join(one for one in (restarted, "a timer worker") if one)
+        return " ".join(restarted_part for restarted_part in (restarted, "a timer worker") if restarted_part)
 
     def scheduled(self) -> int:
         """Returns how many timers there are: some are of rows that were withdrawn, until they are due."""
         figures = self._opened().figures()
-        if not all(one.complete for one in figures):
+        if not all(slot.complete for slot in figures):
             raise BrokerUnavailable("the timing store is being rebuilt")
-        return sum(one.timers for one in figures)
+        return sum(slot.timers for slot in figures)
 
     def waiting(self, ids: Collection[str]) -> frozenset[str]:
         """Returns those of these messages that are in the message table, where they wait."""
         if self._plan is None:
             return frozenset()
         with connected(self._plan) as connection:
-            held = connection.scalars(select(MessageStore(dialect=connection.dialect).tables.message.c.id))
-            return frozenset(held) & frozenset(ids)
+            unsent_ids = connection.scalars(select(MessageStore(dialect=connection.dialect).tables.message.c.id))
+            return frozenset(unsent_ids) & frozenset(ids)
 
     def close(self) -> None:
         """Remove the keys of the run."""
@@ -104,13 +104,15 @@ class RedisTiming:
 
     def _is_complete(self) -> bool:
         try:
-            return all(one.complete for one in self._opened().figures())
+            return all(slot.complete for slot in self._opened().figures())
         except BrokerError:
             return False
 
-    def _start_worker(self, number: int) -> Process:
+    def _start_worker(self, worker_number: int) -> Process:
         if self._plan is None:
             raise BrokerUnavailable("the run has no plan yet")
         return self._processes.start(
-            f"timer-worker-{number}", self._plan.compensator_arguments, environment=self._plan.compensator_environment
+            f"timer-worker-{worker_number}",
+            self._plan.compensator_arguments,
+            environment=self._plan.compensator_environment,
         )

@@ -57,7 +57,7 @@ class RocketMqTopics:
         self._topics = topics
         self._timeout_s = url.timeout_ms / 1_000
         self._login = None if url.user is None else Credentials(url.user, url.password or "")
-        self._name_servers = [host_and_port(one, NAME_SERVER_PORT) for one in names.split(",") if one]
+        self._name_servers = [host_and_port(address, NAME_SERVER_PORT) for address in names.split(",") if address]
         self._read: queue.Queue[ReceivedMessage | Exception] = queue.Queue(maxsize=MESSAGES_MAX)
 
     def make_topics(self) -> None:

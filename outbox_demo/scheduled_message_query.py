@@ -27,7 +27,7 @@ class ScheduledMessageQuery:
 
     def find(self, ids: Collection[str]) -> frozenset[str]:
         """Returns those of these messages that wait."""
-        return frozenset(one for one in ids if self._waits(one))
+        return frozenset(message_id for message_id in ids if self._waits(message_id))
 
     def close(self) -> None:
         """Close the connections."""
