@@ -124,8 +124,8 @@ def judge(
     decided = _decided_by_filters(first, evidence, bounds, keep=keep)
     deliveries = first if decided is None else union(first.where(f"not ({_IN_DOUBT})"), decided)
     theirs = copies.where(f"created_ms <= 0 or {within(span)}")
-    asked = business_evidence(evidence.rows, theirs, is_shared=_is_shared(evidence))
-    business = keep(judged(asked, BUSINESS_ROW_RULES, bounds))
+    business_rows = business_evidence(evidence.rows, theirs, is_shared=_is_shared(evidence))
+    business = keep(judged(business_rows, BUSINESS_ROW_RULES, bounds))
 
     def placed(frame: DataFrame, window: str) -> DataFrame:
         return frame.selectExpr("*", f"{window} as window_ms").where(placement.chosen)
@@ -134,7 +134,7 @@ def judge(
         messages=placed(copies.where("not is_other_copy"), placement.message),
         deliveries=placed(deliveries, placement.delivery),
         business=placed(business, placement.business),
-        kept=() if evidence.is_few else [one for one in (messages, first, decided, business) if one is not None],
+        kept=() if evidence.is_few else [frame for frame in (messages, first, decided, business) if frame is not None],
     )
 
 
@@ -154,17 +154,17 @@ def _decided_by_filters(
     deliveries: DataFrame, evidence: Evidence, bounds: Mapping[str, int], *, keep: Callable[[DataFrame], DataFrame]
 ) -> DataFrame | None:
     """Classify deliveries whose verdict depends on a group's filter; None: no group has a filter."""
-    groups = [one for one in evidence.groups if one.filtered]
+    groups = [facts for facts in evidence.groups if facts.filtered]
     if not groups:
         return None
     doubtful = deliveries.where(_IN_DOUBT).drop("rule", "state", "severity")
-    wanted = evidence.filters.with_wanted(doubtful, groups, skew_ms=bounds["clock_skew_ms"], is_few=evidence.is_few)
-    return keep(judged(wanted, DELIVERY_RULES, bounds).select(*deliveries.columns))
+    decided = evidence.filters.with_wanted(doubtful, groups, skew_ms=bounds["clock_skew_ms"], is_few=evidence.is_few)
+    return keep(judged(decided, DELIVERY_RULES, bounds).select(*deliveries.columns))
 
 
 def _is_shared(evidence: Evidence) -> bool:
     """Whether several rules cover one topic."""
-    asking = {(one.topic, one.note) for one in evidence.counts if one.leg == Leg.BUSINESS}
+    asking = {(count.topic, count.note) for count in evidence.counts if count.leg == Leg.BUSINESS}
     return len(asking) > len({topic for topic, _ in asking})
 
 

@@ -46,11 +46,11 @@ def with_key_spelling_differences(
     unasked = table.where(_UNASKED).selectExpr("message_id", "topic", "message_key", _FOLDED)
     if not is_few and (unanswered.isEmpty() or unasked.isEmpty()):
         return table, business
-    both = unanswered.selectExpr("cast(null as string) as message_id", "topic", "message_key").unionByName(
+    keys_of_both = unanswered.selectExpr("cast(null as string) as message_id", "topic", "message_key").unionByName(
         unasked.select("message_id", "topic", "message_key")
     )
-    found = both.limit(KEYS_MAX + 1).collect()
-    if len(found) > KEYS_MAX:
+    key_rows = keys_of_both.limit(KEYS_MAX + 1).collect()
+    if len(key_rows) > KEYS_MAX:
         # So many are no matter of spelling, and the database is not asked about each with each.
         pairs = unasked.join(unanswered.withColumnRenamed("message_key", "row_key"), ["topic", "folded"])
         messages, rows = (
@@ -58,16 +58,18 @@ def with_key_spelling_differences(
             for names in (("message_id", "topic"), ("topic", "row_key as message_key"))
         )
     else:
-        matched = _matched([tuple(row) for row in found], equal_keys)
+        matched = _matched([tuple(row) for row in key_rows], equal_keys)
         if not matched:
             return table, business
         of_messages = {(message_id, topic): named for (message_id, topic, _), named in matched.items()}
         of_rows = {(topic, row_key): named for (_, topic, row_key), named in matched.items()}
         messages, rows = (
             listed(
-                table.sparkSession, [(*one, named) for one, named in sorted(found.items())], f"{names}, named string"
+                table.sparkSession,
+                [(*identity, named) for identity, named in sorted(named_keys.items())],
+                f"{names}, named string",
             )
-            for found, names in (
+            for named_keys, names in (
                 (of_messages, "message_id string, topic string"),
                 (of_rows, "topic string, message_key string"),
             )
@@ -79,14 +81,14 @@ def with_key_spelling_differences(
 
 
 def _matched(
-    found: Sequence[tuple[str | None, str, str | None]], equal_keys: EqualKeys
+    key_rows: Sequence[tuple[str | None, str, str | None]], equal_keys: EqualKeys
 ) -> dict[tuple[str, str, str], str]:
     """Returns the message id, the topic and the row's key of each pair that is one key, and by which collation.
-    `found`: of rows the first is None.
+    `key_rows`: of rows the first is None.
     """
     matched: dict[tuple[str, str, str], str] = {}
-    for topic in {topic for _, topic, _ in found}:
-        here = [(message_id, key) for message_id, of, key in found if of == topic and key]
+    for topic in {topic for _, topic, _ in key_rows}:
+        here = [(message_id, key) for message_id, of, key in key_rows if of == topic and key]
         rows = sorted({key for message_id, key in here if message_id is None})
         messages: dict[str, list[str]] = {}
         for message_id, key in here:

@@ -32,7 +32,7 @@ def with_topic_mismatches(messages: DataFrame, *, is_few: bool) -> DataFrame:
     marked = messages.join(pairs.hint("broadcast"), "id", "left")
     differing = f"is_pair and (({_PUBLISHED_ALONE}) or ({_STORED_ALONE}))"
     rule = rule_named(MESSAGE_RULES, "topic_differs")
-    before = ", ".join(f"'{one.name}'" for one in MESSAGE_RULES[: MESSAGE_RULES.index(rule)])
+    before = ", ".join(f"'{earlier.name}'" for earlier in MESSAGE_RULES[: MESSAGE_RULES.index(rule)])
     judged = overruled(marked, rule, where=f"{differing} and rule not in ({before})")
     return judged.selectExpr(*messages.columns, f"coalesce({differing} and broker = 0, false) as is_other_copy")
 

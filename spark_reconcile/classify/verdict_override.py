@@ -20,5 +20,5 @@ def overruled(frame: DataFrame, rule: VerdictRule, *, where: str) -> DataFrame:
     """Returns the frame with the verdict of this rule in the rows that match `where` (SQL); null does not match."""
     from pyspark.sql.functions import expr
 
-    given = {"rule": rule.name, "state": rule.state, "severity": rule.severity}
-    return frame.withColumns({name: expr(f"if({where}, '{value}', {name})") for name, value in given.items()})
+    verdict = {"rule": rule.name, "state": rule.state, "severity": rule.severity}
+    return frame.withColumns({name: expr(f"if({where}, '{value}', {name})") for name, value in verdict.items()})

@@ -49,9 +49,9 @@ def by_bucket(axis: TimeAxis) -> WindowPlacement:
     """Assign all verdicts to the bucket of the axis nearest to their time; NO_WINDOW if the time is impossible."""
 
     def bucket(time: str) -> str:
-        number = f"greatest(least(({time} - {axis.start_ms}L) div {axis.width_ms}L, {axis.buckets - 1}L), 0L)"
+        bucket_number = f"greatest(least(({time} - {axis.start_ms}L) div {axis.width_ms}L, {axis.buckets - 1}L), 0L)"
         true = f"{time} between {EARLIEST_MS}L and {LATEST_MS}L"
-        return f"if({true}, {axis.start_ms}L + {number} * {axis.width_ms}L, {NO_WINDOW}L)"
+        return f"if({true}, {axis.start_ms}L + {bucket_number} * {axis.width_ms}L, {NO_WINDOW}L)"
 
     return WindowPlacement(
         message=bucket(MESSAGE_AT_MS), delivery=bucket(DELIVERY_AT_MS), business=bucket(BUSINESS_AT_MS)
