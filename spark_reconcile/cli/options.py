@@ -84,9 +84,9 @@ def given_settings(
     }
     tables: dict[str, Any] = {} if config is None else read_config(config)
     for name, values in flags.items():
-        given = {key: value for key, value in values.items() if value is not None}
-        if given:
-            tables[name] = {**tables.get(name, {}), **given}
+        given_values = {key: value for key, value in values.items() if value is not None}
+        if given_values:
+            tables[name] = {**tables.get(name, {}), **given_values}
     if "database" not in tables or "broker" not in tables:
         raise ConfigurationError("name a file with --config, or at least --url and --broker-data")
     return settings_of(tables, folder=None if config is None else config.resolve().parent)

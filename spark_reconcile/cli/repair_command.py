@@ -40,7 +40,7 @@ def repair(
     unpublished = unpublished_rows(tables, rows_max=repairs_max)
     repairs += name_unpublished(unpublished)
     unconfirmed = unconfirmed_count(tables)
-    lines = "".join(f"{json.dumps(one.as_dict())}\n" for one in repairs)
+    lines = "".join(f"{json.dumps(planned.as_dict())}\n" for planned in repairs)
     (folder / "repairs.jsonl").write_text(lines, encoding="utf-8")
     if unconfirmed:
         most = settings.limits.suspects_max
@@ -91,16 +91,16 @@ def _do(repairs: Sequence[Repair], *, yes: bool, dry_run: bool) -> list[Repair]:
     """Show the repairs, ask, apply them; returns those applied."""
     talk = _talk()
     _show(talk, repairs)
-    possible = [one for one in repairs if one.action is not RepairAction.NOTHING]
+    possible = [planned for planned in repairs if planned.action is not RepairAction.NOTHING]
     if dry_run or not possible:
         return []
     if not yes:
         _ask(len(possible))
     done = apply_repairs(possible)
     talk.print(f"repaired {len(done):,} of {len(possible):,}; the compensator sends them now", markup=False)
-    changed = {one.name for one in done}
-    left = why_unchanged([one for one in possible if one.name not in changed])
-    for outcome, count in sorted(left.items()):
+    changed = {planned.name for planned in done}
+    unchanged = why_unchanged([planned for planned in possible if planned.name not in changed])
+    for outcome, count in sorted(unchanged.items()):
         talk.print(f"left as they are: {count:,} {outcome}", markup=False)
     return done
 
@@ -110,15 +110,15 @@ def _talk() -> Console:
 
 
 def _show(talk: Console, repairs: Sequence[Repair]) -> None:
-    counts = Counter(one.action for one in repairs)
+    counts = Counter(planned.action for planned in repairs)
     listed = ", ".join(f"{count:,} {action}" for action, count in sorted(counts.items())) or "nothing that is confirmed"
     talk.print(f"repairs: {listed}", markup=False)
     table = Table(box=None, pad_edge=False)
     for name in ("what", "message", "topic", "why"):
         table.add_column(name)
-    for one in repairs[:SHOWN_MAX]:
-        about = one.message_id or f"key {one.key}"
-        table.add_row(*(Text(escaped(cell)) for cell in (one.action.value, about, one.topic, one.reason)))
+    for planned in repairs[:SHOWN_MAX]:
+        about = planned.message_id or f"key {planned.key}"
+        table.add_row(*(Text(escaped(cell)) for cell in (planned.action.value, about, planned.topic, planned.reason)))
     if repairs:
         talk.print(table)
     if len(repairs) > SHOWN_MAX:

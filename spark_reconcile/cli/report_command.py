@@ -59,11 +59,11 @@ def report(
 def _hours(folder: Path, since: str, until: str | None) -> Summary:
     now_ms = time.time_ns() // 1_000_000
     until_ms = now_ms if until is None else moment_ms(until, now_ms=now_ms)
-    found = stored_hours(folder, since_ms=moment_ms(since, now_ms=now_ms), until_ms=until_ms)
-    if found.windows is not None and found.windows.not_closed:
-        told = f"{found.windows.not_closed:,} hour(s) of this span were never judged: they are left out"
-        typer.echo(told, err=True)
-    return found
+    summary = stored_hours(folder, since_ms=moment_ms(since, now_ms=now_ms), until_ms=until_ms)
+    if summary.windows is not None and summary.windows.not_closed:
+        note = f"{summary.windows.not_closed:,} hour(s) of this span were never judged: they are left out"
+        typer.echo(note, err=True)
+    return summary
 
 
 def _output(output: Path | None, config: Path | None) -> Path:

@@ -168,13 +168,15 @@ def explain(
     """
     from spark_reconcile.classify.classification import RULES
 
-    found = [(scope, rule) for scope, rules in RULES.items() for rule in rules if name in {None, rule.state, rule.name}]
-    if not found:
+    matching_rules = [
+        (scope, rule) for scope, rules in RULES.items() for rule in rules if name in {None, rule.state, rule.name}
+    ]
+    if not matching_rules:
         names = [*State, *(rule.name for rules in RULES.values() for rule in rules)]
         near = difflib.get_close_matches(str(name), names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"verdicts: {', '.join(State)}"
         raise ConfigurationError(f"there is no verdict or rule {name!r}; {hint}")
-    for scope, rule in found:
+    for scope, rule in matching_rules:
         typer.echo(f"{rule.state} ({scope}: {rule.name}, {rule.severity}): {rule.meaning}")
         for label, text in (("cause", rule.cause), ("do", rule.cure)):
             if text:
@@ -218,12 +220,12 @@ def _stopped_by_signals(watching: ScheduledRuns) -> Iterator[None]:
     def stop(_number: int, _frame: object) -> None:
         threading.Thread(target=watching.stop, name="reconcile-stop", daemon=True).start()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {signal_number: signal.signal(signal_number, stop) for signal_number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 @contextmanager
@@ -235,8 +237,8 @@ def _talk() -> Iterator[Console]:
 
 def _print(summary: Summary) -> None:
     typer.echo(summary.headline)
-    for one in summary.clock_sentences:
-        typer.echo(one)
+    for sentence in summary.clock_sentences:
+        typer.echo(sentence)
     for source in summary.inputs:
         if source.note:
             typer.echo(f"{source.source}, {source.what}: {source.note}")
@@ -260,12 +262,12 @@ def _print(summary: Summary) -> None:
 
 
 def _windows(summary: Summary) -> dict[str, int]:
-    found = summary.windows
-    if found is None:
+    windows = summary.windows
+    if windows is None:
         return {}
     return {
-        "hours": found.windows,
-        "hours judged": found.judged,
-        "hours still open": found.open,
-        "unsent in other hours": found.outside,
+        "hours": windows.windows,
+        "hours judged": windows.judged,
+        "hours still open": windows.open,
+        "unsent in other hours": windows.outside,
     }
