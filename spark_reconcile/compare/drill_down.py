@@ -75,10 +75,10 @@ def drilled(
         places=_places(unclean.parts, PLACE),
         slots=None if unclean.buckets is None else _places(unclean.buckets, _BUCKET),
     )
-    found = [frame.where("asked or by_id") for frame in _placed(near, marks)]
+    placed = [frame.where("asked or by_id") for frame in _placed(near, marks)]
     if not unclean.much:
-        found = _kept(*found)
-    marked, named = _marked(found, covered=covered, has_unsent=has_unsent, is_few=is_few)
+        placed = _kept(*placed)
+    marked, named = _marked(placed, covered=covered, has_unsent=has_unsent, is_few=is_few)
     more = _named_elsewhere(legs, marks, named, unclean, is_few=is_few)
     rows, messages = _kept(
         union(*(_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
@@ -99,9 +99,9 @@ def windows_beside(legs: Legs, batch: str, *, covered: Sequence[str]) -> set[int
         for frame in (legs.rows, legs.messages)
     ]
     windows = union(*placed).distinct()
-    asked = windows.where(batch).select("topic", "message_key")
-    found = windows.join(asked, ["topic", "message_key"], "left_semi").select("window_ms").distinct()
-    return {row["window_ms"] for row in found.collect()}
+    batch_keys = windows.where(batch).select("topic", "message_key")
+    beside = windows.join(batch_keys, ["topic", "message_key"], "left_semi").select("window_ms").distinct()
+    return {row["window_ms"] for row in beside.collect()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +119,17 @@ class _Named:
         if self.unsent is None:
             return keyed.withColumnRenamed("under_key", "named")
         of_these = self.unsent.selectExpr(f"{_MESSAGE} as place")
-        found = _looked_up(keyed, f"if(id is null, null, {_MESSAGE})", of_these, "unsent")
-        return found.selectExpr("*", "under_key or unsent as named").drop("under_key", "unsent")
+        with_unsent = _looked_up(keyed, f"if(id is null, null, {_MESSAGE})", of_these, "unsent")
+        return with_unsent.selectExpr("*", "under_key or unsent as named").drop("under_key", "unsent")
 
 
 def _marked(
-    found: Sequence[DataFrame], *, covered: Sequence[str], has_unsent: bool, is_few: bool
+    placed: Sequence[DataFrame], *, covered: Sequence[str], has_unsent: bool, is_few: bool
 ) -> tuple[list[DataFrame], _Named]:
     """Returns the rows with `wanted`: whether they disagree, or are named by a row that does; and what those name."""
-    in_parts = [frame.where("asked") for frame in found]
+    in_parts = [frame.where("asked") for frame in placed]
     apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered), is_few=is_few)
-    chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in found]
+    chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in placed]
     keys = _sent_along(union(*(_keys(frame, covered) for frame in chosen)).distinct(), is_few=is_few)
     # A message that was sent in another hour is not unsent: its sender died before it removed the row.
     unsent = chosen[1].where(f"leg = '{Leg.OUTBOX}' and {_LOOKED}").select("topic", "id").distinct()
@@ -150,11 +150,11 @@ class _Marks:
 
 def _placed(legs: Legs, marks: _Marks) -> list[DataFrame]:
     """Business, outbox, messages, with `asked`: whether a row's part mismatches, and `by_id`: its bucket does."""
-    found = []
+    all_placed = []
     for frame, slots in ((_business(legs), None), (_outbox(legs), marks.slots), (legs.messages, marks.slots)):
         placed = _asked(frame, marks.places)
-        found.append(placed.selectExpr("*", "false as by_id") if slots is None else _by_bucket(placed, slots))
-    return found
+        all_placed.append(placed.selectExpr("*", "false as by_id") if slots is None else _by_bucket(placed, slots))
+    return all_placed
 
 
 def _asked(frame: DataFrame, places: DataFrame) -> DataFrame:
@@ -261,12 +261,12 @@ def _sent_along(frame: DataFrame, *, is_few: bool) -> DataFrame:
     if small is not None:
         return small.frame.hint("broadcast")
     # A checkpoint keeps the ids of its columns: joined with the frame that it came from, they would be ambiguous.
-    known = whole.frame.selectExpr(*(f"{name} as {name}" for name in whole.frame.columns))
-    return known.hint("broadcast") if known.count() <= BROADCAST_ROWS_MAX else known
+    renamed = whole.frame.selectExpr(*(f"{name} as {name}" for name in whole.frame.columns))
+    return renamed.hint("broadcast") if renamed.count() <= BROADCAST_ROWS_MAX else renamed
 
 
-def _places(whole: DataFrame, place: str) -> DataFrame:
+def _places(whole: DataFrame, place_sql: str) -> DataFrame:
     """Returns the places of cached rows: computing them twice costs less than caching them, too."""
-    found = whole.selectExpr(f"{place} as place").distinct()
-    small = fetched(found)
-    return _sent_along(found, is_few=False) if small is None else small.frame.hint("broadcast")
+    distinct_places = whole.selectExpr(f"{place_sql} as place").distinct()
+    small = fetched(distinct_places)
+    return _sent_along(distinct_places, is_few=False) if small is None else small.frame.hint("broadcast")

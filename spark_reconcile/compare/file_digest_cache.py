@@ -81,19 +81,19 @@ class FileDigestCache:
 
     def known(self, session: SparkSession, legs: Sequence[Files]) -> CachedDigests:
         """Scan new and changed files, store their digests, drop those of deleted files."""
-        found = {name: (leg, leg.identity(name, rest_ms=self._rest_ms)) for leg in legs for name in leg.names}
+        files = {name: (leg, leg.identity(name, rest_ms=self._rest_ms)) for leg in legs for name in leg.names}
         kept = {
             name: piece
             for name, piece in self._index.pieces.items()
-            if name in found and found[name][1] == piece.identity
+            if name in files and files[name][1] == piece.identity
         }
-        fresh = {name: leg for name, (leg, identity) in found.items() if identity is not None and name not in kept}
+        fresh = {name: leg for name, (leg, identity) in files.items() if identity is not None and name not in kept}
         if fresh or len(kept) < len(self._index.pieces):
-            kept |= self._keep(session, fresh, {name: str(found[name][1]) for name in fresh}, kept)
-        numbers = {piece.number: name for name, piece in kept.items()}
+            kept |= self._keep(session, fresh, {name: str(files[name][1]) for name in fresh}, kept)
+        names_by_number = {piece.number: name for name, piece in kept.items()}
         return CachedDigests(
             sums=self._rows(session, kept) if kept else None,
-            names=numbers,
+            names=names_by_number,
             hours={name: piece.hours for name, piece in kept.items()},
         )
 
@@ -113,22 +113,27 @@ class FileDigestCache:
             frames.append(self._rows(session, kept))
         written = self._write(union(*frames), generation) if frames else {}
         unchanged = {
-            name: one for name, one in identities.items() if fresh[name].identity(name, rest_ms=self._rest_ms) == one
+            name: identity
+            for name, identity in identities.items()
+            if fresh[name].identity(name, rest_ms=self._rest_ms) == identity
         }
         numbers = _numbers(session, sorted(unchanged), generation)
         hours = _hours(self._folder / generation) if numbers else {}
-        found = {
+        pieces = {
             name: _Piece(
-                identity=unchanged[name], generation=generation, number=number, hours=sorted(hours.get(number, ()))
+                identity=unchanged[name],
+                generation=generation,
+                number=piece_number,
+                hours=sorted(hours.get(piece_number, ())),
             )
-            for name, number in numbers.items()
+            for name, piece_number in numbers.items()
         }
         if crowded:
             moved = {name: msgspec.structs.replace(piece, generation=generation) for name, piece in kept.items()}
         else:
             moved = dict(kept)
-        self._show(moved | found, generation, written)
-        return moved | found
+        self._show(moved | pieces, generation, written)
+        return moved | pieces
 
     def _rows(self, session: SparkSession, kept: Mapping[str, _Piece]) -> DataFrame:
         """Returns the digests of these pieces."""
@@ -198,8 +203,8 @@ def _numbers(session: SparkSession, names: Sequence[str], generation: str) -> di
     """Returns the files' numbers; empty if two files have the same."""
     if not names:
         return {}
-    asked = listed(session, [(name,) for name in names], "name string")
-    rows = asked.selectExpr("name", f"xxhash64(name, '{generation}') as number").collect()
+    names_frame = listed(session, [(name,) for name in names], "name string")
+    rows = names_frame.selectExpr("name", f"xxhash64(name, '{generation}') as number").collect()
     numbers = {row["name"]: row["number"] for row in rows}
     return numbers if len(set(numbers.values())) == len(numbers) else {}
 
@@ -209,11 +214,11 @@ def _hours(generation: Path) -> dict[int, set[int]]:
     import pyarrow.parquet as pq
 
     placed = pq.read_table(generation, columns=["piece", "period"]).group_by(["piece", "period"]).aggregate([])
-    found: dict[int, set[int]] = {}
-    for number, period in zip(*(column.to_pylist() for column in placed.columns), strict=True):
+    hours_by_number: dict[int, set[int]] = {}
+    for piece_number, period in zip(*(column.to_pylist() for column in placed.columns), strict=True):
         hour_ms = NO_PERIOD if period < 0 else period * PERIOD_MS // HOUR_MS * HOUR_MS
-        found.setdefault(number, set()).add(hour_ms)
-    return found
+        hours_by_number.setdefault(piece_number, set()).add(hour_ms)
+    return hours_by_number
 
 
 def _about() -> str:

@@ -64,20 +64,22 @@ def buckets(legs: Legs, *, tolerance: Tolerance) -> DataFrame:
     return union(*parts)
 
 
-def clean_buckets(session: SparkSession, found: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int) -> DataFrame:
+def clean_buckets(
+    session: SparkSession, digests: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int
+) -> DataFrame:
     """Returns each (topic, slot) once: whether it is `clean`, and the windows to which its messages may belong.
 
     `astray`: an id in it names a time far from its row's, so its window may be another; such a bucket is never clean.
     """
     from pyspark.sql.functions import broadcast, expr
 
-    stored = found.where("leg in ('messages', 'copies')").groupBy("topic", "slot").agg(
+    stored = digests.where("leg in ('messages', 'copies')").groupBy("topic", "slot").agg(
         *(_of("messages", name) for name in ("n", "id_low", "id_high")),
         expr("sum(astray)").alias("astray"),
         expr("min(if(leg = 'messages', first_ms, null))").alias("stored_first_ms"),
     )  # fmt: skip
-    per_group = _disagreeing_groups(session, found, stored, groups, late_ms=late_ms)
-    canceled = found.where("leg = 'canceled'").selectExpr("slot", "1 as canceled").distinct()
+    per_group = _disagreeing_groups(session, digests, stored, groups, late_ms=late_ms)
+    canceled = digests.where("leg = 'canceled'").selectExpr("slot", "1 as canceled").distinct()
     first, last = windows_of_slot()
     return (
         stored.join(per_group, ["topic", "slot"], "full")
@@ -98,21 +100,21 @@ def windows_of_slot() -> tuple[str, str]:
 
 
 def _disagreeing_groups(
-    session: SparkSession, found: DataFrame, stored: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int
+    session: SparkSession, digests: DataFrame, stored: DataFrame, groups: Sequence[GroupFacts], *, late_ms: int
 ) -> DataFrame:
     """Returns how many groups of each bucket disagree with what the broker stored; unknown groups always do."""
     from pyspark.sql.functions import broadcast, expr
 
-    known = listed(
+    groups_frame = listed(
         session,
-        [(one.topic, one.consumer_group, one.has_inbox) for one in groups],
+        [(facts.topic, facts.consumer_group, facts.has_inbox) for facts in groups],
         "topic string, consumer_group string, has_inbox bigint",
     )
-    expected = stored.join(broadcast(known), "topic").selectExpr(
+    expected = stored.join(broadcast(groups_frame), "topic").selectExpr(
         "topic", "slot", "consumer_group", "has_inbox", "messages_n as n", "id_low", "id_high", "stored_first_ms"
     )
     taken = (
-        found.where("leg not in ('messages', 'copies', 'canceled')")
+        digests.where("leg not in ('messages', 'copies', 'canceled')")
         .groupBy("topic", "slot", "consumer_group")
         .agg(
             *(_of(leg, name) for leg in (*_STEPS, "inbox") for name in ("n", "id_low", "id_high")),

@@ -93,16 +93,16 @@ def _values(chosen: Digest) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def parts(session: SparkSession, found: Sequence[DataFrame], *, topics: Sequence[str]) -> DataFrame:
+def parts(session: SparkSession, digests: Sequence[DataFrame], *, topics: Sequence[str]) -> DataFrame:
     """Returns (leg, topic, number, period, part, note) with counts and sums; lazy. `topics`: all known topics.
 
-    `found`: digests of all legs. Sums are grouped by hashes of topics, at half of the cost of texts; an unknown topic
+    `digests`: digests of all legs. Sums are grouped by hashes of topics, at half of the cost of texts; an unknown topic
     is never clean.
     """
     from pyspark.sql.functions import broadcast
 
-    whole = grouped(union(*found), *_PLACED, **{name: f"sum({name})" for name in _SUMMED})
-    names = listed(session, [(one,) for one in sorted(set(topics))], "topic string")
+    whole = grouped(union(*digests), *_PLACED, **{name: f"sum({name})" for name in _SUMMED})
+    names = listed(session, [(topic,) for topic in sorted(set(topics))], "topic string")
     numbered = broadcast(names.selectExpr("topic", "xxhash64(topic) as number"))
     return whole.join(numbered, "number", "left")
 
@@ -112,23 +112,23 @@ def _is_clean(covered: Sequence[str]) -> str:
     closer look. So the rules would call each of them `stored`, and each of its business rows `announced`.
     """
     sent = " and ".join(f"archive_{name} = messages_{name}" for name in ("n", "low", "high"))
-    asked = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
+    rows_agree = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
     # A message too many for one rule must not cancel out one too few for another.
     return (
         f"(topic is not null and period != {NO_PERIOD} and of_one_rule and odd = 0 and {sent}"
-        f" and (not {among('topic', covered)} or ({asked})))"
+        f" and (not {among('topic', covered)} or ({rows_agree})))"
     )
 
 
-def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
+def clean_parts(summed: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     """Returns each (topic, number, period, part) once: its window, whether it is `clean`, and then its messages.
 
     Also the number of its business rule (`note`) and of that rule's rows (`asked`), and the number and sums of hashes,
     in halves, of its digests (`digests`, `digest_low`, `digest_high`): these change if any of its records does.
     """
-    told = found.selectExpr("*", f"xxhash64({_TOLD}) as h")
+    hashed = summed.selectExpr("*", f"xxhash64({_TOLD}) as h")
     sides = _sides(
-        told, "topic", "number", "period", "part",
+        hashed, "topic", "number", "period", "part",
         archive_resent=f"sum(if(leg = '{Leg.ARCHIVE}', resent, 0L))", digests="count(*)",
         archive_repeated=f"sum(if(leg = '{Leg.ARCHIVE}', repeated, 0L))", **sums("h", "digest_low", "digest_high"),
     )  # fmt: skip
@@ -139,7 +139,7 @@ def clean_parts(found: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     )  # fmt: skip
 
 
-def _sides(found: DataFrame, *places: str, **more: str) -> DataFrame:
+def _sides(frame: DataFrame, *columns: str, **more: str) -> DataFrame:
     """Returns the sums of each place, a column for each leg, and `more` aggregates."""
     pairs: list[tuple[str, str]] = [(Leg.ARCHIVE, name) for name in ("n", "low", "high")]
     pairs += [(MESSAGES, name) for name in ("n", "low", "high", "key_low", "key_high")]
@@ -147,7 +147,7 @@ def _sides(found: DataFrame, *places: str, **more: str) -> DataFrame:
     # Only business rows have a rule's number: it is -1 for all others.
     rule = "if(note >= 0, note, null)"
     return grouped(
-        found, *places, **{f"{leg}_{name}": f"sum(if(leg = '{leg}', {name}, 0L))" for leg, name in pairs},
+        frame, *columns, **{f"{leg}_{name}": f"sum(if(leg = '{leg}', {name}, 0L))" for leg, name in pairs},
         odd="sum(odd)", of_one_rule=f"coalesce(min({rule}) = max({rule}), true)", note=f"coalesce(max({rule}), -1)",
         **more,
     )  # fmt: skip
@@ -169,11 +169,11 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
     The condition is that of clean_parts(), with one part a key: matching keys are settled, whatever else their part
     holds.
     """
-    found = union(
+    digests = union(
         _of_key(rows, "leg", {name: _of_each_leg(name) for name in _VALUES}),
         _of_key(messages, f"'{MESSAGES}'", {name: _values(DIGESTS[MESSAGES]).get(name, "0L") for name in _VALUES}),
     )
-    return _sides(found, "place", "topic", "period").where(f"not {_is_clean(covered)}").select("place")
+    return _sides(digests, "place", "topic", "period").where(f"not {_is_clean(covered)}").select("place")
 
 
 _VALUES: Final = ("note", "h", "k", "odd")
