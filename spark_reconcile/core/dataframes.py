@@ -58,8 +58,8 @@ def computed(frame: DataFrame, *, is_few: bool) -> ComputedRows:
     """Compute the rows now. Where they are few, one job fetches them, and counting and listing them starts no other;
     else, or if there are more than LITERAL_ROWS_MAX, they are a checkpoint.
     """
-    found = fetched(frame) if is_few else None
-    return found or ComputedRows(frame.localCheckpoint(), None)
+    rows = fetched(frame) if is_few else None
+    return rows or ComputedRows(frame.localCheckpoint(), None)
 
 
 def fetched(frame: DataFrame) -> ComputedRows | None:
@@ -84,7 +84,7 @@ def grouped(frame: DataFrame, *names: str, **values: str) -> DataFrame:
 
 def union(*frames: DataFrame) -> DataFrame:
     """Returns the rows of all these frames (at least one) with equal columns; duplicates are kept (UNION ALL)."""
-    return reduce(lambda one, other: one.unionByName(other), frames)
+    return reduce(lambda merged, frame: merged.unionByName(frame), frames)
 
 
 def gathered(frame: DataFrame, *, rows: int, rows_max: int) -> DataFrame:

@@ -13,13 +13,13 @@ def with_password(settings: Settings, password: str) -> Settings:
     return replace(
         settings,
         database_url=url_with_password(settings.database_url, password),
-        outboxes=tuple(replace(one, url=url_with_password(one.url, password)) for one in settings.outboxes),
+        outboxes=tuple(replace(outbox, url=url_with_password(outbox.url, password)) for outbox in settings.outboxes),
         rules=tuple(
-            replace(one, urls=tuple(url_with_password(url, password) for url in one.urls)) for one in settings.rules
+            replace(rule, urls=tuple(url_with_password(url, password) for url in rule.urls)) for rule in settings.rules
         ),
         inboxes=tuple(
-            replace(one, url=None if one.url is None else url_with_password(one.url, password))
-            for one in settings.inboxes
+            replace(inbox, url=None if inbox.url is None else url_with_password(inbox.url, password))
+            for inbox in settings.inboxes
         ),
     )
 

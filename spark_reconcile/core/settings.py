@@ -270,7 +270,7 @@ class Settings:
             raise ConfigurationError(f"at most {RULES_MAX} rules and {INBOXES_MAX} inboxes are allowed")
         if len(self.outboxes) >= OUTBOXES_MAX or len(self.archives) > ARCHIVES_MAX:
             raise ConfigurationError(f"at most {OUTBOXES_MAX} outboxes and {ARCHIVES_MAX} archives are allowed")
-        if len({(one.url, one.schema) for one in self.all_outboxes}) <= len(self.outboxes):
+        if len({(outbox.url, outbox.schema) for outbox in self.all_outboxes}) <= len(self.outboxes):
             raise ConfigurationError("two outboxes have the same url and schema; name each once")
         names = [rule.name for rule in self.rules]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -284,4 +284,4 @@ class Settings:
 
     def urls_of(self, rule: BusinessRule) -> list[str]:
         """Returns the databases that have a rule's table."""
-        return list(rule.urls) or list(dict.fromkeys(one.url for one in self.all_outboxes))
+        return list(rule.urls) or list(dict.fromkeys(outbox.url for outbox in self.all_outboxes))

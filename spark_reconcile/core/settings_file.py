@@ -58,14 +58,14 @@ OUTPUT_DEFAULT: Final = "reconciliation"
 
 def read_config(path: Path) -> dict[str, Any]:
     """Returns the file's tables, with checked keys. Raises ConfigurationError with the nearest known key."""
-    found = read_toml(path)
-    _check_keys(found, "")
+    config = read_toml(path)
+    _check_keys(config, "")
     for name in ("database", "archive", "broker", "grace", "output", "delay"):
-        _check_keys(_table(found, name), name)
+        _check_keys(_table(config, name), name)
     for name in ("outboxes", "rules", "inboxes"):
-        for one in _tables(found, name):
-            _check_keys(one, name)
-    return found
+        for table in _tables(config, name):
+            _check_keys(table, name)
+    return config
 
 
 def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Settings:
@@ -75,8 +75,10 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
         settings = Settings(
             database_url=_text(database, "url", "database"),
             schema=_text(database, "schema", "database") if "schema" in database else None,
-            outboxes=tuple(one for table in _tables(config, "outboxes") for one in _outboxes(table)),
-            archives=tuple(_archive(one, folder) for one in _listed(_table(config, "archive"), "parquet", "archive")),
+            outboxes=tuple(outbox for table in _tables(config, "outboxes") for outbox in _outboxes(table)),
+            archives=tuple(
+                _archive(location, folder) for location in _listed(_table(config, "archive"), "parquet", "archive")
+            ),
             complete_since_ms=_time_ms(database, "database"),
             archive=_flag(database, "archive", "database"),
             archive_days=_number(database, "archive_days", "database"),
@@ -84,8 +86,8 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
             until=_until(database, "database"),
             broker_data=_path(_text(broker, "data", "broker"), folder),
             groups=_listed(broker, "groups", "broker"),
-            rules=tuple(_rule(one) for one in _tables(config, "rules")),
-            inboxes=tuple(_inbox(one) for one in _tables(config, "inboxes")),
+            rules=tuple(_rule(table) for table in _tables(config, "rules")),
+            inboxes=tuple(_inbox(table) for table in _tables(config, "inboxes")),
             grace=_grace(_table(config, "grace")),
             output=_path(output.get("folder", OUTPUT_DEFAULT), folder),
             delay=_delay(_table(config, "delay"), folder),
@@ -100,8 +102,8 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
 
 
 def _grace(table: Mapping[str, Any]) -> Grace:
-    given = {name: _number(table, name, "grace") for name in table}
-    return Grace(**{name: number for name, number in given.items() if number is not None})
+    numbers = {name: _number(table, name, "grace") for name in table}
+    return Grace(**{name: value for name, value in numbers.items() if value is not None})
 
 
 def _delay(table: Mapping[str, Any], folder: Path | None) -> DelaySource | None:
@@ -130,10 +132,10 @@ def _rule(table: Mapping[str, Any]) -> BusinessRule:
 
 
 def _flag(table: Mapping[str, Any], name: str, of: str) -> bool:
-    found = table.get(name, True)
-    if not isinstance(found, bool):
-        raise ConfigurationError(f"[{of}]: {name} is true or false, not {found!r}")
-    return found
+    value = table.get(name, True)
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"[{of}]: {name} is true or false, not {value!r}")
+    return value
 
 
 def _key_format(name: str) -> KeyFormat:
@@ -143,10 +145,10 @@ def _key_format(name: str) -> KeyFormat:
 
 
 def _body(table: Mapping[str, Any]) -> dict[str, str]:
-    found = table.get("body", {})
-    if not isinstance(found, dict) or not all(isinstance(column, str) for column in found.values()):
+    body = table.get("body", {})
+    if not isinstance(body, dict) or not all(isinstance(column, str) for column in body.values()):
         raise ConfigurationError('[rules]: body is a table of fields and columns, e.g. body = {order_id = "id"}')
-    return found
+    return body
 
 
 def _outboxes(table: Mapping[str, Any]) -> list[OutboxSource]:
@@ -181,7 +183,7 @@ def _conditions(where: object) -> tuple[Condition, ...]:
                 for column, value in where.items()
             )
         case list():
-            return tuple(_condition(one) for one in where)
+            return tuple(_condition(condition) for condition in where)
         case _:
             raise ConfigurationError(
                 'where is a table of columns and values, e.g. where = {status = "PAID"}, '
@@ -189,93 +191,96 @@ def _conditions(where: object) -> tuple[Condition, ...]:
             )
 
 
-def _condition(one: object) -> Condition:
-    if not isinstance(one, dict):
+def _condition(condition: object) -> Condition:
+    if not isinstance(condition, dict):
         raise ConfigurationError('a condition is a table, e.g. {column = "amount", op = ">", value = 0}')
-    _check_keys(one, "where")
+    _check_keys(condition, "where")
     try:
-        operator = Operator(one.get("op", "="))
+        operator = Operator(condition.get("op", "="))
     except ValueError as error:
-        known = ", ".join(repr(str(operator)) for operator in Operator)
-        raise ConfigurationError(f"op {one.get('op')!r} is not one of {known}") from error
-    values = _values(one["value"]) if "value" in one else ()
-    return Condition(column=_text(one, "column", "where"), operator=operator, values=values)
+        operators = ", ".join(repr(str(operator)) for operator in Operator)
+        raise ConfigurationError(f"op {condition.get('op')!r} is not one of {operators}") from error
+    values = _values(condition["value"]) if "value" in condition else ()
+    return Condition(column=_text(condition, "column", "where"), operator=operator, values=values)
 
 
 def _values(value: object) -> tuple[str | int | float | bool, ...]:
     values = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, str | int | float | bool) for each in values):
+    if not all(isinstance(scalar, str | int | float | bool) for scalar in values):
         raise ConfigurationError(f"a condition's value is text, a number or a boolean, not {value!r}")
     return tuple(values)
 
 
-def _check_keys(table: Mapping[str, Any], place: str) -> None:
-    known = _KEYS[place]
+def _check_keys(table: Mapping[str, Any], table_name: str) -> None:
+    known_keys = _KEYS[table_name]
     for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-            raise ConfigurationError(f"unknown key {key!r}{f' in [{place}]' if place else ''}; {hint}")
+        if key not in known_keys:
+            near = difflib.get_close_matches(key, known_keys, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known_keys))}"
+            raise ConfigurationError(f"unknown key {key!r}{f' in [{table_name}]' if table_name else ''}; {hint}")
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name, {})
-    if not isinstance(found, dict):
+    table = config.get(name, {})
+    if not isinstance(table, dict):
         raise ConfigurationError(f"{name} is a table: write [{name}]")
-    return found
+    return table
 
 
 def _tables(config: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    found = config.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    tables = config.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigurationError(f"{name} are tables: write [[{name}]] before each")
-    return found
+    return tables
 
 
-def _text(table: Mapping[str, Any], key: str, place: str) -> str:
-    found = table.get(key)
-    if not isinstance(found, str) or not found:
-        raise ConfigurationError(f"[{place}] needs {key}, a text" if found is None else f"[{place}]: {key} is a text")
-    return found
+def _text(table: Mapping[str, Any], key: str, table_name: str) -> str:
+    text = table.get(key)
+    if not isinstance(text, str) or not text:
+        raise ConfigurationError(
+            f"[{table_name}] needs {key}, a text" if text is None else f"[{table_name}]: {key} is a text"
+        )
+    return text
 
 
-def _listed(table: Mapping[str, Any], key: str, place: str) -> tuple[str, ...]:
+def _listed(table: Mapping[str, Any], key: str, table_name: str) -> tuple[str, ...]:
     """A text, or a list of texts."""
-    found = table.get(key, [])
-    texts = [found] if isinstance(found, str) else found
-    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
-        raise ConfigurationError(f"[{place}]: {key} is a text, or a list of texts")
+    value = table.get(key, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigurationError(f"[{table_name}]: {key} is a text, or a list of texts")
     return tuple(texts)
 
 
-def _number(table: Mapping[str, Any], key: str, place: str) -> float | None:
-    found = table.get(key)
-    if found is None:
+def _number(table: Mapping[str, Any], key: str, table_name: str) -> float | None:
+    value = table.get(key)
+    if value is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
-        raise ConfigurationError(f"[{place}]: {key} is a number")
-    return float(found)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ConfigurationError(f"[{table_name}]: {key} is a number")
+    return float(value)
 
 
-def _until(table: Mapping[str, Any], place: str) -> CompletenessBound:
+def _until(table: Mapping[str, Any], table_name: str) -> CompletenessBound:
     return CompletenessBound(
-        complete_until_ms=_time_ms(table, place, "complete_until"), lag_seconds=_number(table, "lag_seconds", place)
+        complete_until_ms=_time_ms(table, table_name, "complete_until"),
+        lag_seconds=_number(table, "lag_seconds", table_name),
     )
 
 
-def _time_ms(table: Mapping[str, Any], place: str, key: str = "complete_since") -> int | None:
+def _time_ms(table: Mapping[str, Any], table_name: str, key: str = "complete_since") -> int | None:
     """Reads a TOML date or datetime (UTC without a zone), or milliseconds since the epoch."""
     match table.get(key):
         case None:
             return None
-        case int(number) if not isinstance(number, bool):
-            return number
+        case int(epoch_ms) if not isinstance(epoch_ms, bool):
+            return epoch_ms
         case datetime() as moment:
             return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
         case date() as day:
             return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1000)
         case _:
-            raise ConfigurationError(f"[{place}]: {key} is a date, e.g. 2026-11-01, or epoch milliseconds")
+            raise ConfigurationError(f"[{table_name}]: {key} is a date, e.g. 2026-11-01, or epoch milliseconds")
 
 
 def _archive(text: str, folder: Path | None) -> Path | str:

@@ -17,12 +17,12 @@ def moment_ms(text: str, *, now_ms: int) -> int:
     if _AGE.fullmatch(text):
         return now_ms - length_ms(text)
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise ConfigurationError(
             f"{text!r} is no time: write 2026-11-01, 2026-11-01T12:00:00Z, or so long ago: 15m, 2h, 7d"
         ) from error
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def utc_text(time_ms: int) -> str:
@@ -32,7 +32,7 @@ def utc_text(time_ms: int) -> str:
 
 def length_ms(text: str) -> int:
     """Parses a duration: a number and one of s, m, h, d."""
-    found = _AGE.fullmatch(text)
-    if found is None:
+    age_match = _AGE.fullmatch(text)
+    if age_match is None:
         raise ConfigurationError(f"{text!r} is no length of time: a number and one of s, m, h, d, like 48h")
-    return int(found[1]) * UNITS_MS[found[2]]
+    return int(age_match[1]) * UNITS_MS[age_match[2]]
