@@ -49,11 +49,11 @@ class Differences:
     percentiles_ms: Sequence[int]
 
 
-def measured_differences(evidence: Evidence, wanted: Collection[ComparedTimes]) -> list[Differences]:
+def measured_differences(evidence: Evidence, times: Collection[ComparedTimes]) -> list[Differences]:
     """Returns the differences of the wanted sources (at least one); none for a source without rows to compare."""
-    frames = [_FRAMES[one](evidence) for one in ComparedTimes if one in wanted]
+    frames = [_FRAMES[compared](evidence) for compared in ComparedTimes if compared in times]
     shares = ", ".join(f"{step / STEPS}D" for step in range(STEPS + 1))
-    found = grouped(
+    percentiles = grouped(
         union(*frames), "compared", "of",
         n="count(*)", steps=f"percentile_approx(difference_ms, array({shares}), 10000)",
     )  # fmt: skip
@@ -61,7 +61,7 @@ def measured_differences(evidence: Evidence, wanted: Collection[ComparedTimes]) 
         Differences(
             compared=ComparedTimes(row["compared"]), of=row["of"], rows=row["n"], percentiles_ms=list(row["steps"])
         )
-        for row in sorted(found.collect())
+        for row in sorted(percentiles.collect())
     ]
 
 
@@ -126,7 +126,7 @@ _FRAMES: Final = {
 
 
 def _rows(evidence: Evidence, leg: Leg) -> int:
-    return sum(one.rows for one in evidence.counts if one.leg == leg)
+    return sum(count.rows for count in evidence.counts if count.leg == leg)
 
 
 def _sampled(column: str, rows: int) -> str:

@@ -66,35 +66,35 @@ def diagnose(
     read business rows of a time range only.
     """
     extents = extents_of(verdict_counts, inputs, settings.rules)
-    found = extent_causes(findings_outside(*tables(), extents)) if extents else []
-    found += _offset_causes(_TimedEvidence(tables, evidence, displaced), settings, verdict_counts)
+    causes = extent_causes(findings_outside(*tables(), extents)) if extents else []
+    causes += _offset_causes(_TimedEvidence(tables, evidence, displaced), settings, verdict_counts)
     # By the hour, rows whose times are off are not read beside their messages: their keys are none of these, either.
-    explained = {cause.what for cause in found if cause.source == "business"}
-    matches = [one for one in rule_matches(verdict_counts, settings.rules) if one.rule not in explained]
-    return [*key_causes(matches), *sorted(found, key=lambda cause: (-cause.count, cause.sentence))]
+    explained = {cause.what for cause in causes if cause.source == "business"}
+    matches = [of_rule for of_rule in rule_matches(verdict_counts, settings.rules) if of_rule.rule not in explained]
+    return [*key_causes(matches), *sorted(causes, key=lambda cause: (-cause.count, cause.sentence))]
 
 
 def rule_matches(verdict_counts: Sequence[VerdictCount], rules: Sequence[BusinessRule]) -> list[RuleMatches]:
     """Counts, for each rule that alone covers its topic, rows with and without messages, and the reverse."""
     topics = [rule.topic for rule in rules]
-    found = []
+    all_matches = []
     for rule in rules:
         if topics.count(rule.topic) > 1:
             continue
         rows = {True: 0, False: 0}
         messages = {True: 0, False: 0}
-        for one in verdict_counts:
-            if one.scope is Scope.BUSINESS and one.of == rule.name:
-                rows[one.rule in _WITHOUT_MESSAGE] += one.count
-            elif one.scope is Scope.MESSAGE and one.topic == rule.topic:
-                messages[one.rule == _WITHOUT_ROW] += one.count
-        found.append(
+        for counted in verdict_counts:
+            if counted.scope is Scope.BUSINESS and counted.of == rule.name:
+                rows[counted.rule in _WITHOUT_MESSAGE] += counted.count
+            elif counted.scope is Scope.MESSAGE and counted.topic == rule.topic:
+                messages[counted.rule == _WITHOUT_ROW] += counted.count
+        all_matches.append(
             RuleMatches(
                 rule=rule.name, topic=rule.topic, key_column=rule.key_column, matched=rows[False],
                 unmatched=rows[True], asked_for=messages[False], unasked_for=messages[True],
             )
         )  # fmt: skip
-    return found
+    return all_matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,99 +106,101 @@ class _TimedEvidence:
     displaced: Callable[[DataFrame], Evidence] | None
 
     def differences(
-        self, wanted: Collection[ComparedTimes], verdict_counts: Sequence[VerdictCount]
+        self, times: Collection[ComparedTimes], verdict_counts: Sequence[VerdictCount]
     ) -> list[Differences]:
         """Measure; in a run on a time range, missing business rows may have times outside of it: they are loaded."""
-        business, unasked = ComparedTimes.BUSINESS_TIME, sum(one.count for one in verdict_counts if one.rule == UNASKED)
-        if self.displaced is None or business not in wanted or unasked < OFFSET_ROWS_MIN:
-            return measured_differences(self.evidence, wanted)
+        business = ComparedTimes.BUSINESS_TIME
+        unasked = sum(counted.count for counted in verdict_counts if counted.rule == UNASKED)
+        if self.displaced is None or business not in times or unasked < OFFSET_ROWS_MIN:
+            return measured_differences(self.evidence, times)
         table, _ = self.tables()
-        found = measured_differences(self.displaced(table), [business])
-        others = [one for one in wanted if one is not business]
-        return [*measured_differences(self.evidence, others), *found] if others else found
+        displaced = measured_differences(self.displaced(table), [business])
+        other_times = [compared for compared in times if compared is not business]
+        return [*measured_differences(self.evidence, other_times), *displaced] if other_times else displaced
 
 
 def _offset_causes(measured: _TimedEvidence, settings: Settings, verdict_counts: Sequence[VerdictCount]) -> list[Cause]:
     """Measure only if there are enough verdicts that wrong times may have caused."""
-    wanted = [compared for compared in ComparedTimes if _may_explain(verdict_counts, _EXPLAINED[compared])]
-    if not wanted:
+    times = [compared for compared in ComparedTimes if _may_explain(verdict_counts, _EXPLAINED[compared])]
+    if not times:
         return []
     skew_ms = settings.grace.clock_skew_ms
     offsets = [
-        _offset(one, settings, verdict_counts, skew_ms=skew_ms) for one in measured.differences(wanted, verdict_counts)
+        _offset(differences, settings, verdict_counts, skew_ms=skew_ms)
+        for differences in measured.differences(times, verdict_counts)
     ]
-    return offset_causes([one for one in offsets if one is not None], skew_ms=skew_ms)
+    return offset_causes([offset for offset in offsets if offset is not None], skew_ms=skew_ms)
 
 
 def _may_explain(verdict_counts: Sequence[VerdictCount], rules: Collection[str]) -> bool:
     """Whether there are enough findings, or more pending verdicts than are normal while messages are sent."""
-    mine = [one for one in verdict_counts if one.rule in rules]
-    pending = sum(one.count for one in mine if one.severity is Severity.WAIT)
-    others = sum(one.count for one in mine) - pending
-    return others >= OFFSET_ROWS_MIN or pending >= max(
-        OFFSET_ROWS_MIN, PENDING_SHARE_MIN * sum(one.count for one in verdict_counts)
+    mine = [counted for counted in verdict_counts if counted.rule in rules]
+    pending = sum(counted.count for counted in mine if counted.severity is Severity.WAIT)
+    other_count = sum(counted.count for counted in mine) - pending
+    return other_count >= OFFSET_ROWS_MIN or pending >= max(
+        OFFSET_ROWS_MIN, PENDING_SHARE_MIN * sum(counted.count for counted in verdict_counts)
     )
 
 
 def _offset(
-    one: Differences, settings: Settings, verdict_counts: Sequence[VerdictCount], *, skew_ms: int
+    differences: Differences, settings: Settings, verdict_counts: Sequence[VerdictCount], *, skew_ms: int
 ) -> Offset | None:
     """Returns the offset that a source's rows share, and the verdicts that it may explain; None: there are none."""
-    size_ms = shared_offset_ms(one.percentiles_ms, rows=one.rows, skew_ms=skew_ms)
-    explains = _explained(one, settings, verdict_counts)
+    size_ms = shared_offset_ms(differences.percentiles_ms, rows=differences.rows, skew_ms=skew_ms)
+    explains = _explained(differences, settings, verdict_counts)
     if size_ms is None or sum(explains.values()) < OFFSET_ROWS_MIN:
         return None
-    name, reference, source, what = _names(one, settings)
+    name, reference, source, what = _names(differences, settings)
     return Offset(
-        name=name, reference=reference, source=source, what=what, size_ms=size_ms, rows=one.rows, explains=explains,
-        is_clock=one.compared in {ComparedTimes.ARCHIVE, ComparedTimes.INBOX},
+        name=name, reference=reference, source=source, what=what, size_ms=size_ms, rows=differences.rows,
+        explains=explains, is_clock=differences.compared in {ComparedTimes.ARCHIVE, ComparedTimes.INBOX},
     )  # fmt: skip
 
 
-def _explained(one: Differences, settings: Settings, verdict_counts: Sequence[VerdictCount]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _explained(differences: Differences, settings: Settings, verdict_counts: Sequence[VerdictCount]) -> dict[str, int]:
+    counts: dict[str, int] = {}
     for counted in verdict_counts:
-        if counted.rule in _EXPLAINED[one.compared] and _is_of(one, counted, settings):
-            found[counted.rule] = found.get(counted.rule, 0) + counted.count
-    return found
+        if counted.rule in _EXPLAINED[differences.compared] and _is_of(differences, counted, settings):
+            counts[counted.rule] = counts.get(counted.rule, 0) + counted.count
+    return counts
 
 
-def _is_of(one: Differences, counted: VerdictCount, settings: Settings) -> bool:
-    match one.compared:
+def _is_of(differences: Differences, counted: VerdictCount, settings: Settings) -> bool:
+    match differences.compared:
         case ComparedTimes.ARCHIVE:
             return True
         case ComparedTimes.INBOX:
-            return counted.of == one.of
+            return counted.of == differences.of
         case ComparedTimes.BUSINESS_TIME | ComparedTimes.BUSINESS_DUE:
-            rule = settings.rules[int(one.of)]
+            rule = settings.rules[int(differences.of)]
             return counted.of == rule.name if counted.scope is Scope.BUSINESS else counted.topic == rule.topic
         case _:
-            assert_never(one.compared)
+            assert_never(differences.compared)
 
 
-def _names(one: Differences, settings: Settings) -> tuple[str, str, str, str]:
+def _names(differences: Differences, settings: Settings) -> tuple[str, str, str, str]:
     """Names of the times, of the reference times, and of the source."""
-    match one.compared:
+    match differences.compared:
         case ComparedTimes.ARCHIVE:
             return "the times of the archive", "the broker's", "archive", "sent messages"
         case ComparedTimes.INBOX:
-            return f"the times of the inbox ({one.of})", "the broker's", "inbox", one.of
+            return f"the times of the inbox ({differences.of})", "the broker's", "inbox", differences.of
         case ComparedTimes.BUSINESS_TIME:
-            rule = settings.rules[int(one.of)]
+            rule = settings.rules[int(differences.of)]
             return f"the times in {rule.time_column} ({rule.name})", "their messages'", "business", rule.name
         case ComparedTimes.BUSINESS_DUE:
-            rule = settings.rules[int(one.of)]
+            rule = settings.rules[int(differences.of)]
             name = f"the due times in {rule.deliver_at_column} ({rule.name})"
             return name, "their messages'", "business", rule.name
         case _:
-            assert_never(one.compared)
+            assert_never(differences.compared)
 
 
 def window_tables(session: SparkSession, store: WindowStore, windows: Sequence[int]) -> tuple[DataFrame, DataFrame]:
     """Returns the verdict tables of the hours that have findings."""
-    found = [store.folder(start) for start in windows if _has_findings(store.windows[start].result)]
+    folders = [store.folder(start) for start in windows if _has_findings(store.windows[start].result)]
     paths = {
-        name: [str(folder / name) for folder in found if (folder / name).exists()]
+        name: [str(folder / name) for folder in folders if (folder / name).exists()]
         for name in ("verdicts", "business_verdicts")
     }
     table, business = (_read(session, paths[name], schema) for name, schema in _SCHEMAS.items())
@@ -217,4 +219,4 @@ def _read(session: SparkSession, paths: Sequence[str], schema: str) -> DataFrame
 
 
 def _has_findings(result: Mapping[str, object]) -> bool:
-    return any(one.severity is Severity.FINDING for one in verdict_counts_of([result]))
+    return any(counted.severity is Severity.FINDING for counted in verdict_counts_of([result]))

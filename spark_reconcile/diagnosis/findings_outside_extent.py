@@ -24,24 +24,27 @@ def extents_of(
 ) -> list[RuleExtent]:
     """Returns the extents of sources on which a rule with FINDINGS_MIN findings or more depends."""
     counts: dict[tuple[Scope, str], int] = {}
-    for one in verdict_counts:
-        if one.severity is Severity.FINDING and not one.echo:
-            counts[one.scope, one.rule] = counts.get((one.scope, one.rule), 0) + one.count
+    for counted in verdict_counts:
+        if counted.severity is Severity.FINDING and not counted.echo:
+            counts[counted.scope, counted.rule] = counts.get((counted.scope, counted.rule), 0) + counted.count
     return [
         RuleExtent(
-            scope=scope, rule=name, of=of, source=one.source, what=one.what, rows=one.rows, first_ms=one.first_ms,
-            last_ms=one.last_ms,
+            scope=scope, rule=name, of=of, source=extent.source, what=extent.what, rows=extent.rows,
+            first_ms=extent.first_ms, last_ms=extent.last_ms,
         )
         for (scope, name), kinds in DEPENDS_ON.items() if counts.get((scope, name), 0) >= FINDINGS_MIN
-        for kind in kinds for of, one in _sources(kind, inputs, rules)
+        for kind in kinds for of, extent in _sources(kind, inputs, rules)
     ]  # fmt: skip
 
 
 def findings_outside(table: DataFrame, business: DataFrame, extents: Sequence[RuleExtent]) -> list[OutOfRangeFindings]:
     """Count the findings before and after these extents. Findings without a time count as neither."""
-    numbered = [(number, one.scope, one.rule, one.of, one.first_ms, one.last_ms) for number, one in enumerate(extents)]
-    known = listed(table.sparkSession, numbered, _SCHEMA).hint("broadcast")
-    joined = known.join(_findings(table, business), ["scope", "rule"]).where("of = '' or of = finding_of")
+    numbered = [
+        (index, extent.scope, extent.rule, extent.of, extent.first_ms, extent.last_ms)
+        for index, extent in enumerate(extents)
+    ]
+    extent_frame = listed(table.sparkSession, numbered, _SCHEMA).hint("broadcast")
+    joined = extent_frame.join(_findings(table, business), ["scope", "rule"]).where("of = '' or of = finding_of")
     counted = grouped(
         joined, "number",
         findings="sum(n)", before="sum(if(time_ms > 0 and time_ms < first_ms, n, 0L))",
@@ -57,7 +60,7 @@ def findings_outside(table: DataFrame, business: DataFrame, extents: Sequence[Ru
 
 def _findings(table: DataFrame, business: DataFrame) -> DataFrame:
     """Returns scope, rule, finding_of, time_ms, n; time: a message was sent, a delivery was acknowledged."""
-    given = table.where(FINDING).selectExpr(
+    of_messages = table.where(FINDING).selectExpr(
         "scope", "rule", f"coalesce(if(scope = '{Scope.MESSAGE}', topic, consumer_group), '') as finding_of",
         f"if(scope = '{Scope.MESSAGE}', greatest(at_ms, sent_ms), if(acked_ms > 0, acked_ms, at_ms)) as time_ms",
         "1L as n",
@@ -65,7 +68,7 @@ def _findings(table: DataFrame, business: DataFrame) -> DataFrame:
     rows = business.where(FINDING).selectExpr(
         f"'{Scope.BUSINESS}' as scope", "rule", "business_rule as finding_of", "at_ms as time_ms", "rows as n"
     )
-    return union(given, rows)
+    return union(of_messages, rows)
 
 
 def _sources(
@@ -73,17 +76,17 @@ def _sources(
 ) -> Iterator[tuple[str, InputExtent]]:
     """Returns the sources of a kind, each with its topic or group; empty: all."""
     topics = {rule.name: rule.topic for rule in rules}
-    for one in inputs:
+    for extent in inputs:
         match kind:
             case SourceKind.BUSINESS:
-                if one.source == "business":
-                    yield topics[one.what], one
+                if extent.source == "business":
+                    yield topics[extent.what], extent
             case SourceKind.INBOX:
-                if one.source == "inbox":
-                    yield one.what, one
+                if extent.source == "inbox":
+                    yield extent.what, extent
             case SourceKind.ARCHIVE:
-                if one.source == "archive":
-                    yield "", one
+                if extent.source == "archive":
+                    yield "", extent
             case _:
-                if (one.source, one.what) == ("broker", _BROKER[kind]):
-                    yield "", one
+                if (extent.source, extent.what) == ("broker", _BROKER[kind]):
+                    yield "", extent

@@ -31,20 +31,20 @@ def with_displaced_rows(
     `table`: verdicts on messages. Raises DatabaseUnavailable.
     """
     unasked = table.where(f"scope = '{Scope.MESSAGE}' and rule = '{UNASKED}' and message_key is not null")
-    found = unasked.select("topic", "message_key").distinct().limit(KEYS_MAX).collect()
-    keys = [(row["topic"], row["message_key"]) for row in found]
+    key_rows = unasked.select("topic", "message_key").distinct().limit(KEYS_MAX).collect()
+    keys = [(row["topic"], row["message_key"]) for row in key_rows]
     named = listed(session, keys, "topic string, message_key string").hint("broadcast")
     theirs = evidence.rows.where(f"leg = '{Leg.ARCHIVE}'").join(named, ["topic", "message_key"], "left_semi")
-    rows = united(session, [sql_frame(session, one) for one in _reads(settings, keys)])
-    counts = [one for one in evidence.counts if one.leg != Leg.BUSINESS]
+    rows = united(session, [sql_frame(session, read) for read in _reads(settings, keys)])
+    counts = [count for count in evidence.counts if count.leg != Leg.BUSINESS]
     return replace(evidence, rows=union(theirs.select(*rows.columns), rows), counts=counts)
 
 
 def _reads(settings: Settings, keys: Sequence[tuple[str, str]]) -> Iterator[Read]:
-    for number, rule in enumerate(settings.rules):
-        asked = [key for topic, key in keys if topic == rule.topic]
+    for rule_number, rule in enumerate(settings.rules):
+        topic_keys = [key for topic, key in keys if topic == rule.topic]
         for url in settings.urls_of(rule):
             with reading(Place.of(url)) as reader:
-                statement = narrowed(business_statement(reader, rule, number), ids=[], keys=asked)
+                statement = narrowed(business_statement(reader, rule, rule_number), ids=[], keys=topic_keys)
             if statement is not None:
                 yield Read(url, (statement,), snapshot=True)
