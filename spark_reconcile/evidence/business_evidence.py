@@ -68,7 +68,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
         "due_unit_ms",
         "if(created_ms is null and at_ms is not null, 1, 0) as untimely",
     )
-    asked = grouped(
+    row_facts = grouped(
         placed, "note", "topic", "message_key", "hour_ms",
         rows="count(*)", time_ms="max(created_ms)", last_ms="max(if(created_ms is null, null, at_ms))",
         least_due_ms="min(deliver_at_ms)",
@@ -78,7 +78,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
         "*",
         *(f"{f'{fold}({column}) {of_all}' if is_shared else column} as {name}" for fold, column, name in _OF_ALL),
     )  # fmt: skip
-    found = grouped(
+    message_facts = grouped(
         _under_each_key(messages).where("message_key != ''"), "topic", "message_key",
         messages="count(*)", least_found_ms="min(deliver_at_ms)", most_found_ms="max(deliver_at_ms)",
         least_live_ms=f"min({_LIVE_DUE})", most_live_ms=f"max({_LIVE_DUE})",
@@ -87,7 +87,7 @@ def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) 
         newest_message_ms="max(created_ms)", business_until_ms="max(business_until_ms)",
         **{state.value: f"count_if(state = '{state}')" for state in _STATES},
     )  # fmt: skip
-    return asked.join(found, ["topic", "message_key"], "left").selectExpr(
+    return row_facts.join(message_facts, ["topic", "message_key"], "left").selectExpr(
         "cast(note as int) as rule_number", "topic", "message_key", "rows", "asked",
         # Rows without a time belong to the hour of their newest message.
         *(f"coalesce({name}, newest_message_ms, 0L) as {name}" for name in ("time_ms", "newest_ms", "oldest_ms")),

@@ -31,7 +31,7 @@ _GOOD: Final = "filter(scopes, scope -> size(topics) = 0 or exists(topics, topic
 
 def are_answered(counts: Iterable[LegCount]) -> bool:
     """Whether the archive has a cancel that the broker accepted: without one, nothing here is computed."""
-    return any(one.leg == Leg.ARCHIVE and one.topic == CANCELS and one.note == TAKEN for one in counts)
+    return any(count.leg == Leg.ARCHIVE and count.topic == CANCELS and count.note == TAKEN for count in counts)
 
 
 def with_answers(actions: DataFrame, rows: DataFrame, messages: DataFrame, counts: Iterable[LegCount]) -> DataFrame:
@@ -45,29 +45,29 @@ def answers(rows: DataFrame, *, messages: DataFrame, actions: DataFrame) -> Data
     """Returns rows of ACTION_SCHEMA for each accepted cancel in the archive whose message is known: whether it was
     noted, and the answer for its message, for each scope with which it was noted.
     """
-    asked = rows.where(f"leg = '{Leg.ARCHIVE}' and topic = '{CANCELS}' and note = '{TAKEN}'")
+    accepted = rows.where(f"leg = '{Leg.ARCHIVE}' and topic = '{CANCELS}' and note = '{TAKEN}'")
     noted = actions.where(f"kind = '{TAKEN}'").selectExpr(
         "id as message", "reason is null as is_everywhere", "cast(null as string) as topic", "reason as scope",
     )  # fmt: skip
     scheduled = messages.where("deliver_at_ms is not null").selectExpr(
         "id as message", "false as is_everywhere", "topic", "cast(null as string) as scope"
     )
-    known = grouped(
+    by_message = grouped(
         noted.unionByName(scheduled), "message",
         is_everywhere="max(is_everywhere)", topics="collect_set(topic)", scopes="collect_set(scope)",
     )  # fmt: skip
-    hashed = known.selectExpr(
+    hashed = by_message.selectExpr(
         "message", "is_everywhere", f"if(is_everywhere, null, {_GOOD}) as good", "sha2(message, 256) as body_sha256"
     )
-    found = (
-        asked.select("id", "body_sha256", "at_ms").join(hashed, "body_sha256")
+    answered = (
+        accepted.select("id", "body_sha256", "at_ms").join(hashed, "body_sha256")
         .selectExpr("id", "at_ms", "message", "is_everywhere or size(good) > 0 as is_noted", "good")
         .localCheckpoint()
     )  # fmt: skip
     of_cancels = {"kind": f"if(is_noted, '{NOTED}', '{UNNOTED}')", "id": "id", "at_ms": "at_ms", "reason": "message"}
     of_messages = {"kind": f"'{ANSWERED}'", "id": "message", "at_ms": "at_ms", "reason": "scope"}
-    scoped = found.selectExpr("message", "at_ms", "explode_outer(good) as scope")
-    return _actions(found, of_cancels).unionByName(_actions(scoped, of_messages))
+    scoped = answered.selectExpr("message", "at_ms", "explode_outer(good) as scope")
+    return _actions(answered, of_cancels).unionByName(_actions(scoped, of_messages))
 
 
 def _actions(frame: DataFrame, columns: dict[str, str]) -> DataFrame:

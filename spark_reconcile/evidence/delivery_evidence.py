@@ -82,16 +82,16 @@ def group_facts(
     until when. `acting`: if the beginning of the log was dropped, each (topic, group) with actions, and since when;
     its declaration may have been dropped.
     """
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    facts_by_group: dict[tuple[str, str], dict[str, int]] = {}
     ordered = sorted(events, key=lambda event: event[4])
     filters = filters_in_force(ordered, acting=acting)
     for kind, topic, group, sequence, position, at_ms, filter_ in ordered:
         begun = {"floor": sequence or 0, "since_ms": at_ms} if at_ms <= acting.get((topic, group), at_ms) else {}
-        facts = found.setdefault((topic, group), begun if kind == "declared" else dict(_UNDECLARED))
+        facts = facts_by_group.setdefault((topic, group), begun if kind == "declared" else dict(_UNDECLARED))
         match kind:
             case "deleted":  # like a seek: delivered messages may be redelivered, to a new group of this name
                 lives = facts.get("seeks", 0) + 1
-                found[topic, group] = {"seeks": lives, "deleted": 1, "deleted_position": position}
+                facts_by_group[topic, group] = {"seeks": lives, "deleted": 1, "deleted_position": position}
             case "declared" if facts.get("deleted"):
                 facts.update(deleted=0, floor=sequence or 0, since_ms=at_ms, filtered=int(bool(filter_)))
             case "sought":
@@ -105,14 +105,14 @@ def group_facts(
                 facts["filtered"] = 1  # permanently: messages it rejected are not delivered after its removal
             case _:
                 pass  # declared again: new settings, the same position
-    for place in acting:
-        found.setdefault(place, dict(_UNDECLARED))
+    for topic_group in acting:
+        facts_by_group.setdefault(topic_group, dict(_UNDECLARED))
     return [
         GroupFacts(
             topic=topic, consumer_group=group, **facts, **_inbox_of(topic, group, inboxes, until),
             filter=filters[topic, group].text, filter_since_ms=filters[topic, group].since_ms,
         )
-        for (topic, group), facts in sorted(found.items())
+        for (topic, group), facts in sorted(facts_by_group.items())
     ]  # fmt: skip
 
 
@@ -120,11 +120,11 @@ def delivery_evidence(
     messages: DataFrame, actions: DataFrame, rows: DataFrame, *, groups: Sequence[GroupFacts]
 ) -> DataFrame:
     """`messages`: the result of message_evidence(); `rows`: the inboxes' legs."""
-    known = listed(messages.sparkSession, [_values(one) for one in groups], _GROUP_SCHEMA)
+    groups_frame = listed(messages.sparkSession, [_values(facts) for facts in groups], _GROUP_SCHEMA)
     stored = messages.where("broker > 0").withColumnsRenamed(
         {"broker": "stored", "ready_ms": "message_ready_ms", "created_ms": "published_ms"}
     )
-    expected = stored.join(known.hint("broadcast"), "topic")
+    expected = stored.join(groups_frame.hint("broadcast"), "topic")
     united = (
         _leg(expected, **{name: name for name in _EXPECTED})
         .unionByName(_actions_leg(actions))
@@ -164,8 +164,8 @@ _TIMES: Final = (
 def _leg(frame: DataFrame, **columns: str) -> DataFrame:
     """Returns a leg with the common columns: unknown values are null, absent counts are 0."""
     counts = [f"{columns.get(name, '0L')} as {name}" for name in _COUNTED]
-    others = [f"cast({columns.get(name, 'null')} as bigint) as {name}" for name in (*_EXPECTED, *_TIMES)]
-    return frame.selectExpr("id", "topic", "consumer_group", *counts, *others)
+    other_columns = [f"cast({columns.get(name, 'null')} as bigint) as {name}" for name in (*_EXPECTED, *_TIMES)]
+    return frame.selectExpr("id", "topic", "consumer_group", *counts, *other_columns)
 
 
 def _aggregates() -> dict[str, str]:
@@ -210,9 +210,9 @@ def _inbox_of(
     return {"has_inbox": 1, "inbox_reach_ms": reach_ms, "inbox_until_ms": until_ms}
 
 
-def _values(one: GroupFacts) -> tuple[Any, ...]:
+def _values(facts: GroupFacts) -> tuple[Any, ...]:
     return (
-        one.topic, one.consumer_group, one.floor, one.since_ms, one.seeks, one.last_seek_ms, one.last_seek_position,
-        one.deleted, one.deleted_position, one.paused, one.filtered, one.has_inbox, one.inbox_reach_ms,
-        one.inbox_until_ms,
+        facts.topic, facts.consumer_group, facts.floor, facts.since_ms, facts.seeks, facts.last_seek_ms,
+        facts.last_seek_position, facts.deleted, facts.deleted_position, facts.paused, facts.filtered,
+        facts.has_inbox, facts.inbox_reach_ms, facts.inbox_until_ms,
     )  # fmt: skip

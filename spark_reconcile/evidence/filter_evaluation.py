@@ -54,44 +54,44 @@ class FilterEvaluation:
         CHANGED if the filter is newer than the message, by the broker's clock and `skew_ms`; NOT_KNOWN if the filter,
         or the message's headers, cannot be read. `is_few`: there are few deliveries.
         """
-        texts = sorted({one.filter for one in groups if one.filter})
+        texts = sorted({facts.filter for facts in groups if facts.filter})
         columns = [name for name in deliveries.columns if name != "wanted"]
-        known = listed(deliveries.sparkSession, _filters(groups, texts), _FILTER_SCHEMA).hint("broadcast")
-        decided = deliveries.join(known, ["topic", "consumer_group"], "left").selectExpr(
+        group_filters = listed(deliveries.sparkSession, _filters(groups, texts), _FILTER_SCHEMA).hint("broadcast")
+        decided = deliveries.join(group_filters, ["topic", "consumer_group"], "left").selectExpr(
             *columns, "filter_number",
             f"case when coalesce(filter_since_ms, -1L) < 0 then {FilterAnswer.NOT_KNOWN:d}L "
             f"when filter_since_ms > 0 and {_PLACED_MS} <= filter_since_ms + {skew_ms}L then {FilterAnswer.CHANGED:d}L "
             f"when filter_number = {_TAKES_ALL} then {FilterAnswer.YES:d}L end as decided",
         )  # fmt: skip
-        asked = decided.where("decided is null").selectExpr(
+        undecided = decided.where("decided is null").selectExpr(
             *_DELIVERY, "filter_number", f"{_PLACED_MS} as placed_ms"
         )  # fmt: skip
-        answers = self._answered(asked, texts, is_few=is_few)
+        answers = self._answered(undecided, texts, is_few=is_few)
         joined = decided.join(answers.withColumnRenamed("wanted", "answer"), _DELIVERY, "left")
         return joined.selectExpr(*columns, f"coalesce(decided, answer, {FilterAnswer.NOT_KNOWN:d}L) as wanted")
 
-    def _answered(self, asked: DataFrame, texts: Sequence[str], *, is_few: bool) -> DataFrame:
+    def _answered(self, deliveries: DataFrame, texts: Sequence[str], *, is_few: bool) -> DataFrame:
         """Returns the answer for each of these deliveries, and for others."""
-        session = asked.sparkSession
-        known = listed(session, [], _ANSWER_SCHEMA) if self._answers is None else self._answers
-        left = computed(asked.join(known, _DELIVERY, "left_anti"), is_few=is_few)
-        if is_few and left.is_empty():
-            return known
-        topics = grouped(left.frame, "topic", since_ms="min(placed_ms)").collect()
+        session = deliveries.sparkSession
+        answers = listed(session, [], _ANSWER_SCHEMA) if self._answers is None else self._answers
+        unanswered = computed(deliveries.join(answers, _DELIVERY, "left_anti"), is_few=is_few)
+        if is_few and unanswered.is_empty():
+            return answers
+        topics = grouped(unanswered.frame, "topic", since_ms="min(placed_ms)").collect()
         if topics:
             headers = self._headers(
                 session, [row["topic"] for row in topics], since_ms=min(row["since_ms"] for row in topics)
             )
-            joined = left.frame.join(headers, ["topic", "sequence"], "left").select(
+            joined = unanswered.frame.join(headers, ["topic", "sequence"], "left").select(
                 *_DELIVERY, "filter_number", "headers"
             )
-            found = joined.mapInArrow(partial(evaluate, texts=tuple(texts)), _ANSWER_SCHEMA)
+            evaluated = joined.mapInArrow(partial(evaluate, texts=tuple(texts)), _ANSWER_SCHEMA)
             # A sequence has one message; two with the same sequence have no answer, unless it is equal.
             once = grouped(
-                found, *_DELIVERY, wanted=f"if(min(wanted) = max(wanted), min(wanted), {FilterAnswer.NOT_KNOWN:d}L)"
+                evaluated, *_DELIVERY, wanted=f"if(min(wanted) = max(wanted), min(wanted), {FilterAnswer.NOT_KNOWN:d}L)"
             )
-            known = self._answers = union(known, computed(once, is_few=is_few).frame)
-        return known
+            answers = self._answers = union(answers, computed(once, is_few=is_few).frame)
+        return answers
 
     def _headers(self, session: SparkSession, topics: Sequence[str], *, since_ms: int) -> DataFrame:
         """Returns headers by topic and sequence, of messages that were appended since then."""
@@ -118,18 +118,20 @@ def evaluate(batches: Iterator[pa.RecordBatch], *, texts: Sequence[str]) -> Iter
     predicates: dict[int, Predicate | None] = {}
     names = [*_DELIVERY, "wanted"]
     for batch in batches:
-        asked = zip(batch.column("filter_number").to_pylist(), batch.column("headers").to_pylist(), strict=True)
-        wanted = [_answer(number, headers, texts, predicates) for number, headers in asked]
+        numbered_headers = zip(
+            batch.column("filter_number").to_pylist(), batch.column("headers").to_pylist(), strict=True
+        )
+        answers = [_answer(filter_number, headers, texts, predicates) for filter_number, headers in numbered_headers]
         columns = [batch.column(name) for name in _DELIVERY]
-        yield pa.RecordBatch.from_arrays([*columns, pa.array(wanted, pa.int64())], names=names)
+        yield pa.RecordBatch.from_arrays([*columns, pa.array(answers, pa.int64())], names=names)
 
 
 def _answer(
-    number: int, headers: bytes | None, texts: Sequence[str], predicates: dict[int, Predicate | None]
+    filter_number: int, headers: bytes | None, texts: Sequence[str], predicates: dict[int, Predicate | None]
 ) -> int:  # fmt: skip
-    if number not in predicates:
-        predicates[number] = _predicate(texts[number])
-    predicate = predicates[number]
+    if filter_number not in predicates:
+        predicates[filter_number] = _predicate(texts[filter_number])
+    predicate = predicates[filter_number]
     if predicate is None or headers is None:
         return int(FilterAnswer.NOT_KNOWN)
     try:
@@ -153,11 +155,16 @@ _decode_headers: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
 def _filters(groups: Sequence[GroupFacts], texts: Sequence[str]) -> list[tuple[str, str, int, int]]:
-    numbers: Mapping[str, int] = {text: number for number, text in enumerate(texts)}
-    return [(one.topic, one.consumer_group, numbers.get(one.filter, _TAKES_ALL), one.filter_since_ms) for one in groups]
+    numbers: Mapping[str, int] = {text: filter_number for filter_number, text in enumerate(texts)}
+    return [
+        (facts.topic, facts.consumer_group, numbers.get(facts.filter, _TAKES_ALL), facts.filter_since_ms)
+        for facts in groups
+    ]
 
 
 def _written_since(segments: Sequence[LogSegment], since_ms: int) -> list[LogSegment]:
     """Returns segments that may have records written since then: each ends where the next begins."""
-    ended = {one.path for one, following in pairwise(segments) if following.created_at_ms + _STEP_BACK_MS < since_ms}
-    return [one for one in segments if one.path not in ended]
+    ended = {
+        segment.path for segment, following in pairwise(segments) if following.created_at_ms + _STEP_BACK_MS < since_ms
+    }
+    return [segment for segment in segments if segment.path not in ended]

@@ -31,29 +31,29 @@ def filters_in_force(events: Iterable[Event], *, acting: Mapping[Place, int]) ->
     evaluates a changed filter on messages beyond the group's position, so only a change makes the filter of earlier
     messages unknown. After a seek all messages ahead are evaluated again; a group created again has no past.
     """
-    found: dict[Place, GroupFilter] = {}
+    filters: dict[Place, GroupFilter] = {}
     deleted: set[Place] = set()
     for kind, topic, group, _, _, at_ms, text in events:
-        place = (topic, group)
-        known = found.get(place)
+        topic_group = (topic, group)
+        before = filters.get(topic_group)
         match kind:
             case "declared":
-                is_made = place in deleted or (known is None and at_ms <= acting.get(place, at_ms))
-                found[place] = _declared(known, text or "", at_ms=at_ms, is_made=is_made)
-                deleted.discard(place)
+                is_made = topic_group in deleted or (before is None and at_ms <= acting.get(topic_group, at_ms))
+                filters[topic_group] = _declared(before, text or "", at_ms=at_ms, is_made=is_made)
+                deleted.discard(topic_group)
             case "deleted":
-                found[place] = GroupFilter("", 0)
-                deleted.add(place)
-            case "sought" if known is not None and known.since_ms != UNKNOWN_MS:
-                found[place] = known._replace(since_ms=0)
+                filters[topic_group] = GroupFilter("", 0)
+                deleted.add(topic_group)
+            case "sought" if before is not None and before.since_ms != UNKNOWN_MS:
+                filters[topic_group] = before._replace(since_ms=0)
             case _:
-                found.setdefault(place, _UNKNOWN)
-    return {**dict.fromkeys(acting, _UNKNOWN), **found}
+                filters.setdefault(topic_group, _UNKNOWN)
+    return {**dict.fromkeys(acting, _UNKNOWN), **filters}
 
 
-def _declared(known: GroupFilter | None, text: str, *, at_ms: int, is_made: bool) -> GroupFilter:
+def _declared(before: GroupFilter | None, text: str, *, at_ms: int, is_made: bool) -> GroupFilter:
     if is_made:
         return GroupFilter(text, 0)
-    if known is not None and known.since_ms != UNKNOWN_MS and known.text == text:
-        return known
+    if before is not None and before.since_ms != UNKNOWN_MS and before.text == text:
+        return before
     return GroupFilter(text, at_ms)

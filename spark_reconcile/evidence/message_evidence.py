@@ -103,14 +103,14 @@ def _with_cancels(
     answered = actions.where(f"kind = '{ANSWERED}'").selectExpr(
         "id", "struct(reason as scope, 0L as time_ms) as cancel"
     )
-    found = computed(grouped(union(noted, answered), "id", cancels="collect_set(cancel)"), is_few=is_few)
-    count = found.count()
+    collected = computed(grouped(union(noted, answered), "id", cancels="collect_set(cancel)"), is_few=is_few)
+    count = collected.count()
     if not count:
         return named.withColumnRenamed("withdrawn", "canceled")
-    cancels = found.frame.hint("broadcast") if count <= BROADCAST_CANCELS_MAX else found.frame
+    cancels = collected.frame.hint("broadcast") if count <= BROADCAST_CANCELS_MAX else collected.frame
     placed = named.join(cancels, "id", "left").selectExpr(*named.columns, f"withdrawn + {_CANCELED} as canceled")
-    known = union(*(frame.join(cancels.select("id"), "id", "left_semi").select("id") for frame in (rows, messages)))
-    nowhere = cancels.join(known.distinct(), "id", "left_anti").selectExpr(
+    known_ids = union(*(frame.join(cancels.select("id"), "id", "left_semi").select("id") for frame in (rows, messages)))
+    nowhere = cancels.join(known_ids.distinct(), "id", "left_anti").selectExpr(
         "id", *(f"{_UNKNOWN.get(name, '0')} as {name}" for name in named.columns if name not in {"id", "created_ms"}),
         "array_min(cancels.time_ms) as created_ms", "cast(size(cancels) as bigint) as canceled",
     )  # fmt: skip
