@@ -52,10 +52,10 @@ def reach_of(settings: Settings, *, now_ms: int) -> Reach:
     # Rules leave the grace time before an end; a source's own clock may be further off.
     apart_ms = max(0, settings.grace.clock_skew_ms - settings.grace.ms)
 
-    def until(told: CompletenessBound, urls: Iterable[str]) -> int:
-        known = told if told.told else settings.until
-        if known.told:
-            return known.at(now_ms) - apart_ms
+    def until(bound: CompletenessBound, urls: Iterable[str]) -> int:
+        effective = bound if bound.told else settings.until
+        if effective.told:
+            return effective.at(now_ms) - apart_ms
         return min(now_ms - _behind_ms(url, behind) for url in urls)
 
     business: dict[str, int] = {}
@@ -63,19 +63,19 @@ def reach_of(settings: Settings, *, now_ms: int) -> Reach:
         business[rule.topic] = min(until(rule.until, settings.urls_of(rule)), business.get(rule.topic, EVER_MS))
     inboxes: dict[tuple[str, str], int] = {}
     for inbox in settings.inboxes:
-        found = until(inbox.until, [inbox.url or settings.database_url])
+        until_ms = until(inbox.until, [inbox.url or settings.database_url])
         for topic in inbox.topics or ("",):
-            inboxes[topic, inbox.group] = min(found, inboxes.get((topic, inbox.group), EVER_MS))
-    archive_ms = min(until(one.until, [one.url]) for one in settings.all_outboxes)
+            inboxes[topic, inbox.group] = min(until_ms, inboxes.get((topic, inbox.group), EVER_MS))
+    archive_ms = min(until(outbox.until, [outbox.url]) for outbox in settings.all_outboxes)
     return Reach(archive_ms=archive_ms, business=business, inboxes=inboxes)
 
 
-def _behind_ms(url: str, known: dict[str, int]) -> int:
+def _behind_ms(url: str, lags_ms: dict[str, int]) -> int:
     place = Place.of(url)
-    if str(place) not in known:
+    if str(place) not in lags_ms:
         with reading(place) as reader:
-            known[str(place)] = _lag_ms(reader)
-    return known[str(place)]
+            lags_ms[str(place)] = _lag_ms(reader)
+    return lags_ms[str(place)]
 
 
 def _lag_ms(reader: DbApiReader) -> int:
@@ -94,10 +94,10 @@ def _lag_ms(reader: DbApiReader) -> int:
 def lag_ms(status: Sequence[Mapping[str, Any]], *, name: str) -> int:
     """Returns a replica's greatest lag behind its sources, by its status. Raises NotComparable if that is not known."""
     lags_ms = [0]
-    for told in status:
-        one = {key.lower(): value for key, value in told.items()}
-        behind = next((one[key] for key in _BEHIND if one.get(key) is not None), None)
-        if behind is None or any(str(one.get(key, "Yes")) != "Yes" for key in _THREADS):
+    for status_row in status:
+        row = {key.lower(): value for key, value in status_row.items()}
+        behind = next((row[key] for key in _BEHIND if row.get(key) is not None), None)
+        if behind is None or any(str(row.get(key, "Yes")) != "Yes" for key in _THREADS):
             raise NotComparable(
                 f"{name} is a replica that does not follow its source now, so nothing tells until when it is complete: "
                 f"start it, or {_CURE}; lag_seconds = 0 where it was made a primary"

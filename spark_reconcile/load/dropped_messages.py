@@ -21,17 +21,17 @@ NAMED_MAX: Final = 3
 
 def note_on_dropped(counts: Iterable[LegCount]) -> str:
     """Returns a note on the action log if groups lost messages to retention; else empty."""
-    groups = ((one.note.partition(" "), one) for one in counts)
-    found = sorted(
-        (one.topic, group, one.last_place, one.last_ms) for (kind, _, group), one in groups if kind == DROPPED
+    groups = ((count.note.partition(" "), count) for count in counts)
+    dropped = sorted(
+        (count.topic, group, count.last_place, count.last_ms) for (kind, _, group), count in groups if kind == DROPPED
     )
     named = [
-        f"{group} those of {topic} below {place:,} (the last at {utc_text(last_ms)})"
-        for topic, group, place, last_ms in found[:NAMED_MAX]
+        f"{group} those of {topic} below {sequence:,} (the last at {utc_text(last_ms)})"
+        for topic, group, sequence, last_ms in dropped[:NAMED_MAX]
     ]
     if not named:
         return ""
-    more = f"; and {len(found) - NAMED_MAX:,} more groups" if len(found) > NAMED_MAX else ""
+    more = f"; and {len(dropped) - NAMED_MAX:,} more groups" if len(dropped) > NAMED_MAX else ""
     return (
         "retention dropped messages that groups had not settled, of which no verdict tells (retention_drops_unread of "
         f"the broker): {'; '.join(named)}{more}"

@@ -19,17 +19,19 @@ def with_empty_notes(
 
     `topics`: those to which this outbox publishes, by rules and rows; empty if its archive has files, too.
     """
-    return [replace(one, note="; ".join(filter(None, (one.note, _note(one, counts, topics))))) for one in inputs]
+    return [
+        replace(extent, note="; ".join(filter(None, (extent.note, _note(extent, counts, topics))))) for extent in inputs
+    ]
 
 
-def _note(one: InputExtent, counts: Sequence[LegCount], topics: Sequence[str]) -> str:
-    if one.rows:
+def _note(extent: InputExtent, counts: Sequence[LegCount], topics: Sequence[str]) -> str:
+    if extent.rows:
         return ""
     # A run by the hour reads a time range: only a source without any row at all has no such time.
-    is_empty = one.complete_since_ms is None
-    match one.source:
+    is_empty = extent.complete_since_ms is None
+    match extent.source:
         case "inbox":
-            return _of_inbox(one.what, counts, is_empty=is_empty)
+            return _of_inbox(extent.what, counts, is_empty=is_empty)
         case "archive" if is_empty:
             return _of_archive(counts, topics)
         case _:
@@ -37,8 +39,8 @@ def _note(one: InputExtent, counts: Sequence[LegCount], topics: Sequence[str]) -
 
 
 def _of_inbox(group: str, counts: Sequence[LegCount], *, is_empty: bool) -> str:
-    named = [one for one in counts if one.leg == "actions" and one.note.partition(" ")[2] == group]
-    acked = sum(one.rows for one in named if one.note == f"acked {group}")
+    named = [count for count in counts if count.leg == "actions" and count.note.partition(" ")[2] == group]
+    acked = sum(count.rows for count in named if count.note == f"acked {group}")
     if acked and is_empty:
         return (
             f"empty, while the broker has {acked:,} acknowledgements of this group: whether it was emptied cannot be "
@@ -48,7 +50,7 @@ def _of_inbox(group: str, counts: Sequence[LegCount], *, is_empty: bool) -> str:
 
 
 def _of_archive(counts: Sequence[LegCount], topics: Sequence[str]) -> str:
-    stored = sum(one.rows for one in counts if one.leg == "messages" and one.topic in topics)
+    stored = sum(count.rows for count in counts if count.leg == "messages" and count.topic in topics)
     if not stored:
         return ""
     return (

@@ -99,12 +99,12 @@ class Evidence:
     @property
     def known_topics(self) -> list[str]:
         """Topics to which this outbox has published, by its remaining rows."""
-        return sorted({one.topic for one in self.counts if one.leg in {Leg.OUTBOX, Leg.ARCHIVE}})
+        return sorted({count.topic for count in self.counts if count.leg in {Leg.OUTBOX, Leg.ARCHIVE}})
 
     @property
     def broker_seen_ms(self) -> int:
         """The time of the broker's newest record."""
-        return max((one.last_ms for one in self.counts if one.leg in {"messages", "actions"}), default=0)
+        return max((count.last_ms for count in self.counts if count.leg in {"messages", "actions"}), default=0)
 
     @property
     def row_count(self) -> int:
@@ -132,7 +132,7 @@ def read_all(
     surveyed, messages, actions, tables, ends = _read_rest(session, settings, plan, counts, times, now_ms)
     whole = {log: begins_whole(segments) for log, segments in surveyed.items()}
     archives = _read_archives(session, settings, counts, span, times)
-    total = sum(one.rows for one in counts) + (0 if delayed is None else delayed.rows)
+    total = sum(count.rows for count in counts) + (0 if delayed is None else delayed.rows)
     is_few = total <= settings.limits.one_partition_rows_max
     few = partial(gathered, rows=total, rows_max=settings.limits.one_partition_rows_max)
     with one_partition(session, is_few=is_few):
@@ -189,7 +189,9 @@ def _read_rest(
 
 def _messages_since(session: SparkSession, settings: Settings, segment: LogSegment) -> list[LegCount]:
     """Count the message log again, from this segment on."""
-    now = [one for one in survey(settings.broker_data, "messages") if one.first_offset >= segment.first_offset]
+    now = [
+        current for current in survey(settings.broker_data, "messages") if current.first_offset >= segment.first_offset
+    ]
     counts: list[LegCount] = []
     for copy in read_log(session, "messages", now, counts).copies:
         copy.unpersist()
@@ -205,7 +207,7 @@ def _read_sql(
     """
     frames = []
     for wave in waves(reads):
-        kept = [sql_frame(session, one).persist() for one in wave]
+        kept = [sql_frame(session, read).persist() for read in wave]
         counts += _counted(
             united(session, kept),
             leg="leg", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')",
@@ -221,13 +223,13 @@ def _read_sql(
     return frames
 
 
-def sql_frame(session: SparkSession, one: Read) -> DataFrame:
+def sql_frame(session: SparkSession, read: Read) -> DataFrame:
     """Returns the rows of a read; lazy."""
     return (
         session.read.format("outbox_sql")
-        .option("url", one.url)
-        .option("statements", msgspec.json.encode(one.statements).decode())
-        .option("snapshot", str(one.snapshot).lower())
+        .option("url", read.url)
+        .option("statements", msgspec.json.encode(read.statements).decode())
+        .option("snapshot", str(read.snapshot).lower())
         .load()
     )
 
@@ -236,7 +238,7 @@ def _read_archives(
     session: SparkSession, settings: Settings, counts: list[LegCount], span: Span | None, times: PlausibleTimes
 ) -> list[tuple[DataFrame, Files]]:
     """Returns archive rows that were moved to Parquet, in the columns of all legs; files are not cached by Spark."""
-    found = []
+    archives = []
     for folder in settings.archives:
         archive = read_archive(session, folder, span=span, latest_ms=times.latest_ms)
         counted = _counted(
@@ -248,8 +250,8 @@ def _read_archives(
                 misread[count.topic] = misread.get(count.topic, 0) + count.rows
         refuse_misread(archive, misread, rows=sum(count.rows for count in counted), is_whole=span is None)
         counts += counted
-        found.append((archive.frame, archive.files))
-    return found
+        archives.append((archive.frame, archive.files))
+    return archives
 
 
 def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
@@ -281,19 +283,19 @@ def read_log(
     frame = union(*read, *parquet)
     note = "''" if log == "messages" else "concat(kind, ' ', consumer_group)"
     rows = "1" if log == "messages" else "coalesce(messages, 1L)"
-    place = "sequence" if log == "messages" else "sequence + coalesce(messages, 1L) - 1"
-    found = _counted(
+    sequence_sql = "sequence" if log == "messages" else "sequence + coalesce(messages, 1L) - 1"
+    log_counts = _counted(
         frame, leg=f"'{log}'", topic="coalesce(damage, topic, '')",
         note=f"if(damage is null, coalesce({note}, ''), '{_DAMAGE}')", rows=rows,
-        place=place, times=(times or PlausibleTimes()).of_log(log, rows=rows),
+        sequence=sequence_sql, times=(times or PlausibleTimes()).of_log(log, rows=rows),
     )  # fmt: skip
-    damaged = sorted(one.topic for one in found if one.note == _DAMAGE)
+    damaged = sorted(count.topic for count in log_counts if count.note == _DAMAGE)
     if damaged:
         raise NotComparable(
             f"the broker's log is damaged, so nothing is judged: {'; '.join(damaged[:3])}. "
             "Restore the segment from a copy"
         )
-    counts += found
+    counts += log_counts
     if kept is not None and fresh:
         keep(read[0], kept, fresh)
     if kept is not None:
@@ -315,7 +317,8 @@ def log_frame(session: SparkSession, log: str, segments: Sequence[LogSegment]) -
 
 
 def _counted(
-    frame: DataFrame, *, leg: str, topic: str, note: str, times: Mapping[str, str], rows: str = "1", place: str = "-1L"
+    frame: DataFrame, *, leg: str, topic: str, note: str, times: Mapping[str, str], rows: str = "1",
+    sequence: str = "-1L",
 ) -> list[LegCount]:  # fmt: skip
     """Fill Spark's cache of the leg, and count its rows. `times`: aggregates, by the names of LegCount's fields."""
     from pyspark.sql.functions import expr
@@ -323,7 +326,7 @@ def _counted(
     grouped = frame.groupBy(expr(leg).alias("leg"), expr(topic).alias("topic"), expr(note).alias("note")).agg(
         expr(f"sum({rows})").alias("rows"),
         *(expr(value).alias(name) for name, value in times.items()),
-        expr(f"coalesce(max({place}), -1L)").alias("last_place"),
+        expr(f"coalesce(max({sequence}), -1L)").alias("last_place"),
     )
     return [LegCount(**row.asDict()) for row in grouped.collect()]
 
@@ -348,13 +351,13 @@ def _acting(counts: Sequence[LegCount]) -> dict[tuple[str, str], int]:
 
     The broker drops old actions, including declarations, since its checkpoint has the groups.
     """
-    found: dict[tuple[str, str], int] = {}
-    for one in counts:
-        kind, _, acting = one.note.partition(" ")
-        group, since_ms = (one.note, NEVER_MS) if one.leg == Leg.INBOX else (acting, one.first_ms)
-        if group and one.leg in {"actions", Leg.INBOX} and kind != "declared":
-            found[one.topic, group] = min(since_ms, found.get((one.topic, group), NEVER_MS))
-    return found
+    acting_since: dict[tuple[str, str], int] = {}
+    for count in counts:
+        kind, _, acting = count.note.partition(" ")
+        group, since_ms = (count.note, NEVER_MS) if count.leg == Leg.INBOX else (acting, count.first_ms)
+        if group and count.leg in {"actions", Leg.INBOX} and kind != "declared":
+            acting_since[count.topic, group] = min(since_ms, acting_since.get((count.topic, group), NEVER_MS))
+    return acting_since
 
 
 def _business_reaches(settings: Settings) -> dict[str, int]:
@@ -369,5 +372,5 @@ def _business_reaches(settings: Settings) -> dict[str, int]:
 
 
 def _log_reach(segments: list[LogSegment], *, skew_ms: int) -> int:
-    found = reach_ms(segments)
-    return found + skew_ms if found else 0
+    reach = reach_ms(segments)
+    return reach + skew_ms if reach else 0

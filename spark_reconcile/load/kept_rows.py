@@ -24,7 +24,9 @@ def archive_reach(
     reach = _told(settings.complete_since_ms, settings.archive_days, settings, now_ms=now_ms)
     if reach is not None:
         return reach
-    return oldest_row([one for one in counts if one.leg == Leg.ARCHIVE], settings, oldest_ms.get((Leg.ARCHIVE, "")))
+    return oldest_row(
+        [count for count in counts if count.leg == Leg.ARCHIVE], settings, oldest_ms.get((Leg.ARCHIVE, ""))
+    )
 
 
 def kept_since(complete_since_ms: int | None, days: float | None, *, now_ms: int) -> int | None:
@@ -54,19 +56,19 @@ def inbox_reaches(
     serve one group: they are complete only where both are, but for one that has no row. `is_whole`: rows of all times
     were read, so a purge has taken what is older than these.
     """
-    found: dict[tuple[str, str], list[int]] = {}
+    reaches_by_group: dict[tuple[str, str], list[int]] = {}
     for inbox, known_ms in zip(settings.inboxes, oldest_ms, strict=True):
-        read = [one for one in counts if one.leg == Leg.INBOX and one.note == inbox.group] if is_whole else []
+        read = [count for count in counts if count.leg == Leg.INBOX and count.note == inbox.group] if is_whole else []
         reach = _told(inbox.complete_since_ms, settings.inbox_days, settings, now_ms=now_ms)
         if reach is None and known_ms is not None:
             reach = max(known_ms + settings.grace.clock_skew_ms, 0 if not read else oldest_row(read, settings, None))
         for topic in inbox.topics or ("",):
-            found.setdefault((topic, inbox.group), []).extend([] if reach is None else [reach])
-    return {place: max(reaches, default=NEVER_MS) for place, reaches in found.items()}
+            reaches_by_group.setdefault((topic, inbox.group), []).extend([] if reach is None else [reach])
+    return {topic_group: max(reaches, default=NEVER_MS) for topic_group, reaches in reaches_by_group.items()}
 
 
 def oldest_row(counts: Sequence[LegCount], settings: Settings, known_ms: int | None) -> int:
     """The oldest row's time plus the clock skew; NEVER_MS without rows. `known_ms`: the oldest of rows not read."""
     # Rows of a topic may all have impossible times: then these have no first one.
-    found = [one.first_ms for one in counts if one.first_ms] + ([] if known_ms is None else [known_ms])
-    return min(found) + settings.grace.clock_skew_ms if found else NEVER_MS
+    first_times = [count.first_ms for count in counts if count.first_ms] + ([] if known_ms is None else [known_ms])
+    return min(first_times) + settings.grace.clock_skew_ms if first_times else NEVER_MS

@@ -55,13 +55,13 @@ def known_groups(
 
     The broker drops old actions. Groups without remaining actions are in the checkpoint of the newest segment.
     """
-    named = {(one.topic, one.note.partition(" ")[2]) for one in counts if one.leg == "actions"}
+    named = {(count.topic, count.note.partition(" ")[2]) for count in counts if count.leg == "actions"}
     pairs = {(topic, group) for topic, group in named if topic and group}
     is_whole = begins_whole(segments)
     carried = [] if is_whole else _carried(segments)
     return KnownGroups(
         pairs=frozenset(pairs.union(carried or [])),
-        deleted=frozenset((one.topic, one.consumer_group) for one in facts if one.deleted),
+        deleted=frozenset((group.topic, group.consumer_group) for group in facts if group.deleted),
         is_complete=carried is not None,
         is_whole=is_whole,
     )
@@ -90,7 +90,9 @@ def check_names(
 
 
 def _refuse_inbox(inbox: InboxSource, known: KnownGroups, extents: Sequence[TableExtent]) -> None:
-    filled = [one for one in extents if one.leg is Leg.INBOX and one.what == inbox.group and not one.is_empty]
+    filled = [
+        extent for extent in extents if extent.leg is Leg.INBOX and extent.what == inbox.group and not extent.is_empty
+    ]
     unknown = _unknown(inbox.group, known, topics=inbox.topics)
     if filled and known.is_whole:
         raise NotComparable(
@@ -117,7 +119,7 @@ def _carried(segments: Sequence[LogSegment]) -> list[tuple[str, str]] | None:
     """Returns the groups of the newest complete checkpoint; None if there is none."""
     for segment in reversed(segments):
         frames = frames_behind(segment, data_of(segment), HEADER_BYTES)
-        found = read_groups(frame.payload for frame in frames)
-        if found is not None:
-            return found
+        groups = read_groups(frame.payload for frame in frames)
+        if groups is not None:
+            return groups
     return None

@@ -49,11 +49,11 @@ def log_end(segments: Sequence[LogSegment], *, settled_ms: int = 0) -> LogEnd:
     newest: list[tuple[int, int]] = []
     try:
         data = data_of(last)
-        while (found := payload_bounds(data, start=start, frames_max=FRAMES_AT_ONCE))[0]:
+        while (bounds := payload_bounds(data, start=start, frames_max=FRAMES_AT_ONCE))[0]:
             # Each record ends where the frame of the next one begins.
-            ends = [*(begin - journal.FRAME_BYTES for begin in found[0][1:]), found[1]]
-            newest = [*newest, *zip(found[0], ends, strict=True)][-FRAMES_AT_ONCE:]
-            start = found[1]
+            ends = [*(begin - journal.FRAME_BYTES for begin in bounds[0][1:]), bounds[1]]
+            newest = [*newest, *zip(bounds[0], ends, strict=True)][-FRAMES_AT_ONCE:]
+            start = bounds[1]
         last_ms = _time_ms(data, *newest[-1]) if newest else 0
         settled = _settled_end(data, newest, settled_ms) if settled_ms else journal.HEADER_BYTES
     except (journal.SegmentDamaged, OSError, msgspec.MsgspecError):
@@ -82,10 +82,10 @@ def refuse_lost_end(
         return
     missing = beyond_the_end([*counts, *again()], is_whole=is_whole)
     if missing:
-        told = "; ".join([*missing[:3], *([torn] if torn else [])])
+        details = "; ".join([*missing[:3], *([torn] if torn else [])])
         raise NotComparable(
             "the broker's action log names messages behind the end of its message log, so nothing is judged: "
-            f"{told}. Restore {segments[-1].path} from a copy; if that is none of this broker's, name the folder of "
+            f"{details}. Restore {segments[-1].path} from a copy; if that is none of this broker's, name the folder of "
             "one broker"
         )
 
@@ -95,17 +95,18 @@ def beyond_the_end(counts: Sequence[LegCount], *, is_whole: bool) -> list[str]:
 
     `is_whole`: nothing of the message log was dropped. Else a topic that is not in it proves nothing.
     """
-    held: dict[str, int] = {}
+    last_stored: dict[str, int] = {}
     named: dict[str, int] = {}
-    for one in counts:
-        if one.leg == "messages":
-            held[one.topic] = max(one.last_place, held.get(one.topic, -1))
-        elif one.leg == "actions" and one.note.partition(" ")[0] in _OF_A_STORED_ONE:
-            named[one.topic] = max(one.last_place, named.get(one.topic, -1))
+    for count in counts:
+        if count.leg == "messages":
+            last_stored[count.topic] = max(count.last_place, last_stored.get(count.topic, -1))
+        elif count.leg == "actions" and count.note.partition(" ")[0] in _OF_A_STORED_ONE:
+            named[count.topic] = max(count.last_place, named.get(count.topic, -1))
     return [
-        f"message {place} of {topic} ({f'the last one there is {held[topic]}' if topic in held else 'none is there'})"
-        for topic, place in sorted(named.items())
-        if place > held.get(topic, -1) and (is_whole or topic in held)
+        f"message {last_sequence} of {topic} "
+        f"({f'the last one there is {last_stored[topic]}' if topic in last_stored else 'none is there'})"
+        for topic, last_sequence in sorted(named.items())
+        if last_sequence > last_stored.get(topic, -1) and (is_whole or topic in last_stored)
     ]
 
 

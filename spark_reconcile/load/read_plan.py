@@ -72,7 +72,7 @@ class SourcePlan:
         reads = (*self.inboxes, *self.rest)
         if self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in reads):
             return Size.SMALL
-        rows = sum(one.rows_about for read in reads for one in read.statements)
+        rows = sum(statement.rows_about for read in reads for statement in read.statements)
         return (
             Size.MEDIUM
             if self.broker_bytes <= MEDIUM_BROKER_BYTES and rows <= self.limits.medium_rows_max
@@ -121,17 +121,17 @@ def check_sources(
         max(now_ms or 0, time.time_ns() // 1_000_000), clocks=clocks, skew_ms=settings.grace.clock_skew_ms
     ).latest_ms
     rest = _rest(settings, span, oldest, clocks, once, extents, latest_ms)
-    segments = [one for log in ("messages", "actions") for one in survey(settings.broker_data, log)]
+    segments = [segment for log in ("messages", "actions") for segment in survey(settings.broker_data, log)]
     return SourcePlan(
         inboxes=tuple(_together(inboxes, settings.limits)),
         rest=tuple(_together(rest, settings.limits)),
-        broker_bytes=sum(one.size_bytes for one in segments),
+        broker_bytes=sum(segment.size_bytes for segment in segments),
         oldest_ms=oldest,
         inbox_oldest_ms=tuple(inbox_oldest),
         clocks={name: ahead_ms for name, ahead_ms in clocks.items() if ahead_ms},
         reach=reach or Reach(),
         # Two inboxes of one group in one table, with different topics, are one table.
-        extents=tuple({one.name: one for one in extents}.values()),
+        extents=tuple({extent.name: extent for extent in extents}.values()),
         limits=settings.limits,
         slack_seconds=max((_slack_seconds(statement) for _, statement in rest), default=0.0),
     )
@@ -148,7 +148,7 @@ def _rest(
     once: NamedSources, extents: list[TableExtent], latest_ms: int,
 ) -> list[tuple[str, Statement]]:  # fmt: skip
     """Returns the statements of the outboxes, then those of the business tables."""
-    found = []
+    url_statements = []
     for outbox in settings.all_outboxes:
         place = Place.of(outbox.url)
         with reading(place) as reader:
@@ -160,19 +160,21 @@ def _rest(
             found_ms = None if span is None else _oldest_ms(reader, statements[-1])
             if found_ms is not None:
                 oldest[Leg.ARCHIVE, ""] = min(found_ms, oldest.get((Leg.ARCHIVE, ""), found_ms))
-            found += [(outbox.url, one) for one in statements]
-    for number, rule in enumerate(settings.rules):
+            url_statements += [(outbox.url, statement) for statement in statements]
+    for rule_number, rule in enumerate(settings.rules):
         for url in settings.urls_of(rule):
             with reading(Place.of(url)) as reader:
                 _note_clock(reader, settings, clocks)
                 once.note(f"rule {rule.name}: {rule.table} in {reader.place}", _table(reader, rule))
-                found.append((url, business_statement(reader, rule, number, span=span, latest_ms=latest_ms)))
-    return found
+                url_statements.append(
+                    (url, business_statement(reader, rule, rule_number, span=span, latest_ms=latest_ms))
+                )
+    return url_statements
 
 
-def _slack_seconds(one: Statement) -> float:
+def _slack_seconds(statement: Statement) -> float:
     """A row with a day, and no time of the day, is up to a day and a time zone apart from its message."""
-    return DAY_SLACK_SECONDS if one.is_by_day else 0.0
+    return DAY_SLACK_SECONDS if statement.is_by_day else 0.0
 
 
 def _group(reader: DbApiReader, schema: str | None, group: str) -> tuple[object, ...]:
@@ -204,28 +206,29 @@ def _in_steps(apart_ms: int) -> int:
     return -(-apart_ms // step_ms) * step_ms
 
 
-def _oldest_ms(reader: DbApiReader, one: Statement) -> int | None:
+def _oldest_ms(reader: DbApiReader, statement: Statement) -> int | None:
     """Returns the oldest row of a source, which a time range hides: one look-up of an index's first entry."""
-    condition, time = one.where[0], one.range_by  # the kind or the group; the others are topics and the time range
+    # The first condition is the kind or the group; the others are topics and the time range.
+    condition, time = statement.where[0], statement.range_by
     # A row with an impossible time is no evidence for the age of the others.
-    sql = f"SELECT {time} FROM {one.table} WHERE {condition} AND {time} >= ? ORDER BY {time} LIMIT 1"  # noqa: S608 - checked
-    found = reader.rows(sql, [*one.parameters[: condition.count("?")], EARLIEST_MS * 1000])
-    return int(found[0][0]) // 1000 if found else None
+    sql = f"SELECT {time} FROM {statement.table} WHERE {condition} AND {time} >= ? ORDER BY {time} LIMIT 1"  # noqa: S608 - checked
+    rows = reader.rows(sql, [*statement.parameters[: condition.count("?")], EARLIEST_MS * 1000])
+    return int(rows[0][0]) // 1000 if rows else None
 
 
-def _together(found: Sequence[tuple[str, Statement]], limits: RunLimits) -> list[Read]:
+def _together(url_statements: Sequence[tuple[str, Statement]], limits: RunLimits) -> list[Read]:
     """Groups statements of one database into one snapshot if they are small; else one read each, in order."""
     by_url: dict[str, list[Statement]] = {}
-    for url, statement in found:
+    for url, statement in url_statements:
         by_url.setdefault(url, []).append(statement)
     reads = []
     for url, statements in by_url.items():
-        if sum(one.rows_about for one in statements) <= limits.snapshot_rows_max:
+        if sum(statement.rows_about for statement in statements) <= limits.snapshot_rows_max:
             reads.append(Read(url, tuple(statements), snapshot=True))
         else:
-            reads += [Read(url, (one,), snapshot=False) for one in statements]
+            reads += [Read(url, (statement,), snapshot=False) for statement in statements]
     return reads
 
 
-def _wave(one: Read) -> int:
-    return -1 if one.snapshot else list(Leg).index(one.statements[0].leg)
+def _wave(read: Read) -> int:
+    return -1 if read.snapshot else list(Leg).index(read.statements[0].leg)

@@ -26,28 +26,32 @@ def check_rule_topics(settings: Settings, counts: Sequence[LegCount], *, now_ms:
     rows would be lost, and no message on the other topic would be compared.
     """
     covered = {rule.topic for rule in settings.rules}
-    published = {one.topic for one in counts if one.leg in _PUBLISHED and one.topic and one.topic != CANCELS}
-    for number, rule in enumerate(settings.rules):
-        asking = [one for one in _unanswered(settings, counts, number) if one.first_ms < now_ms - settings.grace.ms]
+    published = {count.topic for count in counts if count.leg in _PUBLISHED and count.topic and count.topic != CANCELS}
+    for rule_number, rule in enumerate(settings.rules):
+        asking = [
+            count for count in _unanswered(settings, counts, rule_number) if count.first_ms < now_ms - settings.grace.ms
+        ]
         near = difflib.get_close_matches(rule.topic, sorted(published - covered), n=1, cutoff=NEAR)
         if asking and near:
             raise ConfigurationError(
-                f"rule {rule.name}: {sum(one.rows for one in asking):,} rows ask for messages on the topic "
+                f"rule {rule.name}: {sum(count.rows for count in asking):,} rows ask for messages on the topic "
                 f"{rule.topic!r}, on which there has never been a message, an outbox row or an action of a group; did "
                 f"you mean {near[0]!r}? If the topic is right, give {near[0]!r} a rule of its own"
             )
 
 
-def note_on_topic(settings: Settings, counts: Sequence[LegCount], number: int) -> str:
+def note_on_topic(settings: Settings, counts: Sequence[LegCount], rule_number: int) -> str:
     """Returns a note on the topic of the rule with this number if it was never used; else empty."""
-    if not _unanswered(settings, counts, number):
+    if not _unanswered(settings, counts, rule_number):
         return ""
-    return f"no message, outbox row or action of a group has ever been on its topic {settings.rules[number].topic!r}"
+    return (
+        f"no message, outbox row or action of a group has ever been on its topic {settings.rules[rule_number].topic!r}"
+    )
 
 
-def _unanswered(settings: Settings, counts: Sequence[LegCount], number: int) -> list[LegCount]:
+def _unanswered(settings: Settings, counts: Sequence[LegCount], rule_number: int) -> list[LegCount]:
     """Returns the rows of a rule whose topic was never used; else none."""
-    topic = settings.rules[number].topic
-    if any(one.topic == topic for one in counts if one.leg in _PUBLISHED or one.leg == "actions"):
+    topic = settings.rules[rule_number].topic
+    if any(count.topic == topic for count in counts if count.leg in _PUBLISHED or count.leg == "actions"):
         return []
-    return [one for one in counts if one.leg == Leg.BUSINESS and one.note == str(number) and one.rows]
+    return [count for count in counts if count.leg == Leg.BUSINESS and count.note == str(rule_number) and count.rows]

@@ -137,9 +137,9 @@ def spark_session(master: str | None, *, log: Path, size: Size = Size.LARGE) -> 
     `master` is `local[N]`, `spark://...`, `k8s://...`, or a Spark Connect address `sc://host:port`. `size`: a
     short local run spends less on compilation. Raises ConfigurationError without Java.
     """
-    where = master or MASTER_DEFAULT
-    session = _start(where, log=log, size=size)
-    with _released_by_the_end() if where.startswith(_CONNECT) else nullcontext():
+    master_url = master or MASTER_DEFAULT
+    session = _start(master_url, log=log, size=size)
+    with _released_by_the_end() if master_url.startswith(_CONNECT) else nullcontext():
         try:
             yield pinned_session(session)
         finally:
@@ -189,10 +189,10 @@ def pinned_session(session: SparkSession) -> SparkSession:
     else:
         pinned = session
         for name, value in PINNED.items():
-            if (found := session.conf.get(name, None)) != value:
+            if (setting := session.conf.get(name, None)) != value:
                 raise ConfigurationError(
-                    f"the Spark session has {name}={found}, by which verdicts would be wrong: set it to {value} on the "
-                    "Spark Connect server, or in the session"
+                    f"the Spark session has {name}={setting}, by which verdicts would be wrong: set it to {value} on "
+                    "the Spark Connect server, or in the session"
                 )
     _register_sources(pinned)
     return pinned
@@ -263,11 +263,11 @@ def _start(master: str, *, log: Path, size: Size) -> SparkSession:
 
 def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
-    found = (Path(home) / "bin" / "java").exists() if home else shutil.which("java") is not None
-    if not found:
-        where = f"JAVA_HOME names {home}, which has no bin/java" if home else "none is on the PATH"
+    has_java = (Path(home) / "bin" / "java").exists() if home else shutil.which("java") is not None
+    if not has_java:
+        problem = f"JAVA_HOME names {home}, which has no bin/java" if home else "none is on the PATH"
         raise ConfigurationError(
-            f"Spark needs Java 17 or newer, and {where}: run ./scripts/test, which sets one up, or install "
+            f"Spark needs Java 17 or newer, and {problem}: run ./scripts/test, which sets one up, or install "
             "openjdk-17-jre-headless, or set JAVA_HOME"
         )
 

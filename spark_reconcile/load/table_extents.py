@@ -35,14 +35,14 @@ def extent_of(reader: DbApiReader, statement: Statement, *, what: str, schema: s
     return TableExtent(name=name, leg=statement.leg, what=what, first_ms=first, last_ms=last)
 
 
-def _end_ms(reader: DbApiReader, one: Statement, order: str) -> int | None:
-    condition = one.where[0]  # the kind or the group; the others are topics and the time range
+def _end_ms(reader: DbApiReader, statement: Statement, order: str) -> int | None:
+    condition = statement.where[0]  # the kind or the group; the others are topics and the time range
     sql = (
-        f"SELECT {one.range_by} FROM {one.table} WHERE {condition} "  # noqa: S608 - checked names
-        f"ORDER BY {one.range_by} {order} LIMIT 1"
+        f"SELECT {statement.range_by} FROM {statement.table} WHERE {condition} "  # noqa: S608 - checked names
+        f"ORDER BY {statement.range_by} {order} LIMIT 1"
     )
-    found = reader.rows(sql, one.parameters[: condition.count("?")])
-    return int(found[0][0]) // 1000 if found else None
+    rows = reader.rows(sql, statement.parameters[: condition.count("?")])
+    return int(rows[0][0]) // 1000 if rows else None
 
 
 def _place(place: Place, schema: str | None) -> str:

@@ -58,15 +58,15 @@ def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) 
         return ""
     last = evidence.surveyed["actions"][-1]
     # The broker may be running: actions appended since the log was read count, too.
-    now = [one for one in survey(settings.broker_data, "actions") if one.first_offset >= last.first_offset]
+    now = [segment for segment in survey(settings.broker_data, "actions") if segment.first_offset >= last.first_offset]
     since = log_frame(evidence.messages.sparkSession, "actions", now)
     last_ms = max(last_ms, log_end(now).last_ms)
     actions = union(evidence.actions, single(since), named_runs(since, evidence.messages, is_whole=False))
-    found = _without_hand_out(evidence.inboxes.where(f"at_ms > {last_ms + skew_ms}L"), evidence.messages, actions)
-    if not found:
+    unrecorded = _without_hand_out(evidence.inboxes.where(f"at_ms > {last_ms + skew_ms}L"), evidence.messages, actions)
+    if not unrecorded:
         return ""
-    named = _named(found, last_ms=last_ms)
-    if not is_proven(found, now_ms=now_ms, skew_ms=skew_ms):
+    named = _named(unrecorded, last_ms=last_ms)
+    if not is_proven(unrecorded, now_ms=now_ms, skew_ms=skew_ms):
         return f"{named}: they are new, and the next run looks for them again"
     raise NotComparable(
         f"the end of the broker's action log is missing, so nothing is judged: {named}. Restore {last.path} from a "
@@ -75,12 +75,12 @@ def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) 
     )
 
 
-def is_proven(found: Sequence[UnrecordedEffects], *, now_ms: int, skew_ms: int) -> bool:
+def is_proven(effects: Sequence[UnrecordedEffects], *, now_ms: int, skew_ms: int) -> bool:
     """Whether the first of these effects is so old that its delivery must be visible to every reader of the log.
 
     Appended bytes are visible at once on the broker's machine; on others, when their file system revalidates the file.
     """
-    return now_ms - min(one.first_ms for one in found) > UNSYNCED_MS + skew_ms
+    return now_ms - min(group_effects.first_ms for group_effects in effects) > UNSYNCED_MS + skew_ms
 
 
 def _without_hand_out(effects: DataFrame, messages: DataFrame, actions: DataFrame) -> list[UnrecordedEffects]:
@@ -102,16 +102,16 @@ def _without_hand_out(effects: DataFrame, messages: DataFrame, actions: DataFram
             )
             for row in rows
         ),
-        key=lambda one: (one.group, one.topic),
+        key=lambda unrecorded: (unrecorded.group, unrecorded.topic),
     )  # fmt: skip
 
 
-def _named(found: Sequence[UnrecordedEffects], *, last_ms: int) -> str:
-    named = "; ".join(map(str, found[:NAMED_MAX]))
-    more = f"; and {len(found) - NAMED_MAX:,} more groups and topics" if len(found) > NAMED_MAX else ""
+def _named(effects: Sequence[UnrecordedEffects], *, last_ms: int) -> str:
+    named = "; ".join(map(str, effects[:NAMED_MAX]))
+    more = f"; and {len(effects) - NAMED_MAX:,} more groups and topics" if len(effects) > NAMED_MAX else ""
     last = f"its last action is of {utc_text(last_ms)}" if last_ms else "it has no action"
     return f"{named}{more}, whose deliveries the action log does not have ({last})"
 
 
 def _last_ms(counts: Sequence[LegCount], leg: str) -> int:
-    return max((one.last_ms for one in counts if one.leg == leg), default=0)
+    return max((count.last_ms for count in counts if count.leg == leg), default=0)
