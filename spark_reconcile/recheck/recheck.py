@@ -54,26 +54,26 @@ def recheck(
 
     The frames of `first` must stay cached as long as the result is used.
     """
-    found = _found(first, is_few=evidence.is_few)
-    suspects = _suspects(first, found, job.settings.limits, is_few=evidence.is_few)
+    findings = _found(first, is_few=evidence.is_few)
+    suspects = _suspects(first, findings, job.settings.limits, is_few=evidence.is_few)
     if suspects is None:
         job.say("too many suspects to look at each of them again: none is confirmed")
     if not suspects:
         return RecheckResult(judged=first.map(lambda frame: frame.selectExpr("*", "false as confirmed")), cleared={})
     job.pause(job.settings.grace.confirm_after_seconds)
     near = _near(job, evidence, suspects)
-    known = sum(len(part.messages) + len(part.keys) for part in suspects)
+    suspect_count = sum(len(part.messages) + len(part.keys) for part in suspects)
     parts = []
     with job.few_rows():
-        for number, part in enumerate(suspects, start=1):
-            job.say(f"looking again at {known:,} suspects, part {number} of {len(suspects)}")
+        for part_number, part in enumerate(suspects, start=1):
+            job.say(f"looking again at {suspect_count:,} suspects, part {part_number} of {len(suspects)}")
             parts.append(_part(job, near, part, placement))
         messages = union(*(part.messages for part in parts)).distinct()
         keys = union(*(part.keys for part in parts))
         before, after = _by_window(
             [
-                found.messages.frame.join(messages, _MESSAGE, "left_semi"),
-                found.keys.frame.join(keys, _UNDER_KEY, "left_semi"),
+                findings.messages.frame.join(messages, _MESSAGE, "left_semi"),
+                findings.keys.frame.join(keys, _UNDER_KEY, "left_semi"),
             ],
             [frame.where(FINDING) for part in parts for frame in part.judged.frames],
         )
@@ -106,22 +106,24 @@ def _found(first: ClassifiedEvidence, *, is_few: bool) -> _Findings:
     return _Findings(*in_parallel(*(partial(computed, frame, is_few=is_few) for frame in (messages, keys))))
 
 
-def _suspects(first: ClassifiedEvidence, found: _Findings, limits: RunLimits, *, is_few: bool) -> list[Suspects] | None:
+def _suspects(
+    first: ClassifiedEvidence, findings: _Findings, limits: RunLimits, *, is_few: bool
+) -> list[Suspects] | None:
     """Returns messages and keys with findings, and all messages with these keys, in parts; None: too many."""
     from pyspark.sql.functions import broadcast
 
     most = limits.suspects_max
-    messages = computed(found.messages.frame.select(*_MESSAGE).distinct().limit(most + 1), is_few=is_few)
+    messages = computed(findings.messages.frame.select(*_MESSAGE).distinct().limit(most + 1), is_few=is_few)
     names = messages.rows()
-    if not names and found.keys.is_empty():
+    if not names and findings.keys.is_empty():
         return []
     if len(names) > most:
         return None
     keyed = first.messages.where("message_key != ''").select(*_MESSAGE, "message_key")
     # A delivery's verdict has no key; its message has one, and would look like a phantom without its business rows.
     of_messages = keyed.join(broadcast(messages.frame), _MESSAGE, "left_semi").select(*_UNDER_KEY)
-    asked = union(of_messages, found.keys.frame.select(*_UNDER_KEY)).distinct().limit(most + 1)
-    keys = computed(asked, is_few=is_few)
+    suspect_keys = union(of_messages, findings.keys.frame.select(*_UNDER_KEY)).distinct().limit(most + 1)
+    keys = computed(suspect_keys, is_few=is_few)
     under = keyed.join(broadcast(keys.frame), _UNDER_KEY, "left_semi").limit(most + 1).collect()
     by_key: dict[Key | None, list[MessageName]] = {(topic, key): [] for topic, key in keys.rows()}
     for row in under:
@@ -136,11 +138,11 @@ def _near(job: RunContext, evidence: Evidence, suspects: Sequence[Suspects]) -> 
     """
     from pyspark.sql.functions import broadcast
 
-    ids = ids_frame(job.session, dict.fromkeys(one for part in suspects for one in part.ids))
+    ids = ids_frame(job.session, dict.fromkeys(message_id for part in suspects for message_id in part.ids))
     keys = keys_frame(job.session, dict.fromkeys(key for part in suspects for key in part.keys))
     archived = evidence.rows.where(f"leg = '{Leg.ARCHIVE}'")
-    known = sum(len(part.messages) + len(part.keys) for part in suspects)
-    few = partial(gathered, rows=known, rows_max=job.settings.limits.one_partition_rows_max)
+    suspect_count = sum(len(part.messages) + len(part.keys) for part in suspects)
+    few = partial(gathered, rows=suspect_count, rows_max=job.settings.limits.one_partition_rows_max)
     rows, messages = (
         few(frame)
         for frame in in_parallel(*(_named(frame, ids, keys).localCheckpoint for frame in (archived, evidence.messages)))
@@ -191,8 +193,8 @@ def _replaced(
     from pyspark.sql.functions import broadcast
 
     def whole(before: DataFrame, on: list[str], gone: DataFrame, after: Sequence[DataFrame]) -> DataFrame:
-        rest = before.join(broadcast(gone), on, "left_anti").selectExpr("*", "false as confirmed")
-        return union(rest, *after)
+        untouched = before.join(broadcast(gone), on, "left_anti").selectExpr("*", "false as confirmed")
+        return union(untouched, *after)
 
     return ClassifiedEvidence(
         messages=whole(first.messages, _MESSAGE, messages, [part.judged.messages for part in parts]),
@@ -203,8 +205,10 @@ def _replaced(
 
 def _by_window(*looks: Sequence[DataFrame]) -> list[dict[int, int]]:
     """Returns, for each look, the number of its rows in each window; by one job."""
-    placed = [frame.selectExpr(f"{number} as look", "window_ms") for number, look in enumerate(looks) for frame in look]
-    found: list[dict[int, int]] = [{} for _ in looks]
+    placed = [
+        frame.selectExpr(f"{index} as look", "window_ms") for index, frames in enumerate(looks) for frame in frames
+    ]
+    counts: list[dict[int, int]] = [{} for _ in looks]
     for row in grouped(union(*placed), "look", "window_ms", n="count(*)").collect():
-        found[row["look"]][row["window_ms"]] = row["n"]
-    return found
+        counts[row["look"]][row["window_ms"]] = row["n"]
+    return counts

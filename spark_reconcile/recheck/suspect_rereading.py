@@ -53,8 +53,8 @@ def parted(under: Mapping[Key | None, Sequence[MessageName]], limits: RunLimits)
     """
     if max(sum(map(len, under.values())), len(under.keys() - {None})) > limits.suspects_max:
         return None
-    loose: list[tuple[Sequence[Key], Sequence[MessageName]]] = [((), [one]) for one in sorted(under.get(None, ()))]
-    keyed = [((key,), sorted(under[key])) for key in sorted(one for one in under if one is not None)]
+    loose: list[tuple[Sequence[Key], Sequence[MessageName]]] = [((), [name]) for name in sorted(under.get(None, ()))]
+    keyed = [((key,), sorted(under[key])) for key in sorted(key for key in under if key is not None)]
     parts: list[tuple[list[Key], list[MessageName]]] = []
     for keys, messages in (*keyed, *loose):
         if len(messages) > limits.suspects_a_part:
@@ -93,19 +93,19 @@ def reread_suspects(
     ids, keys = ids_frame(session, suspects.ids), keys_frame(session, suspects.keys)
     stored = messages.where("damage is null")
     under = stored.join(keys, ["topic", "message_key"], "left_semi").select("id")
-    found = computed(union(ids, under).distinct(), is_few=first.is_few)
-    more = _others(found, ids, suspects.ids, rows_max=settings.limits.suspects_a_part)
+    suspect_ids = computed(union(ids, under).distinct(), is_few=first.is_few)
+    more = _others(suspect_ids, ids, suspects.ids, rows_max=settings.limits.suspects_a_part)
     tables = _tables(session, plan.rest, ids=[*suspects.ids, *more], keys=suspects.keys)
-    known = len(suspects.messages) + len(suspects.keys) + len(more)
-    few = partial(gathered, rows=known, rows_max=settings.limits.one_partition_rows_max)
+    suspect_count = len(suspects.messages) + len(suspects.keys) + len(more)
+    few = partial(gathered, rows=suspect_count, rows_max=settings.limits.one_partition_rows_max)
     rows = few(united(session, tables))
     if settings.archives:
         archived = first.rows.where(f"leg = '{Leg.ARCHIVE}'")
-        asked = union(found.frame, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
+        archived_ids = union(suspect_ids.frame, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
         # The tables were read again: the remaining rows (a multiset difference) are those in files.
-        in_files = archived.join(asked, "id", "left_semi").select(*rows.columns).exceptAll(rows)
+        in_files = archived.join(archived_ids, "id", "left_semi").select(*rows.columns).exceptAll(rows)
         rows = few(union(rows, in_files))
-    named = union(found.frame, rows.where("id is not null").select("id")).distinct().localCheckpoint()
+    named = union(suspect_ids.frame, rows.where("id is not null").select("id")).distinct().localCheckpoint()
     if are_answered(first.counts):
         actions = union(actions, answers(rows, messages=stored, actions=actions))
     messages = stored.join(named, "id", "left_semi").select(*first.messages.columns).localCheckpoint()
@@ -117,15 +117,15 @@ def reread_suspects(
         actions=few(actions),
         rows=rows,
         tables=(*inboxes, *tables),
-        is_few=known <= settings.limits.one_partition_rows_max,
+        is_few=suspect_count <= settings.limits.one_partition_rows_max,
     )
 
 
-def _others(found: ComputedRows, ids: DataFrame, known: Collection[str], *, rows_max: int) -> list[str]:
+def _others(suspect_ids: ComputedRows, ids: DataFrame, known_ids: Collection[str], *, rows_max: int) -> list[str]:
     """Returns up to `rows_max` of the ids that are not among the known ones, of which `ids` is the frame."""
-    if found.table is None:
-        return [row["id"] for row in found.frame.join(ids, "id", "left_anti").limit(rows_max).collect()]
-    return sorted({id_ for (id_,) in found.rows()}.difference(known))[:rows_max]
+    if suspect_ids.table is None:
+        return [row["id"] for row in suspect_ids.frame.join(ids, "id", "left_anti").limit(rows_max).collect()]
+    return sorted({id_ for (id_,) in suspect_ids.rows()}.difference(known_ids))[:rows_max]
 
 
 def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[DataFrame, DataFrame]:
@@ -152,14 +152,14 @@ def _tables(
 ) -> list[DataFrame]:
     """Read the tables now, and cache the rows: a second query of a table could return other rows."""
     frames = []
-    for one in reads:
+    for read in reads:
         statements = [
-            asked
-            for statement in one.statements
-            if (asked := narrowed(statement, ids=ids, keys=[key for _, key in keys])) is not None
+            narrowed_statement
+            for statement in read.statements
+            if (narrowed_statement := narrowed(statement, ids=ids, keys=[key for _, key in keys])) is not None
         ]
         if statements:
-            kept = sql_frame(session, Read(one.url, tuple(statements), snapshot=True)).persist()
+            kept = sql_frame(session, Read(read.url, tuple(statements), snapshot=True)).persist()
             kept.count()
             frames.append(kept)
     return frames
