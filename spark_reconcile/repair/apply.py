@@ -23,23 +23,27 @@ def apply_repairs(repairs: Sequence[Repair]) -> list[Repair]:
     for place, schema, mine in _by_place(repairs):
         for start in range(0, len(mine), ROWS_A_TRANSACTION):
             with writing(place) as cursor:
-                done += [one for one in mine[start : start + ROWS_A_TRANSACTION] if _apply(cursor, place, schema, one)]
+                done += [
+                    repair
+                    for repair in mine[start : start + ROWS_A_TRANSACTION]
+                    if _apply(cursor, place, schema, repair)
+                ]
     return done
 
 
-def _apply(cursor: Any, place: Place, schema: str | None, one: Repair) -> bool:
-    table = quoted(place, schema, one.table)
-    match one.action:
+def _apply(cursor: Any, place: Place, schema: str | None, repair: Repair) -> bool:
+    table = quoted(place, schema, repair.table)
+    match repair.action:
         case RepairAction.MAKE_DUE:
-            return _make_due(cursor, place, table, one.message_id)
+            return _make_due(cursor, place, table, repair.message_id)
         case RepairAction.WRITE_AGAIN:
-            return _write(cursor, place, table, one, kind="publish", headers=_JSON_HEADERS)
+            return _write(cursor, place, table, repair, kind="publish", headers=_JSON_HEADERS)
         case RepairAction.CANCEL_AGAIN:
-            return _write(cursor, place, table, one, kind="cancel", headers=None)
+            return _write(cursor, place, table, repair, kind="cancel", headers=None)
         case RepairAction.NOTHING:
             return False
         case _:
-            assert_never(one.action)
+            assert_never(repair.action)
 
 
 def _make_due(cursor: Any, place: Place, table: str, message_id: str) -> bool:
@@ -52,16 +56,16 @@ def _make_due(cursor: Any, place: Place, table: str, message_id: str) -> bool:
     return _changed(cursor, place, sql, (message_id,))
 
 
-def _write(cursor: Any, place: Place, table: str, one: Repair, *, kind: str, headers: str | None) -> bool:
+def _write(cursor: Any, place: Place, table: str, repair: Repair, *, kind: str, headers: str | None) -> bool:
     """Insert the message, or the cancel, with its original content and id, due now; not if the id is pending."""
-    now, row = now_us(place), one.row or {}
+    now, row = now_us(place), repair.row or {}
     marks, dual = ", ".join("?" * len(_WRITTEN)), "" if place.backend is Backend.SQLITE else "FROM DUAL"
     absent = f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE id = ?)"  # noqa: S608 - checked
     sql = (
         f"INSERT INTO {table} ({', '.join(_WRITTEN)}, headers, kind, state, due_at_us, attempts) "
         f"SELECT {marks}, ?, ?, 'pending', {now}, 0 {dual} {absent}"
     )
-    return _changed(cursor, place, sql, (*(row[name] for name in _WRITTEN), headers, kind, one.message_id))
+    return _changed(cursor, place, sql, (*(row[name] for name in _WRITTEN), headers, kind, repair.message_id))
 
 
 def _changed(cursor: Any, place: Place, sql: str, parameters: Sequence[object]) -> bool:
@@ -72,9 +76,9 @@ def _changed(cursor: Any, place: Place, sql: str, parameters: Sequence[object]) 
 
 
 def _by_place(repairs: Sequence[Repair]) -> list[tuple[Place, str | None, list[Repair]]]:
-    found: dict[tuple[str, str | None], list[Repair]] = {}
-    for one in repairs:
-        if one.outbox is not None and one.action is not RepairAction.NOTHING:
-            found.setdefault((one.outbox.url, one.outbox.schema), []).append(one)
-    places = [(Place.of(url), schema, mine) for (url, schema), mine in found.items()]
+    by_outbox: dict[tuple[str, str | None], list[Repair]] = {}
+    for repair in repairs:
+        if repair.outbox is not None and repair.action is not RepairAction.NOTHING:
+            by_outbox.setdefault((repair.outbox.url, repair.outbox.schema), []).append(repair)
+    places = [(Place.of(url), schema, mine) for (url, schema), mine in by_outbox.items()]
     return [(place, place.schema_of(schema), mine) for place, schema, mine in places]

@@ -29,14 +29,14 @@ def hour_folders(output: Path, *, since_ms: int, until_ms: int) -> list[Path]:
 
 def confirmed_suspects(folders: Sequence[Path]) -> list[Suspect]:
     """Returns messages that are lost or unsent, confirmed by the recheck, from the tables in these folders."""
-    found = []
+    suspects = []
     for table in _tables(folders, "verdicts"):
         rows = _each_row(table, _COLUMNS, [*_OF_MESSAGES, ("confirmed", "=", True)])
-        found += [
+        suspects += [
             Suspect(message_id=row["message_id"], topic=row["topic"], key=row["message_key"], rule=row["rule"])
             for row in sorted(rows, key=lambda row: str(row["message_id"]))
         ]
-    return found
+    return suspects
 
 
 def unconfirmed_count(folders: Sequence[Path]) -> int:
@@ -51,15 +51,17 @@ def unconfirmed_count(folders: Sequence[Path]) -> int:
 
 def unpublished_rows(folders: Sequence[Path], *, rows_max: int) -> list[Suspect]:
     """Returns at most `rows_max` business rows without their message, one a key, in order of time."""
-    found: list[Suspect] = []
+    suspects: list[Suspect] = []
     for table in _tables(folders, "business_verdicts"):
         rows = _each_row(table, ("topic", "message_key", "rule", "at_ms"), _OF_ROWS)
         # There may be millions, where a source is missing: only those that are returned are kept.
-        first = nsmallest(rows_max - len(found), rows, key=lambda row: (row["at_ms"], str(row["message_key"])))
-        found += [Suspect(message_id="", topic=row["topic"], key=row["message_key"], rule=row["rule"]) for row in first]
-        if len(found) >= rows_max:
+        earliest = nsmallest(rows_max - len(suspects), rows, key=lambda row: (row["at_ms"], str(row["message_key"])))
+        suspects += [
+            Suspect(message_id="", topic=row["topic"], key=row["message_key"], rule=row["rule"]) for row in earliest
+        ]
+        if len(suspects) >= rows_max:
             break
-    return found
+    return suspects
 
 
 def _tables(folders: Sequence[Path], name: str) -> list[Path]:

@@ -23,17 +23,17 @@ class RepairOutcome(StrEnum):
 def why_unchanged(repairs: Sequence[Repair]) -> Counter[RepairOutcome]:
     """Counts the outcomes of applied repairs that changed nothing. Raises DatabaseUnavailable."""
     counts: Counter[RepairOutcome] = Counter(
-        RepairOutcome.WAITING for one in repairs if one.action is not RepairAction.MAKE_DUE
+        RepairOutcome.WAITING for repair in repairs if repair.action is not RepairAction.MAKE_DUE
     )
     tables: dict[tuple[str, str | None, str], list[str]] = {}
-    for one in repairs:
-        if one.action is RepairAction.MAKE_DUE and one.outbox is not None:
-            tables.setdefault((one.outbox.url, one.outbox.schema, one.table), []).append(one.message_id)
+    for repair in repairs:
+        if repair.action is RepairAction.MAKE_DUE and repair.outbox is not None:
+            tables.setdefault((repair.outbox.url, repair.outbox.schema, repair.table), []).append(repair.message_id)
     for (url, schema, table), ids in tables.items():
         with reading(Place.of(url)) as reader:
-            found = list(_outcomes(reader, quoted(reader.place, reader.place.schema_of(schema), table), ids))
-        counts.update(found)
-        counts[RepairOutcome.GONE] += len(ids) - len(found)
+            outcomes = list(_outcomes(reader, quoted(reader.place, reader.place.schema_of(schema), table), ids))
+        counts.update(outcomes)
+        counts[RepairOutcome.GONE] += len(ids) - len(outcomes)
     return +counts
 
 

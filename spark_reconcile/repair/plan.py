@@ -90,15 +90,15 @@ class Repair:
     @property
     def repair_id(self) -> str:
         """An id derived from the repair: equal repairs have equal ids."""
-        where = "" if self.outbox is None else f"{Place.of(self.outbox.url)} {self.outbox.schema}"
-        what = self.message_id or f"{self.topic} {self.key}"
-        return hashlib.sha256(f"{self.action} {what} {where} {self.table}".encode()).hexdigest()[:16]
+        location = "" if self.outbox is None else f"{Place.of(self.outbox.url)} {self.outbox.schema}"
+        subject = self.message_id or f"{self.topic} {self.key}"
+        return hashlib.sha256(f"{self.action} {subject} {location} {self.table}".encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the repair for JSON, without body and password."""
-        found = {name: value for name, value in asdict(self).items() if name not in {"outbox", "row"}}
-        place = None if self.outbox is None else str(Place.of(self.outbox.url))
-        return {"repair_id": self.repair_id, **found, "place": place}
+        values = {name: value for name, value in asdict(self).items() if name not in {"outbox", "row"}}
+        location = None if self.outbox is None else str(Place.of(self.outbox.url))
+        return {"repair_id": self.repair_id, **values, "place": location}
 
 
 def plan_repairs(settings: Settings, suspects: Sequence[Suspect], *, repairs_max: int) -> list[Repair]:
@@ -108,21 +108,23 @@ def plan_repairs(settings: Settings, suspects: Sequence[Suspect], *, repairs_max
             f"{len(suspects):,} messages would be repaired, more than {repairs_max:,}: nothing is done. "
             "Where so many are missing a source is; if it is none, say --repairs-max"
         )
-    repairs = {one.name: _unfound(one) for one in suspects}
+    repairs = {suspect.name: _unfound(suspect) for suspect in suspects}
     for outbox in settings.all_outboxes:
         place = Place.of(outbox.url)
         with reading(place) as reader:
-            for chunk in _chunks([one for one in suspects if repairs[one.name].action is RepairAction.NOTHING]):
+            for chunk in _chunks(
+                [suspect for suspect in suspects if repairs[suspect.name].action is RepairAction.NOTHING]
+            ):
                 for repair in _in_outbox(reader, outbox, settings, chunk):
                     repairs[repair.name] = repair
-    return [repairs[one.name] for one in suspects]
+    return [repairs[suspect.name] for suspect in suspects]
 
 
 def name_unpublished(rows: Sequence[Suspect]) -> list[Repair]:
     """Returns business rows without a message as repairs without an action."""
     return [
-        Repair(message_id="", topic=one.topic, key=one.key, action=RepairAction.NOTHING, reason=_UNPUBLISHED)
-        for one in rows
+        Repair(message_id="", topic=row.topic, key=row.key, action=RepairAction.NOTHING, reason=_UNPUBLISHED)
+        for row in rows
     ]
 
 
@@ -134,16 +136,18 @@ def _in_outbox(
     for plain_name in message_tables(reader, schema=schema):
         name = reader.place.outbox_table(plain_name, schema=schema)
         table = quoted(reader.place, schema, name)
-        for one, left in _standing(reader, table, suspects):
-            waiting.add(one.name)
+        for suspect, reason in _standing(reader, table, suspects):
+            waiting.add(suspect.name)
             yield Repair(
-                message_id=one.message_id, topic=one.topic, outbox=outbox, table=name, reason=left or _UNSENT,
-                action=RepairAction.NOTHING if left else RepairAction.MAKE_DUE,
+                message_id=suspect.message_id, topic=suspect.topic, outbox=outbox, table=name, reason=reason or _UNSENT,
+                action=RepairAction.NOTHING if reason else RepairAction.MAKE_DUE,
             )  # fmt: skip
     archive = quoted(reader.place, schema, reader.place.outbox_table("archive", schema=schema))
-    gone = [one for one in suspects if one.name not in waiting]
-    yield from _cancel_again(reader, outbox, archive, {one.message_id: one for one in gone if one.rule == CANCEL_RULE})
-    lost = {one.name: one for one in gone if one.rule == LOST_RULE}
+    gone = [suspect for suspect in suspects if suspect.name not in waiting]
+    yield from _cancel_again(
+        reader, outbox, archive, {suspect.message_id: suspect for suspect in gone if suspect.rule == CANCEL_RULE}
+    )
+    lost = {suspect.name: suspect for suspect in gone if suspect.rule == LOST_RULE}
     rows = [row for row in _archived(reader, archive, {id_ for _, id_ in lost}) if (row["topic"], row["id"]) in lost]
     ordered = _ordered(reader, schema, [_order_key(row) for row in rows])
     for row in rows:
@@ -158,21 +162,21 @@ def _standing(reader: DbApiReader, table: str, suspects: Sequence[Suspect]) -> I
     A cancel's row is of no topic.
     """
     by_id: dict[str, list[Suspect]] = {}
-    for one in suspects:
-        by_id.setdefault(one.message_id, []).append(one)
+    for suspect in suspects:
+        by_id.setdefault(suspect.message_id, []).append(suspect)
     now_ms = reader.now_ms()
     for message_id, kind, topic, state, due_us, deliver_at_ms in _rows(reader, table, _STANDING, by_id):
-        left = "" if state == "pending" else f"its row is {state}: decide about it by hand"
+        reason = "" if state == "pending" else f"its row is {state}: decide about it by hand"
         # Sent now, it would be the broker's, and no cancel could take it out of its table any more.
-        if not left and deliver_at_ms is not None and due_us == deliver_at_ms * 1000 and deliver_at_ms > now_ms:
-            left = _TIMED
-        yield from ((one, left) for one in by_id[message_id] if kind == "cancel" or one.topic == topic)
+        if not reason and deliver_at_ms is not None and due_us == deliver_at_ms * 1000 and deliver_at_ms > now_ms:
+            reason = _TIMED
+        yield from ((suspect, reason) for suspect in by_id[message_id] if kind == "cancel" or suspect.topic == topic)
 
 
 def _archived(reader: DbApiReader, archive: str, ids: Iterable[str]) -> list[dict[str, Any]]:
     """Returns the archive rows of these messages or cancels, the newest last, without those of withdrawn messages."""
-    found = _rows(reader, archive, (*_ARCHIVED, "outcome"), ids)
-    rows = [dict(zip(_ARCHIVED, values, strict=True)) for *values, outcome in found if outcome != WITHDRAWN]
+    archive_rows = _rows(reader, archive, (*_ARCHIVED, "outcome"), ids)
+    rows = [dict(zip(_ARCHIVED, values, strict=True)) for *values, outcome in archive_rows if outcome != WITHDRAWN]
     return sorted(rows, key=lambda row: int(row["sent_at_us"]))
 
 
@@ -183,7 +187,9 @@ def _cancel_again(
     if not cancels:
         return
     now_ms, table = reader.now_ms(), reader.place.outbox_table("message", schema=outbox.schema)
-    due = dict(_rows(reader, archive, ("id", "deliver_at_ms"), {one.key for one in cancels.values() if one.key}))
+    due = dict(
+        _rows(reader, archive, ("id", "deliver_at_ms"), {cancel.key for cancel in cancels.values() if cancel.key})
+    )
     for row in _archived(reader, archive, cancels):
         message = cancels[row["id"]].key or ""
         repair = Repair(
@@ -248,19 +254,19 @@ def _bodies(settings: Settings, rule: BusinessRule, key: str) -> Iterator[bytes]
                 yield _encode_json(dict(zip(rule.body, values, strict=True)))
 
 
-def _unfound(one: Suspect) -> Repair:
+def _unfound(suspect: Suspect) -> Repair:
     return Repair(
-        message_id=one.message_id, topic=one.topic, action=RepairAction.NOTHING,
+        message_id=suspect.message_id, topic=suspect.topic, action=RepairAction.NOTHING,
         reason="neither an outbox nor an archive here has it any more",
     )  # fmt: skip
 
 
 def _rows(reader: DbApiReader, table: str, columns: Sequence[str], ids: Iterable[str]) -> list[tuple[Any, ...]]:
-    wanted = list(ids)
-    if not wanted:
+    id_list = list(ids)
+    if not id_list:
         return []
-    marks = ", ".join("?" * len(wanted))
-    return reader.rows(f"SELECT {', '.join(columns)} FROM {table} WHERE id IN ({marks})", wanted)  # noqa: S608 - checked
+    marks = ", ".join("?" * len(id_list))
+    return reader.rows(f"SELECT {', '.join(columns)} FROM {table} WHERE id IN ({marks})", id_list)  # noqa: S608 - checked
 
 
 def _chunks(suspects: Sequence[Suspect]) -> Iterator[Sequence[Suspect]]:

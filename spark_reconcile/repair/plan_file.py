@@ -59,22 +59,22 @@ class PlannedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_plan(path: Path) -> list[PlannedLine]:
     """Returns the lines with an action. Raises ConfigurationError if the file is no such plan."""
-    found = []
+    lines = []
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX + 1), b""), start=1):
-                if number > LINES_MAX or len(line) > LINE_BYTES_MAX:
-                    raise ConfigurationError(f"{path} is no plan of repairs: it is too long at line {number:,}")
-                found.append(_line(path, number, line))
+            for line_number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX + 1), b""), start=1):
+                if line_number > LINES_MAX or len(line) > LINE_BYTES_MAX:
+                    raise ConfigurationError(f"{path} is no plan of repairs: it is too long at line {line_number:,}")
+                lines.append(_line(path, line_number, line))
     except OSError as error:
         raise ConfigurationError(
             f"cannot read {path}: {error.strerror}; name the repairs.jsonl that --repair --dry-run wrote"
         ) from error
-    asked = [one for one in found if one.action is not RepairAction.NOTHING]
-    (((_, name), times),) = Counter((one.topic, one.message_id) for one in asked).most_common(1) or [(("", ""), 0)]
+    to_do = [line for line in lines if line.action is not RepairAction.NOTHING]
+    (((_, name), times),) = Counter((line.topic, line.message_id) for line in to_do).most_common(1) or [(("", ""), 0)]
     if times > 1:
         raise ConfigurationError(f"{path} names {name} {times} times; plan it again with --repair --dry-run")
-    return asked
+    return to_do
 
 
 def still_to_do(settings: Settings, plan: Sequence[PlannedLine], *, repairs_max: int) -> list[Repair]:
@@ -83,10 +83,10 @@ def still_to_do(settings: Settings, plan: Sequence[PlannedLine], *, repairs_max:
     Raises ConfigurationError for more than `repairs_max` repairs, NotComparable if the broker's log is damaged.
     """
     suspects = [
-        Suspect(message_id=one.message_id, topic=one.topic, key=one.key, rule=_RULES[one.action]) for one in plan
+        Suspect(message_id=line.message_id, topic=line.topic, key=line.key, rule=_RULES[line.action]) for line in plan
     ]
     again = plan_repairs(settings, suspects, repairs_max=repairs_max)
-    lost = {one.name for one in again if one.action is RepairAction.WRITE_AGAIN}
+    lost = {repair.name for repair in again if repair.action is RepairAction.WRITE_AGAIN}
     begun_ms = reach_ms(survey(settings.broker_data, "messages")) if lost else 0
     stored = _stored(settings.broker_data, lost) if lost else set()
     return [_held(line, now, stored, begun_ms=begun_ms) for line, now in zip(plan, again, strict=True)]
@@ -109,26 +109,26 @@ def _last_ms(row: Mapping[str, Any]) -> int:
 
 def _stored(broker_data: Path, names: Collection[MessageName]) -> set[MessageName]:
     """Returns which of these messages the broker's log has now: it is read from its beginning to its end."""
-    found: set[MessageName] = set()
+    stored: set[MessageName] = set()
     for segment in survey(broker_data, "messages"):
         try:
             for frame in frames_behind(segment, data_of(segment), journal.HEADER_BYTES):
-                one = journal.decode_message(frame.payload)
-                if (one.topic, one.id) in names:
-                    found.add((one.topic, one.id))
+                record = journal.decode_message(frame.payload)
+                if (record.topic, record.id) in names:
+                    stored.add((record.topic, record.id))
         except (journal.SegmentDamaged, OSError) as error:
             raise NotComparable(
                 f"the broker's log cannot be read at {segment.path} ({error}), so nothing is repaired: restore the "
                 "segment from a copy"
             ) from error
-    return found
+    return stored
 
 
-def _line(path: Path, number: int, line: bytes) -> PlannedLine:
+def _line(path: Path, line_number: int, line: bytes) -> PlannedLine:
     try:
         return msgspec.json.decode(line, type=PlannedLine)
     except msgspec.MsgspecError as error:
         raise ConfigurationError(
-            f"{path}, line {number:,}, is no line of a plan ({error}); name the repairs.jsonl that --repair --dry-run "
-            "wrote"
+            f"{path}, line {line_number:,}, is no line of a plan ({error}); name the repairs.jsonl that --repair "
+            "--dry-run wrote"
         ) from error
