@@ -29,8 +29,8 @@ _SEVERITIES: Final = (Severity.OK, Severity.INFO, Severity.WAIT, Severity.ATTENT
 def verdict_bar(verdict_counts: Sequence[VerdictCount]) -> Markup:
     """Draws the verdict counts of a line as one stacked bar."""
     counts: dict[Severity, int] = {}
-    for one in verdict_counts:
-        counts[one.severity] = counts.get(one.severity, 0) + one.count
+    for counted in verdict_counts:
+        counts[counted.severity] = counts.get(counted.severity, 0) + counted.count
     total = sum(counts.values()) or 1
     shown = [(severity, counts[severity]) for severity in _SEVERITIES if counts.get(severity)]
     widths = [max(_HAIR, 200 * count / total) for _, count in shown]
@@ -89,14 +89,16 @@ def heat_map(flow: Flow) -> Markup:
     return _svg("heat", _WIDTH, height + 20, parts, label="verdicts that ask for a look, over time")
 
 
-def latency_bar(one: Latency, *, longest_ms: int) -> Markup:
+def latency_bar(latency: Latency, *, longest_ms: int) -> Markup:
     """Draws median to 99 % as a bar, the longest as a dot, on a logarithmic scale from 1 ms."""
     full = math.log10(max(longest_ms, 10))
 
     def place(value_ms: int) -> float:
         return 4 + 190 * max(0.0, math.log10(max(value_ms, 1))) / full
 
-    left, middle, right, dot = (place(value) for value in (one.p50_ms, one.p95_ms, one.p99_ms, one.longest_ms))
+    left, middle, right, dot = (
+        place(value) for value in (latency.p50_ms, latency.p95_ms, latency.p99_ms, latency.longest_ms)
+    )
     parts = [
         '<line class="axis" x1="4" y1="8" x2="196" y2="8"/>',
         f'<rect class="reach" x="{left:.1f}" y="4" width="{max(right - left, 2):.1f}" height="8" rx="2"/>',
@@ -104,13 +106,13 @@ def latency_bar(one: Latency, *, longest_ms: int) -> Markup:
         f'<rect class="most" x="{middle - 0.75:.1f}" y="4" width="1.5" height="8"/>',
         f'<circle class="dot" cx="{dot:.1f}" cy="8" r="3"/>',
     ]
-    return _svg("latency", 200, 16, parts, label=f"median {one.p50_ms} ms, longest {one.longest_ms} ms")
+    return _svg("latency", 200, 16, parts, label=f"median {latency.p50_ms} ms, longest {latency.longest_ms} ms")
 
 
 def reach_chart(summary: Summary) -> Markup:
     """Draws a bar for each source: from when to when it is complete; the evaluated hours are in the background."""
     first_ms, last_ms = _stretch(summary)
-    shown = [one for one in summary.inputs if one.complete_since_ms is not None]
+    shown = [extent for extent in summary.inputs if extent.complete_since_ms is not None]
     if not shown or last_ms <= first_ms:
         return Markup("")
 
@@ -121,12 +123,12 @@ def reach_chart(summary: Summary) -> Markup:
     if summary.windows:
         left, right = place(summary.windows.since_ms), place(summary.windows.until_ms)
         parts.append(f'<rect class="judged" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{height}"/>')
-    for row, one in enumerate(shown):
-        left, right = place(one.complete_since_ms or 0), place(one.complete_until_ms or last_ms)
-        parts.append(f'<text x="2" y="{row * _REACH + 18}">{escape(one.source)}: {escape(one.what)}</text>')
+    for row, extent in enumerate(shown):
+        left, right = place(extent.complete_since_ms or 0), place(extent.complete_until_ms or last_ms)
+        parts.append(f'<text x="2" y="{row * _REACH + 18}">{escape(extent.source)}: {escape(extent.what)}</text>')
         parts.append(
             f'<rect class="held" x="{left:.1f}" y="{row * _REACH + 24}" width="{max(right - left, _HAIR):.1f}" '
-            f'height="10" rx="2"><title>{_reach(one, summary.judged_at_ms)}</title></rect>'
+            f'height="10" rx="2"><title>{_reach(extent, summary.judged_at_ms)}</title></rect>'
         )
     parts.append(f'<text x="0" y="{height + 18}">{moment(first_ms)}</text>')
     parts.append(f'<text x="{_WIDTH - 2}" y="{height + 18}" text-anchor="end">{moment(last_ms)}</text>')
@@ -136,9 +138,9 @@ def reach_chart(summary: Summary) -> Markup:
 def _stretch(summary: Summary) -> tuple[int, int]:
     """The time range from the evaluated hours, or the oldest record, to the time of the run."""
     windows = summary.windows
-    oldest = [one.first_ms for one in summary.inputs if one.first_ms]
+    oldest = [extent.first_ms for extent in summary.inputs if extent.first_ms]
     oldest += [windows.since_ms] if windows else []
-    oldest += [one.complete_since_ms for one in summary.inputs if windows and one.complete_since_ms]
+    oldest += [extent.complete_since_ms for extent in summary.inputs if windows and extent.complete_since_ms]
     first_ms = min(oldest, default=summary.judged_at_ms)
     if windows:
         # A source with records of years would leave no room for the evaluated hours.
@@ -146,9 +148,9 @@ def _stretch(summary: Summary) -> tuple[int, int]:
     return first_ms, summary.judged_at_ms
 
 
-def _reach(one: InputExtent, judged_at_ms: int) -> str:
-    since = moment(one.complete_since_ms) if one.complete_since_ms else "its beginning"
-    return f"complete since {since}, until {moment(one.complete_until_ms or judged_at_ms)}"
+def _reach(extent: InputExtent, judged_at_ms: int) -> str:
+    since = moment(extent.complete_since_ms) if extent.complete_since_ms else "its beginning"
+    return f"complete since {since}, until {moment(extent.complete_until_ms or judged_at_ms)}"
 
 
 def moment(time_ms: int | None, *, seconds: bool = True) -> str:

@@ -91,7 +91,7 @@ def page_of(summary: Summary) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(moment=charts.moment, duration=charts.duration, number=lambda value: f"{value:,}")
-    longest_ms = max((one.longest_ms for one in summary.latencies), default=0)
+    longest_ms = max((latency.longest_ms for latency in summary.latencies), default=0)
     return environment.get_template("report").render(
         summary=summary,
         tiles=_tiles(summary),
@@ -101,7 +101,9 @@ def page_of(summary: Summary) -> str:
         heat=summary.flow and charts.heat_map(summary.flow),
         reach=charts.reach_chart(summary),
         ends=_ends(summary),
-        latencies=[(one, charts.latency_bar(one, longest_ms=longest_ms)) for one in summary.latencies[:LINES_MAX]],
+        latencies=[
+            (latency, charts.latency_bar(latency, longest_ms=longest_ms)) for latency in summary.latencies[:LINES_MAX]
+        ],
         examples=_examples(summary),
         explained=_explained(summary),
         severities=_severities(),
@@ -110,8 +112,8 @@ def page_of(summary: Summary) -> str:
 
 def _ends(summary: Summary) -> tuple[int, int]:
     """Since when and until when all sources with rows are complete: the range of the evidence."""
-    since = [one.complete_since_ms for one in summary.inputs if one.complete_since_ms is not None]
-    until = [one.complete_until_ms or summary.judged_at_ms for one in summary.inputs]
+    since = [extent.complete_since_ms for extent in summary.inputs if extent.complete_since_ms is not None]
+    until = [extent.complete_until_ms or summary.judged_at_ms for extent in summary.inputs]
     return max(since, default=0), min([*until, summary.judged_at_ms])
 
 
@@ -126,7 +128,7 @@ def _tiles(summary: Summary) -> list[tuple[str, int, str]]:
     return [
         ("findings", summary.findings, "finding" if summary.findings else "ok"),
         *([("findings of earlier hours", earlier, "finding")] if earlier else []),
-        *((f"{one.source}: hours unjudged", one.hours, "attention") for one in summary.unjudged if one.hours),
+        *((f"{gap.source}: hours unjudged", gap.hours, "attention") for gap in summary.unjudged if gap.hours),
         ("business rows", summary.business_rows, ""),
         ("messages", summary.messages, ""),
         ("deliveries", summary.message_groups, ""),
@@ -152,11 +154,14 @@ def _of_states(counts: Mapping[State, int], always: Sequence[State], style: str)
 
 
 def _ledger(scope: Scope, summary: Summary) -> Ledger:
-    verdict_counts = [one for one in summary.verdict_counts if one.scope is scope]
-    states = [state for state in State if any(one.state is state for one in verdict_counts)]
-    places = sorted({(one.topic, one.of) for one in verdict_counts})
+    verdict_counts = [counted for counted in summary.verdict_counts if counted.scope is scope]
+    states = [state for state in State if any(counted.state is state for counted in verdict_counts)]
+    line_keys = sorted({(counted.topic, counted.of) for counted in verdict_counts})
     lines = _folded(
-        [_line(place, [one for one in verdict_counts if (one.topic, one.of) == place], states) for place in places]
+        [
+            _line(line_key, [counted for counted in verdict_counts if (counted.topic, counted.of) == line_key], states)
+            for line_key in line_keys
+        ]
     )
     title, of, note = _TITLES[scope]
     sums = [sum(column) for column in zip(*(line.counts for line in lines), strict=True)]
@@ -173,35 +178,35 @@ def _folded(lines: list[Line]) -> list[Line]:
     return [*by_size[:LINES_MAX], Line(f"{len(rest):,} more", "", counts=counts, total=sum(counts), bar="")]
 
 
-def _line(place: tuple[str, str], verdict_counts: Sequence[VerdictCount], states: Sequence[State]) -> Line:
-    counts = [sum(one.count for one in verdict_counts if one.state is state) for state in states]
-    return Line(*place, counts=counts, total=sum(counts), bar=charts.verdict_bar(verdict_counts))
+def _line(line_key: tuple[str, str], verdict_counts: Sequence[VerdictCount], states: Sequence[State]) -> Line:
+    counts = [sum(counted.count for counted in verdict_counts if counted.state is state) for state in states]
+    return Line(*line_key, counts=counts, total=sum(counts), bar=charts.verdict_bar(verdict_counts))
 
 
 def _examples(summary: Summary) -> list[tuple[Example, VerdictRule | None]]:
     """Returns the first few examples of each rule, each with its rule."""
     seen: dict[tuple[Scope, str], int] = {}
-    found: list[tuple[Example, VerdictRule | None]] = []
-    for one in summary.examples:
-        place = (one.scope, one.rule)
-        seen[place] = seen.get(place, 0) + 1
-        if seen[place] <= EXAMPLES_A_RULE and len(found) < EXAMPLES_MAX:
-            found.append((one, _rule(*place)))
-    return found
+    shown: list[tuple[Example, VerdictRule | None]] = []
+    for example in summary.examples:
+        rule_key = (example.scope, example.rule)
+        seen[rule_key] = seen.get(rule_key, 0) + 1
+        if seen[rule_key] <= EXAMPLES_A_RULE and len(shown) < EXAMPLES_MAX:
+            shown.append((example, _rule(*rule_key)))
+    return shown
 
 
 def _explained(summary: Summary) -> list[RuleExplanation]:
     counts: dict[tuple[Scope, str], int] = {}
-    for one in summary.verdict_counts:
-        counts[one.scope, one.rule] = counts.get((one.scope, one.rule), 0) + one.count
-    found = [
+    for counted in summary.verdict_counts:
+        counts[counted.scope, counted.rule] = counts.get((counted.scope, counted.rule), 0) + counted.count
+    explanations = [
         RuleExplanation(scope, rule, count) for (scope, name), count in counts.items() if (rule := _rule(scope, name))
     ]
-    return sorted(found, key=_loudness)
+    return sorted(explanations, key=_loudness)
 
 
-def _loudness(one: RuleExplanation) -> tuple[int, int, str]:
-    return _LOUDEST.index(one.rule.severity), list(State).index(one.rule.state), one.scope
+def _loudness(explanation: RuleExplanation) -> tuple[int, int, str]:
+    return _LOUDEST.index(explanation.rule.severity), list(State).index(explanation.rule.state), explanation.scope
 
 
 def _rule(scope: Scope, name: str) -> VerdictRule | None:
@@ -210,7 +215,7 @@ def _rule(scope: Scope, name: str) -> VerdictRule | None:
 
 def _severities() -> dict[State, Severity]:
     """The severity of each verdict: its usual one, else its highest."""
-    found = {
+    severities = {
         state: min(
             (rule.severity for rules in RULES.values() for rule in rules if rule.state is state),
             key=_LOUDEST.index,
@@ -219,4 +224,4 @@ def _severities() -> dict[State, Severity]:
         for state in State
     }
     usual = {State.SETTLED: Severity.OK, State.PENDING: Severity.WAIT}
-    return {**found, **usual, State.CANCELED: Severity.INFO, State.UNKNOWN: Severity.INFO}
+    return {**severities, **usual, State.CANCELED: Severity.INFO, State.UNKNOWN: Severity.INFO}

@@ -45,9 +45,9 @@ def _lines(summary: Summary) -> Iterator[str]:
     end_ms = summary.windows.until_ms if summary.windows else summary.judged_at_ms
     yield from _gauge("recon_window_end_timestamp_seconds", "The end of the evaluated time.", {"": end_ms / 1000})
     legs: dict[str, float] = {}
-    for one in summary.inputs:
-        labels = f'{{source="{_escaped(f"{one.source} {one.what}")}"}}'
-        legs[labels] = max(one.last_ms / 1000, legs.get(labels, 0))
+    for extent in summary.inputs:
+        labels = f'{{source="{_escaped(f"{extent.source} {extent.what}")}"}}'
+        legs[labels] = max(extent.last_ms / 1000, legs.get(labels, 0))
     yield from _gauge("recon_source_watermark_timestamp_seconds", "The newest record that each source had.", legs)
     yield from _gauge(
         "recon_messages",
@@ -68,9 +68,9 @@ def _lines(summary: Summary) -> Iterator[str]:
         "recon_expired_hours",
         "Hours that a source was purged of before they were judged (never), or while something in them moved (open).",
         {
-            f'{{source="{_escaped(f"{one.source} {one.what}")}",judged="{judged}"}}': count
-            for one in summary.unjudged
-            for judged, count in (("never", one.hours), ("open", one.open_hours))
+            f'{{source="{_escaped(f"{gap.source} {gap.what}")}",judged="{judged}"}}': count
+            for gap in summary.unjudged
+            for judged, count in (("never", gap.hours), ("open", gap.open_hours))
         },
     )
     yield from _gauge("recon_recheck_resolved_messages", "Suspects that the recheck cleared.", {"": summary.resolved})
@@ -79,19 +79,19 @@ def _lines(summary: Summary) -> Iterator[str]:
 
 
 def _findings(summary: Summary) -> dict[str, int]:
-    found = {
+    counts = {
         (state, severity): 0 for state in State for severity in (Severity.ATTENTION, Severity.FINDING)
-        if any(one.state is state and one.severity is severity for one in summary.verdict_counts)
+        if any(counted.state is state and counted.severity is severity for counted in summary.verdict_counts)
     }  # fmt: skip
-    found.setdefault((State.LOST, Severity.FINDING), 0)
-    for one in summary.verdict_counts:
-        if (one.state, one.severity) in found and not one.echo:
-            found[one.state, one.severity] += one.count
-    return {f'{{state="{state}",severity="{severity}"}}': count for (state, severity), count in sorted(found.items())}
+    counts.setdefault((State.LOST, Severity.FINDING), 0)
+    for counted in summary.verdict_counts:
+        if (counted.state, counted.severity) in counts and not counted.echo:
+            counts[counted.state, counted.severity] += counted.count
+    return {f'{{state="{state}",severity="{severity}"}}': count for (state, severity), count in sorted(counts.items())}
 
 
-def _gauge(name: str, told: str, values: Mapping[str, float]) -> Iterator[str]:
-    yield f"# HELP {name} {told}"
+def _gauge(name: str, help_text: str, values: Mapping[str, float]) -> Iterator[str]:
+    yield f"# HELP {name} {help_text}"
     yield f"# TYPE {name} gauge"
     for labels, value in values.items():
         yield f"{name}{labels} {value:.15g}"

@@ -71,7 +71,7 @@ def _logged(summary: Summary, settings: Settings) -> dict[str, Any]:
         "hours_judged": hours and hours.judged,
         "version": build().version or None,
         "config_sha256": _hash_of(settings),
-        "inputs": [asdict(one) for one in summary.inputs],
+        "inputs": [asdict(extent) for extent in summary.inputs],
         "seconds": list(summary.took_seconds.items()),
     }
 
