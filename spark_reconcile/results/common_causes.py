@@ -107,28 +107,29 @@ class RuleMatches:
     unasked_for: int
 
 
-def key_causes(found: Iterable[RuleMatches]) -> list[Cause]:
+def key_causes(rule_matches: Iterable[RuleMatches]) -> list[Cause]:
     """Returns a cause for each rule none of whose rows has the key of any message: that is the rule, not its rows."""
     return [
         Cause(
-            sentence=f"None of {one.unmatched:,} rows of the rule {one.rule!r} has the key of any of "
-            f"{one.unasked_for:,} messages on its topic {one.topic}: compare what {one.key_column} holds with the keys "
-            "that are published; another column, key_format or topic may be meant",
-            source="business", what=one.rule, count=one.unmatched + one.unasked_for,
+            sentence=f"None of {matches.unmatched:,} rows of the rule {matches.rule!r} has the key of any of "
+            f"{matches.unasked_for:,} messages on its topic {matches.topic}: compare what {matches.key_column} holds "
+            "with the keys that are published; another column, key_format or topic may be meant",
+            source="business", what=matches.rule, count=matches.unmatched + matches.unasked_for,
         )
-        for one in found
-        if min(one.unmatched, one.unasked_for) >= UNMATCHED_MIN and not one.matched and not one.asked_for
+        for matches in rule_matches
+        if min(matches.unmatched, matches.unasked_for) >= UNMATCHED_MIN
+        and not matches.matched and not matches.asked_for
     ]  # fmt: skip
 
 
-def extent_causes(found: Iterable[OutOfRangeFindings]) -> list[Cause]:
+def extent_causes(findings: Iterable[OutOfRangeFindings]) -> list[Cause]:
     """Returns a cause for each source and side with nearly all findings of a rule; rules of one source are summed."""
     sides: dict[tuple[str, str, str], list[tuple[OutOfRangeFindings, int]]] = {}
-    for (source, what), outside in _by_rule(found).items():
-        for one in outside:
-            for side, count in _sides(one):
-                if one.findings >= FINDINGS_MIN and count >= SHARE_MIN * one.findings:
-                    sides.setdefault((source, what, side), []).append((one, count))
+    for (source, what), outside in _by_rule(findings).items():
+        for summed in outside:
+            for side, count in _sides(summed):
+                if summed.findings >= FINDINGS_MIN and count >= SHARE_MIN * summed.findings:
+                    sides.setdefault((source, what, side), []).append((summed, count))
     return [
         Cause(sentence=_of_extent(side, some), source=source, what=what, count=sum(count for _, count in some))
         for (source, what, side), some in sides.items()
@@ -160,43 +161,43 @@ def shared_offset_ms(percentiles_ms: Sequence[int], *, rows: int, skew_ms: int) 
     if rows < OFFSET_ROWS_MIN:
         return None
     median = percentiles_ms[len(percentiles_ms) // 2]
-    near = sum(abs(one - median) <= skew_ms for one in percentiles_ms)
+    near = sum(abs(difference_ms - median) <= skew_ms for difference_ms in percentiles_ms)
     return median if abs(median) > skew_ms and near >= SHARE_MIN * len(percentiles_ms) else None
 
 
-def offset_causes(found: Iterable[Offset], *, skew_ms: int) -> list[Cause]:
+def offset_causes(offsets: Iterable[Offset], *, skew_ms: int) -> list[Cause]:
     """Returns a cause for each offset; tables written by one wrong clock have one cause."""
     clocks: list[list[Offset]] = []
     causes = []
-    for one in found:
-        if not one.is_clock:
-            causes.append(_of_offset([one], skew_ms=skew_ms))
+    for offset in offsets:
+        if not offset.is_clock:
+            causes.append(_of_offset([offset], skew_ms=skew_ms))
             continue
-        same = next((some for some in clocks if abs(some[0].size_ms - one.size_ms) <= skew_ms), None)
+        same = next((some for some in clocks if abs(some[0].size_ms - offset.size_ms) <= skew_ms), None)
         if same is None:
-            clocks.append([one])
+            clocks.append([offset])
         else:
-            same.append(one)
+            same.append(offset)
     return [*(_of_offset(some, skew_ms=skew_ms) for some in clocks), *causes]
 
 
 def _of_offset(some: Sequence[Offset], *, skew_ms: int) -> Cause:
-    first, rows = some[0], sum(one.rows for one in some)
+    first, rows = some[0], sum(offset.rows for offset in some)
     explains: dict[str, int] = {}
-    for one in some:
-        for rule, count in one.explains.items():
+    for offset in some:
+        for rule, count in offset.explains.items():
             explains[rule] = explains.get(rule, 0) + count
-    names = " and ".join(one.name for one in some)
+    names = " and ".join(offset.name for offset in some)
     size = f"{abs(first.size_ms) / 1000:,.0f} s {'ahead of' if first.size_ms > 0 else 'behind'}"
     if first.is_clock:
         why = "the database's clock was wrong when they were written"
     else:
         zone = _zone(first.size_ms, skew_ms=skew_ms)
         why = f"it looks like {zone}, local time where UTC is expected" if zone else "it is constant"
-    told = ", ".join(f"{count:,} {rule}" for rule, count in explains.items())
+    explained = ", ".join(f"{count:,} {rule}" for rule, count in explains.items())
     return Cause(
         sentence=f"{names[0].upper()}{names[1:]} are {size} {first.reference}, in 95 % or more of {rows:,} rows "
-        f"that were compared: {why}. It may explain {told}.",
+        f"that were compared: {why}. It may explain {explained}.",
         source=first.source, what=first.what, count=sum(explains.values()), size_ms=first.size_ms,
     )  # fmt: skip
 
@@ -206,46 +207,46 @@ def _zone(size_ms: int, *, skew_ms: int) -> str | None:
     quarters = round(size_ms / _QUARTER_MS)
     if not quarters or quarters not in _ZONES or abs(size_ms - quarters * _QUARTER_MS) > skew_ms:
         return None
-    hours, rest = divmod(abs(quarters), 4)
-    return f"UTC{'+' if quarters > 0 else '-'}{hours:02d}:{rest * 15:02d}"
+    hours, quarters_left = divmod(abs(quarters), 4)
+    return f"UTC{'+' if quarters > 0 else '-'}{hours:02d}:{quarters_left * 15:02d}"
 
 
-def _by_rule(found: Iterable[OutOfRangeFindings]) -> dict[tuple[str, str], list[OutOfRangeFindings]]:
+def _by_rule(findings: Iterable[OutOfRangeFindings]) -> dict[tuple[str, str], list[OutOfRangeFindings]]:
     """Groups by source; the findings of a rule on several topics are summed."""
     sums: dict[tuple[str, str, Scope, str], OutOfRangeFindings] = {}
-    for one in found:
-        extent = one.extent
-        place = (extent.source, extent.what, extent.scope, extent.rule)
-        known = sums.get(place)
-        if known is None:
-            sums[place] = one
+    for outside in findings:
+        extent = outside.extent
+        rule_key = (extent.source, extent.what, extent.scope, extent.rule)
+        total = sums.get(rule_key)
+        if total is None:
+            sums[rule_key] = outside
         else:
-            sums[place] = OutOfRangeFindings(
-                extent=extent, findings=known.findings + one.findings, before=known.before + one.before,
-                after=known.after + one.after,
+            sums[rule_key] = OutOfRangeFindings(
+                extent=extent, findings=total.findings + outside.findings, before=total.before + outside.before,
+                after=total.after + outside.after,
             )  # fmt: skip
     sources: dict[tuple[str, str], list[OutOfRangeFindings]] = {}
-    for (source, what, *_), one in sums.items():
-        sources.setdefault((source, what), []).append(one)
+    for (source, what, *_), outside in sums.items():
+        sources.setdefault((source, what), []).append(outside)
     return sources
 
 
-def _sides(one: OutOfRangeFindings) -> list[tuple[str, int]]:
-    if not one.extent.rows:
-        return [("empty", one.findings)]
-    return [("after", one.after), ("before", one.before)]
+def _sides(outside: OutOfRangeFindings) -> list[tuple[str, int]]:
+    if not outside.extent.rows:
+        return [("empty", outside.findings)]
+    return [("after", outside.after), ("before", outside.before)]
 
 
 def _of_extent(side: str, some: Sequence[tuple[OutOfRangeFindings, int]]) -> str:
     extent = some[0][0].extent
-    count, total = sum(count for _, count in some), sum(one.findings for one, _ in some)
-    rules = ", ".join(f"{count:,} {one.extent.rule}" for one, count in some)
+    count, total = sum(count for _, count in some), sum(outside.findings for outside, _ in some)
+    rules = ", ".join(f"{count:,} {outside.extent.rule}" for outside, count in some)
     name = f"the {extent.source} ({extent.what})"
     if side == "empty":
         return f"{name[0].upper()}{name[1:]} gave no row: {rules}."
-    which = f"All {count:,}" if count == total else f"{count:,} of {total:,}"
+    subject = f"All {count:,}" if count == total else f"{count:,} of {total:,}"
     time_ms, verb = (extent.last_ms, "ends") if side == "after" else (extent.first_ms, "begins")
-    return f"{which} findings are {side} {_moment(time_ms)}, where {name} {verb}: {rules}."
+    return f"{subject} findings are {side} {_moment(time_ms)}, where {name} {verb}: {rules}."
 
 
 def _moment(time_ms: int) -> str:

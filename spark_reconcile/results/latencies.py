@@ -60,27 +60,27 @@ class Hour(msgspec.Struct, frozen=True, kw_only=True):
 
 def sampled_hours(evidence: Evidence, windows: Sequence[int] | None) -> dict[int, Hour]:
     """Measures the messages published in each of these windows; None: all messages as one window."""
-    stored = sum(one.rows for one in evidence.counts if one.leg == "messages")
+    stored = sum(count.rows for count in evidence.counts if count.leg == "messages")
     one_in = max(1, -(-stored // SAMPLE_ROWS))
     hops: dict[int, list[Hop]] = {start: [] for start in windows or [_ALL]}
     for (start, hop, topic, of), (longest_ms, steps) in _counted(_hops(evidence, windows, one_in=one_in)).items():
         if start in hops:
             hops[start].append(Hop(hop=hop, topic=topic, of=of, longest_ms=longest_ms, steps=steps))
-    return {start: Hour(one_in=one_in, hops=_most(found)) for start, found in hops.items()}
+    return {start: Hour(one_in=one_in, hops=_most(hour_hops)) for start, hour_hops in hops.items()}
 
 
 def latencies_of(hours: Iterable[Hour]) -> list[Latency]:
     """Returns percentiles by topic and group over many hours; counts are extrapolated to all messages."""
     steps: dict[tuple[str, str, str], dict[int, int]] = {}
     longest: dict[tuple[str, str, str], int] = {}
-    for one in hours:
-        for hop in one.hops:
-            place = (hop.topic, hop.hop, hop.of)
-            counts = steps.setdefault(place, {})
+    for sampled_hour in hours:
+        for hop in sampled_hour.hops:
+            hop_key = (hop.topic, hop.hop, hop.of)
+            counts = steps.setdefault(hop_key, {})
             for step, count in hop.steps.items():
-                counts[step] = counts.get(step, 0) + count * one.one_in
-            longest[place] = max(hop.longest_ms, longest.get(place, 0))
-    return [_latency(place, counts, longest_ms=longest[place]) for place, counts in sorted(steps.items())]
+                counts[step] = counts.get(step, 0) + count * sampled_hour.one_in
+            longest[hop_key] = max(hop.longest_ms, longest.get(hop_key, 0))
+    return [_latency(hop_key, counts, longest_ms=longest[hop_key]) for hop_key, counts in sorted(steps.items())]
 
 
 def keep_hours(folders: Mapping[int, Path], hours: Mapping[int, Hour]) -> None:
@@ -111,8 +111,8 @@ def value_of(step: int) -> int:
     """Returns the middle of a step."""
     if step < _EXACT:
         return step
-    doubling, place = divmod(step - _EXACT, _STEPS)
-    return ((_STEPS + place) << (doubling + 1)) + (1 << doubling)
+    doubling, offset = divmod(step - _EXACT, _STEPS)
+    return ((_STEPS + offset) << (doubling + 1)) + (1 << doubling)
 
 
 def _hops(evidence: Evidence, windows: Sequence[int] | None, *, one_in: int) -> DataFrame:
@@ -154,9 +154,9 @@ def _hops(evidence: Evidence, windows: Sequence[int] | None, *, one_in: int) -> 
         "hand-out to acknowledgement": "acked_ms - given_ms",
         "commit to handler": f"if({at_once}, handled_ms - created_ms, null)",
     }
-    each = ", ".join(f"'{hop}', {value}" for hop, value in hops.items())
+    stack_columns = ", ".join(f"'{hop}', {value}" for hop, value in hops.items())
     delivered = messages.join(taken, ["id", "topic"]).selectExpr(
-        window, "topic", "consumer_group as of", f"stack({len(hops)}, {each}) as (hop, v)"
+        window, "topic", "consumer_group as of", f"stack({len(hops)}, {stack_columns}) as (hop, v)"
     )  # fmt: skip
     values = union(stored, delivered).where("v is not null")
     return values.selectExpr("window_ms", "hop", "coalesce(topic, '') as topic", "of", "greatest(v, 0L) as v")
@@ -166,25 +166,25 @@ def _counted(values: DataFrame) -> dict[tuple[int, str, str, str], tuple[int, di
     """Returns by window, hop, topic and group: the longest value, and counts by step."""
     from pyspark.sql.functions import expr
 
-    places = ("window_ms", "hop", "topic", "of")
-    grouped = values.selectExpr(*places, "v", f"cast({_STEP} as int) as step").groupBy(*places, "step")
+    group_columns = ("window_ms", "hop", "topic", "of")
+    grouped = values.selectExpr(*group_columns, "v", f"cast({_STEP} as int) as step").groupBy(*group_columns, "step")
     table = grouped.agg(expr("count(*)").alias("n"), expr("max(v)").alias("longest_ms")).toArrow()
-    found: dict[tuple[int, str, str, str], tuple[int, dict[int, int]]] = {}
-    for *place, step, count, longest_ms in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        start, hop, topic, of = place
-        before, steps = found.get((start, hop, topic, of), (0, {}))
+    by_hop: dict[tuple[int, str, str, str], tuple[int, dict[int, int]]] = {}
+    for *key_values, step, count, longest_ms in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        start, hop, topic, of = key_values
+        before, steps = by_hop.get((start, hop, topic, of), (0, {}))
         steps[step] = count
-        found[start, hop, topic, of] = (max(before, longest_ms), steps)
-    return found
+        by_hop[start, hop, topic, of] = (max(before, longest_ms), steps)
+    return by_hop
 
 
 def _most(hops: list[Hop]) -> list[Hop]:
-    most = sorted(hops, key=lambda one: (-sum(one.steps.values()), one.topic, one.hop, one.of))[:HOPS_AN_HOUR_MAX]
-    return sorted(most, key=lambda one: (one.topic, one.hop, one.of))
+    most = sorted(hops, key=lambda hop: (-sum(hop.steps.values()), hop.topic, hop.hop, hop.of))[:HOPS_AN_HOUR_MAX]
+    return sorted(most, key=lambda hop: (hop.topic, hop.hop, hop.of))
 
 
-def _latency(place: tuple[str, str, str], steps: Mapping[int, int], *, longest_ms: int) -> Latency:
-    topic, hop, of = place
+def _latency(hop_key: tuple[str, str, str], steps: Mapping[int, int], *, longest_ms: int) -> Latency:
+    topic, hop, of = hop_key
     total = sum(steps.values())
     p50, p95, p99 = (min(_percentile(steps, total * share), longest_ms) for share in _SHARES)
     return Latency(hop=hop, topic=topic, of=of, count=total, p50_ms=p50, p95_ms=p95, p99_ms=p99, longest_ms=longest_ms)

@@ -62,8 +62,8 @@ def staging(output: Path, *, now_ms: int) -> Iterator[Staging]:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
     run_id = f"{stamp}-{secrets.token_hex(3)}"
     folder = output / f"{_STAGING}{run_id}"
-    for left in output.glob(f"{_STAGING}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in output.glob(f"{_STAGING}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -88,7 +88,7 @@ def remove_runs(output: Path, *, keep_days: float | None, newest: str) -> None:
         return
     kept_since = time.time() - keep_days * _DAY_SECONDS
     with suppress(OSError):
-        for run in [one for one in output.iterdir() if RUN_ID.fullmatch(one.name) and one.name != newest]:
+        for run in [run for run in output.iterdir() if RUN_ID.fullmatch(run.name) and run.name != newest]:
             if run.stat().st_mtime < kept_since:
                 removed = output / f"{_STAGING}{run.name}"
                 run.rename(removed)  # a run that a kill leaves half removed is nobody's result

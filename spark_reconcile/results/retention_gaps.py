@@ -29,9 +29,9 @@ _CURES: Final[Mapping[str, str]] = {
 def reaches(inputs: Iterable[InputExtent]) -> dict[str, int]:
     """Returns since when each purged source is complete, by its name; without empty sources."""
     return {
-        _name(one): one.complete_since_ms
-        for one in inputs
-        if one.source in _CURES and one.complete_since_ms is not None
+        _name(extent): extent.complete_since_ms
+        for extent in inputs
+        if extent.source in _CURES and extent.complete_since_ms is not None
     }
 
 
@@ -57,23 +57,23 @@ def unjudged(
     `windows`: those of the run, which are in `shown`; others were evaluated in time, or never, or were still open at
     their last evaluation.
     """
-    asked, now, found = set(windows), reaches(inputs), []
-    for one in inputs:
-        name = _name(one)
+    run_windows, now, gaps = set(windows), reaches(inputs), []
+    for extent in inputs:
+        name = _name(extent)
         if name not in now:
             continue
         gone = _gone(shown, begun.get(name, now[name]), now[name])
         never = [start for start in gone if start not in shown]
-        never += [start for start in asked if name in shown[start].late]
+        never += [start for start in run_windows if name in shown[start].late]
         still = [start for start in gone if start in shown and shown[start].open]
         hours = sorted({*never, *still})
-        found.append(
+        gaps.append(
             UnjudgedHours(
-                source=one.source, what=one.what, hours=len(set(never)), open_hours=len(still),
+                source=extent.source, what=extent.what, hours=len(set(never)), open_hours=len(still),
                 since_ms=hours[0] if hours else 0, until_ms=hours[-1] + HOUR_MS if hours else 0,
             )
         )  # fmt: skip
-    return found
+    return gaps
 
 
 def judged_late(shown: Mapping[int, Window]) -> list[UnjudgedHours]:
@@ -91,23 +91,26 @@ def judged_late(shown: Mapping[int, Window]) -> list[UnjudgedHours]:
     ]
 
 
-def with_notes(inputs: Sequence[InputExtent], found: Iterable[UnjudgedHours]) -> list[InputExtent]:
+def with_notes(inputs: Sequence[InputExtent], gaps: Iterable[UnjudgedHours]) -> list[InputExtent]:
     """Returns the inputs, each with a note on its retention gaps."""
-    told = {(one.source, one.what): _sentence(one) for one in found}
-    return [replace(one, note="; ".join(filter(None, (one.note, told.get((one.source, one.what)))))) for one in inputs]
+    notes = {(gap.source, gap.what): _sentence(gap) for gap in gaps}
+    return [
+        replace(extent, note="; ".join(filter(None, (extent.note, notes.get((extent.source, extent.what))))))
+        for extent in inputs
+    ]
 
 
-def _sentence(one: UnjudgedHours) -> str:
-    if not (one.hours or one.open_hours):
+def _sentence(gap: UnjudgedHours) -> str:
+    if not (gap.hours or gap.open_hours):
         return ""
-    said = [f"{one.hours:,} hours went before they were judged"] if one.hours else []
-    said += [f"{one.open_hours:,} hours went while something in them still moved"] if one.open_hours else []
-    cures = (["run more often"] if one.hours else []) + (
-        ["let --since, or --lookback of watch, reach further back"] if one.open_hours else []
+    parts = [f"{gap.hours:,} hours went before they were judged"] if gap.hours else []
+    parts += [f"{gap.open_hours:,} hours went while something in them still moved"] if gap.open_hours else []
+    cures = (["run more often"] if gap.hours else []) + (
+        ["let --since, or --lookback of watch, reach further back"] if gap.open_hours else []
     )
     return (
-        f"of {_told(one.since_ms)} to {_told(one.until_ms)} {', and '.join(said)}: {', '.join(cures)}, "
-        f"or {_CURES[one.source]}"
+        f"of {_told(gap.since_ms)} to {_told(gap.until_ms)} {', and '.join(parts)}: {', '.join(cures)}, "
+        f"or {_CURES[gap.source]}"
     )
 
 
@@ -119,9 +122,9 @@ def _gone(shown: Mapping[int, Window], begun_ms: int, reach_ms: int) -> range:
     return range(first, reach_ms // HOUR_MS * HOUR_MS, HOUR_MS)[:WINDOWS_MAX]
 
 
-def _name(one: InputExtent) -> str:
+def _name(extent: InputExtent) -> str:
     """Returns the name that judged_late() splits again: no source contains a space."""
-    return f"{one.source} {one.what}"
+    return f"{extent.source} {extent.what}"
 
 
 def _told(time_ms: int) -> str:

@@ -22,9 +22,9 @@ def write_needed(
     output: Path, shown: Collection[int], inputs: Iterable[InputExtent], *, slack_ms: int, now_ms: int
 ) -> RetentionHold:  # fmt: skip
     """Write the hold to the output folder; `shown`: all hours ever evaluated. Raises OSError."""
-    found = RetentionHold(written_at_ms=now_ms, needed_since_ms=needed_since(shown, inputs, slack_ms=slack_ms))
-    write_whole(output / JUDGED_FILE, msgspec.json.encode(found).decode())
-    return found
+    hold = RetentionHold(written_at_ms=now_ms, needed_since_ms=needed_since(shown, inputs, slack_ms=slack_ms))
+    write_whole(output / JUDGED_FILE, msgspec.json.encode(hold).decode())
+    return hold
 
 
 def needed_since(shown: Collection[int], inputs: Iterable[InputExtent], *, slack_ms: int) -> dict[str, int]:
@@ -32,12 +32,12 @@ def needed_since(shown: Collection[int], inputs: Iterable[InputExtent], *, slack
     need it, nor do hours before the first one evaluated here. An hour counts once it was evaluated at all: with
     messages scheduled for two years, no hour would be final before.
     """
-    found: dict[str, int] = {}
-    for one in inputs:
-        if one.source in _PURGED and one.complete_since_ms is not None and shown:
-            since_ms = _first_unjudged(shown, one.complete_since_ms) - slack_ms
-            found[one.source] = min(since_ms, found.get(one.source, since_ms))
-    return found
+    since_by_kind: dict[str, int] = {}
+    for extent in inputs:
+        if extent.source in _PURGED and extent.complete_since_ms is not None and shown:
+            since_ms = _first_unjudged(shown, extent.complete_since_ms) - slack_ms
+            since_by_kind[extent.source] = min(since_ms, since_by_kind.get(extent.source, since_ms))
+    return since_by_kind
 
 
 def _first_unjudged(shown: Collection[int], since_ms: int) -> int:

@@ -57,11 +57,11 @@ def axis_of(evidence: Evidence) -> TimeAxis:
 
     Without records of the broker, over those of the other sources. Impossible times are in no count.
     """
-    timed = [one for one in evidence.counts if one.first_ms > 0]
-    shown = [one for one in timed if one.leg in {"messages", "actions"}] or timed
+    timed = [count for count in evidence.counts if count.first_ms > 0]
+    shown = [count for count in timed if count.leg in {"messages", "actions"}] or timed
     if not shown:
         return TimeAxis(0, 1, 1)
-    return TimeAxis.over(min(one.first_ms for one in shown), max(one.last_ms for one in shown))
+    return TimeAxis.over(min(count.first_ms for count in shown), max(count.last_ms for count in shown))
 
 
 def flow_events(table: DataFrame, axis: TimeAxis) -> dict[str, dict[int, int]]:
@@ -84,33 +84,40 @@ def flow_events(table: DataFrame, axis: TimeAxis) -> dict[str, dict[int, int]]:
     return events
 
 
-def loudest_first(one: Example) -> tuple[bool, int, str, int, str, str]:
-    return one.severity is not Severity.FINDING, list(State).index(one.state), one.rule, one.at_ms, one.id, one.of
+def loudest_first(example: Example) -> tuple[bool, int, str, int, str, str]:
+    return (
+        example.severity is not Severity.FINDING,
+        list(State).index(example.state),
+        example.rule,
+        example.at_ms,
+        example.id,
+        example.of,
+    )
 
 
 def inputs(evidence: Evidence, settings: Settings) -> list[InputExtent]:
     """Returns the inputs, from consumers to the business, and the time range for which each is complete."""
-    found: dict[tuple[str, str], list[int]] = {}
+    totals: dict[tuple[str, str], list[int]] = {}
     reach: dict[tuple[str, str], tuple[int, int]] = {}
     counts: dict[tuple[str, str], list[LegCount]] = {}
-    for one in [*_expected(settings), *evidence.counts]:
-        place, reaches = _source(one.leg, one.note, evidence, settings)
-        spans = found.setdefault(place, [0, NEVER_MS, 0])
-        spans[0] += one.rows
-        spans[1], spans[2] = min(spans[1], one.first_ms or NEVER_MS), max(spans[2], one.last_ms)
-        reach[place] = reaches
-        counts.setdefault(place, []).append(one)
-    given = [
+    for count in [*_expected(settings), *evidence.counts]:
+        source_key, reaches = _source(count.leg, count.note, evidence, settings)
+        spans = totals.setdefault(source_key, [0, NEVER_MS, 0])
+        spans[0] += count.rows
+        spans[1], spans[2] = min(spans[1], count.first_ms or NEVER_MS), max(spans[2], count.last_ms)
+        reach[source_key] = reaches
+        counts.setdefault(source_key, []).append(count)
+    extents = [
         InputExtent(
             source=source, what=what, rows=rows, first_ms=first_ms if first_ms < NEVER_MS else 0, last_ms=last_ms,
             complete_since_ms=None if reach[source, what][0] >= NEVER_MS else reach[source, what][0],
             complete_until_ms=None if reach[source, what][1] >= EVER_MS else reach[source, what][1],
             note="; ".join(filter(None, _notes(source, what, counts[source, what], evidence, settings))),
         )
-        for (source, what), (rows, first_ms, last_ms) in found.items()
+        for (source, what), (rows, first_ms, last_ms) in totals.items()
     ]  # fmt: skip
     topics = {*evidence.known_topics, *(rule.topic for rule in settings.rules)}
-    return with_empty_notes(given, evidence.counts, topics=[] if settings.archives else sorted(topics))
+    return with_empty_notes(extents, evidence.counts, topics=[] if settings.archives else sorted(topics))
 
 
 def _notes(source: str, what: str, counts: Sequence[LegCount], evidence: Evidence, settings: Settings) -> Iterator[str]:
@@ -118,15 +125,15 @@ def _notes(source: str, what: str, counts: Sequence[LegCount], evidence: Evidenc
     yield evidence.torn.get(what, "") if source == "broker" else ""
     yield note_on_dropped(counts) if source == "broker" else ""
     yield note_on(counts)
-    for number in {int(one.note) for one in counts if one.leg == Leg.BUSINESS}:
-        yield note_on_topic(settings, evidence.counts, number)
+    for rule_number in {int(count.note) for count in counts if count.leg == Leg.BUSINESS}:
+        yield note_on_topic(settings, evidence.counts, rule_number)
 
 
 def _expected(settings: Settings) -> list[LegCount]:
     """Returns a line for each source, so that empty ones are listed, too."""
     legs: list[tuple[str, str]] = [(Leg.INBOX, inbox.group) for inbox in settings.inboxes]
     legs += [("actions", ""), ("messages", ""), (Leg.ARCHIVE, ""), (Leg.OUTBOX, "")]
-    legs += [(Leg.BUSINESS, str(number)) for number in range(len(settings.rules))]
+    legs += [(Leg.BUSINESS, str(rule_number)) for rule_number in range(len(settings.rules))]
     return [LegCount(leg=leg, topic="", note=note, rows=0, first_ms=0, last_ms=0) for leg, note in legs]
 
 
@@ -135,7 +142,7 @@ def _source(leg: str, note: str, evidence: Evidence, settings: Settings) -> tupl
     until = evidence.reach
     match leg:
         case Leg.INBOX:
-            since = [one.inbox_reach_ms for one in evidence.groups if one.consumer_group == note]
+            since = [facts.inbox_reach_ms for facts in evidence.groups if facts.consumer_group == note]
             ends = [until_ms for (_, group), until_ms in until.inboxes.items() if group == note]
             return ("inbox", note), (max(since, default=0), min(ends, default=EVER_MS))
         case Leg.OUTBOX:

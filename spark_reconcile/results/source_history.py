@@ -62,7 +62,7 @@ def read_totals(output: Path) -> KeptTotals:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ConfigurationError(f"{path} has more than {FILE_BYTES_MAX:,} bytes: no run wrote it; move it away")
-        found = msgspec.json.decode(data, type=KeptTotals)
+        totals = msgspec.json.decode(data, type=KeptTotals)
     except FileNotFoundError:
         return KeptTotals()
     except (OSError, msgspec.MsgspecError) as error:
@@ -70,9 +70,9 @@ def read_totals(output: Path) -> KeptTotals:
             f"{path} cannot be read ({error}); restore it from a copy, or move it away: then what vanished since "
             "earlier runs cannot be noticed by the next one"
         ) from error
-    if found.format != FORMAT:
-        raise ConfigurationError(f"{path} was written by another version (format {found.format}); move it away")
-    return found
+    if totals.format != FORMAT:
+        raise ConfigurationError(f"{path} was written by another version (format {totals.format}); move it away")
+    return totals
 
 
 def write_totals(output: Path, totals: KeptTotals) -> None:

@@ -138,18 +138,18 @@ class Summary:
     def count(self, state: State, *, scope: Scope | None = None) -> int:
         """Count rows with this verdict, without business rows that only echo their message's verdict."""
         return sum(
-            one.count
-            for one in self.verdict_counts
-            if one.state is state and not one.echo and scope in {None, one.scope}
+            counted.count
+            for counted in self.verdict_counts
+            if counted.state is state and not counted.echo and scope in {None, counted.scope}
         )
 
     def counts(self, severity: Severity) -> dict[State, int]:
         """Count rows with a verdict of this severity, by state, without echoes: for the sentence and the tiles."""
-        found: dict[State, int] = {}
-        for one in self.verdict_counts:
-            if one.severity is severity and not one.echo:
-                found[one.state] = found.get(one.state, 0) + one.count
-        return {state: found[state] for state in State if state in found}
+        counts: dict[State, int] = {}
+        for counted in self.verdict_counts:
+            if counted.severity is severity and not counted.echo:
+                counts[counted.state] = counts.get(counted.state, 0) + counted.count
+        return {state: counts[state] for state in State if state in counts}
 
     @property
     def deduplicated(self) -> int:
@@ -179,23 +179,23 @@ class Summary:
     @property
     def sentence(self) -> str:
         """The run in one sentence; more sentences for findings of earlier hours, and for hours not evaluated."""
-        unknown, rest = self.counts(Severity.INFO).get(State.UNKNOWN, 0), _listed(self, Severity.ATTENTION)
+        unknown, attention = self.counts(Severity.INFO).get(State.UNKNOWN, 0), _listed(self, Severity.ATTENTION)
         explained = (
             f"all of {self.messages:,} messages, {self.message_groups:,} deliveries and "
             f"{self.business_rows:,} business rows are explained"
             f"{f', {unknown:,} of them as unknown, without the records to judge them by' if unknown else ''}"
-            f"{f'; {rest} to look at.' if rest else '.'}"
+            f"{f'; {attention} to look at.' if attention else '.'}"
         )
         if self.balanced:
             return f"Balanced: {explained}{self._gone}"
         earlier = f"{self.earlier_findings:,} {_plural('finding', self.earlier_findings)} of earlier hours"
-        found = [_listed(self, Severity.FINDING)] if self.findings else []
-        told = f"Not balanced: {' and '.join([*found, *([earlier] if self.earlier_findings else [])])}."
+        finding_texts = [_listed(self, Severity.FINDING)] if self.findings else []
+        text = f"Not balanced: {' and '.join([*finding_texts, *([earlier] if self.earlier_findings else [])])}."
         if self.earlier_findings:
-            told += " Earlier hours count as they were last judged; an earlier --since judges them again."
+            text += " Earlier hours count as they were last judged; an earlier --since judges them again."
         if not self.findings:
-            told += f" In this span {explained}"
-        return f"{told}{self._gone}"
+            text += f" In this span {explained}"
+        return f"{text}{self._gone}"
 
     @property
     def headline(self) -> str:
@@ -204,7 +204,7 @@ class Summary:
 
     @property
     def _gone(self) -> str:
-        gone = [f"{one.hours:,} hours of the {one.source} ({one.what})" for one in self.unjudged if one.hours]
+        gone = [f"{gap.hours:,} hours of the {gap.source} ({gap.what})" for gap in self.unjudged if gap.hours]
         purged = f" Purged before they were judged: {', '.join(gone)}." if gone else ""
         return purged + "".join(f" {sentence}." for sentence in self.shortened)
 
@@ -219,10 +219,10 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields for JSON, and named counts."""
-        found = asdict(self)
+        values = asdict(self)
         return {
-            "causes": found["causes"],
-            **found,
+            "causes": values["causes"],
+            **values,
             "balanced": self.balanced,
             "findings": self.findings,
             "earlier_findings": self.earlier_findings,
@@ -234,11 +234,11 @@ class Summary:
         }
 
     def _by_state(self, scopes: set[Scope]) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for one in self.verdict_counts:
-            if one.scope in scopes:
-                found[one.state.value] = found.get(one.state.value, 0) + one.count
-        return dict(sorted(found.items()))
+        counts: dict[str, int] = {}
+        for counted in self.verdict_counts:
+            if counted.scope in scopes:
+                counts[counted.state.value] = counts.get(counted.state.value, 0) + counted.count
+        return dict(sorted(counts.items()))
 
 
 def _plural(noun: str, count: int) -> str:

@@ -56,7 +56,7 @@ def verdicts(judged: ClassifiedEvidence) -> DataFrame:
 
 def business_verdicts(judged: ClassifiedEvidence, settings: Settings) -> DataFrame:
     """Returns the table of verdicts on business rows: one row for each rule and key."""
-    names = [f"when {number} then '{sql_text(rule.name)}'" for number, rule in enumerate(settings.rules)]
+    names = [f"when {rule_number} then '{sql_text(rule.name)}'" for rule_number, rule in enumerate(settings.rules)]
     name = f"case rule_number {' '.join(names)} end" if names else "''"
     return judged.business.selectExpr(
         f"{name} as business_rule", "topic", "message_key", "rows", "messages",
@@ -65,10 +65,10 @@ def business_verdicts(judged: ClassifiedEvidence, settings: Settings) -> DataFra
     )  # fmt: skip
 
 
-def write_whole_tables(table: DataFrame, business: DataFrame, place: Callable[[str], str]) -> None:
-    """Write both tables of a full run; `place`: returns the folder for a table's name."""
-    table.select(*TABLES["verdicts"]).write.parquet(place("verdicts"))
-    business.select(*TABLES["business_verdicts"]).coalesce(1).write.parquet(place("business_verdicts"))
+def write_whole_tables(table: DataFrame, business: DataFrame, folder_of: Callable[[str], str]) -> None:
+    """Write both tables of a full run; `folder_of`: returns the folder for a table's name."""
+    table.select(*TABLES["verdicts"]).write.parquet(folder_of("verdicts"))
+    business.select(*TABLES["business_verdicts"]).coalesce(1).write.parquet(folder_of("business_verdicts"))
 
 
 def write_by_window(frame: DataFrame, name: str, windows: Sequence[int], *, stage: Path) -> None:

@@ -50,9 +50,9 @@ class Tally:
     looked_at: int = 0
     resolved: int = 0
 
-    def add(self, place: Place, count: int) -> None:
+    def add(self, verdict_key: Place, count: int) -> None:
         """Add to the count of a verdict."""
-        self.counts[place] = self.counts.get(place, 0) + count
+        self.counts[verdict_key] = self.counts.get(verdict_key, 0) + count
 
     def add_totals(self, **counts: int) -> None:
         """Add to each of these totals."""
@@ -67,9 +67,9 @@ class Tally:
     def as_result(self) -> dict[str, Any]:
         """Returns the numbers as JSON values for the index."""
         return {
-            "verdict_counts": [[*place, count] for place, count in sorted(self.counts.items()) if count],
+            "verdict_counts": [[*verdict_key, count] for verdict_key, count in sorted(self.counts.items()) if count],
             "totals": dict(sorted(self.totals.items())),
-            "examples": [asdict(one) for one in self.examples],
+            "examples": [asdict(example) for example in self.examples],
             "looked_at": self.looked_at,
             "resolved": self.resolved,
         }
@@ -77,16 +77,16 @@ class Tally:
 
 def summary_of(results: Iterable[Mapping[str, Any]], *, run_id: str, judged_at_ms: int) -> Summary:
     """Sums many windows to the summary of one run."""
-    found = list(results)
-    verdict_counts = verdict_counts_of(found)
+    all_results = list(results)
+    verdict_counts = verdict_counts_of(all_results)
     return Summary(
         run_id=run_id,
         judged_at_ms=judged_at_ms,
-        business_rows=sum(one.count for one in verdict_counts if one.scope is Scope.BUSINESS),
-        resolved=sum(result["resolved"] for result in found),
-        **asdict(totals_of(found)),
+        business_rows=sum(counted.count for counted in verdict_counts if counted.scope is Scope.BUSINESS),
+        resolved=sum(result["resolved"] for result in all_results),
+        **asdict(totals_of(all_results)),
         verdict_counts=verdict_counts,
-        examples=_first_of_each(examples_of(found)),
+        examples=_first_of_each(examples_of(all_results)),
     )
 
 
@@ -110,27 +110,29 @@ def verdict_counts_of(results: Iterable[Mapping[str, Any]]) -> list[VerdictCount
     counts: dict[Place, int] = {}
     for result in results:
         for scope, topic, of, rule, count in result["verdict_counts"]:
-            place = (Scope(scope), topic, of, rule)
-            counts[place] = counts.get(place, 0) + count
-    return [verdict_count(*place, count=count) for place, count in sorted(counts.items())]
+            verdict_key = (Scope(scope), topic, of, rule)
+            counts[verdict_key] = counts.get(verdict_key, 0) + count
+    return [verdict_count(*verdict_key, count=count) for verdict_key, count in sorted(counts.items())]
 
 
 def trouble_of(results: Mapping[int, Mapping[str, Any]], axis: TimeAxis) -> dict[State, dict[int, int]]:
     """Returns by time bucket the message and delivery verdicts that need attention; `results`: by window start."""
-    found: dict[State, dict[int, int]] = {}
+    trouble: dict[State, dict[int, int]] = {}
     for start, result in results.items():
-        for one in verdict_counts_of([result]):
-            if one.severity in {Severity.ATTENTION, Severity.FINDING} and one.scope is not Scope.BUSINESS:
-                cells = found.setdefault(one.state, {})
+        for counted in verdict_counts_of([result]):
+            if counted.severity in {Severity.ATTENTION, Severity.FINDING} and counted.scope is not Scope.BUSINESS:
+                cells = trouble.setdefault(counted.state, {})
                 bucket = (start - axis.start_ms) // axis.width_ms
-                cells[bucket] = cells.get(bucket, 0) + one.count
-    return found
+                cells[bucket] = cells.get(bucket, 0) + counted.count
+    return trouble
 
 
 def findings_of(results: Iterable[Mapping[str, Any]]) -> int:
     """Counts the findings of these windows, without rows in the outbox, which every run evaluates."""
-    found = [one for one in verdict_counts_of(results) if one.severity is Severity.FINDING and not one.echo]
-    return sum(one.count for one in found if one.rule != _STANDING)
+    findings = [
+        counted for counted in verdict_counts_of(results) if counted.severity is Severity.FINDING and not counted.echo
+    ]
+    return sum(counted.count for counted in findings if counted.rule != _STANDING)
 
 
 def published_topics(results: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -145,33 +147,35 @@ def published_topics(results: Iterable[Mapping[str, Any]]) -> set[str]:
 
 def totals_of(results: Iterable[Mapping[str, Any]]) -> Totals:
     """Sums the totals of many windows."""
-    names = {one.name for one in fields(Totals)}
-    found = dict.fromkeys(names, 0)
+    names = {totals_field.name for totals_field in fields(Totals)}
+    totals = dict.fromkeys(names, 0)
     for result in results:
         for name, count in result["totals"].items():
-            found[name] += count
-    return Totals(**found)
+            totals[name] += count
+    return Totals(**totals)
 
 
 def examples_of(results: Iterable[Mapping[str, Any]]) -> list[Example]:
     """Returns the examples of many windows, in their order."""
-    found = []
+    examples = []
     for result in results:
-        for one in result["examples"]:
-            state, severity, _ = verdict_of(Scope(one["scope"]), one["rule"])
-            found.append(Example(**{**one, "scope": Scope(one["scope"]), "state": state, "severity": severity}))
-    return found
+        for values in result["examples"]:
+            state, severity, _ = verdict_of(Scope(values["scope"]), values["rule"])
+            examples.append(
+                Example(**{**values, "scope": Scope(values["scope"]), "state": state, "severity": severity})
+            )
+    return examples
 
 
-def _first_of_each(found: Sequence[Example]) -> list[Example]:
+def _first_of_each(examples: Sequence[Example]) -> list[Example]:
     """Returns the first few examples of each rule over all windows, findings first."""
     seen: dict[tuple[Scope, str], int] = {}
     kept = []
-    for one in sorted(found, key=lambda example: (example.at_ms, example.id, example.of, example.key)):
-        place = (one.scope, one.rule)
-        seen[place] = seen.get(place, 0) + 1
-        if seen[place] <= EXAMPLES_OF_ALL:
-            kept.append(one)
+    for example in sorted(examples, key=lambda example: (example.at_ms, example.id, example.of, example.key)):
+        rule_key = (example.scope, example.rule)
+        seen[rule_key] = seen.get(rule_key, 0) + 1
+        if seen[rule_key] <= EXAMPLES_OF_ALL:
+            kept.append(example)
     return sorted(kept, key=loudest_first)
 
 
@@ -237,14 +241,14 @@ def _tally_rows(tallies: Mapping[int, Tally], table: DataFrame) -> None:
     """Add verdicts on messages and deliveries."""
     by_rule = grouped(
         table, "window_ms", "scope", "topic", "consumer_group", "rule",
-        n="count(*)", **{f"v{place}": f"sum({value})" for place, value in enumerate(_TOTALS)},
+        n="count(*)", **{f"v{index}": f"sum({value})" for index, value in enumerate(_TOTALS)},
     )  # fmt: skip
     for row in by_rule.collect():
         tally, scope, count = tallies.get(row["window_ms"]), Scope(row["scope"]), row["n"]
         if tally is None:
             continue
         tally.add((scope, row["topic"] or "", row["consumer_group"] or "", row["rule"]), count)
-        values = [int(row[f"v{place}"]) for place in range(len(_TOTALS))]
+        values = [int(row[f"v{index}"]) for index in range(len(_TOTALS))]
         if scope is Scope.MESSAGE:
             tally.add_totals(messages=count, stored=values[0], resent=values[1], deduplicated_by_broker=values[2])
         else:
@@ -284,5 +288,5 @@ def _tally_examples(tallies: Mapping[int, Tally], table: DataFrame, business: Da
         tally, scope = tallies.get(values.pop("window_ms")), Scope(values["scope"])
         state, severity, echo = verdict_of(scope, values["rule"])
         if tally is not None and not echo:
-            one = {**values, "scope": scope, "topic": values["topic"] or ""}
-            tally.examples.append(Example(**one, state=state, severity=severity))
+            example_fields = {**values, "scope": scope, "topic": values["topic"] or ""}
+            tally.examples.append(Example(**example_fields, state=state, severity=severity))
