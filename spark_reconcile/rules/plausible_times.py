@@ -91,24 +91,24 @@ def outside(column: str) -> str:
 def note_on(counts: Iterable[LegCount]) -> str:
     """Returns a note on a source's impossible times; empty if there are none."""
     legs = list(counts)
-    found = []
+    notes = []
     impossible = [leg for leg in legs if leg.impossible]
     if impossible:
         first = min(impossible, key=lambda leg: (leg.impossible_ms, leg.impossible_of))
         rows, all_rows = (sum(getattr(leg, name) for leg in legs) for name in ("impossible", "rows"))
-        found.append(
+        notes.append(
             f"{rows:,} of {all_rows:,} rows have a time that cannot be true, before 2000 or more than a day ahead "
             f"(the first: {first.impossible_of or 'a row without a key'} at {_moment(first.impossible_ms)}); the times "
             "shown here and the charts leave them out"
         )
     backward = [leg for leg in legs if leg.backward]
     if backward:
-        found.append(
+        notes.append(
             f"{sum(leg.backward for leg in backward):,} rows were sent before they were created (e.g. "
             f"{min(leg.backward_of for leg in backward)}): the database's clock was set back, or they were written by "
             "hand"
         )
-    return "; ".join(found)
+    return "; ".join(notes)
 
 
 def _moment(time_ms: int) -> str:
