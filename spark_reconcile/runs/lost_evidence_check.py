@@ -64,44 +64,46 @@ def check_evidence(
     if note:
         torn = evidence.torn.get("action log", "")
         evidence.torn = {**evidence.torn, "action log": "; ".join(filter(None, (torn, note)))}
-    known = _known(evidence)
+    broker_groups = _known(evidence)
     before = read_totals(settings.output)
-    missing = find_missing(before, evidence, settings, plan, known=known, now_ms=now_ms)
+    missing = find_missing(before, evidence, settings, plan, known=broker_groups, now_ms=now_ms)
     accepted = set(settings.accept_missing)
-    needless = sorted(accepted - {one.name for one in missing})
+    needless = sorted(accepted - {lost.name for lost in missing})
     if needless:
         raise ConfigurationError(
             f"--accept-missing {needless[0]!r}: nothing of that is missing, so leave it out; it is not for every run"
         )
-    refused = [one for one in missing if one.name not in accepted]
+    refused = [lost for lost in missing if lost.name not in accepted]
     if refused:
-        named = "; ".join(f"{one.name}: {one.had}. {one.cure}" for one in refused[:NAMED_MAX])
+        named = "; ".join(f"{lost.name}: {lost.had}. {lost.cure}" for lost in refused[:NAMED_MAX])
         more = f"; and {len(refused) - NAMED_MAX:,} more" if len(refused) > NAMED_MAX else ""
-        options = " ".join(f"--accept-missing {one.name!r}" for one in refused[:NAMED_MAX])
+        options = " ".join(f"--accept-missing {lost.name!r}" for lost in refused[:NAMED_MAX])
         raise NotComparable(
             f"evidence is missing, so nothing is judged: {named}{more}. Where that was done on "
             f"purpose, run it once with {options}, or move {settings.output / TOTALS_FILE} away to forget all of it"
         )
-    logs = {log: sum(one.rows for one in evidence.counts if one.leg == log) for log in LOGS}
-    check_names(settings, known, plan.extents, rows=logs)
-    told = shortened(before, evidence, settings, plan.extents)
-    return [*told, *_fewer(before, evidence, settings, plan.extents)] if is_whole else told
+    logs = {log: sum(count.rows for count in evidence.counts if count.leg == log) for log in LOGS}
+    check_names(settings, broker_groups, plan.extents, rows=logs)
+    sentences = shortened(before, evidence, settings, plan.extents)
+    return [*sentences, *_fewer(before, evidence, settings, plan.extents)] if is_whole else sentences
 
 
 def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now_ms: int, is_whole: bool) -> None:
     """Store the totals of the sources for later runs; call after the results are published. Raises OSError."""
-    before, known = read_totals(settings.output), _known(evidence)
-    given = {(one.source, one.what): one for one in inputs(evidence, settings)}
+    before, broker_groups = read_totals(settings.output), _known(evidence)
+    read_inputs = {
+        (input_extent.source, input_extent.what): input_extent for input_extent in inputs(evidence, settings)
+    }
     sources = dict(before.sources)
     for extent in plan.extents:
-        read, noted = given[_kind(extent)], sources.get(extent.name)
+        read, noted = read_inputs[_kind(extent)], sources.get(extent.name)
         sources[extent.name] = SourceTotals(
             rows=read.rows, first_ms=extent.first_ms or 0, last_ms=extent.last_ms or 0,
             complete_since_ms=read.complete_since_ms, noted_at_ms=now_ms,
             whole_rows=read.rows if is_whole else noted.whole_rows if noted is not None else 0,
         )  # fmt: skip
-    for log, what in LOGS.items():
-        read, name = given["broker", what], _log_name(log, settings)
+    for log, log_title in LOGS.items():
+        read, name = read_inputs["broker", log_title], _log_name(log, settings)
         noted = before.sources.get(name)
         end = evidence.ends[log]
         kept_end = noted.end_offset if noted is not None and noted.end_offset <= end.offset else 0
@@ -113,7 +115,9 @@ def keep_totals(evidence: Evidence, settings: Settings, plan: SourcePlan, *, now
     folder = _folder(settings)
     # If the set of groups is not known, those of earlier runs are still expected.
     earlier = before.groups.get(folder, BrokerGroups(pairs=[], noted_at_ms=0)).pairs
-    pairs = known.live if known.is_complete else known.live.union(earlier) - known.deleted
+    pairs = (
+        broker_groups.live if broker_groups.is_complete else broker_groups.live.union(earlier) - broker_groups.deleted
+    )
     groups = {**before.groups, folder: BrokerGroups(pairs=sorted(pairs)[:GROUPS_MAX], noted_at_ms=now_ms)}
     write_totals(settings.output, KeptTotals(sources=sources, groups=groups))
 
@@ -148,39 +152,43 @@ def is_gone(before: SourceTotals, now: TableExtent, *, since_ms: int | None) -> 
 
 def shortened(before: KeptTotals, evidence: Evidence, settings: Settings, extents: Sequence[TableExtent]) -> list[str]:
     """Returns a sentence for each source that begins later, or ends earlier, than an earlier run saw it."""
-    told = []
+    sentences = []
     for extent in extents:
         noted = before.sources.get(extent.name)
         if noted is None or extent.first_ms is None or extent.last_ms is None or not noted.first_ms:
             continue
         is_kept = _kept(settings, extent, now_ms=0)[0] is not None
         if extent.first_ms > noted.first_ms and not is_kept:
-            told.append(_moved(extent.name, "begins at", noted, noted.first_ms, extent.first_ms))
+            sentences.append(_moved(extent.name, "begins at", noted, noted.first_ms, extent.first_ms))
         if extent.last_ms < noted.last_ms:
-            told.append(_moved(extent.name, "ends at", noted, noted.last_ms, extent.last_ms))
+            sentences.append(_moved(extent.name, "ends at", noted, noted.last_ms, extent.last_ms))
     for log in LOGS:
         name, segments = _log_name(log, settings), evidence.surveyed[log]
         noted = before.sources.get(name)
         begins_ms = 0 if begins_whole(segments) else segments[0].created_at_ms
         # The reach of a log that was dropped in part is later than its first segment, by the skew.
         if noted is not None and begins_ms > (noted.complete_since_ms or 0):
-            told.append(_moved(name, "begins at", noted, noted.first_ms, begins_ms))
-    return told
+            sentences.append(_moved(name, "begins at", noted, noted.first_ms, begins_ms))
+    return sentences
 
 
 def _fewer(before: KeptTotals, evidence: Evidence, settings: Settings, extents: Sequence[TableExtent]) -> Iterator[str]:
     """Tables of a kind that have fewer rows than an earlier run over all times read, though they all begin where they
     did: a purge takes the oldest rows, so these were taken from the middle.
     """
-    given = {(one.source, one.what): one.rows for one in inputs(evidence, settings)}
+    rows_by_input = {
+        (input_extent.source, input_extent.what): input_extent.rows for input_extent in inputs(evidence, settings)
+    }
     for kind in dict.fromkeys(map(_kind, extents)):
         pairs = [(extent, before.sources.get(extent.name)) for extent in extents if _kind(extent) == kind]
-        known = [(extent, noted) for extent, noted in pairs if noted is not None and extent.first_ms == noted.first_ms]
-        rows = max((noted.whole_rows for _, noted in known), default=0)
-        if len(known) == len(pairs) and given[kind] < rows:
-            extent, noted = known[0]
+        noted_pairs = [
+            (extent, noted) for extent, noted in pairs if noted is not None and extent.first_ms == noted.first_ms
+        ]
+        rows = max((noted.whole_rows for _, noted in noted_pairs), default=0)
+        if len(noted_pairs) == len(pairs) and rows_by_input[kind] < rows:
+            extent, noted = noted_pairs[0]
             yield (
-                f"The {extent.name} begins where it did, and has {given[kind]:,} rows, where a run at "
+                f"The {extent.name} begins where it did, and has {rows_by_input[kind]:,} rows, where a run at "
                 f"{utc_text(noted.noted_at_ms)} saw {rows:,}"
             )
 
@@ -210,16 +218,21 @@ def _never_there(
             continue
         since_ms, _ = _kept(settings, extent, now_ms=now_ms)
         if extent.leg is Leg.INBOX:
-            noted = [one for one in evidence.counts if one.leg == "actions" and one.note == f"acked {extent.what}"]
-            what, cure = "acknowledgements of this group", "name the inbox that its consumers write, or leave it out"
+            noted = [
+                count for count in evidence.counts if count.leg == "actions" and count.note == f"acked {extent.what}"
+            ]
+            witness, cure = "acknowledgements of this group", "name the inbox that its consumers write, or leave it out"
         else:
-            noted = [one for one in evidence.counts if one.leg == "messages" and one.topic in topics and has_archive]
-            what, cure = "messages on topics of this outbox", "say archive = false in [database] if it is off"
+            noted = [
+                count for count in evidence.counts if count.leg == "messages" and count.topic in topics and has_archive
+            ]
+            witness, cure = "messages on topics of this outbox", "say archive = false in [database] if it is off"
         # Newer ones came after the table was read; of older ones than are kept, the rows are purged.
-        noted = [one for one in noted if 0 < one.first_ms < old_ms and one.last_ms >= (since_ms or 0)]
+        noted = [count for count in noted if 0 < count.first_ms < old_ms and count.last_ms >= (since_ms or 0)]
         if noted:
             yield LostEvidence(
-                name=extent.name, had=f"it is empty, while the broker has {sum(one.rows for one in noted):,} {what}",
+                name=extent.name,
+                had=f"it is empty, while the broker has {sum(count.rows for count in noted):,} {witness}",
                 cure=f"Restore it from a copy, or {cure}",
             )  # fmt: skip
 
@@ -247,10 +260,10 @@ def _kept(settings: Settings, extent: TableExtent, *, now_ms: int) -> tuple[int 
     """Returns since when a table's rows are kept, by the settings, and the key of the setting."""
     if extent.leg is Leg.ARCHIVE:
         return kept_since(settings.complete_since_ms, settings.archive_days, now_ms=now_ms), "archive_days"
-    told = [one.complete_since_ms for one in settings.inboxes if one.group == extent.what]
-    since = [kept_since(one, settings.inbox_days, now_ms=now_ms) for one in told]
-    known = [one for one in since if one is not None]
-    return max(known) if len(known) == len(since) else None, "inbox_days"
+    since_settings = [inbox.complete_since_ms for inbox in settings.inboxes if inbox.group == extent.what]
+    since = [kept_since(complete_since_ms, settings.inbox_days, now_ms=now_ms) for complete_since_ms in since_settings]
+    known_since = [since_ms for since_ms in since if since_ms is not None]
+    return max(known_since) if len(known_since) == len(since) else None, "inbox_days"
 
 
 def _logs(before: KeptTotals, settings: Settings, evidence: Evidence) -> Iterator[LostEvidence]:

@@ -123,8 +123,8 @@ def run(
     OutputBusy (another run writes there), NotComparable and DatabaseUnavailable (a source cannot be evaluated); then
     nothing is published.
     """
-    asked = _Asked(master=master, now_ms=_time_ms(now_ms), session=session, say=say, pause=pause)
-    return with_sound_caches(settings.output, lambda: _run_once(settings, asked))
+    request = _Asked(master=master, now_ms=_time_ms(now_ms), session=session, say=say, pause=pause)
+    return with_sound_caches(settings.output, lambda: _run_once(settings, request))
 
 
 def run_windows(
@@ -139,11 +139,11 @@ def run_windows(
     gives the same tables. Raises like run().
     """
     judged_at_ms = _time_ms(now_ms)
-    asked = _Asked(
+    request = _Asked(
         master=master, now_ms=judged_at_ms, session=session, say=say, pause=pause, full=full, checkpoint=checkpoint,
         hours=Span(since_ms=since_ms, until_ms=judged_at_ms if until_ms is None else until_ms),
     )  # fmt: skip
-    return with_sound_caches(settings.output, lambda: _run_once(settings, asked))
+    return with_sound_caches(settings.output, lambda: _run_once(settings, request))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,36 +167,36 @@ def _time_ms(now_ms: int | None) -> int:
 # -- one run: plan, read, judge, publish -----------------------------------------------------------------------------
 
 
-def _run_once(settings: Settings, asked: _Asked) -> Summary:
-    reach = reach_of(settings, now_ms=asked.now_ms)
-    windows = [] if asked.hours is None else _closed(settings, asked.hours, reach, now_ms=asked.now_ms)
-    settings, plan = _planned(settings, windows, reach, now_ms=asked.now_ms)
-    with only_run(settings.output), staging(settings.output, now_ms=asked.now_ms) as stage:
+def _run_once(settings: Settings, request: _Asked) -> Summary:
+    reach = reach_of(settings, now_ms=request.now_ms)
+    windows = [] if request.hours is None else _closed(settings, request.hours, reach, now_ms=request.now_ms)
+    settings, plan = _planned(settings, windows, reach, now_ms=request.now_ms)
+    with only_run(settings.output), staging(settings.output, now_ms=request.now_ms) as stage:
         # An index that cannot be read is told before Spark starts.
-        store = WindowStore(settings.output, checkpoint=asked.checkpoint) if windows else None
-        asked.say("starting Spark")
+        store = WindowStore(settings.output, checkpoint=request.checkpoint) if windows else None
+        request.say("starting Spark")
         watch = StepTimer()
-        with open_session(asked.session, asked.master, stage, plan=plan) as spark, worker_errors():
+        with open_session(request.session, request.master, stage, plan=plan) as spark, worker_errors():
             watch.lap("start")
             span = _span(settings, windows)
-            evidence = read_all(spark, settings, plan, now_ms=asked.now_ms, say=asked.say, span=span)
+            evidence = read_all(spark, settings, plan, now_ms=request.now_ms, say=request.say, span=span)
             watch.lap("read")
             job = RunContext(
-                session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=asked.now_ms, full=asked.full,
-                say=asked.say, pause=asked.pause, span=span,
+                session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=request.now_ms,
+                full=request.full, say=request.say, pause=request.pause, span=span,
             )  # fmt: skip
             if store is not None:
                 _remember_topics(evidence, store)
-            check_rule_topics(settings, evidence.counts, now_ms=asked.now_ms)
+            check_rule_topics(settings, evidence.counts, now_ms=request.now_ms)
             with one_partition(spark, is_few=evidence.is_few):
-                by_the_hour = None if store is None else _Hours(windows=windows, store=store, asked=asked.hours)
+                by_the_hour = None if store is None else _Hours(windows=windows, store=store, asked=request.hours)
                 return _reconcile(job, by_the_hour, stage=stage, watch=watch)
 
 
-def _closed(settings: Settings, asked: Span, reach: Reach, *, now_ms: int) -> list[int]:
+def _closed(settings: Settings, span: Span, reach: Reach, *, now_ms: int) -> list[int]:
     """Returns the hours of the range that are over and for which every source is complete (at least one)."""
     grace_ms = settings.grace.ms
-    over = closed_windows(asked.since_ms, asked.until_ms, now_ms=now_ms, grace_ms=grace_ms)
+    over = closed_windows(span.since_ms, span.until_ms, now_ms=now_ms, grace_ms=grace_ms)
     windows = [start for start in over if start + HOUR_MS + grace_ms <= reach.least_ms]
     if not windows:
         raise _none_closed(over, reach)
@@ -314,13 +314,13 @@ def _verdicts(job: RunContext, evidence: Evidence, placement: WindowPlacement) -
     if evidence is not job.evidence:
         # Of selected rows, plans are longer than their execution; a second copy of all rows would cost more.
         first = first.checkpointed()
-    found = recheck(job, evidence, first, placement)
+    rechecked = recheck(job, evidence, first, placement)
     # Checkpoints: writing, counting and examples would each plan the recheck's unions again.
-    tables = verdicts(found.judged), business_verdicts(found.judged, job.settings)
+    tables = verdicts(rechecked.judged), business_verdicts(rechecked.judged, job.settings)
     table, business = with_key_spelling_differences(
         *in_parallel(*(frame.localCheckpoint for frame in tables)), is_few=evidence.is_few, equal_keys=job.equal_keys
     )
-    return WindowVerdicts(table=table, business=business, cleared=found.cleared, first=first)
+    return WindowVerdicts(table=table, business=business, cleared=rechecked.cleared, first=first)
 
 
 def _among(job: RunContext, legs: Legs, batch: Sequence[int]) -> WindowVerdicts:
@@ -331,9 +331,9 @@ def _among(job: RunContext, legs: Legs, batch: Sequence[int]) -> WindowVerdicts:
     return _verdicts(job, evidence, by_hour(batch, slack_ms=job.slack_ms))
 
 
-def _count(tallies: Mapping[int, Tally], found: WindowVerdicts) -> None:
-    tally_verdicts(tallies, found.table, found.business)
-    for start, count in found.cleared.items():
+def _count(tallies: Mapping[int, Tally], window_verdicts: WindowVerdicts) -> None:
+    tally_verdicts(tallies, window_verdicts.table, window_verdicts.business)
+    for start, count in window_verdicts.cleared.items():
         tallies[start].resolved = count
 
 
@@ -344,24 +344,24 @@ def _judge_all(job: RunContext, *, stage: Staging, watch: StepTimer) -> _Judged:
     """Judge every row, count by bucket of the axis, and, concurrently, write the tables."""
     axis = axis_of(job.evidence)
     job.say(f"giving verdicts on {job.evidence.row_count:,} rows")
-    found = _verdicts(job, job.evidence, by_bucket(axis))
+    window_verdicts = _verdicts(job, job.evidence, by_bucket(axis))
     watch.lap("judge")
     job.say("counting the verdicts")
     tallies = {start: Tally() for start in (NO_WINDOW, *axis.starts)}
     hours, events, *_ = in_parallel(
         lambda: sampled_hours(job.evidence, None),
-        lambda: flow_events(found.table, axis),
-        lambda: _count(tallies, found),
-        lambda: write_whole_tables(found.table, found.business, stage.table),
-        lambda: hourly(found.table).coalesce(1).write.parquet(stage.table("aggregates")),
+        lambda: flow_events(window_verdicts.table, axis),
+        lambda: _count(tallies, window_verdicts),
+        lambda: write_whole_tables(window_verdicts.table, window_verdicts.business, stage.table),
+        lambda: hourly(window_verdicts.table).coalesce(1).write.parquet(stage.table("aggregates")),
     )
     results = {start: tally.as_result() for start, tally in tallies.items()}
     return _Judged(
         results=list(results.values()),
-        tables=lambda: (found.table, found.business),
+        tables=lambda: (window_verdicts.table, window_verdicts.business),
         flow=Flow(axis=axis, events=events, trouble=trouble_of({start: results[start] for start in axis.starts}, axis)),
         hours=hours,
-        first=found.first,
+        first=window_verdicts.first,
     )
 
 
@@ -385,9 +385,9 @@ def _judge_hours(
     keep_hours({start: store.folder(start) for start in windows}, latencies)
     write_aggregates(stage.folder / "aggregates", {start: window.result for start, window in shown.items()})
     until_ms = windows[-1] if hours.asked is None else hours.asked.until_ms
-    before = [one.result for start, one in store.windows.items() if start < windows[0]]
+    before = [window.result for start, window in store.windows.items() if start < windows[0]]
     return _Judged(
-        results=[*(one.result for one in shown.values()), overdue],
+        results=[*(window.result for window in shown.values()), overdue],
         tables=lambda: window_tables(job.session, store, windows),
         flow=_flow(compared, windows, shown),
         hours=latencies,
@@ -419,41 +419,41 @@ def compare(job: RunContext, kept: FileDigestCache) -> DigestComparison:
     """Compute and compare the digests of all legs; files with cached digests are not read."""
     evidence = job.evidence
     legs = legs_of(evidence)
-    by_id = evidence.groups or any(one.leg in {"actions", Leg.INBOX} for one in evidence.counts)
-    known = kept.known(job.session, evidence.files)
-    summed = clean_parts(_summed(job, known), covered=job.covered)
+    by_id = evidence.groups or any(count.leg in {"actions", Leg.INBOX} for count in evidence.counts)
+    cached = kept.known(job.session, evidence.files)
+    summed = clean_parts(_summed(job, cached), covered=job.covered)
     if not by_id:
         clean = summed.localCheckpoint()
-        return DigestComparison(clean_parts=clean, sums=sums_of(clean), buckets=None, clean_buckets=None, known=known)
+        return DigestComparison(clean_parts=clean, sums=sums_of(clean), buckets=None, clean_buckets=None, known=cached)
     tolerance = Tolerance(late_after_ms=int(job.settings.grace.late_after_seconds * 1000), slack_ms=job.slack_ms)
     clean, slotted = in_parallel(summed.localCheckpoint, buckets(legs, tolerance=tolerance).localCheckpoint)
     sums, agreed = in_parallel(
         lambda: sums_of(clean),
         clean_buckets(job.session, slotted, evidence.groups, late_ms=tolerance.late_after_ms).localCheckpoint,
     )
-    return DigestComparison(clean_parts=clean, sums=sums, buckets=slotted, clean_buckets=agreed, known=known)
+    return DigestComparison(clean_parts=clean, sums=sums, buckets=slotted, clean_buckets=agreed, known=cached)
 
 
-def _summed(job: RunContext, known: CachedDigests) -> DataFrame:
+def _summed(job: RunContext, cached: CachedDigests) -> DataFrame:
     """Returns the digests of all legs, cached or computed now."""
     evidence = job.evidence
     rows, messages = evidence.loose or (evidence.rows, evidence.messages)
-    found = [] if rows is None else [
+    digests = [] if rows is None else [
         digest(rows.where(f"leg = '{leg}'"), leg) for leg in (Leg.BUSINESS, Leg.ARCHIVE, Leg.OUTBOX)
     ]  # fmt: skip
-    found += [] if messages is None else [digest(messages, MESSAGES)]
-    found += [digest(files.read(names), files.leg) for files, names in _not_known(evidence, known)]
-    topics = sorted({one.topic for one in evidence.counts if one.topic} | set(job.covered))
-    if known.sums is not None:
-        found.append(known.sums.where(_touched(job.span)))
-    return parts(job.session, found, topics=topics)
+    digests += [] if messages is None else [digest(messages, MESSAGES)]
+    digests += [digest(files.read(names), files.leg) for files, names in _not_known(evidence, cached)]
+    topics = sorted({count.topic for count in evidence.counts if count.topic} | set(job.covered))
+    if cached.sums is not None:
+        digests.append(cached.sums.where(_touched(job.span)))
+    return parts(job.session, digests, topics=topics)
 
 
-def _not_known(evidence: Evidence, known: CachedDigests) -> list[tuple[Files, list[str]]]:
+def _not_known(evidence: Evidence, cached: CachedDigests) -> list[tuple[Files, list[str]]]:
     """Returns, for each leg, the files without a cached digest."""
-    named = set(known.names.values())
-    left = [(files, [name for name in files.names if name not in named]) for files in evidence.files]
-    return [(files, names) for files, names in left if names]
+    named = set(cached.names.values())
+    undigested = [(files, [name for name in files.names if name not in named]) for files in evidence.files]
+    return [(files, names) for files, names in undigested if names]
 
 
 def judge_windows(
@@ -501,15 +501,15 @@ def _chosen(job: RunContext, batch: Sequence[int], compared: DigestComparison) -
     """Selects the rows of the batch to classify."""
     whole = legs_of(job.evidence)
     # Without an archive no key matches.
-    if job.full or all(one.leg != Leg.ARCHIVE for one in job.evidence.counts):
+    if job.full or all(count.leg != Leg.ARCHIVE for count in job.evidence.counts):
         return _Chosen(legs=whole, changes=None, few=False)
     windows = _drilled_windows(job, compared, batch)
-    found, messages = _unclean(job, compared, batch, windows)
+    mismatches, messages = _unclean(job, compared, batch, windows)
     near = _near(job, compared, windows)
     with _configured(job, few=near is not None and messages <= NEAR_ROWS_MAX):
-        has_unsent = any(one.leg == Leg.OUTBOX and one.rows for one in job.evidence.counts)
+        has_unsent = any(count.leg == Leg.OUTBOX and count.rows for count in job.evidence.counts)
         rows = drilled(
-            near or whole, whole, found, covered=job.covered, has_unsent=has_unsent, is_few=job.evidence.is_few
+            near or whole, whole, mismatches, covered=job.covered, has_unsent=has_unsent, is_few=job.evidence.is_few
         )
     return _Chosen(legs=rows.legs, changes=rows.changes, few=job.evidence.is_few or _are_few(rows.legs))
 
@@ -531,8 +531,8 @@ def _near(job: RunContext, compared: DigestComparison, windows: Collection[int])
     whole = legs_of(evidence)
     if evidence.loose is None or compared.known.sums is None or compared.buckets is not None:
         return None
-    asked = {NO_PERIOD, *windows}
-    far = {name for name, some in hours.items() if asked.isdisjoint(some)}
+    periods = {NO_PERIOD, *windows}
+    far = {name for name, some in hours.items() if periods.isdisjoint(some)}
     rows, messages = evidence.loose
     of_rows, of_messages = ([frame] if frame is not None else [] for frame in (rows, messages))
     for files in evidence.files:
@@ -558,10 +558,10 @@ def _judge_batch(
     store: WindowStore,
 ) -> None:  # fmt: skip
     job.say(f"giving verdicts in {len(batch):,} windows")
-    found = _among(job, chosen.legs, batch)
+    window_verdicts = _among(job, chosen.legs, batch)
     job.say("writing the tables of verdicts")
-    _write(found, batch, store=store)
-    tallies = _tallies(job, batch, compared, found, chosen.changes)
+    _write(window_verdicts, batch, store=store)
+    tallies = _tallies(job, batch, compared, window_verdicts, chosen.changes)
     store.publish({start: _window(tallies[start], prints.get(start, ""), job, start) for start in batch})
 
 
@@ -593,14 +593,14 @@ def _drilled_windows(job: RunContext, compared: DigestComparison, batch: Sequenc
 
 
 def _tallies(
-    job: RunContext, batch: Sequence[int], compared: DigestComparison, found: WindowVerdicts, changes: DataFrame | None
+    job: RunContext, batch: Sequence[int], compared: DigestComparison, judged: WindowVerdicts, changes: DataFrame | None
 ) -> dict[int, Tally]:
     """Returns the numbers of each window. `changes`: corrections of what was settled in bulk; None: nothing was."""
     tallies = {start: Tally() for start in batch}
     if changes is not None:
         for bulk in (bulk_of(compared.sums), changes_of(changes)):
             tally_bulk(tallies, bulk, job.evidence.groups, job.settings.rules)
-    _count(tallies, found)
+    _count(tallies, judged)
     return tallies
 
 
@@ -615,10 +615,10 @@ def _window(tally: Tally, fingerprint: str, job: RunContext, start: int) -> Wind
     )
 
 
-def _write(found: WindowVerdicts, batch: Sequence[int], *, store: WindowStore) -> None:
+def _write(window_verdicts: WindowVerdicts, batch: Sequence[int], *, store: WindowStore) -> None:
     """Write each window's tables to a folder of its own, in the staging folder."""
     stage = store.staging()
-    for name, frame in (("verdicts", found.table), ("business_verdicts", found.business)):
+    for name, frame in (("verdicts", window_verdicts.table), ("business_verdicts", window_verdicts.business)):
         store.checkpoint(f"write {name}")
         write_by_window(frame, name, batch, stage=stage)
 
@@ -691,15 +691,15 @@ def _overdue_outside(job: RunContext, windows: Sequence[int], *, table: str) -> 
         batch = sorted(row["hour_ms"] for row in hours)
         judged = _among(_without_the_rest(job), _records_of(job, rows), batch)
         # Messages without a row at the recheck were sent meanwhile: they are evaluated with their hour.
-        found = judged.table.where(f"scope = '{Scope.MESSAGE}' and outbox > 0")
-        write_verdicts(found, Path(table))
-        tally_verdicts(dict.fromkeys(batch, tally), found, judged.business.where("false"))
+        overdue = judged.table.where(f"scope = '{Scope.MESSAGE}' and outbox > 0")
+        write_verdicts(overdue, Path(table))
+        tally_verdicts(dict.fromkeys(batch, tally), overdue, judged.business.where("false"))
     return tally.as_result()
 
 
 def _standing(job: RunContext, windows: Sequence[int]) -> DataFrame | None:
     """Returns rows of the live tables that are older than the grace time; None: there are none."""
-    if not any(one.leg == Leg.OUTBOX and one.rows for one in job.evidence.counts):
+    if not any(count.leg == Leg.OUTBOX and count.rows for count in job.evidence.counts):
         return None
     outside = f"not (created_ms between {windows[0]}L and {windows[-1] + HOUR_MS - 1}L)"
     old = f"created_ms <= {job.now_ms - job.settings.grace.ms}L"
@@ -728,7 +728,8 @@ def _without_the_rest(job: RunContext) -> RunContext:
 
 def _live_tables(plan: SourcePlan) -> SourcePlan:
     reads = [
-        replace(read, statements=tuple(one for one in read.statements if one.leg is Leg.OUTBOX)) for read in plan.rest
+        replace(read, statements=tuple(statement for statement in read.statements if statement.leg is Leg.OUTBOX))
+        for read in plan.rest
     ]
     return replace(plan, inboxes=(), rest=tuple(read for read in reads if read.statements))
 
@@ -743,9 +744,9 @@ def open_session(
     """Yields a session in which the settings hold on which verdicts depend: beside the given one, or beside one that
     this process runs already, which stay as they are, or a new one.
     """
-    given = session or running_session()
-    if given is not None:
-        yield pinned_session(given)
+    existing = session or running_session()
+    if existing is not None:
+        yield pinned_session(existing)
         return
     with spark_session(master, log=stage.folder / "spark.log", size=plan.size) as started:
         yield started
@@ -758,9 +759,9 @@ def with_sound_caches(output: Path, reconcile: Callable[[], Summary]) -> Summary
     try:
         return reconcile()
     except SourceFailed as error:
-        told = str(error)
+        error_text = str(error)
         with only_run(output):
-            damaged = [cache for cache in (SEGMENTS, DIGESTS) if remove_damaged(output / cache, error=told)]
+            damaged = [cache for cache in (SEGMENTS, DIGESTS) if remove_damaged(output / cache, error=error_text)]
             if not damaged:
                 raise
         return reconcile()
@@ -782,10 +783,10 @@ def worker_errors() -> Iterator[None]:
                 f"cannot write the results, or what Spark puts aside: {_DISK_FULL}; make room in the output folder and "
                 "in SPARK_LOCAL_DIRS, and start it again"
             ) from error
-        told, java = _ERROR_LINE.findall(text), _JAVA_LINE.findall(text)
+        errors, java = _ERROR_LINE.findall(text), _JAVA_LINE.findall(text)
         # Java's first line may name the file, and its last line has the cause.
-        what = told[-1] if told else ": ".join(dict.fromkeys(java[:1] + java[-1:])) or text.splitlines()[0]
-        raise SourceFailed(f"a source failed while it was read, so nothing is judged: {what}") from error
+        cause = errors[-1] if errors else ": ".join(dict.fromkeys(java[:1] + java[-1:])) or text.splitlines()[0]
+        raise SourceFailed(f"a source failed while it was read, so nothing is judged: {cause}") from error
 
 
 @contextmanager

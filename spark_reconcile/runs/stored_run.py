@@ -35,10 +35,10 @@ def stored_run(output: Path, run_id: str | None = None) -> Summary:
     if not RUN_ID.fullmatch(chosen) or not path.is_file():
         raise ConfigurationError(_no_run(output, chosen))
     try:
-        found = msgspec.json.decode(_bytes(path), type=Summary)
+        summary = msgspec.json.decode(_bytes(path), type=Summary)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigurationError(f"{path} cannot be read ({error}); run it again, or name another --run") from error
-    return replace(found, folder=str(output / chosen))
+    return replace(summary, folder=str(output / chosen))
 
 
 def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
@@ -49,23 +49,25 @@ def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
     """
     store = WindowStore(output)
     windows = store.windows
-    shown = {start: one for start, one in windows.items() if start + HOUR_MS > since_ms and start < until_ms}
+    shown = {start: window for start, window in windows.items() if start + HOUR_MS > since_ms and start < until_ms}
     if not shown:
         raise ConfigurationError(
             f"no hour of this span was judged in {output}: name another span, or judge it first (outbox reconcile run "
             "--since)"
         )
-    found = summary_of(
-        (one.result for _, one in sorted(shown.items())), run_id="", judged_at_ms=max(map(_judged_at, shown.values()))
+    summary = summary_of(
+        (window.result for _, window in sorted(shown.items())),
+        run_id="",
+        judged_at_ms=max(map(_judged_at, shown.values())),
     )
-    before = [one.result for start, one in windows.items() if start < min(shown)]
-    asked = range(since_ms // HOUR_MS, -(-until_ms // HOUR_MS))
-    timed = [one for start in sorted(shown) if (one := kept_hour(store.folder(start))) is not None]
+    before = [window.result for start, window in windows.items() if start < min(shown)]
+    hours = range(since_ms // HOUR_MS, -(-until_ms // HOUR_MS))
+    timed = [kept for start in sorted(shown) if (kept := kept_hour(store.folder(start))) is not None]
     counts = replace(
-        counts_of(shown, before=before), not_closed=len(asked) - len(shown), untimed=len(shown) - len(timed)
+        counts_of(shown, before=before), not_closed=len(hours) - len(shown), untimed=len(shown) - len(timed)
     )
     return replace(
-        found, windows=counts, latencies=latencies_of(timed), unjudged=judged_late(shown), flow=_trouble(shown)
+        summary, windows=counts, latencies=latencies_of(timed), unjudged=judged_late(shown), flow=_trouble(shown)
     )
 
 
@@ -83,7 +85,9 @@ def write_anew(summary: Summary, folder: Path) -> Path:
 def _trouble(shown: Mapping[int, Window]) -> Flow:
     """Returns the time series; hours store only verdicts that need attention."""
     axis = TimeAxis.over(min(shown), max(shown) + HOUR_MS - 1)
-    return Flow(axis=axis, events={}, trouble=trouble_of({start: one.result for start, one in shown.items()}, axis))
+    return Flow(
+        axis=axis, events={}, trouble=trouble_of({start: window.result for start, window in shown.items()}, axis)
+    )
 
 
 def _judged_at(window: Window) -> int:
@@ -92,8 +96,8 @@ def _judged_at(window: Window) -> int:
 
 def _newest(output: Path) -> str:
     try:
-        found = json.loads(_bytes(output / MANIFEST))
-        return str(found["newest"])
+        manifest = json.loads(_bytes(output / MANIFEST))
+        return str(manifest["newest"])
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{output} is no folder of results: it has no {MANIFEST}; name the [output] folder of a run that came to "
@@ -110,8 +114,8 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _no_run(output: Path, asked: str) -> str:
+def _no_run(output: Path, run_id: str) -> str:
     runs = sorted(path.parent.name for path in output.glob(f"*/{NUMBERS}") if RUN_ID.fullmatch(path.parent.name))
-    near = difflib.get_close_matches(asked, runs, n=1, cutoff=0.3) or runs[-1:]
+    near = difflib.get_close_matches(run_id, runs, n=1, cutoff=0.3) or runs[-1:]
     hint = f"did you mean {near[0]}?" if near else "it holds none yet"
-    return f"there is no run {asked!r} in {output}; {hint}"
+    return f"there is no run {run_id!r} in {output}; {hint}"

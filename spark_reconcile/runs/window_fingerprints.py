@@ -32,17 +32,17 @@ _NO_WINDOW: Final = -1
 
 def fingerprints(job: RunContext, *, sums: Sequence[Row], buckets: DataFrame | None, legs: Legs) -> dict[int, str]:
     """Returns the fingerprint of each window that has records. `sums`: of parts, the result of sums_of()."""
-    found = _of_parts(sums)
+    numbers_by_window = _of_parts(sums)
     for window_ms, numbers in () if buckets is None else _sums(_of_buckets(buckets)).items():
-        _add(found, window_ms, numbers)
-    if buckets is not None and any(loose for *_, loose in found.values()):
+        _add(numbers_by_window, window_ms, numbers)
+    if buckets is not None and any(loose for *_, loose in numbers_by_window.values()):
         for window_ms, more in _sums(_of_loose_ids(legs, buckets, slack_ms=job.slack_ms)).items():
-            found[window_ms] = (*found.get(window_ms, ()), *more)
-    found.pop(_NO_WINDOW, None)
+            numbers_by_window[window_ms] = (*numbers_by_window.get(window_ms, ()), *more)
+    numbers_by_window.pop(_NO_WINDOW, None)
     chosen = _of_settings(job.settings, job.evidence)
     return {
         window_ms: hashlib.sha256(f"{chosen} {' '.join(map(str, numbers))}".encode()).hexdigest()
-        for window_ms, numbers in found.items()
+        for window_ms, numbers in numbers_by_window.items()
     }
 
 
@@ -64,15 +64,15 @@ def _of_buckets(buckets: DataFrame) -> DataFrame:
 
 def _of_parts(sums: Sequence[Row]) -> dict[int, tuple[int, ...]]:
     """Returns the same for parts, whose records have a creation time."""
-    found: dict[int, tuple[int, ...]] = {}
+    numbers_by_window: dict[int, tuple[int, ...]] = {}
     for row in sums:
-        _add(found, row["window_ms"], (row["digests"], row["digest_low"], row["digest_high"], 0))
-    return found
+        _add(numbers_by_window, row["window_ms"], (row["digests"], row["digest_low"], row["digest_high"], 0))
+    return numbers_by_window
 
 
-def _add(found: dict[int, tuple[int, ...]], window_ms: int, numbers: tuple[int, ...]) -> None:
-    known = found.get(window_ms)
-    found[window_ms] = tuple(map(add, known, numbers)) if known else numbers
+def _add(numbers_by_window: dict[int, tuple[int, ...]], window_ms: int, numbers: tuple[int, ...]) -> None:
+    before = numbers_by_window.get(window_ms)
+    numbers_by_window[window_ms] = tuple(map(add, before, numbers)) if before else numbers
 
 
 _LOOSE: Final = f"slot = '{NO_SLOT}' or astray > 0"
@@ -119,14 +119,14 @@ def _records(
 def _of_settings(settings: Settings, evidence: Evidence) -> str:
     # Completeness times always change: verdicts pending because of them keep a window open, so it is evaluated again.
     rules, inboxes = (
-        [replace(one, until=CompletenessBound()) for one in some] for some in (settings.rules, settings.inboxes)
+        [replace(source, until=CompletenessBound()) for source in some] for some in (settings.rules, settings.inboxes)
     )
-    asked = [
+    compared_settings = [
         rules, inboxes, settings.grace, settings.complete_since_ms, settings.archive_days,
         settings.inbox_days,
     ]  # fmt: skip
     groups = [
-        (one.topic, one.consumer_group, one.floor, one.seeks, one.deleted, one.paused, one.filtered)
-        for one in evidence.groups
+        (facts.topic, facts.consumer_group, facts.floor, facts.seeks, facts.deleted, facts.paused, facts.filtered)
+        for facts in evidence.groups
     ]
-    return hashlib.sha256(msgspec.json.encode([CODE_VERSION, asked, groups])).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode([CODE_VERSION, compared_settings, groups])).hexdigest()[:16]
