@@ -55,8 +55,8 @@ _TEXT: Final = _table(range(0xA0, 0xC0), {0xD9: 1, 0xDA: 2, 0xDB: 4, _NIL: 0})
 _BINARY: Final = _table(range(0), {0xC4: 1, 0xC5: 2, 0xC6: 4})
 
 
-def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[str]) -> pa.RecordBatch:
-    """Decodes the columns `wanted` of HEADER_SCHEMA from the records from `starts` to `ends`. Raises UnusualEncoding.
+def message_columns(data: bytes, starts: Places, ends: Places, names: Sequence[str]) -> pa.RecordBatch:
+    """Decodes the columns `names` of HEADER_SCHEMA from the records from `starts` to `ends`. Raises UnusualEncoding.
 
     The copy of a scheduled message that fell due has no `stored_ms`. `data` has WIDEST_BYTES more bytes after the last
     record.
@@ -79,7 +79,7 @@ def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[
     if (body[1][notes] != SHA256_BYTES).any():
         raise UnusualEncoding
     arrays = []
-    for name in wanted:
+    for name in names:
         if name in texts:
             begin, length, none = texts[name]
             arrays.append(_texts(fields.data, begin, length, none))
@@ -92,7 +92,7 @@ def message_columns(data: bytes, starts: Places, ends: Places, wanted: Sequence[
             arrays.append(_pieces(data, *headers))
         else:
             arrays.append(pa.nulls(len(starts), pa.string()))
-    return pa.RecordBatch.from_arrays(arrays, names=list(wanted))
+    return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
 
 class _Fields:
@@ -134,11 +134,11 @@ class _Fields:
             raise UnusualEncoding
         self._at = self._at + 1
         every = self._at
-        for number in range(2 * int(count.max(initial=0))):
-            rest = np.flatnonzero(count * 2 > number)
-            self._at = every[rest]
+        for text_index in range(2 * int(count.max(initial=0))):
+            rows_left = np.flatnonzero(count * 2 > text_index)
+            self._at = every[rows_left]
             self.texts()
-            every[rest] = self._at
+            every[rows_left] = self._at
         self._at = every
         return begin, every - begin
 
@@ -169,9 +169,9 @@ def _with_asked_dues(data: bytes, headers: tuple[Places, Places], due_ms: Places
     due_ms, none = due_ms.copy(), none.copy()
     begin, length = headers
     for index in np.flatnonzero(none & (length > len(_DUE_HEADER))).tolist():
-        asked = asked_due_ms(_decode_headers(data[begin[index] : begin[index] + length[index]]))
-        if asked is not None:
-            due_ms[index], none[index] = asked, False
+        asked_ms = asked_due_ms(_decode_headers(data[begin[index] : begin[index] + length[index]]))
+        if asked_ms is not None:
+            due_ms[index], none[index] = asked_ms, False
     return due_ms, none
 
 

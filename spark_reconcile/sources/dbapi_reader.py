@@ -93,8 +93,8 @@ class Place:
         if self.backend is Backend.SQLITE:
             return self.database
         socket = dict(self.options).get("unix_socket")
-        where = f"{self.host}:{self.port}" if socket is None else f"{self.host} ({socket})"
-        return f"{where}/{self.database}"
+        address = f"{self.host}:{self.port}" if socket is None else f"{self.host} ({socket})"
+        return f"{address}/{self.database}"
 
     def schema_of(self, schema: str | None) -> str | None:
         """Returns the schema of the outbox's tables: the named one, else the business's own database; None on SQLite,
@@ -150,9 +150,9 @@ class DbApiReader:
         if self.place.backend is Backend.SQLITE:
             return []
         ((version,),) = self.rows("SELECT VERSION()")
-        asked = _ASKED_OF_MARIADB if "mariadb" in str(version).lower() else _ASKED_OF_MYSQL
+        statements = _ASKED_OF_MARIADB if "mariadb" in str(version).lower() else _ASKED_OF_MYSQL
         try:
-            return next((found for statement in asked if (found := self._named(statement)) is not None), None)
+            return next((status for statement in statements if (status := self._named(statement)) is not None), None)
         except pymysql.MySQLError as error:
             if error.args and error.args[0] in _NOT_GRANTED:
                 return None
@@ -162,8 +162,8 @@ class DbApiReader:
         """Whether the server rejects writes of its users, as a replica should."""
         if self.place.backend is Backend.SQLITE:
             return False
-        ((found,),) = self.rows("SELECT @@global.read_only")
-        return str(found).upper() not in {"0", "OFF"}
+        ((flag,),) = self.rows("SELECT @@global.read_only")
+        return str(flag).upper() not in {"0", "OFF"}
 
     def _named(self, statement: str) -> list[dict[str, Any]] | None:
         """Returns rows as dictionaries, since columns differ by version; None if the statement is not supported."""
@@ -184,52 +184,52 @@ class DbApiReader:
                 stat = Path(self.place.database).stat()
             return str(stat.st_dev), str(stat.st_ino)
         marks = ", ".join("?" * len(_IDENTITY))
-        found = self.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", _IDENTITY)
-        return tuple(sorted(f"{name}={value}" for name, value in found))
+        variables = self.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", _IDENTITY)
+        return tuple(sorted(f"{name}={value}" for name, value in variables))
 
     def columns(self, table: str, *, schema: str | None) -> Mapping[str, str]:
         """Returns the columns of a table, and their types in lower case; empty if there is no such table."""
         if self.place.backend is Backend.SQLITE:
-            found = self.rows("SELECT name, type FROM pragma_table_info(?)", (table,))
+            columns = self.rows("SELECT name, type FROM pragma_table_info(?)", (table,))
         else:
-            found = self.rows(
+            columns = self.rows(
                 "SELECT column_name, column_type FROM information_schema.columns "
                 "WHERE table_schema = ? AND table_name = ? ORDER BY ordinal_position",
                 (schema or self.place.database, table),
             )
-        return {str(name): str(kind).lower() for name, kind in found}
+        return {str(name): str(kind).lower() for name, kind in columns}
 
     def leads_index(self, table: str, column: str, *, schema: str | None) -> bool:
         """Whether an index of a table begins with this column; SQLite is not asked."""
         if self.place.backend is Backend.SQLITE:
             return False
-        found = self.rows(
+        rows = self.rows(
             "SELECT 1 FROM information_schema.statistics "
             "WHERE table_schema = ? AND table_name = ? AND column_name = ? AND seq_in_index = 1 LIMIT 1",
             (schema or self.place.database, table, column),
         )
-        return bool(found)
+        return bool(rows)
 
     def collation(self, table: str, column: str, *, schema: str | None) -> tuple[str, str]:
         """Returns the character set and the collation of a column of MySQL or MariaDB; empty if it is no text."""
-        found = self.rows(
+        rows = self.rows(
             "SELECT character_set_name, collation_name FROM information_schema.columns "
             "WHERE table_schema = ? AND table_name = ? AND column_name = ?",
             (schema or self.place.database, table, column),
         )
-        charset, collation = found[0] if found else ("", "")
+        charset, collation = rows[0] if rows else ("", "")
         return str(charset or ""), str(collation or "")
 
     def tables(self, *, schema: str | None) -> list[str]:
         """Returns the tables of a schema, sorted."""
         if self.place.backend is Backend.SQLITE:
-            found = self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
+            rows = self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
         else:
-            found = self.rows(
+            rows = self.rows(
                 "SELECT table_name FROM information_schema.tables WHERE table_schema = ?",
                 (schema or self.place.database,),
             )
-        return sorted(str(name) for (name,) in found)
+        return sorted(str(name) for (name,) in rows)
 
     def rows_about(self, table: str, *, schema: str | None) -> int:
         """Returns the approximate number of rows of a table; cheap, an estimate on MySQL."""
@@ -304,8 +304,8 @@ def for_driver(statement: str) -> str:
     return _QUOTED_OR_VALUE.sub(_for_driver, statement)
 
 
-def _for_driver(found: re.Match[str]) -> str:
-    return "%s" if found[0] == "?" else found[0].replace("%", "%%")
+def _for_driver(matched: re.Match[str]) -> str:
+    return "%s" if matched[0] == "?" else matched[0].replace("%", "%%")
 
 
 def now_us(place: Place) -> str:
@@ -346,27 +346,27 @@ def _connect_options(place: Place) -> dict[str, Any]:
     PyMySQL encrypts, and verifies no certificate.
     """
     tls: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    other_options: dict[str, Any] = {}
     for name, value in place.options:
         if name == _CHECK_HOSTNAME:
             tls["check_hostname"] = _FLAGS[value.lower()]
         elif name.startswith(_TLS):
             tls[name.removeprefix(_TLS)] = value
         else:
-            others[name] = value
-    return {**others, "ssl": tls} if tls else others
+            other_options[name] = value
+    return {**other_options, "ssl": tls} if tls else other_options
 
 
 def _options(query: str) -> tuple[tuple[str, str], ...]:
-    found = [(name, value) for name, value in parse_qsl(query) if name not in _NOT_NEEDED]
-    for name, value in found:
+    options = [(name, value) for name, value in parse_qsl(query) if name not in _NOT_NEEDED]
+    for name, value in options:
         if name not in _PASSED_ON:
             raise ConfigurationError(
                 f"the url's option {name!r} is not understood here; known: {', '.join(sorted(_PASSED_ON))}"
             )
         if name == _CHECK_HOSTNAME and value.lower() not in _FLAGS:
             raise ConfigurationError(f"the url's option {name} is true or false, not {value!r}")
-    return tuple(found)
+    return tuple(options)
 
 
 def _translate(error: Exception, place: Place) -> OutboxError:

@@ -47,8 +47,8 @@ def export_delay(source: DelaySource, folder: Path, *, seconds_max: int) -> Dela
         ) from error
     if done.returncode == 0:
         return msgspec.json.decode(done.stdout, type=DelayExport)
-    said = next((line for line in reversed(done.stderr.splitlines()) if line.startswith(_ERROR)), "")
+    error_line = next((line for line in reversed(done.stderr.splitlines()) if line.startswith(_ERROR)), "")
     end = f"`outbox delay export` ended with status {done.returncode}: {done.stderr[-_SHOWN_MAX:]}"
-    reason = said.removeprefix(_ERROR) or end
+    reason = error_line.removeprefix(_ERROR) or end
     why = f"the delay cluster {source.store} cannot be read: {reason}"
     raise (ConfigurationError if done.returncode == _USAGE else NotComparable)(why)

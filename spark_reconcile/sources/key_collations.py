@@ -26,15 +26,15 @@ def equal_keys(
     """Returns the pairs that the key column of a rule on this topic has for equal, with the collation's name. Raises
     DatabaseUnavailable, and ConfigurationError where access is denied.
     """
-    found: dict[Pair, str] = {}
+    pairs: dict[Pair, str] = {}
     for rule in settings.rules:
         if rule.topic == topic and rule.key_format is None:
             for url in settings.urls_of(rule):
                 place = Place.of(url)
                 if place.backend is Backend.MYSQL:
                     with reading(place) as reader:
-                        found |= _equal_in(reader, rule, of_rows, of_messages)
-    return found
+                        pairs |= _equal_in(reader, rule, of_rows, of_messages)
+    return pairs
 
 
 def _equal_in(
@@ -44,15 +44,18 @@ def _equal_in(
     charset, collation = reader.collation(table, rule.key_column, schema=schema or None)
     if not _NAME.fullmatch(charset) or not _NAME.fullmatch(collation):
         return {}  # a number, or bytes: its text has one spelling
-    found: dict[Pair, str] = {}
+    pairs: dict[Pair, str] = {}
     for rows in _chunks(of_rows):
         for messages in _chunks(of_messages):
             left, right = (" UNION ALL ".join(["SELECT ? AS k"] * len(keys)) for keys in (rows, messages))
             row, message = (f"CONVERT({side}.k USING {charset}) COLLATE {collation}" for side in "rm")
             # The names are the catalog's, the values are bound.
             sql = f"SELECT r.k, m.k FROM ({left}) AS r JOIN ({right}) AS m ON {row} = {message}"  # noqa: S608
-            found |= {(str(one), str(other)): collation for one, other in reader.rows(sql, [*rows, *messages])}
-    return found
+            pairs |= {
+                (str(row_key), str(message_key)): collation
+                for row_key, message_key in reader.rows(sql, [*rows, *messages])
+            }
+    return pairs
 
 
 def _chunks(keys: Sequence[str]) -> list[Sequence[str]]:

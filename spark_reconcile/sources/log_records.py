@@ -69,18 +69,19 @@ def message_rows(frame: journal.Frame) -> Iterator[Row]:
 
 def header_rows(frame: journal.Frame) -> Iterator[Row]:
     """Yields a stored message as a row of HEADER_SCHEMA."""
-    one = journal.decode_message(frame.payload)
-    yield (*_message(one), msgspec.msgpack.encode(one.headers), None)
+    record = journal.decode_message(frame.payload)
+    yield (*_message(record), msgspec.msgpack.encode(record.headers), None)
 
 
-def _message(one: journal.MessageRecord) -> Row:
+def _message(record: journal.MessageRecord) -> Row:
     # A scheduled message's marker, which may be dropped by now, has the time it was stored; the copy, when it fell due.
-    stored_ms = None if one.copy == journal.FIRED_COPY else one.stored_at_ms
-    is_note = one.copy == journal.SCHEDULED
-    deliver_at_ms = asked_due_ms(one.headers) if one.deliver_at_ms is None else one.deliver_at_ms
-    body_sha256 = one.body.hex() if is_note else hashlib.sha256(one.body).hexdigest()
+    stored_ms = None if record.copy == journal.FIRED_COPY else record.stored_at_ms
+    is_note = record.copy == journal.SCHEDULED
+    deliver_at_ms = asked_due_ms(record.headers) if record.deliver_at_ms is None else record.deliver_at_ms
+    body_sha256 = record.body.hex() if is_note else hashlib.sha256(record.body).hexdigest()
     return (
-        one.id, one.topic, one.key, one.sequence, body_sha256, one.created_at_ms, stored_ms, deliver_at_ms,
+        record.id, record.topic, record.key, record.sequence, body_sha256, record.created_at_ms, stored_ms,
+        deliver_at_ms,
     )  # fmt: skip
 
 
@@ -96,12 +97,12 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
     match journal.decode_action(frame.payload):
         case journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, runs=handed):
             for run in handed:
-                for place in _places(run.first, run.ids):
-                    yield _row("delivered", topic, group, place, at, at_ms, visible, run.attempt)
+                for message_run in _places(run.first, run.ids):
+                    yield _row("delivered", topic, group, message_run, at, at_ms, visible, run.attempt)
         case journal.Settled(topic=topic, group=group, at_ms=at_ms, runs=settled):
             for first, ids in settled:
-                for place in _places(first, ids):
-                    yield _row("acked", topic, group, place, at, at_ms)
+                for message_run in _places(first, ids):
+                    yield _row("acked", topic, group, message_run, at, at_ms)
         case journal.Delivered(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=delivered):
             for sequence, id_, _, attempt in delivered:
                 yield _row("delivered", topic, group, (sequence, id_, None), at, at_ms, visible, attempt)
@@ -115,22 +116,22 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
             yield from _canceled_rows(canceled, at)
         case journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=requeued, reason=reason):
             for first, ids, visible, used in requeued:
-                for place in _places(first, ids):
-                    yield _row("requeued", topic, group, place, at, at_ms, visible, used, reason)
+                for message_run in _places(first, ids):
+                    yield _row("requeued", topic, group, message_run, at, at_ms, visible, used, reason)
         case journal.Extended(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=entries):
             for first, ids in entries:
-                for place in _places(first, ids):
-                    yield _row("extended", topic, group, place, at, at_ms, visible)
+                for message_run in _places(first, ids):
+                    yield _row("extended", topic, group, message_run, at, at_ms, visible)
         case journal.Died(topic=topic, group=group, at_ms=at_ms, entries=died, reason=reason):
             for first, ids, attempts in died:
-                for place in _places(first, ids):
-                    yield _row("died", topic, group, place, at, at_ms, None, attempts, reason)
+                for message_run in _places(first, ids):
+                    yield _row("died", topic, group, message_run, at, at_ms, None, attempts, reason)
         case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate, pace=before):
-            for place, visible in _paced(entries, RateLimit(*before), at_ms=at_ms, per_second=rate):
-                yield _row("redriven", topic, group, place, at, at_ms, visible)
+            for message_run, visible in _paced(entries, RateLimit(*before), at_ms=at_ms, per_second=rate):
+                yield _row("redriven", topic, group, message_run, at, at_ms, visible)
         case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
-            wanted = settings.get("filter") or None  # the column `reason` has the filter here
-            yield _row("declared", topic, group, (position, None, None), at, at_ms, None, None, wanted)
+            filter_text = settings.get("filter") or None  # the column `reason` has the filter here
+            yield _row("declared", topic, group, (position, None, None), at, at_ms, None, None, filter_text)
         case DeletedGroup(topic=topic, group=group, at_ms=at_ms):
             yield _row("deleted", topic, group, (None, None, None), at, at_ms)
         case DeletedTopic(topic=topic, at_ms=at_ms, groups=groups):
@@ -154,10 +155,10 @@ _Place = tuple[int | None, str | None, int | None]
 
 
 def _row(
-    kind: str, topic: str | None, group: str | None, place: _Place, at: int, at_ms: int, visible_ms: int | None = None,
-    attempt: int | None = None, reason: object = None,
+    kind: str, topic: str | None, group: str | None, message_run: _Place, at: int, at_ms: int,
+    visible_ms: int | None = None, attempt: int | None = None, reason: object = None,
 ) -> Row:  # fmt: skip
-    sequence, id_, messages = place
+    sequence, id_, messages = message_run
     return kind, topic, group, id_, sequence, at, at_ms, visible_ms, attempt, reason, messages, None
 
 
@@ -179,8 +180,8 @@ def _paced(
     """Yields redriven messages, and when they are ready: up to the rate in one second, then those of the next."""
     for first, ids in entries:
         for sequence, id_, messages in _places(first, ids):
-            place, end = sequence or 0, (sequence or 0) + (messages or 1)
-            while place < end:
-                visible, count = pace.next_ms(at_ms, per_second=per_second, count_max=end - place)
-                yield (place, id_, None if messages is None else count), visible
-                place += count
+            start, end = sequence or 0, (sequence or 0) + (messages or 1)
+            while start < end:
+                visible, count = pace.next_ms(at_ms, per_second=per_second, count_max=end - start)
+                yield (start, id_, None if messages is None else count), visible
+                start += count

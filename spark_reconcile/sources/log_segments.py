@@ -39,22 +39,22 @@ def survey(folder: Path, log: str) -> list[LogSegment]:
             f"{folder} is not a broker's data folder: it has no segments in {log}/; name the folder that was given to "
             "`outbox broker serve --data`"
         )
-    found = [_segment(path, last=number == len(paths) - 1) for number, path in enumerate(paths)]
-    for one, following in pairwise(found):
-        if one.first_offset + one.size_bytes - journal.HEADER_BYTES != following.first_offset:
+    segments = [_segment(path, last=index == len(paths) - 1) for index, path in enumerate(paths)]
+    for segment, following in pairwise(segments):
+        if segment.first_offset + segment.size_bytes - journal.HEADER_BYTES != following.first_offset:
             raise NotComparable(
-                f"the broker's log has a hole between {one.path} and {following.path}; restore the missing segment"
+                f"the broker's log has a hole between {segment.path} and {following.path}; restore the missing segment"
             )
-    return found
+    return segments
 
 
 def grown(before: list[LogSegment], now: list[LogSegment]) -> list[LogSegment]:
     """Returns what was appended between two surveys."""
-    known = {one.path: one.size_bytes for one in before}
+    sizes = {segment.path: segment.size_bytes for segment in before}
     return [
-        msgspec.structs.replace(one, known_bytes=known.get(one.path, 0))
-        for one in now
-        if one.size_bytes > known.get(one.path, 0)
+        msgspec.structs.replace(segment, known_bytes=sizes.get(segment.path, 0))
+        for segment in now
+        if segment.size_bytes > sizes.get(segment.path, 0)
     ]
 
 

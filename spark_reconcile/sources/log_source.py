@@ -84,7 +84,7 @@ class BrokerLogSource(DataSource):
     def schema(self) -> str:
         """MESSAGE_SCHEMA or RUN_SCHEMA, or the requested columns of it, or of HEADER_SCHEMA."""
         whole = _WHOLE[self._rows_of()]
-        chosen = [one for one in whole.split(", ") if one.split()[0] in {"damage", *self._wanted()}]
+        chosen = [column for column in whole.split(", ") if column.split()[0] in {"damage", *self._wanted()}]
         return ", ".join(chosen) if "columns" in self.options else whole
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - ours alone
@@ -114,7 +114,7 @@ class LogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition a segment."""
-        return [SegmentPart(number) for number in range(len(self._segments))]
+        return [SegmentPart(index) for index in range(len(self._segments))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields Arrow batches of one segment; if it is damaged, a last row with the damage."""
@@ -135,9 +135,9 @@ class LogReader(DataSourceReader):
             return
         start = journal.HEADER_BYTES
         if self._rows_of is not action_rows:
-            while (found := payload_bounds(data, start=start, frames_max=BATCH_ROWS))[0]:
-                yield from self._plain(segment, data, *found, start)
-                start = found[1]
+            while (bounds := payload_bounds(data, start=start, frames_max=BATCH_ROWS))[0]:
+                yield from self._plain(segment, data, *bounds, start)
+                start = bounds[1]
         batch: list[Row] = []
         for frame in frames_behind(segment, data, start):
             batch.extend(self._rows_of(frame))
@@ -185,32 +185,36 @@ class PushingLogReader(LogReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
         """Accept equality of texts; bounds of time select segments, and are returned to Spark for the rows."""
-        for one in filters:
-            if not self._take(one):
-                yield one
+        for spark_filter in filters:
+            if not self._take(spark_filter):
+                yield spark_filter
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition for each segment that may have rows of the requested times; other damage is not detected."""
         # A segment ends where the next begins; the last one has no end yet.
         ends = [*(following.created_at_ms for _, following in pairwise(self._segments)), 1 << 62]
         return [
-            SegmentPart(number)
-            for number, (segment, end_ms) in enumerate(zip(self._segments, ends, strict=True))
+            SegmentPart(index)
+            for index, (segment, end_ms) in enumerate(zip(self._segments, ends, strict=True))
             if end_ms + _STEP_BACK_MS >= self._low_ms and segment.created_at_ms - _STEP_BACK_MS <= self._high_ms
         ]
 
-    def _take(self, one: Filter) -> bool:
+    def _take(self, spark_filter: Filter) -> bool:
         """Whether this reader evaluates the filter completely."""
-        name = one.attribute[0] if isinstance(one, EqualTo | In | _Bound) and len(one.attribute) == 1 else ""
-        if isinstance(one, EqualTo | In) and name in _TEXTS - {"damage"} and name in self._columns:
-            values = frozenset(one.value if isinstance(one, In) else (one.value,))
+        name = (
+            spark_filter.attribute[0]
+            if isinstance(spark_filter, EqualTo | In | _Bound) and len(spark_filter.attribute) == 1
+            else ""
+        )
+        if isinstance(spark_filter, EqualTo | In) and name in _TEXTS - {"damage"} and name in self._columns:
+            values = frozenset(spark_filter.value if isinstance(spark_filter, In) else (spark_filter.value,))
             self._among[name] = self._among.get(name, values) & values
             return True
-        if isinstance(one, _Bound) and name in _TIMES and isinstance(one.value, int):
-            if isinstance(one, GreaterThan | GreaterThanOrEqual):
-                self._low_ms = max(self._low_ms, one.value)
+        if isinstance(spark_filter, _Bound) and name in _TIMES and isinstance(spark_filter.value, int):
+            if isinstance(spark_filter, GreaterThan | GreaterThanOrEqual):
+                self._low_ms = max(self._low_ms, spark_filter.value)
             else:
-                self._high_ms = min(self._high_ms, one.value)
+                self._high_ms = min(self._high_ms, spark_filter.value)
         return False
 
     def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:

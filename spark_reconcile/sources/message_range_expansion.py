@@ -20,11 +20,11 @@ def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataF
     that it is classified; else it was dropped, and is no evidence.
     """
     concerned = runs.where("messages is not null").withColumn("first", runs["sequence"])
-    each = concerned.selectExpr(
+    expanded = concerned.selectExpr(
         *(name for name in _names() if name != "sequence"), "explode(sequence(first, first + messages - 1)) as sequence"
     )
-    places = messages.where("sequence is not null").selectExpr("topic", "sequence", "id as known")
-    joined = each.join(places, ["topic", "sequence"], "left" if is_whole else "inner")
+    ids_by_sequence = messages.where("sequence is not null").selectExpr("topic", "sequence", "id as known")
+    joined = expanded.join(ids_by_sequence, ["topic", "sequence"], "left" if is_whole else "inner")
     return joined.selectExpr(*("coalesce(known, topic || '#' || sequence) as id" if name == "id" else name
                                for name in _names()))  # fmt: skip
 

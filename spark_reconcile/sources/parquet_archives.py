@@ -145,10 +145,10 @@ def refuse_misread(archive: ParquetArchive, misread: Mapping[str, int], *, rows:
     all times were read (`is_whole`), if Spark returned another number of rows than the footers say.
     """
     if misread:
-        told = [f"{count:,} rows of {what}" for what, count in sorted(misread.items())]
+        descriptions = [f"{count:,} rows of {what}" for what, count in sorted(misread.items())]
         raise NotComparable(
-            f"the archive {archive.folder} has rows that are not understood, so nothing is judged: {_few(told)}. Write "
-            "these rows as the archive's table has them, or move their files elsewhere"
+            f"the archive {archive.folder} has rows that are not understood, so nothing is judged: "
+            f"{_few(descriptions)}. Write these rows as the archive's table has them, or move their files elsewhere"
         )
     if is_whole and rows != archive.rows:
         raise NotComparable(
@@ -183,11 +183,11 @@ def _role_of_hidden(file: StoredFile, name: str) -> tuple[FileRole, str]:
     return FileRole.REFUSED, f"Spark passes over {file.name} for its name: rename it if it has rows, else remove it"
 
 
-def survey_archive(found: Iterable[StoredFile], *, folder: Path | str) -> ArchiveSurvey:
+def survey_archive(stored_files: Iterable[StoredFile], *, folder: Path | str) -> ArchiveSurvey:
     """Reads the footer of every file. Raises NotComparable for files that are refused, or stand where Spark does not
     look, and ConfigurationError for columns that are missing or of a type that cannot be compared.
     """
-    roles = [(file, *role_of(file)) for file in found]
+    roles = [(file, *role_of(file)) for file in stored_files]
     refused = [reason for _, role, reason in roles if role is FileRole.REFUSED]
     files = [file for file, role, _ in roles if role is FileRole.ROWS]
     levels = Counter(tuple(file.partitions) for file in files)
@@ -253,9 +253,9 @@ def _column_type(field: pa.Field, file: StoredFile, *, folder: Path | str) -> Co
             return ColumnType.INTEGER
     if field.name in _MAY_BE_DOUBLE and of.is_float64(kind):
         return ColumnType.DOUBLE
-    wanted = "a whole number" if is_number else "text"
+    expected = "a whole number" if is_number else "text"
     raise ConfigurationError(
-        f"the archive {folder}: column {field.name} is of type {field.type} in {file.name}, and must be {wanted}; "
+        f"the archive {folder}: column {field.name} is of type {field.type} in {file.name}, and must be {expected}; "
         "write it as the archive's table has it"
     )
 
@@ -268,25 +268,25 @@ def _frame(
 
     Each group is read by its own columns: by those of one file Spark would return null for what others lack.
     """
-    wanted = None if names is None else {path_of(name) for name in names}
+    wanted_paths = None if names is None else {path_of(name) for name in names}
     frames = []
     for types, group in survey.groups.items():
-        places = [file.place for file in group if wanted is None or file.place in wanted]
-        if not places:
+        paths = [file.place for file in group if wanted_paths is None or file.place in wanted_paths]
+        if not paths:
             continue
-        if wanted is None and len(survey.groups) == 1:
+        if wanted_paths is None and len(survey.groups) == 1:
             # The files of a folder are listed by one request, and named ones by one each.
-            places = [str(folder)]
+            paths = [str(folder)]
         columns = dict(types)
         schema = ", ".join(f"{name} {kind}" for name, kind in types if kind != ColumnType.NOTHING)
-        found = session.read.schema(schema).option("basePath", str(folder)).parquet(*places)
+        frame = session.read.schema(schema).option("basePath", str(folder)).parquet(*paths)
         if span is not None and columns["created_at_us"] == ColumnType.INTEGER:
             # A condition on the file's own column, too: computed ones cannot prune row groups.
-            found = found.where(
+            frame = frame.where(
                 f"created_at_us is null or created_at_us < {EARLIEST_MS * 1000}L or created_at_us > {latest_ms * 1000}L"
                 f" or (created_at_us >= {span.since_ms * 1000}L and created_at_us < {span.until_ms * 1000}L)"
             )
-        frames.append(_legs(found, columns))
+        frames.append(_legs(frame, columns))
     return union(*frames)
 
 
@@ -294,10 +294,10 @@ def _of(span: Span, latest_ms: int) -> str:
     return f"({within(span)} or created_ms < {EARLIEST_MS}L or created_ms > {latest_ms}L)"
 
 
-def _legs(found: DataFrame, types: Mapping[str, str]) -> DataFrame:
+def _legs(frame: DataFrame, types: Mapping[str, str]) -> DataFrame:
     """Converts the archive's columns to those of all legs; a row that is not understood says why."""
     values = {name: _value(name, kind) for name, kind in types.items()}
-    plain = found.selectExpr(
+    plain = frame.selectExpr(
         *(f"{value} as {name}" for name, value in values.items()),
         f"concat_ws('', input_file_name(), {_misread(types)}) as place", f"{_misread(types)} is not null as misread",
     )  # fmt: skip
@@ -311,18 +311,18 @@ def _legs(found: DataFrame, types: Mapping[str, str]) -> DataFrame:
 
 
 def _value(name: str, kind: str) -> str:
-    wanted = "bigint" if name in _NUMBERS else "string"
+    sql_type = "bigint" if name in _NUMBERS else "string"
     match kind:
         case ColumnType.NOTHING:
-            return f"cast(null as {wanted})"
+            return f"cast(null as {sql_type})"
         case ColumnType.UNSIGNED if name in _NUMBERS:
             # A sentinel beyond 64 bits, 2^64-1, is one row's verdict: its time cannot be true.
             bounded = f"cast(greatest(least(`{name}`, {_BIGINT_MAX}), -{_BIGINT_MAX}) as bigint)"
             return f"if(`{name}` is null, null, {bounded})"  # both functions pass over null
         case ColumnType.DOUBLE:
-            return f"if(isnan(`{name}`), null, try_cast(`{name}` as {wanted}))"
+            return f"if(isnan(`{name}`), null, try_cast(`{name}` as {sql_type}))"
         case _:
-            return f"try_cast(`{name}` as {wanted})"
+            return f"try_cast(`{name}` as {sql_type})"
 
 
 def _misread(types: Mapping[str, str]) -> str:
@@ -342,9 +342,12 @@ def _misread(types: Mapping[str, str]) -> str:
 
 def _compared(read: Sequence[str], survey: ArchiveSurvey, *, folder: Path | str) -> list[str]:
     """Returns Spark's names of the files. Raises NotComparable if they are not those that were found."""
-    found, told = {file.place for file in survey.files}, {path_of(name) for name in read}
-    if found != told:
-        some = [f"{place} ({'not read' if place in found else 'came just now'})" for place in sorted(found ^ told)]
+    listed_paths, read_paths = {file.place for file in survey.files}, {path_of(name) for name in read}
+    if listed_paths != read_paths:
+        some = [
+            f"{path} ({'not read' if path in listed_paths else 'came just now'})"
+            for path in sorted(listed_paths ^ read_paths)
+        ]
         raise NotComparable(
             f"Spark reads other files of the archive {folder} than stand there, so nothing is judged: {_few(some)}. "
             "Let the files be while a run reads them, without [, ], {, }, * and ? in their names, and start it again"
@@ -361,7 +364,7 @@ def _listed_here(folder: Path) -> list[StoredFile]:
     def refuse(error: OSError) -> None:
         raise NotComparable(f"cannot list the archive's folder {error.filename}: {error.strerror}")
 
-    found = []
+    stored_files = []
     for parent, _, names in os.walk(folder, followlinks=True, onerror=refuse):
         for name in sorted(names):
             path = Path(parent) / name
@@ -369,15 +372,15 @@ def _listed_here(folder: Path) -> list[StoredFile]:
                 size_bytes = path.stat().st_size
             except OSError as error:
                 raise NotComparable(f"cannot read {path} of the archive: {error.strerror}") from error
-            found.append(
+            stored_files.append(
                 StoredFile(
                     name=path.relative_to(folder).as_posix(), place=str(path), size_bytes=size_bytes,
                     open=partial(_open_here, path),
                 )
             )  # fmt: skip
-            if len(found) > FILES_MAX:
+            if len(stored_files) > FILES_MAX:
                 raise NotComparable(f"the archive {folder} has more than {FILES_MAX:,} files: compact them")
-    return found
+    return stored_files
 
 
 def _open_here(path: Path) -> BinaryIO:
@@ -398,13 +401,13 @@ def _listed_by_spark(session: SparkSession, url: str) -> Iterator[StoredFile]:
     configured = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - see above
     system = path.getFileSystem(configured)
     root = system.makeQualified(path).toString().rstrip("/") + "/"
-    found = system.listFiles(path, True)  # noqa: FBT003 - Java's
-    while found.hasNext():
-        status = found.next()
-        place = status.getPath().toString()
+    java_files = system.listFiles(path, True)  # noqa: FBT003 - Java's
+    while java_files.hasNext():
+        status = java_files.next()
+        file_url = status.getPath().toString()
         size_bytes = int(status.getLen())
         opened = partial(_open_by_spark, java, system, status.getPath(), size_bytes)
-        yield StoredFile(name=place.removeprefix(root), place=place, size_bytes=size_bytes, open=opened)
+        yield StoredFile(name=file_url.removeprefix(root), place=file_url, size_bytes=size_bytes, open=opened)
 
 
 def _open_by_spark(java: Any, system: Any, path: Any, size_bytes: int) -> BinaryIO:
@@ -436,13 +439,13 @@ class _JavaFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        wanted = min(len(buffer), self._size_bytes - self._at)
-        if wanted <= 0:
+        size = min(len(buffer), self._size_bytes - self._at)
+        if size <= 0:
             return 0
         self._stream.seek(self._at)
-        buffer[:wanted] = self._read(self._stream, wanted)
-        self._at += wanted
-        return wanted
+        buffer[:size] = self._read(self._stream, size)
+        self._at += size
+        return size
 
     def close(self) -> None:
         if not self.closed:
@@ -475,9 +478,9 @@ def _is_summary(file: StoredFile) -> bool:
     return tail[4:] == _MAGIC and len(_MAGIC) + footer_bytes + _TAIL_BYTES == file.size_bytes
 
 
-def _few(told: Sequence[str]) -> str:
-    more = f"; and {len(told) - NAMED_MAX:,} more" if len(told) > NAMED_MAX else ""
-    return "; ".join(told[:NAMED_MAX]) + more
+def _few(texts: Sequence[str]) -> str:
+    more = f"; and {len(texts) - NAMED_MAX:,} more" if len(texts) > NAMED_MAX else ""
+    return "; ".join(texts[:NAMED_MAX]) + more
 
 
 def _line(error: Exception) -> str:

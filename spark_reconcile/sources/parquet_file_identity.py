@@ -34,11 +34,11 @@ class Files:
         return None if looks is None else f"{self.leg} {self.about} {looks}"
 
 
-def some_files(session: SparkSession, folder: Path | str, found: DataFrame) -> Callable[[Sequence[str]], DataFrame]:
-    """Returns a function that reads only some files of `found`, which was read from the folder."""
+def some_files(session: SparkSession, folder: Path | str, frame: DataFrame) -> Callable[[Sequence[str]], DataFrame]:
+    """Returns a function that reads only some files of `frame`, which was read from the folder."""
 
     def read(names: Sequence[str]) -> DataFrame:
-        some = session.read.schema(found.schema).option("basePath", str(folder))
+        some = session.read.schema(frame.schema).option("basePath", str(folder))
         return some.parquet(*(path_of(name) for name in names))
 
     return read

@@ -36,14 +36,14 @@ def split(
     A file whose size differs from its name is removed, and its segment is cached again.
     """
     kept, fresh, others = [], [], []
-    known = _whole(folder)
-    for one in segments:
-        if one.last or one.known_bytes or one.size_bytes < bytes_min:
-            others.append(one)
-        elif (path := known.get(_stem(one))) is not None:
+    cached = _whole(folder)
+    for segment in segments:
+        if segment.last or segment.known_bytes or segment.size_bytes < bytes_min:
+            others.append(segment)
+        elif (path := cached.get(_stem(segment))) is not None:
             kept.append(path)
         else:
-            fresh.append(one)
+            fresh.append(segment)
     return kept, fresh, others
 
 
@@ -57,9 +57,9 @@ def keep(frame: DataFrame, folder: Path, fresh: Sequence[LogSegment]) -> None:
         # A limit set in the session would split a segment into several files.
         frame.write.option("maxRecordsPerFile", 0).parquet(str(stage))
         for path in stage.iterdir():
-            if (found := _PART.fullmatch(path.name)) is not None:
+            if (part_match := _PART.fullmatch(path.name)) is not None:
                 sync_path(path)
-                path.rename(folder / f"{_stem(fresh[int(found[1])])}-{path.stat().st_size}.parquet")
+                path.rename(folder / f"{_stem(fresh[int(part_match[1])])}-{path.stat().st_size}.parquet")
         sync_path(folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -72,9 +72,9 @@ def sweep(folder: Path, segments: Sequence[LogSegment]) -> None:
     """
     for stage in folder.glob(".*"):
         shutil.rmtree(stage, ignore_errors=True)
-    known = {_stem(one) for one in segments}
+    stems = {_stem(segment) for segment in segments}
     for path in folder.glob("*.parquet"):
-        if path.stem.rpartition("-")[0] not in known:
+        if path.stem.rpartition("-")[0] not in stems:
             path.unlink(missing_ok=True)
 
 
@@ -114,5 +114,5 @@ def _whole(folder: Path) -> dict[str, Path]:
     return whole
 
 
-def _stem(one: LogSegment) -> str:
-    return f"{one.first_offset:020d}-{one.created_at_ms}-{one.size_bytes}-{one.changed_ns}-{FORMAT}"
+def _stem(segment: LogSegment) -> str:
+    return f"{segment.first_offset:020d}-{segment.created_at_ms}-{segment.size_bytes}-{segment.changed_ns}-{FORMAT}"

@@ -101,11 +101,11 @@ class SqlReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition for the snapshot, or ranges of each statement."""
-        wanted = [number for number, one in enumerate(self._statements) if self._wanted(one)]
-        if self._snapshot or not wanted:
-            return [Part(tuple(wanted))]
+        indexes = [index for index, statement in enumerate(self._statements) if self._wanted(statement)]
+        if self._snapshot or not indexes:
+            return [Part(tuple(indexes))]
         with reading(self._place) as reader:
-            return [part for number in wanted for part in self._ranges(reader, number)]
+            return [part for index in indexes for part in self._ranges(reader, index)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields Arrow batches of one partition."""
@@ -113,52 +113,53 @@ class SqlReader(DataSourceReader):
             raise TypeError("not a partition of this source")
         with reading(self._place) as reader:
             reader.begin_snapshot()
-            for number in partition.numbers:
-                yield from self._read(reader, self._statements[number], partition)
+            for index in partition.numbers:
+                yield from self._read(reader, self._statements[index], partition)
 
-    def _read(self, reader: DbApiReader, one: Statement, part: Part) -> Iterator[pa.RecordBatch]:
-        query = self._query(one)
+    def _read(self, reader: DbApiReader, statement: Statement, part: Part) -> Iterator[pa.RecordBatch]:
+        query = self._query(statement)
         for bound, sign in ((part.low, ">="), (part.high, "<")):
             if bound is not None:
                 # The first range includes the rows without a value.
-                nothing = f" OR {one.range_by} IS NULL" if sign == "<" and part.low is None else ""
-                query.conditions.append(f"({one.range_by} {sign} ?{nothing})")
+                nothing = f" OR {statement.range_by} IS NULL" if sign == "<" and part.low is None else ""
+                query.conditions.append(f"({statement.range_by} {sign} ?{nothing})")
                 query.parameters.append(bound)
-        named = list(one.columns)
-        selected = ", ".join(one.columns[name] for name in named)
+        named = list(statement.columns)
+        selected = ", ".join(statement.columns[name] for name in named)
         # The names were checked against the database's catalog; the values are bound.
-        sql = f"SELECT {selected} FROM {one.table}{_where(query.conditions)}"  # noqa: S608
+        sql = f"SELECT {selected} FROM {statement.table}{_where(query.conditions)}"  # noqa: S608
         for batch in reader.batches(sql, query.parameters):
-            yield _arrow(one, named, batch)
+            yield _arrow(statement, named, batch)
 
-    def _ranges(self, reader: DbApiReader, number: int) -> list[Part]:
+    def _ranges(self, reader: DbApiReader, index: int) -> list[Part]:
         """Returns equal ranges, open at both ends, so that rows inserted meanwhile are not missed."""
-        one = self._statements[number]
-        count = min(one.rows_about // ROWS_A_PARTITION + 1, PARTITIONS_MAX)
-        if one.range_by is None or count == 1:
-            return [Part((number,))]
-        query = self._query(one)
-        sql = f"SELECT MIN({one.range_by}), MAX({one.range_by}) FROM {one.table}{_where(query.conditions)}"  # noqa: S608
+        statement = self._statements[index]
+        count = min(statement.rows_about // ROWS_A_PARTITION + 1, PARTITIONS_MAX)
+        if statement.range_by is None or count == 1:
+            return [Part((index,))]
+        query = self._query(statement)
+        bounds_sql = f"MIN({statement.range_by}), MAX({statement.range_by})"
+        sql = f"SELECT {bounds_sql} FROM {statement.table}{_where(query.conditions)}"  # noqa: S608
         ((low, high),) = reader.rows(sql, query.parameters)
         if low is None or int(high) - int(low) < count:
-            return [Part((number,))]
+            return [Part((index,))]
         step = (int(high) - int(low)) // count + 1
-        bounds = [int(low) + step * place for place in range(1, count)]
-        return [Part((number,), start, end) for start, end in zip([None, *bounds], [*bounds, None], strict=True)]
+        bounds = [int(low) + step * part_number for part_number in range(1, count)]
+        return [Part((index,), start, end) for start, end in zip([None, *bounds], [*bounds, None], strict=True)]
 
-    def _query(self, one: Statement) -> Query:
-        query = Query(list(one.where), list(one.parameters))
+    def _query(self, statement: Statement) -> Query:
+        query = Query(list(statement.where), list(statement.parameters))
         for pushed in self._pushed:
-            if pushed.column in one.columns:
-                query.conditions.append(f"{one.columns[pushed.column]} {pushed.sign} ?")
+            if pushed.column in statement.columns:
+                query.conditions.append(f"{statement.columns[pushed.column]} {pushed.sign} ?")
                 query.parameters.append(pushed.value)
         return query
 
-    def _wanted(self, one: Statement) -> bool:
+    def _wanted(self, statement: Statement) -> bool:
         """Whether rows of this statement can match the pushed filters on constants."""
-        constants = {**one.constants, "leg": str(one.leg)}
+        constants = {**statement.constants, "leg": str(statement.leg)}
         return all(
-            pushed.column in one.columns or (pushed.sign == "=" and constants.get(pushed.column) == pushed.value)
+            pushed.column in statement.columns or (pushed.sign == "=" and constants.get(pushed.column) == pushed.value)
             for pushed in self._pushed
         )
 
@@ -168,19 +169,19 @@ class PushingSqlReader(SqlReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
         """Accept comparisons with a column for the database; return the other filters to Spark."""
-        for one in filters:
-            pushed = _pushed(one)
+        for spark_filter in filters:
+            pushed = _pushed(spark_filter)
             if pushed is not None:
                 self._pushed.append(pushed)
             if pushed is None or isinstance(pushed.value, str):
-                yield one  # the database's collation may treat more values as equal than Spark
+                yield spark_filter  # the database's collation may treat more values as equal than Spark
 
 
-def _pushed(one: Filter) -> PushedFilter | None:
-    sign = _SIGNS.get(type(one))
+def _pushed(spark_filter: Filter) -> PushedFilter | None:
+    sign = _SIGNS.get(type(spark_filter))
     if sign is None:
         return None
-    path, value = one.attribute, one.value  # type: ignore[attr-defined]
+    path, value = spark_filter.attribute, spark_filter.value  # type: ignore[attr-defined]
     text = len(path) == 1 and path[0] in COLUMNS and path[0] not in NUMBERS
     if text and sign == "=" and isinstance(value, str):
         return PushedFilter(path[0], sign, value)
@@ -193,9 +194,9 @@ def _where(conditions: list[str]) -> str:
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
-def _arrow(one: Statement, named: list[str], batch: list[tuple[Any, ...]]) -> pa.RecordBatch:
+def _arrow(statement: Statement, named: list[str], batch: list[tuple[Any, ...]]) -> pa.RecordBatch:
     values = dict(zip(named, zip(*batch, strict=True), strict=True))
-    constants = {**one.constants, "leg": str(one.leg)}
+    constants = {**statement.constants, "leg": str(statement.leg)}
     arrays = []
     for column in _ARROW:
         if column.name in values:

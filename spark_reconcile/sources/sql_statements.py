@@ -102,13 +102,13 @@ def inbox_statement(
     """Reads the effects of one group, however late they are. Raises SchemaMissing if there is no inbox table."""
     table = _outbox_table(reader, "inbox", schema=schema)
     name = quoted(reader.place, "consumer_group")
-    where: list[str] = [f"{name} = ?"]
+    conditions: list[str] = [f"{name} = ?"]
     parameters: list[str | int | float | bool] = [inbox.group]
     if inbox.topics:
-        where.append(f"{quoted(reader.place, 'topic')} IN ({', '.join('?' * len(inbox.topics))})")
+        conditions.append(f"{quoted(reader.place, 'topic')} IN ({', '.join('?' * len(inbox.topics))})")
         parameters += inbox.topics
     if span is not None:
-        where.append("(handled_at_us < ? OR handled_at_us >= ?)")
+        conditions.append("(handled_at_us < ? OR handled_at_us >= ?)")
         parameters += [EARLIEST_MS * 1000, span.since_ms * 1000]
     return Statement(
         leg=Leg.INBOX,
@@ -118,7 +118,7 @@ def inbox_statement(
             "created_ms": _milli(reader.place, "handled_at_us"), "at_ms": _milli(reader.place, "handled_at_us"),
         },
         constants={},
-        where=where,
+        where=conditions,
         parameters=parameters,
         range_by="handled_at_us",
         rows_about=reader.rows_about(reader.place.outbox_table("inbox", schema=schema), schema=schema),
@@ -147,7 +147,7 @@ def message_tables(reader: DbApiReader, *, schema: str | None) -> list[str]:
 
 
 def business_statement(
-    reader: DbApiReader, rule: BusinessRule, number: int, *, span: Span | None = None, latest_ms: int = LATEST_MS
+    reader: DbApiReader, rule: BusinessRule, rule_number: int, *, span: Span | None = None, latest_ms: int = LATEST_MS
 ) -> Statement:
     """Reads the rows of one rule; those later than `latest_ms` have no time. Raises ConfigurationError with the missing
     table or column.
@@ -159,7 +159,8 @@ def business_statement(
         near = difflib.get_close_matches(table, reader.tables(schema=schema or None), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigurationError(f"rule {rule.name}: there is no table {rule.table} in {place}{hint}")
-    for name in (rule.key_column, rule.time_column, *(one.column for one in rule.where), *rule.body.values()):
+    of_where = [condition.column for condition in rule.where]
+    for name in (rule.key_column, rule.time_column, *of_where, *rule.body.values()):
         _check_column(rule, name, columns)
     created_ms = _time(place, rule, rule.time_column, columns)
     # An impossible time gives no hour and no age: the row has no created time then, and `at_ms` is the original value.
@@ -176,17 +177,17 @@ def business_statement(
         selected["deliver_at_ms"] = _time(place, rule, rule.deliver_at_column, columns)
         selected["due_unit_ms"] = _unit_ms(place, rule, rule.deliver_at_column, columns)
     parameters: list[str | int | float | bool] = []
-    where = [_condition(place, one, parameters) for one in rule.where]
+    conditions = [_condition(place, condition, parameters) for condition in rule.where]
     whole = columns[rule.key_column].startswith(_INTEGERS)
     if span is not None:
         is_sought = reader.leads_index(table, rule.time_column, schema=schema or None)
-        _between(place, rule, columns, where, parameters, span=span, latest_ms=latest_ms, is_sought=is_sought)
+        _between(place, rule, columns, conditions, parameters, span=span, latest_ms=latest_ms, is_sought=is_sought)
     return Statement(
         leg=Leg.BUSINESS,
         table=quoted(place, schema or None, table),
         columns=selected,
-        constants={"topic": rule.topic, "note": str(number)},
-        where=where,
+        constants={"topic": rule.topic, "note": str(rule_number)},
+        where=conditions,
         parameters=parameters,
         range_by=quoted(place, rule.key_column) if whole else None,
         rows_about=reader.rows_about(table, schema=schema or None),
@@ -194,18 +195,18 @@ def business_statement(
     )
 
 
-def _within(one: Statement, column: str, span: Span, *, latest_ms: int) -> Statement:
+def _within(statement: Statement, column: str, span: Span, *, latest_ms: int) -> Statement:
     """The rows whose time, in microseconds, lies in the span, or cannot be true."""
     bounds = (span.since_ms, span.until_ms, EARLIEST_MS, latest_ms)
     return msgspec.structs.replace(
-        one,
-        where=[*one.where, f"(({column} >= ? AND {column} < ?) OR {outside(column)})"],
-        parameters=[*one.parameters, *(bound * 1000 for bound in bounds)],
+        statement,
+        where=[*statement.where, f"(({column} >= ? AND {column} < ?) OR {outside(column)})"],
+        parameters=[*statement.parameters, *(bound * 1000 for bound in bounds)],
     )
 
 
 def _between(
-    place: Place, rule: BusinessRule, columns: Mapping[str, str], where: list[str],
+    place: Place, rule: BusinessRule, columns: Mapping[str, str], conditions: list[str],
     parameters: list[str | int | float | bool], *, span: Span, latest_ms: int, is_sought: bool,
 ) -> None:  # fmt: skip
     """Conditions on the bare time column, so that an index on it serves, if there is one (`is_sought`); SQLite's texts
@@ -226,7 +227,7 @@ def _between(
         bounds = [_datetime(bound) for bound in times]
         nothing += f" OR {_no_such_day(column, kind, latest_ms=latest_ms, is_sought=is_sought)}"
     # A row without a time, or with one that cannot be true, is of no hour, and still asks for its message.
-    where.append(f"(({column} >= ? AND {column} < ?) OR {nothing} OR {outside(column)})")
+    conditions.append(f"(({column} >= ? AND {column} < ?) OR {nothing} OR {outside(column)})")
     parameters += bounds
 
 
@@ -269,22 +270,22 @@ def _datetime(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
-def narrowed(one: Statement, *, ids: Sequence[str], keys: Sequence[str]) -> Statement | None:
+def narrowed(statement: Statement, *, ids: Sequence[str], keys: Sequence[str]) -> Statement | None:
     """Restricts a statement to these messages and keys; None if it would select nothing."""
-    wanted = {
+    name_values = {
         Leg.INBOX: [("id", ids)],
         Leg.OUTBOX: [("id", ids), ("message_key", keys)],
         Leg.ARCHIVE: [("id", ids), ("message_key", keys)],
         Leg.BUSINESS: [("message_key", keys)],
-    }[one.leg]
-    asked = [(one.columns[name], values) for name, values in wanted if values]
-    if not asked:
+    }[statement.leg]
+    column_values = [(statement.columns[name], values) for name, values in name_values if values]
+    if not column_values:
         return None
-    either = " OR ".join(f"{column} IN ({', '.join('?' * len(values))})" for column, values in asked)
+    either = " OR ".join(f"{column} IN ({', '.join('?' * len(values))})" for column, values in column_values)
     return msgspec.structs.replace(
-        one,
-        where=[*one.where, f"({either})"],
-        parameters=[*one.parameters, *(value for _, values in asked for value in values)],
+        statement,
+        where=[*statement.where, f"({either})"],
+        parameters=[*statement.parameters, *(value for _, values in column_values for value in values)],
     )
 
 
@@ -330,10 +331,10 @@ def _outbox_table(reader: DbApiReader, name: str, *, schema: str | None, like: s
     if missing:
         if len(missing) == len(needed) and _is_left_beside(reader, schema):
             raise left_beside(schema)
-        what = f"column {min(missing)} of" if len(missing) < len(needed) else "table"
+        missing_part = f"column {min(missing)} of" if len(missing) < len(needed) else "table"
         raise SchemaMissing(
-            f"there is no {what} {schema + '.' if schema else ''}{table} in {place}; run: outbox db upgrade --url URL"
-            + (f" --schema {schema}" if schema else "")
+            f"there is no {missing_part} {schema + '.' if schema else ''}{table} in {place}; "
+            "run: outbox db upgrade --url URL" + (f" --schema {schema}" if schema else "")
         )
     return quoted(place, schema, table)
 
@@ -346,16 +347,16 @@ def _check_column(rule: BusinessRule, name: str, columns: Mapping[str, str]) -> 
     raise ConfigurationError(f"rule {rule.name}: table {rule.table} has no column {name}; {hint}")
 
 
-def _condition(place: Place, one: Condition, parameters: list[str | int | float | bool]) -> str:
-    column = quoted(place, one.column)
-    parameters.extend(one.values)
-    match one.operator:
+def _condition(place: Place, condition: Condition, parameters: list[str | int | float | bool]) -> str:
+    column = quoted(place, condition.column)
+    parameters.extend(condition.values)
+    match condition.operator:
         case Operator.IS_NULL | Operator.IS_NOT_NULL:
-            return f"{column} {one.operator.upper()}"
+            return f"{column} {condition.operator.upper()}"
         case Operator.IN:
-            return f"{column} IN ({', '.join('?' * len(one.values))})"
+            return f"{column} IN ({', '.join('?' * len(condition.values))})"
         case _:
-            return f"{column} {one.operator} ?"
+            return f"{column} {condition.operator} ?"
 
 
 def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:
