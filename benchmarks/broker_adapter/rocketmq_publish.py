@@ -45,7 +45,9 @@ class PlainGrpc:
     def __init__(self, cluster: RocketMqCluster, ids: Iterator[int]) -> None:
         clock = SystemClock()
         login = Credentials(USER, PASSWORD)
-        servers = ProxyServers(hosts=[(HOST, cluster.proxy_port)], place=cluster.proxy, login=login, credentials=None)
+        servers = ProxyServers(
+            hosts=[(HOST, cluster.proxy_port)], addresses=cluster.proxy, login=login, credentials=None
+        )
         self._channel = connect(servers, clock=clock, deadline_ms=clock.monotonic_ms() + 1000 * ANSWER_SECONDS_MAX)
         self._send = self._channel.method("SendMessage", service.SendMessageResponse)
         self._ids = ids

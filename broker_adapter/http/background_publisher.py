@@ -71,16 +71,16 @@ class BackgroundPublisher:
         self,
         publish: Callable[[Sequence[Message]], Sequence[PublishResult]],
         *,
-        place: str,
+        address: str,
         wait_s_max: float,
         limits: SubmitLimits | None = None,
     ) -> None:
-        """`wait_s_max` bounds how long submit() waits for room, and close() for what is left; `place` is where they go,
-        for messages.
+        """`wait_s_max` bounds how long submit() waits for room, and close() for what is left; `address` is where they
+        go, for messages.
         """
         self._limits = limits or SubmitLimits()
         self._publish = publish
-        self._place = place
+        self._address = address
         self._wait_s_max = wait_s_max
         self._line = _Line()
         reset_in_children(self)
@@ -97,7 +97,7 @@ class BackgroundPublisher:
                 in_time = line.changed.wait_for(lambda: line.closed or self._has_room(line), self._wait_s_max)
                 if not in_time:
                     raise BrokerUnavailable(
-                        f"{self._limits.submitted_max:,} messages wait for {self._place} to take them; "
+                        f"{self._limits.submitted_max:,} messages wait for {self._address} to take them; "
                         "this one was not sent"
                     )
             if line.closed:
@@ -132,7 +132,7 @@ class BackgroundPublisher:
                 self._send(batch)
         finally:
             for entry in _left(line, batch):  # where this thread ends before its time; the next submit() starts another
-                _tell(entry, BrokerUnavailable(f"what sends to {self._place} was interrupted: this may have arrived"))
+                _tell(entry, BrokerUnavailable(f"what sends to {self._address} was interrupted: this may have arrived"))
 
     def _send(self, batch: Sequence[_Entry]) -> None:
         to_send = [entry for entry in batch if entry.told.set_running_or_notify_cancel()]

@@ -98,8 +98,8 @@ class HttpBroker:
         self._admin = HttpAdmin(self._connection)
         publish = partial(publish_request, self._connection)
         turns_s_max = TURN_TIMEOUTS_MAX * timeout_ms / 1000
-        self._submitting = BackgroundPublisher(publish, place=self._connection.place, wait_s_max=turns_s_max)
-        self._gathering = PublishCoalescer(publish, place=self._connection.place, wait_s_max=turns_s_max)
+        self._submitting = BackgroundPublisher(publish, address=self._connection.address, wait_s_max=turns_s_max)
+        self._gathering = PublishCoalescer(publish, address=self._connection.address, wait_s_max=turns_s_max)
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.
@@ -173,7 +173,7 @@ class HttpBroker:
             answer = self._connection.send("POST", f"{path}/ack", wire.AckAnswer, body=body, repeatable=True)
             return [result.status for result in answer.results]
 
-        return _settled(receipts, send=send, foreign=AckStatus.UNKNOWN, address=self._connection.place)
+        return _settled(receipts, send=send, foreign=AckStatus.UNKNOWN, address=self._connection.address)
 
     def nack(
         self, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str | None = None, counts: bool = True
@@ -188,7 +188,7 @@ class HttpBroker:
                 for result in self._connection.send("POST", f"{path}/nack", wire.NackAnswer, body=body).results
             ]
 
-        return _settled(receipts, send=send, foreign=NackStatus.STALE, address=self._connection.place)
+        return _settled(receipts, send=send, foreign=NackStatus.STALE, address=self._connection.address)
 
     def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:
         """Keep deliveries invisible for `invisible_ms` from now."""
@@ -198,7 +198,7 @@ class HttpBroker:
             answer = self._connection.send("POST", f"{path}/extend", wire.ExtendAnswer, body=body, repeatable=True)
             return [result.status for result in answer.results]
 
-        return _settled(receipts, send=send, foreign=ExtendStatus.STALE, address=self._connection.place)
+        return _settled(receipts, send=send, foreign=ExtendStatus.STALE, address=self._connection.address)
 
     def cancel(self, message_ids: Sequence[str]) -> list[CancelStatus]:
         """Cancel scheduled messages; `canceled` means never delivered."""
@@ -210,7 +210,7 @@ class HttpBroker:
             answer = self._connection.send(
                 "POST", "/v1/scheduled/cancel", wire.CancelAnswer, body=body, repeatable=True
             )
-            _check_count(answer.results, chunk, address=self._connection.place)
+            _check_count(answer.results, chunk, address=self._connection.address)
             statuses += [result.status for result in answer.results]
         return statuses
 

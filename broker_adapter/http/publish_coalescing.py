@@ -95,11 +95,13 @@ class _Lane:
 class PublishCoalescer:
     """Batches the concurrent publishes of one client."""
 
-    def __init__(self, send: Send, *, place: str, wait_s_max: float, on_their_way_max: int = ON_THEIR_WAY_MAX) -> None:
-        """`wait_s_max` bounds how long a call waits for its turn; `place` is where they go, for messages."""
+    def __init__(
+        self, send: Send, *, address: str, wait_s_max: float, on_their_way_max: int = ON_THEIR_WAY_MAX
+    ) -> None:
+        """`wait_s_max` bounds how long a call waits for its turn; `address` is where they go, for messages."""
         self._send = send
         self._on_their_way_max = on_their_way_max
-        self._place = place
+        self._address = address
         self._wait_s_max = wait_s_max
         self._lane = _Lane()
         reset_in_children(self)
@@ -141,7 +143,7 @@ class PublishCoalescer:
             _leave(lane, call)
             raise
         if not in_turn and _leave(lane, call):
-            raise BrokerUnavailable(f"no answer at {self._place} for the publishes before this one; it was not sent")
+            raise BrokerUnavailable(f"no answer at {self._address} for the publishes before this one; it was not sent")
         call.woken.wait()  # was taken along by a request at the last moment, which ends by its own time-out
         if call.leads is not None:
             self._lead(lane, call.leads)

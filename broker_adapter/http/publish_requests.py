@@ -35,7 +35,7 @@ def publish_request(
     results = connection.send("POST", path, _ReadAnswer, body=body, repeatable=True, guard=guard).results
     if [result.id for result in results] != [message.id for message in messages]:
         raise BrokerUnavailable(
-            f"POST {path} at {connection.place}: the answer is about other messages than those published"
+            f"POST {path} at {connection.address}: the answer is about other messages than those published"
         )
     return results
 

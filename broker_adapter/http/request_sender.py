@@ -79,7 +79,7 @@ class RequestSender:
         self._type = MSGPACK_TYPE if options.codec is WireCodec.MSGPACK else JSON_TYPE
         self._base = quote(self._parts.path, safe="/%:@!$&'()*+,;=~")
         self._head = _head_of(self._parts, accept=self._type, token=options.token)
-        self.place = _place_of(self._parts)
+        self.address = _address_of(self._parts)
         """Host and port, for messages: never a user, a password or a token."""
         reset_in_children(self)
 
@@ -107,7 +107,7 @@ class RequestSender:
         a broker that is late is not helped by the same work twice. `guard` is called before each try, once there is a
         connection; where it raises, nothing is sent.
         """
-        what = f"{method} {path} at {self.place}"
+        what = f"{method} {path} at {self.address}"
         request = self._request(method, path, body, query=query)
         try:
             response = self._exchange(request, wait_ms=wait_ms, guard=guard)
@@ -205,7 +205,7 @@ def _host_of(parts: SplitResult) -> str:
     return (f"[{name}]" if ":" in name else name) + (f":{parts.port}" if parts.port else "")
 
 
-def _place_of(parts: SplitResult) -> str:
+def _address_of(parts: SplitResult) -> str:
     return _host_of(parts) if parts.port else f"{_host_of(parts)}:{PORTS[parts.scheme]}"
 
 

@@ -31,6 +31,6 @@ def open_broker(
     bound_ms = parts.timeout_ms if timeout_ms is None else timeout_ms
     settings = client_settings(parts, timeout_ms=bound_ms, token=token, ca_file=ca_file)
     of_producers, clock = producer_settings(settings, timeout_ms=bound_ms), SystemClock()
-    pool = ClientPool(partial(ProducerConnection, of_producers, place=parts.addresses, clock=clock))
+    pool = ClientPool(partial(ProducerConnection, of_producers, addresses=parts.addresses, clock=clock))
     publisher = KafkaPublisher(pool, KafkaServers(settings, parts.addresses), clock=clock)
     return PublishOnlyBroker(publisher, strict=parts.is_strict, timeout_ms=bound_ms)

@@ -27,7 +27,7 @@ class KafkaServers:
     """librdkafka's settings of every client, of which repr() shows none, and the servers' addresses, for messages."""
 
     settings: Mapping[str, object] = field(repr=False)
-    place: str
+    addresses: str
 
 
 def client_settings(

@@ -52,7 +52,7 @@ class KafkaPublisher:
                     raise connection.failure(report.error).with_answered(results)
         shared = [report.error for report in reports if report.error is not None and report.is_shared]
         if len(results) < len(batch) and shared:
-            text = f"Kafka at {self._servers.place}: {explained(min(shared, key=_says_less))}"
+            text = f"Kafka at {self._servers.addresses}: {explained(min(shared, key=_says_less))}"
             raise BrokerRefused(text).with_answered(results)
         return [results[index] for index in range(len(batch))]
 
@@ -95,7 +95,7 @@ class KafkaPublisher:
         if metadata.error is None:
             return len(metadata.partitions)
         if treatment_of(metadata.error) not in ONE_MESSAGE:
-            raise exception_for(metadata.error, what=f"Kafka at {self._servers.place}")
+            raise exception_for(metadata.error, what=f"Kafka at {self._servers.addresses}")
         return metadata.error
 
 

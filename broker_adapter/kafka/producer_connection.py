@@ -50,12 +50,12 @@ class KafkaReport(msgspec.Struct, frozen=True, gc=False):
 class ProducerConnection:
     """Used by one thread at a time. After any exception it is of no use any more: close it."""
 
-    def __init__(self, settings: Mapping[str, object], *, place: str, clock: Clock) -> None:
-        """`place`: the servers' addresses, for messages. Connects in the background. Raises BrokerUnavailable where
+    def __init__(self, settings: Mapping[str, object], *, addresses: str, clock: Clock) -> None:
+        """`addresses`: the servers', for messages. Connects in the background. Raises BrokerUnavailable where
         librdkafka cannot use its settings, mostly since certificates cannot be read.
         """
         self._clock = clock
-        self._place = place
+        self._addresses = addresses
         self._reported: KafkaError | None = None
         self._topics: dict[str, tuple[TopicMetadata, int]] = {}
         try:
@@ -110,7 +110,7 @@ class ProducerConnection:
         """
         reported = self._reported
         reason = None if reported is None or reported is error else reported.str()
-        return exception_for(error, what=f"Kafka at {self._place}", reason=reason)
+        return exception_for(error, what=f"Kafka at {self._addresses}", reason=reason)
 
     def close(self) -> None:
         """Drop what is queued, and end the connections and threads."""

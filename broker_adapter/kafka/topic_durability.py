@@ -68,10 +68,10 @@ def _answer(
         refusal: KafkaError = error.args[0]
         if treatment_of(refusal) in ONE_MESSAGE:
             return refusal
-        raise exception_for(refusal, what=f"the settings of topics of Kafka at {servers.place}") from error
+        raise exception_for(refusal, what=f"the settings of topics of Kafka at {servers.addresses}") from error
     except TimeoutError as error:  # of the future, which may come before librdkafka's own
         raise BrokerUnavailable(
-            f"Kafka at {servers.place} did not answer for the settings of topics in time"
+            f"Kafka at {servers.addresses} did not answer for the settings of topics in time"
         ) from error
 
 

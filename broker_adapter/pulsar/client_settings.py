@@ -21,7 +21,7 @@ class ClientSettings:
     """Secrets are not shown by repr()."""
 
     service_url: str
-    place: str
+    addresses: str
     """The servers' addresses, for messages."""
     namespace: str
     """`tenant/namespace`: where topics are."""
@@ -58,7 +58,7 @@ class ClientSettings:
             raise ConfigurationError(f"ca_file, cert_file and key_file need TLS: write {TLS_SCHEME}://")
         return cls(
             service_url=f"{url.scheme}://{url.addresses}",
-            place=url.addresses,
+            addresses=url.addresses,
             namespace=_namespace(url.path),
             timeout_ms=timeout_ms,
             user=url.user,

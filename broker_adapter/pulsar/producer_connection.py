@@ -71,7 +71,7 @@ class PulsarConnection:
     def __init__(self, settings: ClientSettings, *, clock: Clock) -> None:
         """Connects when it is first asked for a producer."""
         self._clock = clock
-        self._what = f"Pulsar at {settings.place}"
+        self._what = f"Pulsar at {settings.addresses}"
         self._timeout_ms = settings.timeout_ms
         self._producers: OrderedDict[str, Any] = OrderedDict()
         self._client = pulsar_client(settings)

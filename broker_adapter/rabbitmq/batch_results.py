@@ -22,12 +22,12 @@ PIPELINED_BYTES: Final = 64 * 1024
 class RabbitMqBatchResults:
     """Messages, the results that are known, and the frames that have none yet, in order."""
 
-    def __init__(self, messages: Sequence[Message], *, frame_bytes_max: int, place: str) -> None:
-        """`frame_bytes_max`: what all properties of a message must fit in; `place`: the servers, for errors."""
+    def __init__(self, messages: Sequence[Message], *, frame_bytes_max: int, addresses: str) -> None:
+        """`frame_bytes_max`: what all properties of a message must fit in; `addresses`: the servers', for errors."""
         self.pending: dict[int, AmqpFrame] = {}
         """By the message's index in the batch."""
         self._messages = messages
-        self._place = place
+        self._addresses = addresses
         self._results: dict[int, PublishResult] = {}
         for index, message in enumerate(messages):
             frame = frame_of(message)
@@ -106,11 +106,13 @@ class RabbitMqBatchResults:
             case Treatment.REJECTED:
                 # The server took them in order up to the one that it refuses, and ended the channel with what it had
                 # not confirmed yet: any of these may be stored.
-                error = BrokerRefused(f"RabbitMQ at {self._place}: {explained(code, text)}")
+                error = BrokerRefused(f"RabbitMQ at {self._addresses}: {explained(code, text)}")
                 error.in_doubt = True
                 raise error.with_answered(self.answered()) from refusal
             case _:
-                raise exception_for_code(code, text, place=self._place).with_answered(self.answered()) from refusal
+                raise exception_for_code(code, text, addresses=self._addresses).with_answered(
+                    self.answered()
+                ) from refusal
 
     def _settle(self, index: int, status: PublishStatus, error: str | None = None) -> None:
         self._results[index] = PublishResult(self._messages[index].id, status, error)

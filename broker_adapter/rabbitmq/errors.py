@@ -81,27 +81,29 @@ def explained(code: int, text: str) -> str:
     return f"{text} ({code}); {cure}" if cure else f"{text} ({code})"
 
 
-def exception_for(error: BaseException, *, place: str) -> BrokerError:
-    """The error of ours that an exception of the client's stands for; `place`: the addresses asked, no secret."""
+def exception_for(error: BaseException, *, addresses: str) -> BrokerError:
+    """The error of ours that an exception of the client's stands for; `addresses`: those asked, no secret."""
     causes = _causes(error)
-    of_each = [_exception_for(cause, place=place) for cause in causes]
+    of_each = [_exception_for(cause, addresses=addresses) for cause in causes]
     return next((translated for translated in of_each if not isinstance(translated, BrokerUnavailable)), of_each[-1])
 
 
-def _exception_for(error: BaseException, *, place: str) -> BrokerError:
+def _exception_for(error: BaseException, *, addresses: str) -> BrokerError:
     code, text = _reply(error)
     if code is None:
         kind = next((kind for client_error, kind in EXCEPTIONS if isinstance(error, client_error)), BrokerUnavailable)
         cure = _EXCEPTION_CURES.get(type(error))  # type: ignore[arg-type]
-        return kind(f"RabbitMQ at {place}: {text}; {cure}" if cure else f"RabbitMQ at {place}: {text}")
+        return kind(f"RabbitMQ at {addresses}: {text}; {cure}" if cure else f"RabbitMQ at {addresses}: {text}")
     if isinstance(error, client.ProbableAuthenticationError):
-        return NotAuthenticated(f"RabbitMQ at {place}: {text} ({code}); correct user or password in the broker's URL")
-    return exception_for_code(code, text, place=place)
+        return NotAuthenticated(
+            f"RabbitMQ at {addresses}: {text} ({code}); correct user or password in the broker's URL"
+        )
+    return exception_for_code(code, text, addresses=addresses)
 
 
-def exception_for_code(code: int, text: str, *, place: str) -> BrokerError:
+def exception_for_code(code: int, text: str, *, addresses: str) -> BrokerError:
     """The error of ours for what concerns more than one message."""
-    return batch_error(treatment_of(code), f"RabbitMQ at {place}: {explained(code, text)}")
+    return batch_error(treatment_of(code), f"RabbitMQ at {addresses}: {explained(code, text)}")
 
 
 def _reply(error: BaseException) -> tuple[int | None, str]:

@@ -59,7 +59,7 @@ def open_broker(
         ProcessConnection(servers),
         Inspector(exchange=exchange, api=api),
         exchange=exchange,
-        place=parsed.addresses,
+        addresses=parsed.addresses,
     )
     return PublishOnlyBroker(publisher, strict=parsed.is_strict, timeout_ms=bound_ms)
 

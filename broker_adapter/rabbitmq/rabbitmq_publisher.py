@@ -31,14 +31,14 @@ class RabbitMqPublisher:
         inspector: Inspector,
         *,
         exchange: str,
-        place: str,
+        addresses: str,
         clock: Clock | None = None,
     ) -> None:
-        """`exchange` is empty for the default one; `place`: the servers' addresses, for errors."""
+        """`exchange` is empty for the default one; `addresses`: the servers', for errors."""
         self._connection = connection
         self._inspector = inspector
         self._exchange = exchange
-        self._place = place
+        self._addresses = addresses
         self._clock = clock or SystemClock()
 
     def publish(self, batch: Sequence[Message], *, timeout_ms: int) -> list[PublishResult]:
@@ -56,14 +56,14 @@ class RabbitMqPublisher:
     def _publish(
         self, messages: Sequence[Message], connection: RabbitMqConnection, left_s: Callable[[], float]
     ) -> list[PublishResult]:
-        batch = RabbitMqBatchResults(messages, frame_bytes_max=connection.frame_bytes_max, place=self._place)
+        batch = RabbitMqBatchResults(messages, frame_bytes_max=connection.frame_bytes_max, addresses=self._addresses)
         while batch.pending:
             run = batch.next_run(confirmed_bytes_max=connection.confirmed_bytes_max)
             try:
                 answer = connection.send(self._exchange, list(run.values()), timeout_s=left_s())
             except CLIENT_ERRORS as error:
                 self._connection.drop(connection)
-                raise exception_for(error, place=self._place).with_answered(batch.answered()) from error
+                raise exception_for(error, addresses=self._addresses).with_answered(batch.answered()) from error
             batch.settle(run, answer)
         return batch.in_order()
 
@@ -88,4 +88,4 @@ class RabbitMqPublisher:
         except CLIENT_ERRORS as error:
             if connection is not None:
                 self._connection.drop(connection)
-            raise exception_for(error, place=self._place) from error
+            raise exception_for(error, addresses=self._addresses) from error

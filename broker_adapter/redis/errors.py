@@ -111,6 +111,6 @@ def description_of(error: Exception) -> str:
     return f"{shown}; {cure}" if cure else shown
 
 
-def exception_for(error: Exception, *, place: str) -> BrokerError:
-    """The error of ours that an exception of the client's stands for; `place`: the addresses asked."""
-    return batch_error(treatment_of(error), f"Redis at {place}: {description_of(error)}")
+def exception_for(error: Exception, *, addresses: str) -> BrokerError:
+    """The error of ours that an exception of the client's stands for; `addresses`: those asked."""
+    return batch_error(treatment_of(error), f"Redis at {addresses}: {description_of(error)}")

@@ -182,7 +182,9 @@ class RedisPublisher:
         error = part.error
         if error is None or isinstance(error, BrokerError):
             return error
-        return None if treatment_of(error) is Treatment.DEFERRED else exception_for(error, place=self._sender.addresses)
+        if treatment_of(error) is Treatment.DEFERRED:
+            return None
+        return exception_for(error, addresses=self._sender.addresses)
 
 
 def _trimming(maxlen: int) -> Weakness:

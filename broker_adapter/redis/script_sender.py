@@ -153,9 +153,9 @@ class ScriptSender:
                 return ask(servers)
             except CLIENT_ERRORS as error:
                 if treatment_of(error) is not Treatment.OUTAGE or not self._pause(PAUSE_S, deadline):
-                    raise exception_for(error, place=self.addresses) from error
+                    raise exception_for(error, addresses=self.addresses) from error
                 if not servers.refresh():
-                    raise exception_for(error, place=self.addresses) from error
+                    raise exception_for(error, addresses=self.addresses) from error
 
     def close(self) -> None:
         """Close the connections of this process; idempotent."""

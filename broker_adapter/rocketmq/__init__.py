@@ -55,11 +55,13 @@ def open_broker(
     names = parts.options.get("nameserver", "")
     name_servers = [host_and_port(address, NAME_SERVER_PORT) for address in names.split(",") if address]
     servers = ProxyServers(
-        hosts=parts.hosts, place=parts.addresses, login=login, credentials=_credentials(parts, ca_file)
+        hosts=parts.hosts, addresses=parts.addresses, login=login, credentials=_credentials(parts, ca_file)
     )
     clock = SystemClock()
     pool = ClientPool(partial(ProxyConnection, servers, clock=clock))
-    publisher = RocketMqPublisher(pool, BrokerSettings(name_servers, login=login), place=parts.addresses, clock=clock)
+    publisher = RocketMqPublisher(
+        pool, BrokerSettings(name_servers, login=login), addresses=parts.addresses, clock=clock
+    )
     bound_ms = parts.timeout_ms if timeout_ms is None else timeout_ms
     return PublishOnlyBroker(publisher, strict=parts.is_strict, timeout_ms=bound_ms)
 

@@ -125,9 +125,9 @@ def concerns_one_message(refusal: Refusal) -> bool:
     return treatment_of(refusal) in ONE_MESSAGE
 
 
-def exception_for(refusal: Refusal, *, place: str) -> BrokerError:
-    """Returns the exception for a whole batch; `place`: the proxies' addresses."""
+def exception_for(refusal: Refusal, *, addresses: str) -> BrokerError:
+    """Returns the exception for a whole batch; `addresses`: the proxies'."""
     treatment = treatment_of(refusal)
     if treatment is Treatment.DEFERRED:  # of a client as a whole, whom an operator can help
         treatment = Treatment.NOT_AUTHORIZED
-    return batch_error(treatment, f"RocketMQ at {place}: {refusal}")
+    return batch_error(treatment, f"RocketMQ at {addresses}: {refusal}")

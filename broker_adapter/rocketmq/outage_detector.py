@@ -16,9 +16,9 @@ MISSING: Final = "TOPIC_NOT_FOUND"
 class OutageDetector:
     """Thread-safe. Seconds after the last broker died a name server says of each topic that it is not there."""
 
-    def __init__(self, *, place: str) -> None:
-        """`place`: the proxies' addresses."""
-        self._place = place
+    def __init__(self, *, addresses: str) -> None:
+        """`addresses`: the proxies'."""
+        self._addresses = addresses
         self._names: dict[str, None] = {}
 
     def add(self, topics: Iterable[str]) -> None:
@@ -35,4 +35,4 @@ class OutageDetector:
         answers = [router.route(topic, deadline_ms=deadline_ms) for topic in asked_topics]
         if answers and all(isinstance(answer, Refusal) and answer.code == MISSING for answer in answers):
             text = f"no broker serves a topic that was there before: {missing.words}"
-            raise exception_for(Refusal("NO_BROKER", text), place=self._place)
+            raise exception_for(Refusal("NO_BROKER", text), addresses=self._addresses)

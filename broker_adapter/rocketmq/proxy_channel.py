@@ -37,7 +37,7 @@ class ProxyServers:
     """The proxies' addresses and the login. `credentials`: TLS; None: plain text."""
 
     hosts: Sequence[tuple[str, int]]
-    place: str
+    addresses: str
     login: Credentials | None
     credentials: grpc.ChannelCredentials | None
 
@@ -116,13 +116,13 @@ def connect(servers: ProxyServers, *, clock: Clock, deadline_ms: int) -> ProxyCh
                 reason = Refusal.of_call(error)
             ends_ms = clock.monotonic_ms() + 1000 * REPEAT_SECONDS
             if error.code() not in _NO_CONNECTION or ends_ms >= deadline_ms:
-                raise exception_for(reason, place=servers.place) from error
+                raise exception_for(reason, addresses=servers.addresses) from error
             threading.Event().wait(REPEAT_SECONDS)
             continue
         if status.code == definition.OK:
             return channel
         channel.channel.close()
-        raise exception_for(Refusal.of_status(status), place=servers.place)
+        raise exception_for(Refusal.of_status(status), addresses=servers.addresses)
     raise AssertionError("a URL has a host")
 
 

@@ -137,7 +137,7 @@ class ProxyConnection:
 
     def _checked(self, refusal: Refusal) -> Refusal:
         if not concerns_one_message(refusal):
-            raise exception_for(refusal, place=self._servers.place)
+            raise exception_for(refusal, addresses=self._servers.addresses)
         return refusal
 
     def _seconds(self, deadline_ms: int) -> float:

@@ -36,11 +36,11 @@ class RocketMqPublisher:
     capabilities: frozenset[Capability] = frozenset()
 
     def __init__(
-        self, pool: ClientPool[ProxyConnection], settings: BrokerSettings, *, place: str, clock: Clock
+        self, pool: ClientPool[ProxyConnection], settings: BrokerSettings, *, addresses: str, clock: Clock
     ) -> None:
-        """`place`: the proxies' addresses."""
+        """`addresses`: the proxies'."""
         self._pool = pool
-        self._known = OutageDetector(place=place)
+        self._known = OutageDetector(addresses=addresses)
         self._settings = settings
         self._clock = clock
 

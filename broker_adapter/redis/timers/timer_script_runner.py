@@ -69,7 +69,7 @@ class TimerScriptRunner:
             return error
         if is_no_group(error):
             return BrokerRefused(f"there is no consumer group with the key {call.keys[GROUP_CONFIG]}")
-        return exception_for(error, place=self._sender.addresses)
+        return exception_for(error, addresses=self._sender.addresses)
 
     def fire(self, topic: str, slot: int) -> ScriptCall:
         """The call that moves what is due to the log."""

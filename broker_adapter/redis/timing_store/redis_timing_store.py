@@ -220,7 +220,9 @@ class RedisTimingStore:
 
     def _status(self, slot: int, answer: Any) -> SlotStatus:
         if isinstance(answer, Exception):
-            error = answer if isinstance(answer, BrokerError) else exception_for(answer, place=self._sender.addresses)
+            error = (
+                answer if isinstance(answer, BrokerError) else exception_for(answer, addresses=self._sender.addresses)
+            )
             return SlotStatus(slot=slot, problem=str(error))
         *_, server, valid_ms = answer
         seen_server = _server(server)
@@ -245,7 +247,7 @@ class RedisTimingStore:
             if isinstance(call.outcome, BrokerError):
                 raise call.outcome
             if isinstance(call.outcome, Exception):
-                raise exception_for(call.outcome, place=self._sender.addresses) from call.outcome
+                raise exception_for(call.outcome, addresses=self._sender.addresses) from call.outcome
         return [call.outcome for call in calls]
 
 

@@ -57,7 +57,7 @@ def open_line(wire: Wire) -> Iterator[Callable[..., BackgroundPublisher]]:
     lines: list[BackgroundPublisher] = []
 
     def open_one(**limits: float) -> BackgroundPublisher:
-        made = BackgroundPublisher(wire.publish, place="host:1", wait_s_max=DEADLINE_S, limits=SubmitLimits(**limits))  # type: ignore[arg-type]
+        made = BackgroundPublisher(wire.publish, address="host:1", wait_s_max=DEADLINE_S, limits=SubmitLimits(**limits))  # type: ignore[arg-type]
         lines.append(made)
         return made
 
@@ -222,7 +222,7 @@ def test_no_request_carries_more_than_a_request_may(open_line: Callable[..., Bac
 
 
 def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(wire: Wire) -> None:
-    line = BackgroundPublisher(wire.publish, place="host:1", wait_s_max=0.05, limits=SubmitLimits(submitted_max=2))
+    line = BackgroundPublisher(wire.publish, address="host:1", wait_s_max=0.05, limits=SubmitLimits(submitted_max=2))
     futures = submit_behind_a_request(line, wire, message("a"), message("b"))
 
     with pytest.raises(BrokerUnavailable, match="2 messages wait for host:1"):

@@ -364,7 +364,7 @@ def test_a_broker_that_is_not_there_is_unavailable(connected: Callable[..., Http
     ],
 )  # fmt: skip
 def test_a_broker_is_named_by_its_host_and_its_port(url: str, place: str) -> None:
-    assert RequestSender(Options(url=url, token="secret")).place == place
+    assert RequestSender(Options(url=url, token="secret")).address == place
 
 
 def test_a_broker_that_does_not_answer_is_given_up_after_the_time_out(connected: Callable[..., HttpBroker]) -> None:

@@ -20,7 +20,7 @@ def settings(url: str, *, token: str | None = None) -> ClientSettings:
 def test_several_hosts_are_one_service_and_topics_are_persistent_in_the_default_namespace() -> None:
     found = settings("pulsar://h1,h2:6651")
 
-    assert (found.service_url, found.place) == ("pulsar://h1:6650,h2:6651", "h1:6650,h2:6651")
+    assert (found.service_url, found.addresses) == ("pulsar://h1:6650,h2:6651", "h1:6650,h2:6651")
     assert found.topic_url("orders") == "persistent://public/default/orders"
 
 

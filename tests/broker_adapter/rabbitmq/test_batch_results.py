@@ -19,7 +19,7 @@ STORED, DEFERRED, REJECTED = PublishStatus.STORED, PublishStatus.DEFERRED, Publi
 
 def batch_of(*bodies: bytes, **parts: Any) -> RabbitMqBatchResults:
     messages = [Message(id=str(n), topic="t", body=body, **parts) for n, body in enumerate(bodies)]
-    return RabbitMqBatchResults(messages, frame_bytes_max=131_072, place="mq:5672")
+    return RabbitMqBatchResults(messages, frame_bytes_max=131_072, addresses="mq:5672")
 
 
 def answer(
@@ -74,7 +74,7 @@ def test_what_was_confirmed_before_an_error_of_the_whole_is_said_with_it() -> No
 
 def test_after_a_message_that_waits_none_of_its_key_is_reported_as_stored() -> None:
     messages = [Message(id=str(n), topic="t", body=b"", key=key) for n, key in enumerate(["a", "a", "b", "a", None])]
-    batch = RabbitMqBatchResults(messages, frame_bytes_max=131_072, place="mq:5672")
+    batch = RabbitMqBatchResults(messages, frame_bytes_max=131_072, addresses="mq:5672")
 
     answer(batch, CONFIRMED, NACKED, CONFIRMED, CONFIRMED, CONFIRMED)
 
@@ -84,7 +84,7 @@ def test_after_a_message_that_waits_none_of_its_key_is_reported_as_stored() -> N
 
 def test_the_same_key_of_another_topic_does_not_wait() -> None:
     messages = [Message(id=topic, topic=topic, body=b"", key="a") for topic in ("t", "u")]
-    batch = RabbitMqBatchResults(messages, frame_bytes_max=131_072, place="mq:5672")
+    batch = RabbitMqBatchResults(messages, frame_bytes_max=131_072, addresses="mq:5672")
 
     answer(batch, RETURNED, CONFIRMED)
 
@@ -108,7 +108,7 @@ def test_what_is_not_about_single_messages_is_raised(code: int, kind: type[Excep
 def test_what_amqp_cannot_carry_is_rejected_and_not_sent() -> None:
     headers = {"content-type": "x" * 256}, {"note": "y" * 4_000}, {"cc": "y"}, {"CC": "y"}, {"BCC": "y"}
     messages = [Message(id=str(n), topic="t", body=b"", headers=one) for n, one in enumerate(headers)]
-    batch = RabbitMqBatchResults(messages, frame_bytes_max=4_096, place="mq:5672")
+    batch = RabbitMqBatchResults(messages, frame_bytes_max=4_096, addresses="mq:5672")
 
     answer(batch, CONFIRMED)
 

@@ -46,7 +46,7 @@ def test_only_what_a_server_says_of_a_message_parks_it() -> None:
 
 @pytest.mark.parametrize("kind", [pika.exceptions.ConnectionClosedByBroker, pika.exceptions.ChannelClosedByBroker])
 def test_every_code_that_ends_a_connection_or_a_channel_is_raised(kind: Any) -> None:
-    kinds = {code: type(exception_for(kind(code, "text"), place=PLACE)) for code in OF_AMQP}
+    kinds = {code: type(exception_for(kind(code, "text"), addresses=PLACE)) for code in OF_AMQP}
 
     assert {code for code, one in kinds.items() if one is NotAuthorized} == {402, 403, 530}
     assert {code for code, one in kinds.items() if one is StorageFailed} == {506}
@@ -57,7 +57,7 @@ def test_every_exception_of_the_client_is_caught_and_has_its_class() -> None:
     classes = [one for _, one in inspect.getmembers(pika.exceptions, inspect.isclass) if issubclass(one, Exception)]
     made = [made_of(one) for one in classes]
 
-    kinds = {type(one).__name__: type(exception_for(one, place=PLACE)) for one in made}
+    kinds = {type(one).__name__: type(exception_for(one, addresses=PLACE)) for one in made}
 
     assert len(kinds) > 30
     assert [one for one in made if not isinstance(one, CLIENT_ERRORS)] == []
@@ -67,7 +67,7 @@ def test_every_exception_of_the_client_is_caught_and_has_its_class() -> None:
 
 @pytest.mark.parametrize("error", [OSError("refused"), TimeoutError(), ssl.SSLError("bad certificate")])
 def test_troubles_of_the_network_are_outages_with_the_address(error: Exception) -> None:
-    raised = exception_for(error, place=PLACE)
+    raised = exception_for(error, addresses=PLACE)
 
     assert (type(raised), PLACE in str(raised)) == (BrokerUnavailable, True)
 
@@ -87,7 +87,7 @@ def test_a_guess_of_the_client_counts_where_the_server_gave_a_code(
     lost = pika.exceptions.StreamLostError("connection reset")
     cause = lost if reply is None else pika.exceptions.ConnectionClosedByBroker(*reply)
 
-    raised = exception_for(guess(repr(cause)), place=PLACE)
+    raised = exception_for(guess(repr(cause)), addresses=PLACE)
 
     assert type(raised) is kind
     assert reply is None or reply[1] in str(raised)
@@ -101,7 +101,7 @@ def test_of_several_servers_one_that_refuses_the_login_says_more_than_one_that_i
         workflow.AMQPConnectorSocketConnectError(ConnectionRefusedError()),
     ]
 
-    raised = exception_for(workflow.AMQPConnectionWorkflowFailed(of_each), place=PLACE)
+    raised = exception_for(workflow.AMQPConnectionWorkflowFailed(of_each), addresses=PLACE)
 
     assert type(raised) is NotAuthenticated
 

@@ -137,7 +137,7 @@ def test_a_script_that_there_was_no_time_to_send_is_reported_as_not_answered_in_
 
     call.end()
 
-    assert "no answer in time" in str(exception_for(call.outcome, place="a server"))
+    assert "no answer in time" in str(exception_for(call.outcome, addresses="a server"))
 
 
 def test_a_user_without_rights_on_a_topic_stores_the_others_and_is_not_authorized(
@@ -161,4 +161,4 @@ def test_a_login_that_is_missing_is_not_authenticated(server: RedisServer, open_
 
 
 def test_no_error_of_ours_is_without_a_class() -> None:
-    assert {errors.exception_for(client.ResponseError(code), place="here").retryable for code in CODES} == {True}
+    assert {errors.exception_for(client.ResponseError(code), addresses="here").retryable for code in CODES} == {True}

@@ -59,7 +59,7 @@ def test_a_refusal_is_treated_as_the_table_says(code: str, text: str, treatment:
     ],
 )
 def test_what_concerns_a_whole_batch_is_raised_with_the_servers_words(code: str, kind: type[BrokerError]) -> None:
-    error = exception_for(Refusal(code, "what it said"), place="h:8081")
+    error = exception_for(Refusal(code, "what it said"), addresses="h:8081")
 
     assert type(error) is kind
     assert "h:8081: what it said" in str(error)

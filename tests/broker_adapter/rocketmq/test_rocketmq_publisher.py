@@ -231,7 +231,7 @@ def test_why_a_proxy_is_not_used_is_said_though_the_last_try_had_no_time_to_find
     tls = certificate(tmp_path, address=HOST)
     with scripted_proxy(definition.NORMAL, tls=tls) as proxy:
         servers = ProxyServers(
-            hosts=[(HOST, proxy.port)], place="p", login=None, credentials=grpc.ssl_channel_credentials()
+            hosts=[(HOST, proxy.port)], addresses="p", login=None, credentials=grpc.ssl_channel_credentials()
         )
         with pytest.raises(BrokerUnavailable, match=r"CERTIFICATE_VERIFY_FAILED.*ca_file="):
             connect_to_proxy(servers, clock=JumpingClock(), deadline_ms=TIMEOUT_MS)

@@ -66,7 +66,7 @@ def test_many_small_messages_beyond_the_topics_limit_cost_few_round_trips(
     node.make_topic(topic, settings={"max.message.bytes": "10000"})
     clock, url = SystemClock(), BrokerUrl.parse(own_engine.url, port=9092)
     settings = producer_settings(client_settings(url, timeout_ms=TIMEOUT_MS), timeout_ms=TIMEOUT_MS)
-    connection = CountedConnection(settings, place=url.addresses, clock=clock)
+    connection = CountedConnection(settings, addresses=url.addresses, clock=clock)
     servers = KafkaServers(client_settings(url, timeout_ms=TIMEOUT_MS), url.addresses)
     batch = [message(topic, number) for number in range(MANY)]
     batch[MANY // 2] = message(topic, MANY // 2, body=b"x" * 20_000)

@@ -134,7 +134,7 @@ class PulsarServer:
     def _admin(self) -> AdminApi:
         return AdminApi(
             ClientSettings(
-                service_url=f"pulsar://{self.addresses}", place=self.addresses, namespace="public/default",
+                service_url=f"pulsar://{self.addresses}", addresses=self.addresses, namespace="public/default",
                 timeout_ms=ANSWER_SECONDS_MAX * 1_000, admin_url=self.admin_url,
                 token=None if self._security is None else self._security.token(ADMIN),
             )
