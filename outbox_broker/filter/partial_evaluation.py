@@ -68,13 +68,13 @@ def given(node: Node, header: str, value: str | None) -> Node:
     """Simplify a filter for a known value of the header; None: the message has none."""
     headers = {} if value is None else {header: value}
 
-    def known(test: Test) -> Node:
+    def evaluated(test: Test) -> Node:
         named = headers_of(test)
         if header not in named or (value is not None and set(named) != {header}):
             return test
         return Literal(outcome(test, headers))
 
-    return as_condition(_replaced(node, known))
+    return as_condition(_replaced(node, evaluated))
 
 
 def as_condition(node: Node, *, wanted: bool = True) -> Node:

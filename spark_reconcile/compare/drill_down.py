@@ -203,23 +203,23 @@ def _named_elsewhere(legs: Legs, marks: _Marks, named: _Named, unclean: Mismatch
     keys = [row["message_key"] for row in named.keys.limit(KEYS_MAX + 1).collect()]
     ids = [] if named.unsent is None else [row["id"] for row in named.unsent.limit(KEYS_MAX + 1).collect()]
 
-    def others(frame: DataFrame, condition: str) -> DataFrame:
+    def other_rows(frame: DataFrame, condition: str) -> DataFrame:
         # A list of literals can prune the row groups of a file; a join cannot.
         is_listed = frame["message_key"].isin(keys) | frame["id"].isin(ids)
         listed = frame.where(is_listed) if max(len(keys), len(ids)) <= KEYS_MAX else frame
         return named.marked(listed.where(condition)).where("named")
 
     def no_more(frames: Sequence[DataFrame]) -> list[DataFrame]:
-        return [others(frame, "false") for frame in frames]
+        return [other_rows(frame, "false") for frame in frames]
 
     placed = _placed(legs, marks)
     if not keys and not ids:
         return no_more(placed)
-    asking = computed(others(placed[0], "not asked"), is_few=is_few)
+    asking = computed(other_rows(placed[0], "not asked"), is_few=is_few)
     if asking.is_empty() and not ids:
         return [asking.frame, *no_more(placed[1:])]
     times = f"not asked and not by_id and (created_ms is null or {within(unclean.span)})"
-    return [asking.frame, *_kept(*(others(frame, times) for frame in placed[1:]))]
+    return [asking.frame, *_kept(*(other_rows(frame, times) for frame in placed[1:]))]
 
 
 def _rows(like: DataFrame, marked: DataFrame, more: DataFrame) -> DataFrame:

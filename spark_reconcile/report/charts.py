@@ -93,11 +93,11 @@ def latency_bar(latency: Latency, *, longest_ms: int) -> Markup:
     """Draws median to 99 % as a bar, the longest as a dot, on a logarithmic scale from 1 ms."""
     full = math.log10(max(longest_ms, 10))
 
-    def place(value_ms: int) -> float:
+    def x_of(value_ms: int) -> float:
         return 4 + 190 * max(0.0, math.log10(max(value_ms, 1))) / full
 
     left, middle, right, dot = (
-        place(value) for value in (latency.p50_ms, latency.p95_ms, latency.p99_ms, latency.longest_ms)
+        x_of(value) for value in (latency.p50_ms, latency.p95_ms, latency.p99_ms, latency.longest_ms)
     )
     parts = [
         '<line class="axis" x1="4" y1="8" x2="196" y2="8"/>',
@@ -116,15 +116,15 @@ def reach_chart(summary: Summary) -> Markup:
     if not shown or last_ms <= first_ms:
         return Markup("")
 
-    def place(time_ms: int) -> float:
+    def x_of(time_ms: int) -> float:
         return 1 + (_WIDTH - 2) * (min(max(time_ms, first_ms), last_ms) - first_ms) / (last_ms - first_ms)
 
     height, parts = len(shown) * _REACH, []
     if summary.windows:
-        left, right = place(summary.windows.since_ms), place(summary.windows.until_ms)
+        left, right = x_of(summary.windows.since_ms), x_of(summary.windows.until_ms)
         parts.append(f'<rect class="judged" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{height}"/>')
     for row, extent in enumerate(shown):
-        left, right = place(extent.complete_since_ms or 0), place(extent.complete_until_ms or last_ms)
+        left, right = x_of(extent.complete_since_ms or 0), x_of(extent.complete_until_ms or last_ms)
         parts.append(f'<text x="2" y="{row * _REACH + 18}">{escape(extent.source)}: {escape(extent.what)}</text>')
         parts.append(
             f'<rect class="held" x="{left:.1f}" y="{row * _REACH + 24}" width="{max(right - left, _HAIR):.1f}" '
