@@ -52,9 +52,7 @@ def laboratory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenL
             server: Server | None = None
             if name in {"mariadb", "mysql"}:
                 server = request.getfixturevalue(f"shared_{name}")
-            gc.collect()
-            gc.freeze()  # a program's end looks for garbage, and only its own
-            closing.callback(gc.unfreeze)
+            closing.callback(gc.unfreeze)  # what programs freeze
             return closing.enter_context(open_laboratory(name, tmp_path, server=server))
 
         yield open_one

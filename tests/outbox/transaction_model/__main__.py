@@ -22,7 +22,8 @@ from tests.outbox.transaction_model.laboratory import Failed, Laboratory, kind_o
 from tests.outbox.transaction_model.shrinker import shrink
 from tests.outbox.transaction_model.steps import Program
 
-BATCH = 50
+BATCH = 500
+"""So many programs are delivered at once: a sender may wait three seconds for what the compensator has to send."""
 DATABASES = ("sqlite", "mariadb", "mysql", "async", "async-mariadb", "async-mysql")
 
 
@@ -42,8 +43,6 @@ def main() -> int:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(dir=scratch_folder(), prefix="model-")))
         server = closing.enter_context(local_server(name, Durability.NONE)) if name in {"mariadb", "mysql"} else None
         lab = closing.enter_context(open_laboratory(options.database, folder, server=server))
-        gc.collect()
-        gc.freeze()  # a program's end looks for garbage, and only its own
         return _run(lab, kind_of(options.database), options)
 
 
@@ -57,6 +56,8 @@ def _run(lab: Laboratory, kind: Kind, options: argparse.Namespace) -> int:
             failed.append(programs[index].seed)
             if len(failed) <= options.failures:
                 _show(lab, programs[index], failure, minimise=options.minimise)
+        gc.unfreeze()  # what programs have frozen, and left
+        gc.collect()
         done = begin + len(programs)
         rate = done / (time.monotonic() - began)
         print(f"{done} programs, {len(failed)} failed, {rate:.1f} a second", file=sys.stderr, flush=True)

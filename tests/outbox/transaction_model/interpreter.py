@@ -118,8 +118,8 @@ class Failure(StrEnum):
 
 ONE_SIDED = frozenset({Failure.LOCKED, Failure.NO_CONNECTION, Failure.CANCELLED, Failure.LOST})
 
-_SAVEPOINT_GONE = "(1305, 'SAVEPOINT"
-"""By which a server says that a transaction has ended."""
+_SAVEPOINT_GONE = ("(1305, 'SAVEPOINT", "no such savepoint")
+"""By which a database says that a savepoint, and mostly its transaction, has ended."""
 _BLOCK_LEFT_OPEN = "Can't operate on closed transaction inside context manager"
 """By which SQLAlchemy refuses statements on a Connection, and not its COMMIT: the outbox needs one before it."""
 
@@ -133,6 +133,11 @@ class Outcome:
     alive: bool = False
     after_refusal: bool = False
 
+    @property
+    def says_savepoint_is_gone(self) -> bool:
+        """Whether its error says that a savepoint is not there."""
+        return any(words in self.error for words in _SAVEPOINT_GONE)
+
 
 @dataclass(slots=True)
 class Trace:
@@ -143,6 +148,8 @@ class Trace:
     """The numbers of rows that were written without an error, and the slots that wrote them."""
     lazy: set[int] = field(default_factory=set)
     """Those that a later flush writes."""
+    unflushed: set[int] = field(default_factory=set)
+    """Numbers of witnesses that a later flush writes, in the plain run."""
     messages: dict[int, list[str]] = field(default_factory=dict)
     """The ids of the messages that were published without an error, by number."""
     publishers: dict[int, str] = field(default_factory=dict)
@@ -290,6 +297,7 @@ class Run:
     def run(self) -> Trace:
         """Perform all steps, let go of everything, and look at each connection of the pool."""
         gc.disable()
+        gc.freeze()  # what it collects is its own: to look at a whole process takes longer than the program
         try:
             self._body(self._program.steps, (), swallows=True)
             self._side.faults.let_go()
@@ -400,7 +408,7 @@ class Run:
         self._note_divergence(path, outcome, place)
         if isinstance(step, Stranger) and outcome.failure is not None and self._followed is not None:
             self.trace.uncertain.add(step.number)  # what plain SQLAlchemy cannot do, it need not do with messages
-        if outcome.failure is Failure.REFUSED or _SAVEPOINT_GONE in outcome.error:
+        if outcome.failure is Failure.REFUSED or outcome.says_savepoint_is_gone:
             self._told = True
         return outcome
 
@@ -464,8 +472,8 @@ class Run:
         that slot any more.
         """
         seen = None if self._followed is None else self._followed.outcomes.get(path)
-        if seen is not None and _SAVEPOINT_GONE in seen.error:
-            self._diverge(place)  # at which statement a server says it depends on those that are sent
+        if seen is not None and (seen.says_savepoint_is_gone or outcome.says_savepoint_is_gone):
+            self._diverge(place)  # at which statement a database says it depends on those that are sent
         is_refused = place is not None and place.refused
         both_failed = seen is not None and seen.failure is not None and outcome.failure is not None
         if both_failed and (outcome.failure is Failure.LOCKED or seen.error != outcome.error):
@@ -698,6 +706,7 @@ class Run:
         if step.order is Order.MESSAGE_FIRST and step.way is not RowWay.ADD:
             place.session.flush()
             self.trace.waiting.discard(step.number)
+            self.trace.unflushed.discard(step.number)
 
     def _write_row(self, place: _Place, number: int, way: RowWay) -> None:
         values = {"id": self._row_id(number), "note": "paid"}
@@ -746,6 +755,7 @@ class Run:
         if not place.is_connection and (root is None or not root.is_active):
             place.has_waiting_witness = True
             place.session.add(Witness(**values))  # publish() begins nothing at the database, and this neither
+            self.trace.unflushed.add(number)
             if place.connection_slot is not None or place.session.in_nested_transaction():
                 self.trace.waiting.add(number)
         else:  # not by the Session, which would flush

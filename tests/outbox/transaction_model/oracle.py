@@ -88,10 +88,10 @@ def _pairs(program: Program, observed: Observed, sent: Sent) -> list[str]:
 
 def _unsure(program: Program, *traces: Trace) -> set[int]:
     """Returns the numbers of which nothing is known: what an error on one side alone may have made differ, and rows
-    that waited for a flush in a program that splits.
+    and witnesses that waited for a flush in a program that splits.
     """
     splits = any(_splits(step) for step in walk(program.steps))
-    return set().union(*(trace.uncertain | (trace.lazy if splits else set()) for trace in traces))
+    return set().union(*(trace.uncertain | (trace.lazy | trace.unflushed if splits else set()) for trace in traces))
 
 
 def _splits(step: Step) -> bool:
@@ -131,6 +131,8 @@ def _raised_by_plain(observed: Observed) -> list[str]:
         seen = observed.trace.outcomes.get(path)
         if seen is None:
             continue
+        if outcome.says_savepoint_is_gone:
+            break  # a witness begins the savepoint that it is in, and a message does not
         if seen.failure is not None:
             fails_otherwise = outcome.failure is not None and _class_of(seen) != _class_of(outcome)
             # What was to be flushed still waits behind the latter, for a flush that only the plain side may need.
