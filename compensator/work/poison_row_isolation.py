@@ -57,8 +57,8 @@ class SentBatch:
         """By order key, the ids that the broker accepted."""
         accepted_ids: defaultdict[str, set[str]] = defaultdict(set)
         for settlement in self.settlements:
-            if settlement.number is not None and isinstance(settlement.decision, Acceptance):
-                accepted_ids[settlement.number[0]].add(settlement.row_id)
+            if settlement.key_and_number is not None and isinstance(settlement.decision, Acceptance):
+                accepted_ids[settlement.key_and_number[0]].add(settlement.row_id)
         return accepted_ids
 
     @property

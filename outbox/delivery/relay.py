@@ -345,9 +345,9 @@ class Relay:
                     if self._policy.keep_archive:
                         archived = store.archive(connection, ids, token=token, outcome=outcome)
                     numbers = {
-                        settlement.row_id: settlement.number
+                        settlement.row_id: settlement.key_and_number
                         for settlement in settlements
-                        if settlement.number is not None
+                        if settlement.key_and_number is not None
                     }
                     removed = store.remove(connection, ids, token=token, numbers=numbers)
                     if archived not in (None, removed):
@@ -413,11 +413,11 @@ Decision = Acceptance | Retry | Hold | Park
 
 @dataclass(frozen=True, slots=True)
 class RowSettlement:
-    """The decision to write for one row; `number` is its order key and number, if it is ordered."""
+    """The decision to write for one row; `key_and_number`: its order key and number, if it is ordered."""
 
     row_id: str
     table: MessageTable | None
-    number: tuple[str, int] | None
+    key_and_number: tuple[str, int] | None
     decision: Decision
 
 

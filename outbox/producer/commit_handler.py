@@ -22,9 +22,9 @@ class CommitHandler:
         self._telemetry = telemetry
 
     @property
-    def place(self) -> str:
+    def schema_name(self) -> str:
         """Returns the name of the place of the outbox's tables: outboxes are written in its order."""
-        return self._writer.place
+        return self._writer.schema_name
 
     def write(self, connection: Connection, unit: UnitOfWork) -> None:
         """Write a unit's rows, just before its commit. An error makes the commit fail and roll back."""

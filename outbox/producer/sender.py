@@ -319,8 +319,8 @@ class Sender:
         accepted_ids: defaultdict[str, set[str]] = defaultdict(set)
         for row_id, unsettled in self._unsettled.items():
             settlement = unsettled.settlement
-            if settlement.number is not None and isinstance(settlement.decision, Acceptance):
-                accepted_ids[settlement.number[0]].add(row_id)
+            if settlement.key_and_number is not None and isinstance(settlement.decision, Acceptance):
+                accepted_ids[settlement.key_and_number[0]].add(row_id)
         return accepted_ids
 
     def _hold(self, commits: Sequence[_Commit], held: set[str], *, delay_ms: int) -> None:

@@ -261,7 +261,7 @@ def _before_commit(session: Session) -> None:
     _join_all(session, state)
     # In one order, whichever published first: two transactions that publish under ordered keys of the same outboxes
     # would lock these in opposite orders else, and one of them would be the victim of a deadlock.
-    for box, unit in sorted(state.participant.units.items(), key=lambda published: published[0].place):
+    for box, unit in sorted(state.participant.units.items(), key=lambda published: published[0].schema_name):
         _refuse_if_doomed(state, box)
         if unit.rows and not unit.written:
             connection = _connection_for(session, state, box)

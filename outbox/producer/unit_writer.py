@@ -57,7 +57,7 @@ class UnitWriter:
         self._bounds = ServerLimits(engine)
 
     @property
-    def place(self) -> str:
+    def schema_name(self) -> str:
         """Returns the schema that the user named first, or an empty name for the business's own database."""
         return self._store.schema or ""
 
