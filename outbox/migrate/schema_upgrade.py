@@ -18,7 +18,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, inspect, update
+from sqlalchemy import Connection, Engine, inspect, or_, update
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.exc import DBAPIError
@@ -246,9 +246,15 @@ def _record_owner(connection: Connection, place: TablePlace, *, wanted_owner: Sc
             connection.execute(update(identity).where(identity.c.number == 1).values(new_owner))
         return
     if recorded.name is None and business:
-        # Of two services that upgrade side by side the second one finds an owner here, as it waits for the first.
-        set_if_unowned = update(identity).where(identity.c.number == 1, identity.c.owner.is_(None))
-        connection.execute(set_if_unowned.values(owner=business))
+        # Of two services that upgrade side by side the second one waits for the first here, and then finds its owner.
+        # The look above may have taken a snapshot that does not show it, so another transaction has to look again.
+        is_free = or_(identity.c.owner.is_(None), identity.c.owner == business)
+        set_owner = update(identity).where(identity.c.number == 1, is_free).values(owner=business)
+        if connection.execute(set_owner).rowcount == 0 and not wanted_owner.is_shared:
+            raise DatabaseUnavailable(
+                f"another upgrade has just recorded to whom the schema {place.schema} belongs: run this one again, "
+                "which tells you"
+            )
     if wanted_owner.is_shared and not recorded.is_shared:
         connection.execute(update(identity).where(identity.c.number == 1).values(is_shared=True))
     refuse_stranger(connection, connection.dialect, place.schema)

@@ -22,7 +22,7 @@ from outbox.consumers.handler import NotTried
 from outbox.migrate import upgrade
 from outbox.store.database_identity import SchemaOwner
 from outbox_core.common.clock import SystemClock
-from outbox_core.common.errors import ConfigurationError, OutboxError
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import Durability
 from tests.fixtures.servers import local_server
@@ -171,6 +171,27 @@ def test_a_stranger_is_refused_with_both_names_and_the_cures(two: Two, use: Call
     assert f"give {two.business}_test a place of its own" in str(refused.value)
     for table in ("message", "message_0000", "message_0001", "inbox"):
         assert two.ask(f"SELECT * FROM {two.schema}.{table}") == []
+
+
+def test_of_two_that_upgrade_side_by_side_the_second_one_is_refused(two: Two) -> None:
+    upgrade(two.owner, schema=two.schema)
+    two.ask(f"UPDATE {two.schema}.identity SET owner = NULL")
+    engine = create_engine(two.stranger)
+    was_faster: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def upgrade_first(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("UPDATE") and not was_faster:
+            was_faster.append(statement)
+            upgrade(two.owner, schema=two.schema)
+
+    with pytest.raises(DatabaseUnavailable, match="run this one again"):
+        upgrade(engine, schema=two.schema)
+    with pytest.raises(ConfigurationError, match=MINE.format(two.business)):
+        upgrade(engine, schema=two.schema)
+    engine.dispose()
+
+    assert (two.owners(), len(was_faster)) == ([(two.business, 0)], 1)
 
 
 @pytest.mark.parametrize("use", USES)
