@@ -14,7 +14,6 @@ from outbox_core.common.errors import (
     BrokerRefused,
     BrokerThrottled,
     BrokerUnavailable,
-    ConfigurationError,
     GroupDeleted,
     InUse,
     NotAuthenticated,
@@ -31,38 +30,11 @@ _RETRY_AFTER_MS_MAX: Final = 60 * 60 * 1000
 _DETAIL_CHARS_MAX: Final = 500
 
 
-OF_EXCEPTIONS: Final[tuple[tuple[type[http.RequestException], type[OutboxError]], ...]] = (
-    (http.SSLError, BrokerUnavailable),
-    (http.ProxyError, BrokerUnavailable),
-    (http.ConnectTimeout, BrokerUnavailable),
-    (http.ReadTimeout, BrokerUnavailable),
-    (http.Timeout, BrokerUnavailable),
-    (http.ConnectionError, BrokerUnavailable),
-    (http.ChunkedEncodingError, BrokerUnavailable),
-    (http.ContentDecodingError, BrokerUnavailable),
-    (http.StreamConsumedError, BrokerUnavailable),
-    (http.TooManyRedirects, BrokerUnavailable),
-    (http.RetryError, BrokerUnavailable),
-    (http.HTTPError, BrokerUnavailable),
-    (http.UnrewindableBodyError, BrokerUnavailable),
-    (http.MissingSchema, ConfigurationError),
-    (http.InvalidSchema, ConfigurationError),
-    (http.InvalidProxyURL, ConfigurationError),
-    (http.InvalidURL, ConfigurationError),
-    (http.InvalidHeader, ConfigurationError),
-    (http.URLRequired, ConfigurationError),
-    (http.JSONDecodeError, BrokerUnavailable),
-    (http.InvalidJSONError, BrokerUnavailable),
-)
-"""Every exception of requests, subclasses first; a test keeps the table complete."""
-
-
-def of_exception(error: http.RequestException, *, what: str) -> OutboxError:
-    """The error that an exception of requests stands for. The text says what was tried, and no secret."""
-    kind = next(
-        (kind for exception_type, kind in OF_EXCEPTIONS if isinstance(error, exception_type)), BrokerUnavailable
-    )
-    return kind(f"{what}: {_cause(error)}")
+def of_exception(error: http.RequestException, *, what: str) -> BrokerUnavailable:
+    """The error that an exception stands for with which a request ended: the broker may answer another time, and the URL
+    was checked when the client was made. The text says what was tried, and no secret.
+    """
+    return BrokerUnavailable(f"{what}: {_cause(error)}")
 
 
 _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {

@@ -1,8 +1,8 @@
 """Reads one response from a connection, completely and within a deadline. Does not decode it.
 
-http.client reads an answer's head with the parser of e-mails, which costs more than all else of a small request: the
-client's 530 us of processor time a request became 120. What an answer of HTTP/1.1 may look like is little (RFC 9112): a
-status line, fields, and a body with a length or in chunks.
+http.client reads an answer's head with the parser of e-mails, which costs more than all else of a small request: a
+single publish by urllib3's pool, which reads so, takes this client 232 us of processor time, by this reader 83. What an
+answer of HTTP/1.1 may look like is little (RFC 9112): a status line, fields, and a body with a length or in chunks.
 """
 
 from __future__ import annotations
