@@ -31,8 +31,8 @@ _DETAIL_CHARS_MAX: Final = 500
 
 
 def of_exception(error: http.RequestException, *, what: str) -> BrokerUnavailable:
-    """The error that an exception stands for with which a request ended: the broker may answer another time, and the URL
-    was checked when the client was made. The text says what was tried, and no secret.
+    """The error of a request that ended with an exception: the broker may answer another time, and the URL was checked
+    when the client was made. The text says what was tried, and no secret.
     """
     return BrokerUnavailable(f"{what}: {_cause(error)}")
 
