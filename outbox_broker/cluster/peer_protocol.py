@@ -11,9 +11,9 @@ from msgspec import Meta
 from outbox_broker.cluster.owned_shard_operations import Identity, OwnedShardOperations, Wanted
 from outbox_broker.cluster.shard_names import GENERATIONS_MAX
 from outbox_broker.http.access_control import Role
+from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.routes import Route
-from outbox_broker.http.work_classes import WorkClass
 from outbox_core.messages import limits
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 from outbox_core.protocol.wire import RefusedAnswer, RetryAnswer

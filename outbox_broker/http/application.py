@@ -16,8 +16,7 @@ from urllib.parse import parse_qsl, unquote
 
 from outbox_broker.http import content_negotiation
 from outbox_broker.http.access_control import ANYONE, Principal, Role, authorize
-from outbox_broker.http.byte_budget import BudgetLease
-from outbox_broker.http.concurrency_limit import ConcurrencyLimit
+from outbox_broker.http.admission_limits import BudgetLease, ConcurrencyLimit, WorkClass
 from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.poll_routes import pull, read_on
 from outbox_broker.http.probe_routes import OPERATIONS, Operation
@@ -27,7 +26,6 @@ from outbox_broker.http.request_head import RequestHead
 from outbox_broker.http.response import Response
 from outbox_broker.http.router import Router
 from outbox_broker.http.routes import ROUTES, Route
-from outbox_broker.http.work_classes import WorkClass
 from outbox_core.common.errors import InvalidMessage, OutboxError
 from outbox_core.messages.message import check_group, check_topic
 from outbox_core.protocol.problem import ProblemKind

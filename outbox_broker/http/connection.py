@@ -17,8 +17,8 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Final, cast
 
+from outbox_broker.http.admission_limits import BudgetLease
 from outbox_broker.http.application import AdmittedRequest
-from outbox_broker.http.byte_budget import BudgetLease
 from outbox_broker.http.connection_table import ConnectionSlot
 from outbox_broker.http.problems import CLOSE, Problem
 from outbox_broker.http.request_head import RequestHead

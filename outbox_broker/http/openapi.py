@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.problems import TITLES
 from outbox_broker.http.routes import GROUP, Route
-from outbox_broker.http.work_classes import WorkClass
 from outbox_core.protocol import problem, wire
 from outbox_core.protocol.problem import PROBLEM_TYPE, ProblemKind
 from outbox_core.protocol.wire import (

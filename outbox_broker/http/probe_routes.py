@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Final
 
 from outbox_broker.http import content_negotiation, health_handlers
+from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.openapi import document
 from outbox_broker.http.request_context import Services
 from outbox_broker.http.response import Response
 from outbox_broker.http.routes import ROUTES
-from outbox_broker.http.work_classes import WorkClass
 from outbox_core.protocol.wire import JSON_TYPE
 
 Headers = Mapping[str, str]

@@ -12,16 +12,14 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.http import content_negotiation as codecs
 from outbox_broker.http import incremental_batch_decoding
 from outbox_broker.http.access_control import Access, Principal, Role, authorize
+from outbox_broker.http.admission_limits import BudgetLease, ByteBudget, ConcurrencyLimit, WorkClass
 from outbox_broker.http.broker_metrics import BrokerMetrics
-from outbox_broker.http.byte_budget import BudgetLease, ByteBudget
-from outbox_broker.http.concurrency_limit import ConcurrencyLimit
 from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.incremental_batch_decoding import TooManyMessages, packed_messages, text_messages
 from outbox_broker.http.long_poll import LongPolls
 from outbox_broker.http.problems import CLOSE, Problem, of_query
 from outbox_broker.http.service_ports import ServicePorts
-from outbox_broker.http.work_classes import WorkClass
 from outbox_broker.http.worker_threads import WorkerThreads
 from outbox_core.common.clock import Clock
 from outbox_core.protocol.decoder_cache import known

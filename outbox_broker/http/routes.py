@@ -10,8 +10,8 @@ import msgspec
 
 from outbox_broker.http import delivery_handlers, group_handlers, message_handlers
 from outbox_broker.http.access_control import Role
+from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.request_context import Call
-from outbox_broker.http.work_classes import WorkClass
 from outbox_core.protocol import problem, wire, wire_broadcast, wire_dead, wire_multi_topic_publish
 
 TOPIC: Final = "/v1/topics/{topic}"

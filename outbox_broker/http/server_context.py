@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Final, Protocol
 
+from outbox_broker.http.admission_limits import ByteBudget
 from outbox_broker.http.application import Application
-from outbox_broker.http.byte_budget import ByteBudget
 from outbox_broker.http.connection_table import ConnectionTable
 from outbox_broker.http.http_settings import HttpSettings
 

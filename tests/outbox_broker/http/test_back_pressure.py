@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from outbox_broker.http.byte_budget import ByteBudget
+from outbox_broker.http.admission_limits import ByteBudget
 from outbox_broker.http.content_negotiation import LONG_BYTES
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.problems import Problem

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import requests
 
-from outbox_broker.http.concurrency_limit import ConcurrencyLimit
+from outbox_broker.http.admission_limits import ConcurrencyLimit
 from outbox_broker.http.connection import AHEAD_BYTES_MAX
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
