@@ -209,6 +209,8 @@ class InFlightDeliveries:
 
     def _extend(self, held: Sequence[InFlightDelivery], *, invisible_ms: int, begun: bool) -> None:
         receipts = [in_flight.delivery.receipt for in_flight in held]
+        # Before the request: the broker counts from then on at the earliest, and its answer may take long.
+        now_ms = self._clock.monotonic_ms()
         try:
             statuses = self._broker.extend(receipts, invisible_ms=invisible_ms, begun=begun)
         except OutboxError as error:
@@ -217,7 +219,6 @@ class InFlightDeliveries:
             for in_flight in held:
                 in_flight.extend_at_ms = again_at_ms
             return
-        now_ms = self._clock.monotonic_ms()
         for in_flight, status in zip(held, statuses, strict=True):
             if status is ExtendStatus.EXTENDED:
                 in_flight.until_ms, in_flight.extend_at_ms = now_ms + invisible_ms, now_ms + invisible_ms // 2

@@ -162,6 +162,27 @@ def test_an_extension_that_fails_is_tried_again(hands: Hands) -> None:
     assert others(hands.broker) == []
 
 
+def test_an_extension_whose_answer_comes_late_is_counted_from_its_request(hands: Hands) -> None:
+    hands.broker.publish([message()])
+    (held,) = hands.pull()
+    hands.held.may_begin(held)
+    answer = hands.broker.extend
+
+    def answer_late(receipts: Sequence[str], *, invisible_ms: int, begun: bool) -> list[ExtendStatus]:
+        statuses = answer(receipts, invisible_ms=invisible_ms, begun=begun)
+        hands.clock.advance(INVISIBLE_MS // 3)
+        return statuses
+
+    hands.broker.extend = answer_late  # type: ignore[method-assign]
+    hands.pass_by(INVISIBLE_MS // 2)
+    hands.clock.advance(2 * INVISIBLE_MS // 3)
+    with hands.held.handling(held):
+        told = still_held()
+
+    assert hands.broker.extended == 1
+    assert (others(hands.broker), told) == ([("m-1", 2)], False)
+
+
 def test_a_receipt_that_is_just_being_acknowledged_is_not_called_lost(hands: Hands) -> None:
     hands.broker.publish([message()])
     (held,) = hands.pull()
