@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.durations_and_sizes import UNITS_MS
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
 
 
@@ -26,8 +27,11 @@ def moment_ms(text: str, *, now_ms: int) -> int:
 
 
 def utc_text(time_ms: int) -> str:
-    """Formats a time in milliseconds as ISO 8601 in UTC, to the second."""
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+    """Formats a time in milliseconds as ISO 8601 in UTC, to the second; as a number beyond the calendar."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="seconds")
+    except OverflowError:
+        return f"{time_ms} ms"
 
 
 def length_ms(text: str) -> int:

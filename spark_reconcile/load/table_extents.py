@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
 from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place
 from spark_reconcile.sources.sql_statements import Leg, Statement
 
@@ -12,6 +13,7 @@ from spark_reconcile.sources.sql_statements import Leg, Statement
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableExtent:
     """The archive of one outbox, or the inbox of one group in one table; times in milliseconds, None if it is empty.
+    Rows whose time cannot be true are its ends only where it has no others.
 
     `name` identifies the table among all databases, without user or password; `what`: the group, "" for an archive.
     """
@@ -36,13 +38,14 @@ def extent_of(reader: DbApiReader, statement: Statement, *, what: str, schema: s
 
 
 def _end_ms(reader: DbApiReader, statement: Statement, order: str) -> int | None:
-    condition = statement.where[0]  # the kind or the group; the others are topics and the time range
-    sql = (
-        f"SELECT {statement.range_by} FROM {statement.table} WHERE {condition} "  # noqa: S608 - checked names
-        f"ORDER BY {statement.range_by} {order} LIMIT 1"
-    )
-    rows = reader.rows(sql, statement.parameters[: condition.count("?")])
-    return int(rows[0][0]) // 1000 if rows else None
+    # The kind or the group; the other conditions are topics and the time range.
+    condition, time = statement.where[0], statement.range_by
+    given = statement.parameters[: condition.count("?")]
+    for true, bounds in ((f" AND {time} >= ? AND {time} <= ?", [EARLIEST_MS * 1000, LATEST_MS * 1000]), ("", [])):
+        sql = f"SELECT {time} FROM {statement.table} WHERE {condition}{true} ORDER BY {time} {order} LIMIT 1"  # noqa: S608 - checked
+        if rows := reader.rows(sql, [*given, *bounds]):
+            return int(rows[0][0]) // 1000
+    return None
 
 
 def _place(place: Place, schema: str | None) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.rules.fact_conditions import Fact, Predicate, Sum
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ LATEST_MS: Final = 4_102_444_800_000
 """2100-01-01: later than any run."""
 AHEAD_MS: Final = 24 * 60 * 60 * 1000
 """Limit of times in the future: no time zone that was taken for UTC exceeds it."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +97,8 @@ def note_on(counts: Iterable[LegCount]) -> str:
         rows, all_rows = (sum(getattr(leg, name) for leg in legs) for name in ("impossible", "rows"))
         notes.append(
             f"{rows:,} of {all_rows:,} rows have a time that cannot be true, before 2000 or more than a day ahead "
-            f"(the first: {first.impossible_of or 'a row without a key'} at {_moment(first.impossible_ms)}); the times "
-            "shown here and the charts leave them out"
+            f"(the first: {first.impossible_of or 'a row without a key'} at {utc_text(first.impossible_ms)}); the "
+            "times shown here and the charts leave them out"
         )
     backward = [leg for leg in legs if leg.backward]
     if backward:
@@ -109,11 +108,3 @@ def note_on(counts: Iterable[LegCount]) -> str:
             "hand"
         )
     return "; ".join(notes)
-
-
-def _moment(time_ms: int) -> str:
-    """Formats a time, UTC; as a number if the calendar cannot represent it."""
-    try:
-        return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="seconds")
-    except OverflowError:
-        return f"{time_ms} ms"

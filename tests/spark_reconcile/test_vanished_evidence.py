@@ -23,10 +23,11 @@ from spark_reconcile import BusinessRule, InboxSource, NotComparable, Settings, 
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.load.completeness_bound import Reach
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end
-from spark_reconcile.load.read_plan import SourcePlan
+from spark_reconcile.load.read_plan import SourcePlan, check_sources
 from spark_reconcile.load.table_extents import TableExtent
 from spark_reconcile.load.unrecorded_effects import UnrecordedEffects, is_proven
 from spark_reconcile.results.source_history import (
@@ -418,6 +419,50 @@ def test_rows_that_were_taken_out_of_the_middle_since_an_earlier_whole_run_are_t
     assert told.endswith("saw 5")
     assert told in summary.headline
     assert run(settings, session=spark, now_ms=NOW_MS).shortened == [], "it was told once"
+
+
+def test_without_an_archive_and_inboxes_in_the_settings_none_is_missing(
+    sqlite: Database, tmp_path: Path, world: World
+) -> None:
+    world.inbox, world.archive = [], []
+    settings = world.write(sqlite, tmp_path)
+    evidence = whole_logs()
+    times = {"first_ms": NOW_MS - 8 * HOUR_MS, "last_ms": NOW_MS - 4 * HOUR_MS}
+    evidence.counts = [
+        LegCount(leg="actions", topic=PAID, note=f"acked {TICKETS}", rows=5, **times),
+        LegCount(leg="messages", topic=PAID, note="", rows=5, **times),
+    ]
+    known = KnownGroups(pairs=frozenset(), deleted=frozenset(), is_complete=True, is_whole=True)
+
+    def missing(given: Settings) -> list[str]:
+        plan = check_sources(given, reach=Reach(), span=None, now_ms=NOW_MS)
+        found = find_missing(KeptTotals(), evidence, given, plan, known=known, now_ms=NOW_MS)
+        return sorted(one.name.split()[0] for one in found)
+
+    assert missing(settings) == ["archive", "inbox"]
+    assert missing(replace(settings, archive=False)) == ["inbox"]
+    assert missing(replace(settings, archive=False, inboxes=[])) == []
+
+
+def test_a_row_whose_time_cannot_be_true_is_no_end_of_a_table_and_ends_no_later_run(
+    sqlite: Database, tmp_path: Path, world: World
+) -> None:
+    for rows, column in ((world.inbox, "handled_at_us"), (world.archive, "sent_at_us")):
+        rows[0][column], rows[-1][column] = 5_000_000, 2**63 - 1
+    settings = world.write(sqlite, tmp_path)
+
+    plan = check_sources(settings, reach=Reach(), now_ms=NOW_MS)
+
+    first_ms, last_ms = NOW_MS - 7 * HOUR_MS, NOW_MS - 5 * HOUR_MS
+    assert {one.leg: (one.first_ms, one.last_ms) for one in plan.extents} == {
+        Leg.INBOX: (first_ms + 30, last_ms + 30), Leg.ARCHIVE: (first_ms + 15, last_ms + 15),
+    }  # fmt: skip
+    (archive,) = (one.name for one in plan.extents if one.leg is Leg.ARCHIVE)
+    # As a run noted it that took such a row for the end.
+    noted = SourceTotals(rows=5, first_ms=5_000, last_ms=2**63 // 1000, complete_since_ms=0, noted_at_ms=NOW_MS)
+    told = shortened(KeptTotals(sources={archive: noted}), whole_logs(), settings, plan.extents)
+    assert f"The {archive} ends at 2027-01-15T03:30:00+00:00, where a run" in told[-1]
+    assert told[-1].endswith("saw it reach to 9223372036854775 ms")
 
 
 def test_totals_are_read_back_and_what_no_run_wrote_is_refused(tmp_path: Path) -> None:
