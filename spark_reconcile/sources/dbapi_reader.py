@@ -34,7 +34,8 @@ _FLAGS: Final = {
 _PASSED_ON: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", _CHECK_HOSTNAME})
 _NOT_NEEDED: Final = frozenset({"charset"})
 _NO_SUCH_TABLE: Final = frozenset({1146, 1049, 1054})
-_NOT_UTF_8: Final = "Could not decode to UTF-8"
+_NOT_UTF_8: Final = re.compile(r"Could not decode to UTF-8 column '(.*?)' with text", re.DOTALL)
+"""SQLite's; what follows is the value."""
 _NOT_UNDERSTOOD: Final = 1064
 _NOT_GRANTED: Final = frozenset({1227, 1044, 1045})
 _ASKED_OF_MYSQL: Final = ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
@@ -374,11 +375,10 @@ def _translate(error: Exception, place: Place) -> OutboxError:
     text = str(error.args[-1] if error.args else error).splitlines()[0]
     if code in _NO_SUCH_TABLE or text.startswith(("no such table", "no such column")):
         return SchemaMissing(f"a table or column is missing in {place} ({text}); run: outbox db upgrade --url URL")
-    if text.startswith(_NOT_UTF_8):
-        # The driver's text has the value.
+    if not_utf_8 := _NOT_UTF_8.match(text):
         return ConfigurationError(
-            f"a text is not UTF-8 in {place}, so it equals no message's key: say with key_format how the business "
-            "writes it, or leave such rows out by the rule's where"
+            f"a text of {not_utf_8[1]} is not UTF-8 in {place}, so it equals no message's key: say with key_format how "
+            "the business writes it, or leave such rows out by the rule's where"
         )
     if code in _ACCESS_DENIED:
         return ConfigurationError(f"{place} refuses this user ({text}); grant SELECT, or check the url's user")

@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
 from spark_reconcile.sources.sql_statements import COLUMNS, LEG_SCHEMA, NUMBERS, Statement
 
@@ -128,8 +129,11 @@ class SqlReader(DataSourceReader):
         selected = ", ".join(statement.columns[name] for name in named)
         # The names were checked against the database's catalog; the values are bound.
         sql = f"SELECT {selected} FROM {statement.table}{_where(query.conditions)}"  # noqa: S608
-        for batch in reader.batches(sql, query.parameters):
-            yield _arrow(statement, named, batch)
+        try:
+            for batch in reader.batches(sql, query.parameters):
+                yield _arrow(statement, named, batch)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"table {statement.table}: {error}") from error
 
     def _ranges(self, reader: DbApiReader, index: int) -> list[Part]:
         """Returns equal ranges, open at both ends, so that rows inserted meanwhile are not missed."""

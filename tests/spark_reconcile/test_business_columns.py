@@ -140,7 +140,9 @@ def test_a_key_that_cannot_be_compared_is_refused_at_the_start(database: Databas
 def test_a_text_of_sqlite_that_is_no_utf_8_is_refused_without_its_value(sqlite: Database) -> None:
     _create(sqlite, "id TEXT, at BIGINT", "(CAST(x'ff73656372657480' AS TEXT), 0)")
 
-    with pytest.raises(ConfigurationError, match=r"a text is not UTF-8 .*key_format") as raised:
+    with pytest.raises(
+        ConfigurationError, match=r'table "paid".* CAST\("id" AS TEXT\) .*not UTF-8.*key_format'
+    ) as raised:
         _rows(sqlite, RULE)
 
     assert "secret" not in str(raised.value)
