@@ -155,7 +155,7 @@ class DriverTransaction:
 
     __slots__ = (
         "_before_rollback", "_held", "_participants", "_savepoints", "continuity", "driver_connection", "ended_by",
-        "has_mark", "is_idle", "is_joined", "is_over", "is_undone", "undone", "writes",
+        "has_mark", "is_idle", "is_joined", "is_over", "is_undone", "swallowed", "undone", "writes",
     )  # fmt: skip
 
     def __init__(self, driver_connection: Any, dialect: Dialect) -> None:
@@ -176,6 +176,8 @@ class DriverTransaction:
         """Whether it was committed or rolled back below SQLAlchemy's events of Sessions, or its connection was lost."""
         self.is_undone: bool = False
         """Whether it is over and was not committed."""
+        self.swallowed: BaseException | None = None
+        """The error with which the database rolled it back, if a statement has met one."""
         self.undone: list[tuple[int, int]] = []
         """The spans of logical time that were rolled back to savepoints (see next_moment)."""
         self._savepoints: list[DriverSavepoint] = []
@@ -209,8 +211,11 @@ class DriverTransaction:
 
     def refuse_if_ended_unseen(self) -> None:
         """Called before a COMMIT: raise NoTransaction if there are messages in it, and what they were written with has
-        ended before. Raises the driver's error if the server does not say.
+        ended before; TransactionDoomed if an inbox's mark was rolled back by an error that was swallowed: what follows
+        would commit without it. Raises the driver's error if the server does not say.
         """
+        if self.has_mark and self.swallowed is not None:
+            raise doomed_error(self.swallowed)
         if self.has_messages:
             self.check_status()
             self.settle()
@@ -388,10 +393,17 @@ def refuse_if_rolled_back(connection: Connection) -> None:
     transaction = connection.get_transaction()
     cause = _doomed.get(transaction) if isinstance(transaction, RootTransaction) else None
     if cause is not None:
-        raise TransactionDoomed(
-            "the database rolled this transaction back earlier and the error was swallowed "
-            f"({str(cause).splitlines()[0]}); run the whole transaction again"
-        ) from cause
+        raise doomed_error(cause)
+
+
+def doomed_error(cause: BaseException) -> TransactionDoomed:
+    """Returns the error of a transaction that the database rolled back with an error that was swallowed, its cause."""
+    doomed = TransactionDoomed(
+        "the database rolled this transaction back earlier and the error was swallowed "
+        f"({str(cause).splitlines()[0]}); run the whole transaction again"
+    )
+    doomed.__cause__ = cause
+    return doomed
 
 
 def ending_statement(connection: Connection) -> str | None:
@@ -561,7 +573,7 @@ def _wrap_commit(dialect: Dialect) -> None:
             transaction.refuse_commit()
             transaction.refuse_if_ended_unseen()
             commit(dbapi_connection)
-        except (UsageError, dialect.loaded_dbapi.Error):
+        except (UsageError, TransactionDoomed, dialect.loaded_dbapi.Error):
             # SQLAlchemy takes the transaction for ended now, and its pool hands the connection on as it is.
             with _invalidated_on_error(dialect, dbapi_connection):
                 do_rollback(dbapi_connection)
@@ -630,6 +642,7 @@ def _handle_error(context: ExceptionContext) -> None:
         driver_state = _known(connection)
         if driver_state is not None:
             driver_state.end_unseen("an error that was swallowed")
+            driver_state.swallowed = driver_state.swallowed or _doomed[transaction]
 
 
 def without_frames(error: BaseException) -> BaseException:

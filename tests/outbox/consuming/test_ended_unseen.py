@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery, Inbox, NoTransaction, TransactionDoomed, consumer
 from outbox.consumers.consumer_decorator import CommittedByHandler, NotTried, Outcome
-from tests.outbox.deadlock import add_rows_to_fight_over, lock, rival
+from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim, lock, rival
 from tests.outbox.procedures import make_procedures
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.test_async_connection_transactions import DRIVERS
@@ -44,6 +44,14 @@ def past_sqlalchemy(words: str) -> Act:
             cursor.execute(words)
 
     return act
+
+
+def lose(shop: Shop, session: Session) -> None:
+    """Have the database roll the transaction back, and swallow its error."""
+    if shop.database.name == "sqlite":
+        statement("INSERT OR ROLLBACK INTO payment VALUES (1, '')")(session)
+    else:
+        become_a_deadlocks_victim(session, shop.engine)
 
 
 def handled_by_a_consumer(shop: Shop, act: Act) -> object:
@@ -203,6 +211,41 @@ def test_what_sqlite_rolled_back_for_one_row_is_not_taken_as_handled(sqlite_shop
 
     assert handle(sqlite_shop, statement("INSERT OR IGNORE INTO payment VALUES (1, '')")) is Outcome.HANDLED
     assert sqlite_shop.payments() == [1, 2]
+
+
+def test_what_a_handler_commits_behind_a_swallowed_rollback_is_refused(shop: Shop) -> None:
+    add_rows_to_fight_over(shop)
+
+    @consumer("orders", group="g", inbox=shop.engine, schema=shop.database.schema)
+    def pay(session: Session, _delivery: Delivery) -> None:
+        lose(shop, session)
+        session.execute(insert(Payment).values(id=51, note=""))
+        session.commit()
+
+    with pytest.raises(TransactionDoomed, match="rolled this transaction back earlier"):
+        pay.handle(delivery())
+    assert 51 not in shop.payments()
+
+
+def test_what_a_caller_of_the_inbox_commits_behind_a_swallowed_rollback_is_refused(shop: Shop) -> None:
+    add_rows_to_fight_over(shop)
+    inbox = Inbox(shop.engine, schema=shop.database.schema)
+
+    with Session(shop.engine) as session:
+        session.begin()
+        inbox.handle(session, "m-1", "g", lambda session: session.add(Payment(id=50)), topic="orders")
+        lose(shop, session)
+        session.execute(insert(Payment).values(id=51, note=""))
+        with pytest.raises(TransactionDoomed, match="rolled this transaction back earlier"):
+            session.commit()
+        session.rollback()
+        assert not {50, 51} & set(shop.payments())
+
+        with session.begin():
+            outcome = inbox.handle(session, "m-1", "g", lambda session: session.add(Payment(id=50)), topic="orders")
+
+    assert outcome is Outcome.HANDLED
+    assert 50 in shop.payments()
 
 
 def test_a_runner_gives_back_what_a_procedure_undid(mysql_shop: Shop, watched: WatchedBroker, running: Any) -> None:
