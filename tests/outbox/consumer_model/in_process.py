@@ -1,102 +1,62 @@
-"""Random programs of consumers, by seed, and what must hold when they have ended: a real broker and a real database.
+"""Runs a program of consumers with a broker in this process and an SQLite database; both are real.
 
-One program: messages of one topic for one to three groups with handlers of every shape (plain, async, with an inbox
-and without, ordered or not), which fail in every way that a handler can; runners that are stopped and started in the
-middle, groups with filters, groups that are paused for a while, redriven and moved back to their beginning,
-acknowledgements that the broker does not get or whose answers are lost. Then all is let run to its end. Not in it:
-kills of processes, broker and database (test_killed.py and test_many_processes.py have them), deadlocks.
-
-The oracle: with an inbox a message's effect is there once, or it is a dead letter whose reason names what the handler
-did; without one it was handled at least once, or is a dead letter; a chained message is there if and only if its
-handler's transaction committed; what a filter leaves out reached no handler; nothing is in flight or waiting; each
-stop() returned in time and left no thread.
+Runners are started, stopped and started again; a broker loses acknowledgements and refuses, an operator acts. Then all
+is let run to its end. Every stop() must return at its deadline, whatever hangs, and leave no thread once it says so.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
 
-from outbox import Backoff, Consumer, Delivery, Outbox, RetryLater, SenderLimits, consumer
+from outbox import Outbox, SenderLimits
 from outbox.consumers.consumer_decorator import ConsumerRunner
+from outbox.consumers.consumer_runner import RunnerTimes
 from outbox.migrate import upgrade
-from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.message import Message
+from outbox_core.common.backoff import Backoff
+from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, StorageFailed
+from outbox_core.messages.message import Message, PublishResult, PublishStatus
+from tests.outbox.consumer_model.administration import administrate, is_settled
+from tests.outbox.consumer_model.handlers import TABLES, Calls, Handlers
+from tests.outbox.consumer_model.oracle import check
+from tests.outbox.consumer_model.program import (
+    CHAINED,
+    IN_PROCESS,
+    TOPIC,
+    Event,
+    Program,
+    Step,
+    kind_of,
+    message_ids,
+    program,
+)
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker
 
-MESSAGES = 12
-ATTEMPTS_MAX = 4
-CHAINED = "chained"
+WORK_SECONDS_MAX = 0.5
+DEADLINE_SECONDS = 0.05
+PAUSES = Backoff(initial_ms=1, max_ms=20)
 
 
-class Fault(StrEnum):
-    """What a handler does to one message, at its first `times` attempts."""
+class RefusingBroker(WatchedBroker):
+    """The embedded broker, which refuses the next chained messages: with an error, or as it would one message."""
 
-    NOTHING = "nothing"
-    RAISES = "raises"
-    RETRIES_LATER = "retries later"
-    ROLLS_BACK = "rolls back"
-    FORGETS_AWAIT = "forgets await"
-    COMMITS_AND_RAISES = "commits and raises"
-    BASE_EXCEPTION = "raises what is no Exception"
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.refusals: list[Exception | PublishStatus] = []
 
-
-REASONS = {
-    Fault.RAISES: "LookupError",
-    Fault.RETRIES_LATER: "later",
-    Fault.ROLLS_BACK: "NoTransaction",
-    Fault.FORGETS_AWAIT: "nobody awaits or runs",
-    Fault.BASE_EXCEPTION: "Interrupted",
-}
-
-
-class Interrupted(BaseException):
-    """What is no Exception."""
-
-
-@dataclass(slots=True)
-class Program:
-    """One seed's plan, and what was seen."""
-
-    seed: int
-    has_inbox: dict[str, bool]
-    is_async: dict[str, bool]
-    faults: dict[tuple[str, str], tuple[Fault, int]]
-    ordered: dict[str, bool]
-    workers: dict[str, int]
-    filters: dict[str, str | None]
-    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    returned: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-
-def program(seed: int) -> Program:
-    """Plan a program. Pure."""
-    random = Random(seed)
-    groups = [f"g{number}" for number in range(random.randint(1, 3))]
-    faults: dict[tuple[str, str], tuple[Fault, int]] = {}
-    for group in groups:
-        for number in range(MESSAGES):
-            fault = random.choice(list(Fault)) if random.random() < 0.6 else Fault.NOTHING
-            faults[group, f"m-{number}"] = (fault, random.choice([1, 2, ATTEMPTS_MAX]))
-    return Program(
-        seed=seed, faults=faults,
-        has_inbox={group: random.random() < 0.7 for group in groups},
-        is_async={group: random.random() < 0.4 for group in groups},
-        ordered={group: random.random() < 0.3 for group in groups},
-        workers={group: random.randint(1, 3) for group in groups},
-        filters={group: "kind = 'even'" if random.random() < 0.3 else None for group in groups},
-    )  # fmt: skip
+    def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
+        refusal = self.refusals.pop() if self.refusals and batch[0].topic == CHAINED else None
+        if isinstance(refusal, Exception):
+            raise refusal
+        if refusal is not None:
+            return [PublishResult(one.id, refusal, "as the model has it") for one in batch]
+        return super().publish(batch)
 
 
 class World:
@@ -104,192 +64,118 @@ class World:
 
     def __init__(self, plan: Program, folder: Path) -> None:
         self.plan = plan
-        self.url = f"sqlite:///{folder / 'shop.db'}"
-        self.engine = create_engine(self.url, connect_args={"timeout": 60})
+        self.random = Random(plan.seed + 1)
+        self.calls = Calls()
+        self.may_end = threading.Event()
+        url = f"sqlite:///{folder / 'shop.db'}"
+        self.engine = create_engine(url, connect_args={"timeout": 60})
         upgrade(self.engine)
         with self.engine.begin() as connection:
-            connection.execute(text("CREATE TABLE effect (consumer TEXT, message TEXT)"))
-        self.broker = WatchedBroker(folder / "broker")
+            for statement in TABLES:
+                connection.execute(text(statement))
+            for group in plan.groups:
+                connection.execute(text("INSERT INTO counter VALUES (:g, 'a', 0), (:g, 'b', 0)"), {"g": group.name})
+        self.broker = RefusingBroker(folder / "broker")
         self.box = Outbox(self.engine, broker=self.broker, sender=SenderLimits(gather_ms=0))
-        self.lock = threading.Lock()
+        self.handlers = Handlers(
+            plan, urls=(url, url.replace("sqlite:", "sqlite+aiosqlite:")), box=self.box, calls=self.calls,
+            may_end=self.may_end,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the connections."""
+        self.may_end.set()
         self.box.close()
         self.broker.close()
         self.engine.dispose()
 
-    def consumers(self) -> list[Consumer]:
-        """The consumers of the program, with engines of their own."""
-        made = []
-        for group, has_inbox in self.plan.has_inbox.items():
-            is_async = self.plan.is_async[group]
-            inbox: Any = None
-            if has_inbox:
-                inbox = self.url.replace("sqlite:", "sqlite+aiosqlite:") if is_async else self.url
-            decorate = consumer(
-                "orders", group=group, inbox=inbox, ordered=self.plan.ordered[group], max_attempts=ATTEMPTS_MAX,
-                workers=self.plan.workers[group], filter=self.plan.filters[group], prefetch=5,
-                backoff=Backoff(initial_ms=1, max_ms=5),
-            )  # fmt: skip
-            made.append(decorate(self.handler(group, has_inbox=has_inbox, is_async=is_async)))
-        return made
-
-    def handler(self, group: str, *, has_inbox: bool, is_async: bool) -> Callable[..., Any]:
-        """A handler of a group: its effect is a row, and with an inbox a chained message too."""
-
-        def act(session: Session, one: Delivery) -> object:
-            session.execute(text("INSERT INTO effect VALUES (:group, :id)"), {"group": group, "id": one.id})
-            self.box.publish(CHAINED, "", message_id=f"{group}-{one.id}", session=session)
-            return self.fail(group, one, session)
-
-        def with_inbox(session: Session, one: Delivery) -> object:
-            return act(session, one)
-
-        def without(one: Delivery) -> object:
-            return self.fail(group, one, None)
-
-        async def with_inbox_async(session: AsyncSession, one: Delivery) -> object:
-            return await session.run_sync(act, one)
-
-        async def without_async(one: Delivery) -> object:
-            await asyncio.sleep(0)
-            return self.fail(group, one, None)
-
-        if has_inbox:
-            return with_inbox_async if is_async else with_inbox
-        return without_async if is_async else without
-
-    def fail(self, group: str, one: Delivery, session: Session | None) -> object:
-        """What the plan has for this attempt; returns what the handler returns."""
-        fault, times = self.plan.faults[group, one.id]
-        with self.lock:
-            self.plan.calls[group, one.id] += 1
-            is_over = self.plan.calls[group, one.id] > times
-        if fault is Fault.COMMITS_AND_RAISES and session is None:
-            fault = Fault.RAISES
-        if fault is Fault.ROLLS_BACK and session is None:
-            fault = Fault.RAISES
-        if not is_over:
-            match fault:
-                case Fault.RAISES:
-                    raise LookupError(one.id)
-                case Fault.RETRIES_LATER:
-                    raise RetryLater(delay_ms=1, reason="later")
-                case Fault.BASE_EXCEPTION:
-                    raise Interrupted
-                case Fault.FORGETS_AWAIT:
-                    return asyncio.sleep(0)
-                case Fault.ROLLS_BACK if session is not None:
-                    session.rollback()
-                case Fault.COMMITS_AND_RAISES if session is not None:
-                    session.commit()
-                    raise LookupError(one.id)
-                case _:
-                    pass
-        with self.lock:
-            self.plan.returned[group, one.id] += 1
-        return None
+    def runner(self) -> ConsumerRunner:
+        """Consumers at work."""
+        runner = ConsumerRunner(
+            self.handlers.consumers(), broker=self.broker, random=self.random, pauses=PAUSES,
+            times=RunnerTimes(ack_delay_ms=5),
+        )  # fmt: skip
+        runner.start()
+        return runner
 
 
-def run(seed: int, folder: Path) -> None:
-    """Run a program to its end; an AssertionError names what does not hold."""
-    plan = program(seed)
+def run(seed: int, folder: Path) -> Calls:
+    """Run a program to its end; an AssertionError names what does not hold. Returns what was counted."""
+    plan = program(seed, IN_PROCESS)
     world = World(plan, folder)
     try:
-        _run(world, Random(seed + 1))
-        _check(world)
+        _run(world)
+        assert world.box.close(timeout_ms=int(WAIT_SECONDS * 1000))
+        check(plan, engine=world.engine, broker=world.broker, admin=world.broker.admin, calls=world.calls)
     finally:
         world.close()
+    return world.calls
 
 
-def _run(world: World, random: Random) -> None:
+def _run(world: World) -> None:
     broker = world.broker
     broker.publish(
         [
-            Message(id=f"m-{number}", topic="orders", body=b"", key=str(number % 3), headers={"kind": kind_of(number)})
-            for number in range(MESSAGES)
+            Message(id=message_id, topic=TOPIC, body=b"", key=str(number % 3), headers={"kind": kind_of(message_id)})
+            for number, message_id in enumerate(message_ids())
         ]
     )
-    paused: str | None = None
-    for _ in range(random.randint(1, 3)):
-        if random.random() < 0.5:
-            broker.ack_fails = [BrokerUnavailable("lost")] * random.randint(1, 3)
-            broker.ack_arrives = random.random() < 0.5
-        runner = ConsumerRunner(world.consumers(), broker=broker)
-        runner.start()
-        seen, wanted = broker.acked, random.randint(0, 6)
-        broker.wait_at_most(1, lambda seen=seen, wanted=wanted: broker.acked - seen >= wanted)  # type: ignore[misc]
-        assert runner.stop(timeout_seconds=WAIT_SECONDS), "stop() did not end in time"
-        if paused is not None:
-            broker.admin.pause("orders", paused, paused=False)
-        paused = _administrate(world, random)
-    if paused is not None:
-        broker.admin.pause("orders", paused, paused=False)
+    for step in world.plan.steps:
+        runner = world.runner()
+        settled = broker.acked + len(broker.nacks)
+        broker.wait_at_most(
+            WORK_SECONDS_MAX, lambda: broker.acked + len(broker.nacks) - settled >= step.after  # noqa: B023
+        )  # fmt: skip
+        _act(world, step, is_over=False)
+        _stop(world, runner)
+        _act(world, step, is_over=True)
+    for group in world.plan.groups:
+        broker.admin.pause(TOPIC, group.name, paused=False)
+    world.may_end.set()
     before = set(threading.enumerate())
-    broker.ack_fails = []
-    runner = ConsumerRunner(world.consumers(), broker=broker)
-    runner.start()
-    broker.wait_for(lambda: all(_is_settled(world, group) for group in world.plan.has_inbox))
+    while not is_settled(broker.admin, world.plan):
+        runner = world.runner()
+        broker.wait_for(lambda: runner.health().stopping or is_settled(broker.admin, world.plan))  # noqa: B023
+        assert runner.stop(timeout_seconds=WAIT_SECONDS), "stop() did not end in time"
+    left = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("consumer")]
+    for thread in left:
+        if thread.name == "consumer-stop":  # it calls stop() as well, for a handler that ended its process
+            thread.join(WAIT_SECONDS)
+    names = [thread.name for thread in left if thread.is_alive()]
+    assert names == [], f"stop() left threads: {names}"
+
+
+def _stop(world: World, runner: ConsumerRunner) -> None:
+    """Stop with a deadline that a handler which hangs exceeds; then let it end, and stop again."""
+    began = time.monotonic()
+    runner.stop(timeout_seconds=DEADLINE_SECONDS)
+    assert time.monotonic() - began < WAIT_SECONDS / 5, "stop() did not keep its deadline"
+    world.may_end.set()
     assert runner.stop(timeout_seconds=WAIT_SECONDS), "stop() did not end in time"
-    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("consumer")]
-    assert left == [], f"stop() left threads: {left}"
+    world.may_end.clear()
 
 
-def _administrate(world: World, random: Random) -> str | None:
-    """What an operator does to a group between two runners; returns a group that was paused."""
-    admin, group = world.broker.admin, random.choice(list(world.plan.has_inbox))
-    match random.choice(["pause", "redrive", "seek", "nothing"]):
-        case "pause":
-            admin.pause("orders", group, paused=True)
-            return group
-        case "redrive":
-            admin.redrive("orders", group)
-        case "seek":
-            admin.seek("orders", group, to_offset=0)
-        case _:
+def _act(world: World, step: Step, *, is_over: bool) -> None:
+    """What happens while a runner works, and behind its stop."""
+    broker, random = world.broker, world.random
+    match step.event:
+        case Event.STOP | Event.KILL_CONSUMER | Event.KILL_BROKER | Event.KILL_DATABASE:
             pass
-    return None
+        case Event.PAUSE | Event.REDRIVE | Event.SEEK:
+            administrate(broker.admin, step)
+        case Event.LOSE_ACKS:
+            broker.ack_fails = [] if is_over else [BrokerUnavailable("lost")] * random.randint(1, 3)
+            broker.ack_arrives = random.random() < 0.5
+        case Event.REFUSE:
+            _refuse(broker, random, is_over=is_over)
 
 
-def kind_of(number: int) -> str:
-    """What filters look at."""
-    return "odd" if number % 2 else "even"
-
-
-def _is_settled(world: World, group: str) -> bool:
-    figures = world.broker.admin.figures("orders", group)
-    return figures["backlog"] == 0 and figures["in_flight"] == 0
-
-
-def _check(world: World) -> None:
-    assert world.box.close(timeout_ms=int(WAIT_SECONDS * 1000))
-    with world.engine.connect() as connection:
-        effects = Counter((row.consumer, row.message) for row in connection.execute(text("SELECT * FROM effect")))
-        unsent = set(connection.execute(text("SELECT id FROM outbox_message")).scalars())
-    chained = unsent | {one.id for one in world.broker.pull(CHAINED, "oracle", max_messages=1000)}
-    for group, has_inbox in world.plan.has_inbox.items():
-        dead = {letter.id: letter.reason for letter in world.broker.admin.dead("orders", group, limit=1000)[0]}
-        for number in range(MESSAGES):
-            name = f"m-{number}"
-            if world.plan.filters[group] and kind_of(number) == "odd":
-                assert (world.plan.calls[group, name], name in dead) == (0, False), f"{group} {name} was filtered out"
-            else:
-                _check_message(world, group, name, dead=dead, has_inbox=has_inbox, effects=effects)
-    assert chained == {f"{group}-{name}" for group, name in effects}, "a chained message parted from its effect"
-
-
-def _check_message(
-    world: World, group: str, name: str, *, dead: dict[str, str], has_inbox: bool, effects: Counter[tuple[str, str]]
-) -> None:
-    fault, _ = world.plan.faults[group, name]
-    context = f"seed {world.plan.seed}, {group} {name}, {fault}, dead: {dead.get(name)}"
-    if name in dead:
-        assert has_inbox is False or effects[group, name] <= 1, context
-        if has_inbox or fault not in (Fault.ROLLS_BACK, Fault.COMMITS_AND_RAISES):
-            expected = REASONS.get(fault, "CommittedByHandler")
-            assert expected in dead[name], context
-    elif has_inbox:
-        assert effects[group, name] == 1, context
-    else:
-        assert world.plan.returned[group, name] >= 1, context
+def _refuse(broker: RefusingBroker, random: Random, *, is_over: bool) -> None:
+    errors: list[Any] = [
+        BrokerThrottled("too much", retry_after_ms=5), StorageFailed("full"), BrokerUnavailable("out"),
+        BrokerRefused("no"),
+    ]  # fmt: skip
+    broker.nack_fails, broker.extend_fails = not is_over, not is_over
+    broker.pull_fails = [] if is_over else random.choices(errors, k=3)
+    statuses = [PublishStatus.REJECTED, PublishStatus.DEFERRED]
+    broker.refusals = [] if is_over else random.choices([*errors, *statuses], k=3)
