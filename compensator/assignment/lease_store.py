@@ -29,7 +29,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 
-from outbox.store.database import MYSQL_DIALECTS, Write, by_primary_key, now_us
+from outbox.store.databases.port import Write
+from outbox.store.databases.supported import database_of
 from outbox.store.schema import OutboxTables, outbox_tables
 from outbox.store.table_placement import table_place
 from outbox_core.assignment.lease_decision import Lease
@@ -54,8 +55,8 @@ class LeaseStore:
     def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
         self._schema = schema
         self._dialect = dialect
-        self._now_us = now_us(dialect)
-        self._or_ignore = "IGNORE" if dialect.name in MYSQL_DIALECTS else "OR IGNORE"
+        self._database = database_of(dialect)
+        self._now_us = self._database.now_us()
 
     @cached_property
     def _tables(self) -> OutboxTables:
@@ -113,7 +114,7 @@ class LeaseStore:
 
     def add(self, connection: Connection, sources: Sequence[str]) -> None:
         """Insert rows for new sources, without holders; rows that another instance has inserted stay as they are."""
-        statement = insert(self._lease).prefix_with(self._or_ignore)
+        statement = self._database.insert_missing(self._lease)
         rows = [{"source": name, "instance": None, "until_us": 0, "epoch": 0} for name in sources]
         connection.execute(statement, rows)
 
@@ -151,7 +152,7 @@ class LeaseStore:
 
     def _write(self, connection: Connection, statement: Write) -> int:
         # By the primary key even in a table of a few rows: a full scan would wait for the rows that other beats lock.
-        return connection.execute(by_primary_key(statement, self._dialect)).rowcount
+        return connection.execute(self._database.by_primary_key(statement, self._dialect)).rowcount
 
     def _holder_lives(self) -> ColumnElement[bool]:
         # At READ COMMITTED this reads the instance table without a lock.

@@ -32,13 +32,10 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 
 from outbox.store.bounded_counts import count_rows, oldest_wanted_age_us, retrying_rows, sample_pending
-from outbox.store.database import now_us
+from outbox.store.databases.supported import database_of
 from outbox.store.prepared_statements import HintedStatement, prepare
 from outbox.store.schema import RowState, along_due_index
 
-MYSQL_TABLES_A_STATEMENT: Final = 2_048
-SQLITE_TABLES_A_STATEMENT: Final = 400
-"""SQLite permits at most 500 SELECTs in a compound."""
 COUNTED_TABLES_A_STATEMENT: Final = 256
 _PENDING: Final = literal_column(f"'{RowState.PENDING.value}'", String())
 _PARKED: Final = literal_column(f"'{RowState.PARKED.value}'", String())
@@ -95,7 +92,7 @@ class DueTables:
         self.tables = tuple(tables)
         self._dialect = dialect
         self._schema = schema
-        self._tables_max = SQLITE_TABLES_A_STATEMENT if dialect.name == "sqlite" else MYSQL_TABLES_A_STATEMENT
+        self._database = database_of(dialect)
         self._polls = self._poll_statements()
         self._counts: list[HintedStatement] = []
         self._counted_up_to = 0
@@ -132,7 +129,7 @@ class DueTables:
 
     def _count_statements(self, rows_max: int) -> list[HintedStatement]:
         """One SELECT a table, at most COUNTED_TABLES_A_STATEMENT in a statement."""
-        tables_max = min(COUNTED_TABLES_A_STATEMENT, self._tables_max)
+        tables_max = min(COUNTED_TABLES_A_STATEMENT, self._database.tables_a_statement_max)
         hinted, plain = (
             [
                 prepare(self._dialect, union_all(*parts))
@@ -152,17 +149,17 @@ class DueTables:
             count_rows(message, pending, rows_max=rows_max).label("pending"),
             retrying_rows(sample).label("retrying"),
             count_rows(message, parked, rows_max=rows_max).label("parked"),
-            oldest_wanted_age_us(sample, now_us(self._dialect)).label("age"),
+            oldest_wanted_age_us(sample, self._database.now_us()).label("age"),
         ).select_from(sample)
 
     def _poll_statements(self) -> list[HintedStatement]:
         """Like _count_statements(), with a parameter for each table; one more SELECT returns the database's time."""
-        now = now_us(self._dialect)
+        now = self._database.now_us()
         clock: Any = select(literal_column(str(_NO_TABLE)).label("n"), now.label("due"), literal_column("0").label("t"))
         hinted, plain = (
             [
                 prepare(self._dialect, union_all(*parts, self._part(_NO_TABLE, clock)))
-                for parts in self._parts(partial(build, now=now), self._tables_max - 1)
+                for parts in self._parts(partial(build, now=now), self._database.tables_a_statement_max - 1)
             ]
             for build in (self._first_due_hinted, _first_due)
         )
@@ -178,12 +175,7 @@ class DueTables:
         return [selects[start : start + tables_max] for start in range(0, len(selects), tables_max)]
 
     def _part(self, table_index: int, statement: Select[Any]) -> Any:
-        # MySQL would materialize each sub-query of FROM; SQLite does not accept parentheses with a LIMIT.
-        return (
-            select(statement.subquery(f"t{table_index + 1}"))
-            if self._dialect.name == "sqlite"
-            else statement.self_group()
-        )
+        return self._database.union_part(statement, f"t{table_index + 1}")
 
 
 def _message(schema: str | None, name: str) -> FromClause:

@@ -10,7 +10,8 @@ from typing import Any, Final, assert_never
 from sqlalchemy import ColumnElement, Connection, delete, func, null, select, update
 from sqlalchemy.engine import Dialect
 
-from outbox.store.database import Write, by_primary_key, now_us
+from outbox.store.databases.port import Write
+from outbox.store.databases.supported import database_of
 from outbox.store.order_table import OrderStore
 from outbox.store.schema import RowState, message_table, plain_message_table_name
 from outbox.store.table_placement import table_place
@@ -48,7 +49,8 @@ class MessageAdmin:
         self._message = message_table(place.schema, self.table)
         self._dialect = dialect
         self._order = OrderStore(dialect=dialect, schema=schema)
-        self._now_us = now_us(dialect)
+        self._database = database_of(dialect)
+        self._now_us = self._database.now_us()
         nobodys = self._message.c.token.is_(None) | (self._message.c.due_at_us <= self._now_us)
         self._free = (self._message.c.state == RowState.PENDING) & nobodys
         self._parked = self._message.c.state.in_([RowState.PARKED, RowState.HELD])
@@ -151,7 +153,7 @@ class MessageAdmin:
         return deleted
 
     def _write(self, connection: Connection, statement: Write) -> int:
-        return connection.execute(by_primary_key(statement, self._dialect)).rowcount
+        return connection.execute(self._database.by_primary_key(statement, self._dialect)).rowcount
 
     def _allowed(self, action: AdminAction) -> ColumnElement[bool]:
         match action:

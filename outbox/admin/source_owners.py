@@ -8,7 +8,7 @@ from typing import Final
 from sqlalchemy import Connection, inspect, select
 from sqlalchemy.engine import Dialect
 
-from outbox.store.database import now_us
+from outbox.store.databases.supported import database_of
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import table_place
 
@@ -42,7 +42,7 @@ def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None
         return None
     leases = connection.execute(select(tables.lease.c.source, tables.lease.c.instance).limit(SOURCES_MAX)).all()
     columns = tables.instance.c
-    now = now_us(dialect)
+    now = database_of(dialect).now_us()
     living = connection.execute(
         select(columns.id, columns.zone, (now - columns.started_at_us).label("age_us"))
         .where(columns.alive_until_us > now)

@@ -11,8 +11,9 @@ from sqlalchemy import Connection, Insert, Table, bindparam, delete, insert, sel
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from outbox.store.database import is_schema_missing, now_us
+from outbox.store.database import is_schema_missing
 from outbox.store.database_identity import StrangerCheck
+from outbox.store.databases.supported import database_of
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import is_left_beside, table_place, tables_missing
 
@@ -23,7 +24,7 @@ class InboxStore:
     def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
         self._dialect = dialect
         self._schema = schema
-        self._now_us = now_us(dialect)
+        self._now_us = database_of(dialect).now_us()
         self._strangers = StrangerCheck(dialect, [schema])
 
     @cached_property

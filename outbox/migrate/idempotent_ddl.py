@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from outbox.store.database import name_in_sql, text_of
+from outbox.store.databases.sql_text import name_in_sql, text_of
 
 
 def create_table(name: str, *columns: sa.Column[Any], schema: str | None, **options: Any) -> None:

@@ -14,8 +14,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from outbox.producer.engine_hooks import refuse_autocommit, without_frames
 from outbox.producer.unit_of_work import UnitOfWork
-from outbox.store.database import is_mendable, is_schema_missing, now_us, translate
+from outbox.store.database import is_mendable, is_schema_missing, translate
 from outbox.store.database_identity import DatabaseIdentity, StrangerCheck
+from outbox.store.databases.supported import database_of
 from outbox.store.message_table import MessageStore
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind, RowState
@@ -140,7 +141,7 @@ class UnitWriter:
         """Returns the rows, with the due times of delays by the database's clock, so that table and sender agree."""
         if all(row.delay_ms is None for row in rows):
             return rows
-        now_ms = -(-int(connection.scalar(select(now_us(connection.dialect))) or 0) // 1000)
+        now_ms = -(-int(connection.scalar(select(database_of(connection.dialect).now_us())) or 0) // 1000)
         return [
             row if row.delay_ms is None else msgspec.structs.replace(row, deliver_at_ms=max(0, now_ms + row.delay_ms))
             for row in rows

@@ -7,7 +7,7 @@ from functools import cached_property
 from sqlalchemy import Connection, Table, and_, delete, or_, select
 from sqlalchemy.engine import Dialect
 
-from outbox.store.database import by_primary_key, now_us
+from outbox.store.databases.supported import database_of
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import table_place
 
@@ -18,7 +18,8 @@ class ArchiveStore:
     def __init__(self, *, dialect: Dialect, schema: str | None = None) -> None:
         self._schema = schema
         self._dialect = dialect
-        self._now_us = now_us(dialect)
+        self._database = database_of(dialect)
+        self._now_us = self._database.now_us()
 
     @cached_property
     def _archive(self) -> Table:
@@ -36,4 +37,6 @@ class ArchiveStore:
         if not keys:
             return 0
         pairs = [and_(archive.c.sent_at_us == sent_at_us, archive.c.id == row_id) for sent_at_us, row_id in keys]
-        return connection.execute(by_primary_key(delete(archive).where(or_(*pairs)), self._dialect)).rowcount
+        return connection.execute(
+            self._database.by_primary_key(delete(archive).where(or_(*pairs)), self._dialect)
+        ).rowcount

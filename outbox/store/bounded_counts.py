@@ -7,6 +7,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, FromClause, Subquery, case, func, literal, select
 from sqlalchemy.engine import Dialect
 
+from outbox.store.databases.supported import database_of
 from outbox.store.schema import along_due_index
 
 RETRYING_ATTEMPTS: Final = 7
@@ -56,9 +57,10 @@ def _wanted_at_us(message: FromClause, dialect: Dialect) -> ColumnElement[int]:
     Not its `due_at_us`: each probe of an outage puts the row off, and would make it young again. A row that waits for
     its due time here, for a timing store, is never due before it; one that the broker is to delay is due before.
     """
-    least, greatest = (func.min, func.max) if dialect.name == "sqlite" else (func.least, func.greatest)
+    database = database_of(dialect)
     deliver_at_us = message.c.deliver_at_ms * 1000
     waits_here = message.c.due_at_us >= deliver_at_us
-    wanted_at_us = case((waits_here, greatest(message.c.created_at_us, deliver_at_us)), else_=message.c.created_at_us)
-    result: ColumnElement[int] = least(message.c.due_at_us, wanted_at_us)
-    return result
+    wanted_at_us = case(
+        (waits_here, database.greatest(message.c.created_at_us, deliver_at_us)), else_=message.c.created_at_us
+    )
+    return database.least(message.c.due_at_us, wanted_at_us)

@@ -1,9 +1,6 @@
-"""Database engines with the settings that the outbox needs, the database's clock, and the translation of driver errors.
+"""Database engines with the settings that the outbox needs, and the translation of driver errors.
 
 No tables.
-
-Only the database's UTC clock decides when a row is due and when a lease ends: clocks of application hosts differ,
-and step.
 """
 
 from __future__ import annotations
@@ -12,22 +9,9 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Delete,
-    Engine,
-    Table,
-    TextClause,
-    Update,
-    create_engine,
-    event,
-    literal_column,
-    text,
-)
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, Dialect, ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -35,13 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from outbox.store.database_url import read_url
+from outbox.store.databases.supported import database_named, database_of
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
 from outbox_core.common.mysql_session import pin_session
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 T = TypeVar("T")
-Write = TypeVar("Write", Update, Delete)
 
 SQLITE_BUSY_TIMEOUT_MS: Final = 30_000
 CONNECT_TIMEOUT_SECONDS: Final = 10
@@ -58,7 +42,6 @@ _POOL_PINGS: Final = "outbox_pool_pings"
 _IS_NEW: Final = "outbox.is_new"
 
 MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
-_SUPPORTED: Final = MYSQL_DIALECTS | {"sqlite"}
 CONFLICT_RETRIES_MAX: Final = 3
 BACKGROUND_LOCK_WAIT_SECONDS: Final = 5
 """How long background work waits for a lock on a row or table, whatever the server's setting: it is then retried, by
@@ -82,49 +65,6 @@ _CANNOT_OPEN: Final = "unable to open database file"
 _CHECK_SERVER: Final = "check host, port and that it runs"
 _UNREACHABLE: Final = frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 3024, 4031})
 
-_NOW_US: Final = {
-    # Unlike NOW() and UNIX_TIMESTAMP(NOW(6)), independent of the session's time zone and of daylight saving.
-    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
-    "sqlite": "(CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER) * 1000)",
-}
-
-
-def now_us(dialect: Dialect) -> ColumnElement[int]:
-    """Returns the database's UTC clock, microseconds since the Unix epoch (SQLite: to the millisecond)."""
-    name = "mysql" if dialect.name in MYSQL_DIALECTS else dialect.name
-    return literal_column(_NOW_US[name], BigInteger())
-
-
-def by_primary_key(statement: Write, dialect: Dialect) -> Write:
-    """Returns an UPDATE or DELETE with a hint that makes MySQL and MariaDB find its rows by the primary key.
-
-    Without it they read the whole table if the keys are a large part of it (MariaDB also for a list of one pair), and
-    a DELETE then waits for rows that other transactions have not committed yet, and two settlements can deadlock.
-    """
-    if dialect.name not in MYSQL_DIALECTS:
-        return statement
-    hinted = statement.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect.name)
-    if isinstance(hinted, Delete):
-        # A hint is allowed only in the multi-table form: DELETE table FROM table FORCE INDEX ...
-        table = cast("Table", hinted.table)
-        return hinted.prefix_with(text_of(name_in_sql(dialect, table.schema, table.name)))
-    return hinted
-
-
-def name_in_sql(dialect: Dialect, *names: str | None) -> str:
-    """Returns names as the server reads them in SQL, quoted where they need it and joined by dots; None is left out.
-
-    For statements that are written as text; SQLAlchemy's own quoting doubles % for the driver, which text_of() does.
-    """
-    quote = dialect.identifier_preparer.quote
-    joined = ".".join(quote(name) for name in names if name is not None)
-    return joined.replace("%%", "%") if dialect.paramstyle in {"format", "pyformat"} else joined
-
-
-def text_of(sql: str) -> TextClause:
-    """Returns SQL without parameters as SQLAlchemy sends it unchanged: a colon in a name is no parameter's."""
-    return text(sql.replace(":", r"\:"))
-
 
 def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
     """Returns the synchronous Engine of an engine or URL, with the settings that the outbox needs.
@@ -139,8 +79,7 @@ def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
         engine = database
     else:
         engine = _create(database)
-    if engine.dialect.name not in _SUPPORTED:
-        raise _unsupported(engine.dialect.name)
+    database_of(engine.dialect)
     if engine.dialect.name == "sqlite":
         prepare_sqlite(engine)
     return engine
@@ -355,8 +294,7 @@ def is_autocommit(connection: Connection) -> bool:
 
 def _create(database: URL | str) -> Engine:
     url = read_url(database)
-    if url.get_backend_name() not in _SUPPORTED:  # before its driver is looked for, which would not help
-        raise _unsupported(url.get_backend_name())
+    database_named(url.get_backend_name())  # before its driver is looked for, which would not help
     try:
         arguments: dict[str, Any] = {}
         is_bounded = "connect_timeout" in url.query  # an argument would override the URL
@@ -394,13 +332,6 @@ def _replace_if_ended(dialect: Dialect, connection: Any, record: Any, _fairy: ob
             dialect.do_ping(connection)
     except dialect.loaded_dbapi.Error as error:
         raise DisconnectionError("the server has ended this connection") from error  # the pool opens another one
-
-
-def _unsupported(product: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the outbox runs on MySQL, MariaDB and SQLite, not on {product}; "
-        "use a URL like mysql+pymysql://user@host/database or sqlite:///file.db"
-    )
 
 
 def _prepare_background(dialect: Dialect, connection: Any, record: Any) -> None:

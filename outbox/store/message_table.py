@@ -34,7 +34,8 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ClauseElement
 
 from outbox.store.bounded_counts import count_rows, oldest_wanted_age_us, retrying_rows, sample_pending
-from outbox.store.database import Write, by_primary_key, now_us
+from outbox.store.databases.port import Write
+from outbox.store.databases.supported import database_of
 from outbox.store.order_table import Barrier, KeyRun, OrderStore
 from outbox.store.prepared_statements import HintedStatement, PreparedByIds, prepare
 from outbox.store.row import OutboxRow
@@ -97,7 +98,8 @@ class MessageStore:
         self.schema: str | None = schema
         self._table = table
         self._order = OrderStore(dialect=dialect, schema=schema)
-        self._now_us = now_us(dialect)
+        self._database = database_of(dialect)
+        self._now_us = self._database.now_us()
         self._by_ids = PreparedByIds(dialect)
 
     # A store is made before its engine connects, and only a connection knows the place.
@@ -339,7 +341,7 @@ class MessageStore:
         return self._by_key(aside.values(state=_PARKED, token=null(), last_error=bindparam("error")))
 
     def _by_key(self, statement: Write) -> Write:
-        return by_primary_key(statement, self._dialect)
+        return self._database.by_primary_key(statement, self._dialect)
 
     def _ours(self, ids: list[BindParameter[str]]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
         return self._message.c.id.in_(ids), self._message.c.token == bindparam("token")

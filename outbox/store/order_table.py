@@ -37,10 +37,9 @@ from sqlalchemy import (
     select,
     union_all,
 )
-from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.sql import ClauseElement
 
-from outbox.store.database import MYSQL_DIALECTS, by_primary_key, now_us
+from outbox.store.databases.supported import database_of
 from outbox.store.prepared_statements import Build, PreparedByIds
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState, message_table, message_table_names, outbox_tables, plain_message_table_name
@@ -119,8 +118,8 @@ class OrderStore:
         """`schema`: as the user names it."""
         self._schema = schema
         self._dialect = dialect
-        self._mysql = dialect.name in MYSQL_DIALECTS
-        self._now_us = now_us(dialect)
+        self._database = database_of(dialect)
+        self._now_us = self._database.now_us()
         self._by_keys = PreparedByIds(dialect)
         self._head_builds = _Builds(self._heads_of)
 
@@ -182,15 +181,7 @@ class OrderStore:
     def _take(self) -> Any:
         taken = bindparam("taken", type_=BigInteger())
         values = {"order_key": bindparam("taken_key"), "seq": self._now_us + taken}
-        if self._mysql:
-            mysql_insert = mysql.insert(self._head).values(values)
-            return mysql_insert.on_duplicate_key_update(
-                seq=func.greatest(self._head.c.seq + taken, mysql_insert.inserted.seq)
-            )
-        sqlite_insert = sqlite.insert(self._head).values(values)
-        return sqlite_insert.on_conflict_do_update(
-            index_elements=["order_key"], set_={"seq": func.max(self._head.c.seq + taken, sqlite_insert.excluded.seq)}
-        )
+        return self._database.insert_or_advance(self._head, values, key="order_key", advanced="seq", by=taken)
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -274,7 +265,7 @@ class OrderStore:
         for start in range(0, len(numbers), _ROWS_A_STATEMENT_MAX):
             chunk = sorted(numbers[start : start + _ROWS_A_STATEMENT_MAX])
             pairs = [and_(queue.c.order_key == key, queue.c.order_seq == seq) for key, seq in chunk]
-            connection.execute(by_primary_key(delete(queue).where(or_(*pairs)), self._dialect))
+            connection.execute(self._database.by_primary_key(delete(queue).where(or_(*pairs)), self._dialect))
 
     def _first(self, key: str, run: KeyRun, *, message: Table | None = None, is_there: bool = False) -> Any:
         """Selects the oldest of a key's numbers below the run's last that is not ours, with its row if that is in the
@@ -313,5 +304,5 @@ class OrderStore:
         if idle_keys:
             is_still_idle = head.c.seq < self._now_us - literal(idle_us, BigInteger())
             delete_idle = delete(head).where(head.c.order_key.in_(idle_keys), is_still_idle)
-            deleted = connection.execute(by_primary_key(delete_idle, self._dialect)).rowcount
+            deleted = connection.execute(self._database.by_primary_key(delete_idle, self._dialect)).rowcount
         return deleted, heads_read[-1].order_key if len(heads_read) == limit else None

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.engine import Dialect
 
 from outbox.store.bounded_counts import count_rows
-from outbox.store.database import now_us
+from outbox.store.databases.supported import database_of
 from outbox.store.schema import RowState, along_due_index, message_table
 from outbox.store.table_placement import MessageTable
 
@@ -29,7 +29,7 @@ class PendingDueTimes:
         self._dialect = dialect
         self._table = table
         self._message = message_table(table.schema, table.name)
-        self._now_us = now_us(dialect)
+        self._now_us = database_of(dialect).now_us()
 
     def due_in_us(self, connection: Connection, ids: Sequence[str]) -> dict[str, int]:
         """Returns in how long those of these rows that are pending are due; negative: for how long they have been."""

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
 from outbox.store.database import NO_SUCH_INDEX, error_code
+from outbox.store.databases.supported import database_of
 
 _SIZES: Final = (1, 10, 50, 200, 1_000)
 """Lists are padded to one of these lengths with their last id, so that few statements are compiled. Longer ones are run
@@ -43,7 +44,7 @@ class PreparedStatement:
 def prepare(dialect: Dialect, statement: ClauseElement) -> PreparedStatement:
     """Compile a statement whose parameters are all named by bindparam()."""
     # exec_driver_sql takes a tuple of parameters, which all our drivers accept in their positional style.
-    positional = cast("Any", type(dialect))(paramstyle="qmark" if dialect.name == "sqlite" else "format")
+    positional = cast("Any", type(dialect))(paramstyle=database_of(dialect).paramstyle)
     compiled = cast("Any", statement.compile(dialect=positional))
     constants = {name: value for name, value in compiled.params.items() if value is not None}
     return PreparedStatement(str(compiled), tuple(compiled.positiontup or ()), constants)

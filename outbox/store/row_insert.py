@@ -1,8 +1,4 @@
-"""RowInsert: inserts rows into one message table, within the server's limits. Commits nothing.
-
-On MySQL and MariaDB keys, headers and bodies are bound as hexadecimal digits. Drivers differ in how they escape bytes:
-asyncmy writes backslashes, which have no effect under NO_BACKSLASH_ESCAPES, so that a quote in a key would be SQL.
-"""
+"""RowInsert: inserts rows into one message table, within the server's limits. Commits nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, Connection, bindparam, func, insert, literal_column
 from sqlalchemy.engine import Dialect
 
-from outbox.store.database import MYSQL_DIALECTS, now_us
+from outbox.store.databases.supported import database_of
 from outbox.store.prepared_statements import PreparedStatement, prepare
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState, message_table
@@ -37,7 +33,7 @@ class RowInsert:
     def __init__(self, dialect: Dialect, table: MessageTable) -> None:
         self._dialect = dialect
         self._message = message_table(table.schema, table.name)
-        self._mysql = dialect.name in MYSQL_DIALECTS
+        self._database = database_of(dialect)
         self._prepared: dict[tuple[int, bool, RowState], PreparedStatement] = {}
 
     def __call__(
@@ -69,7 +65,7 @@ class RowInsert:
                     parameters.append(0 if row.is_timed else 1)
                 parameters += (
                     row.topic, self._text(row.key),
-                    self._text(row.headers_json), row.body.hex() if self._mysql else row.body, row.body_sha256,
+                    self._text(row.headers_json), self._database.sent_body(row.body), row.body_sha256,
                     row.deliver_at_ms, offset_us, row.order_key, row.order_seq,
                 )  # fmt: skip
             connection.exec_driver_sql(
@@ -77,8 +73,7 @@ class RowInsert:
             )
 
     def _text(self, text: str | None) -> str | None:
-        """Encodes a text as hexadecimal digits of its UTF-8, independent of the connection's character set."""
-        return text.encode().hex() if text is not None and self._mysql else text
+        return None if text is None else self._database.sent_text(text)
 
     def _statement(self, rows: int, *, has_timed: bool, state: RowState) -> PreparedStatement:
         """Returns the INSERT for this number of rows, compiled once: SQLAlchemy compiles multi-row VALUES each time."""
@@ -92,7 +87,7 @@ class RowInsert:
         return self._prepared[(rows, has_timed, state)]
 
     def _values(self, row_index: int, *, has_timed: bool, state: RowState) -> dict[str, Any]:
-        now = now_us(self._dialect)
+        database, now = self._database, self._database.now_us()
         bound: dict[str, Any] = {
             name: bindparam(f"{name}_{row_index}", type_=BigInteger() if name in _INTEGERS else None)
             for name in _TIMED_PARAMETERS_IN_ORDER
@@ -102,36 +97,20 @@ class RowInsert:
             "id": bound["id"],
             "kind": bound["kind"],
             "state": literal_column(f"'{state.value}'"),
-            "due_at_us": func.coalesce(self._latest(bound["due"], now), leased_us) if has_timed else leased_us,
+            "due_at_us": func.coalesce(database.greatest(bound["due"], now), leased_us) if has_timed else leased_us,
             "token": bound["token"],
             # Attempts begun, of which the sender's after the commit is the first.
             "attempts": bound["attempts"] if has_timed else literal_column("1"),
             "topic": bound["topic"],
-            "message_key": self._utf8(bound["message_key"]),
-            "headers": self._utf8(bound["headers"]),
-            "body": self._bytes(bound["body"]),
+            "message_key": database.stored_text(bound["message_key"]),
+            "headers": database.stored_text(bound["headers"]),
+            "body": database.stored_body(bound["body"]),
             "body_sha256": bound["body_sha256"],
             "deliver_at_ms": bound["deliver_at_ms"],
             "created_at_us": now + bound["place"],
             "order_key": bound["order_key"],
             "order_seq": bound["order_seq"],
         }
-
-    def _latest(self, due_us: Any, now: Any) -> Any:
-        """The later of two times; NULL where one is."""
-        return func.greatest(due_us, now) if self._mysql else func.max(due_us, now)
-
-    def _bytes(self, value: Any) -> Any:
-        """Decodes a body from hexadecimal digits; an empty body's are NULL under EMPTY_STRING_IS_NULL (MariaDB)."""
-        return func.coalesce(_unhex(value), literal_column("x''")) if self._mysql else value
-
-    def _utf8(self, value: Any) -> Any:
-        return func.convert(_unhex(value).op("USING")(literal_column("utf8mb4"))) if self._mysql else value
-
-
-def _unhex(digits: Any) -> Any:
-    # UNHEX reads bytes: under a collation_connection of utf16 or utf32 each digit has a zero before it: all are NULL.
-    return func.unhex(func.convert(digits.op("USING")(literal_column("ascii"))))
 
 
 def _chunks(rows: Sequence[OutboxRow], packet_bytes: int | None) -> list[Sequence[OutboxRow]]:

@@ -22,17 +22,21 @@ from sqlalchemy import (
     FromClause,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     Select,
-    String,
     Table,
-    Text,
     inspect,
 )
-from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 
+from outbox.store.databases.supported import (
+    TABLE_OPTIONS,
+    ascii_type,
+    body_type,
+    database_of,
+    long_text_type,
+    unicode_type,
+)
 from outbox_core.common.table_place import PREFIX, TablePlace
 
 TABLES_MAX: Final = 1024
@@ -40,19 +44,14 @@ _SPLIT_NAME: Final = re.compile(rf"({PREFIX})?message_[0-9]{{4}}")
 
 # Text, since a business's own id (payment:17:completed) is the best guard against publishing twice, and any client can
 # read it. BINARY(16) would save 16 bytes a row, and cost everybody who looks at the table a function call.
-_ID = String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
-_NAME = String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
-_WORD = String(32).with_variant(mysql.VARCHAR(32, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
-_HASH = String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
-_KEY = String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-_DATABASE = String(64).with_variant(mysql.VARCHAR(64, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-_TEXT = Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-_BODY = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
-_MYSQL_OPTIONS: dict[str, Any] = {
-    f"{name}_{option}": value
-    for name in ("mysql", "mariadb")
-    for option, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
-}
+_ID = ascii_type(64)
+_NAME = ascii_type(255)
+_WORD = ascii_type(32)
+_HASH = ascii_type(64)
+_KEY = unicode_type(1024)
+_DATABASE = unicode_type(64)
+_TEXT = long_text_type()
+_BODY = body_type()
 
 
 class RowState(StrEnum):
@@ -111,7 +110,7 @@ def outbox_tables(place: TablePlace) -> OutboxTables:
             metadata,
             Column("order_key", _WORD, primary_key=True),
             Column("seq", BigInteger, nullable=False),
-            **_MYSQL_OPTIONS,
+            **TABLE_OPTIONS,
         ),
         order_queue=Table(
             f"{prefix}order_queue",
@@ -119,7 +118,7 @@ def outbox_tables(place: TablePlace) -> OutboxTables:
             Column("order_key", _WORD, primary_key=True),
             Column("order_seq", BigInteger, primary_key=True, autoincrement=False),
             Column("message_id", _ID, nullable=False),
-            **_MYSQL_OPTIONS,
+            **TABLE_OPTIONS,
         ),
         instance=Table(
             f"{prefix}compensator_instance",
@@ -128,7 +127,7 @@ def outbox_tables(place: TablePlace) -> OutboxTables:
             Column("zone", _ID, nullable=False),
             Column("started_at_us", BigInteger, nullable=False),
             Column("alive_until_us", BigInteger, nullable=False),
-            **_MYSQL_OPTIONS,
+            **TABLE_OPTIONS,
         ),
         lease=Table(
             f"{prefix}compensator_lease",
@@ -137,7 +136,7 @@ def outbox_tables(place: TablePlace) -> OutboxTables:
             Column("instance", _ID, nullable=True),
             Column("until_us", BigInteger, nullable=False),
             Column("epoch", BigInteger, nullable=False),
-            **_MYSQL_OPTIONS,
+            **TABLE_OPTIONS,
         ),
         identity=Table(
             f"{prefix}identity",
@@ -146,7 +145,7 @@ def outbox_tables(place: TablePlace) -> OutboxTables:
             Column("id", _ID, nullable=False),
             Column("owner", _DATABASE, nullable=True),
             Column("is_shared", Boolean, nullable=False),
-            **_MYSQL_OPTIONS,
+            **TABLE_OPTIONS,
         ),
     )
 
@@ -168,10 +167,8 @@ def split_message_table_name(place: TablePlace, table_number: int) -> str:
 
 
 def along_due_index(statement: Select[Any], message: FromClause, *, table: str, dialect: Dialect) -> Select[Any]:
-    """Returns a statement with a hint that makes MySQL and MariaDB scan the index (state, due_at_us, id)."""
-    if dialect.name == "sqlite":
-        return statement
-    return statement.with_hint(message, f"FORCE INDEX ({_due_index_name(table)})", dialect.name)
+    """Returns a statement that scans the index (state, due_at_us, id), where the database can be told to."""
+    return database_of(dialect).along_index(statement, message, _due_index_name(table), dialect)
 
 
 def _due_index_name(table: str) -> str:
@@ -212,7 +209,7 @@ def _message_table(metadata: MetaData, name: str) -> Table:
         Column("order_seq", BigInteger, nullable=True),
         # The claim scans this index in its order, so that LIMIT ends the scan: see MessageStore.due_rows.
         Index(_due_index_name(name), "state", "due_at_us", "id"),
-        **_MYSQL_OPTIONS,
+        **TABLE_OPTIONS,
     )
 
 
@@ -233,7 +230,7 @@ def _archive_table(metadata: MetaData, prefix: str) -> Table:
         Column("outcome", _WORD, nullable=False),
         Index(f"ix_{prefix}archive_id", "id"),
         Index(f"ix_{prefix}archive_created", "created_at_us"),
-        **_MYSQL_OPTIONS,
+        **TABLE_OPTIONS,
     )
 
 
@@ -246,5 +243,5 @@ def _inbox_table(metadata: MetaData, prefix: str) -> Table:
         Column("message_id", _ID, primary_key=True),
         Column("handled_at_us", BigInteger, nullable=False),
         Index(f"ix_{prefix}inbox_handled", "handled_at_us"),
-        **_MYSQL_OPTIONS,
+        **TABLE_OPTIONS,
     )

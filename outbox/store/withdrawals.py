@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, delete, insert, literal, select
 from sqlalchemy.engine import Dialect
 
-from outbox.store.database import MYSQL_DIALECTS, by_primary_key, now_us
+from outbox.store.databases.supported import database_of
 from outbox.store.message_table import ARCHIVED_COLUMNS, MessageStore
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState, message_table
@@ -29,8 +29,8 @@ class Withdrawals:
         self._tables = [message_table(table.schema, table.name) for table in tables]
         self._archive = store.tables.archive
         self._keep_archive = keep_archive
-        self._keeps_snapshots = dialect.name in MYSQL_DIALECTS
-        self._now_us = now_us(dialect)
+        self._database = database_of(dialect)
+        self._now_us = self._database.now_us()
 
     def withdraw(self, connection: Connection, cancel: OutboxRow) -> CancelStatus:
         """Delete a scheduled message that no broker can have, and archive it and the cancel with its result. The cancel
@@ -40,7 +40,7 @@ class Withdrawals:
         archive.
         """
         status = self._withdraw_from_any(connection, cancel.cancels) or self._of_archive(connection, cancel.cancels)
-        if status is CancelStatus.UNKNOWN and self._keeps_snapshots:
+        if status is CancelStatus.UNKNOWN and self._database.reads_snapshots:
             status = self._withdraw_from_any(connection, cancel.cancels, by_locking=True) or status
         if self._keep_archive:
             connection.execute(
@@ -83,7 +83,8 @@ class Withdrawals:
             source = select(*copied, self._now_us, literal(WITHDRAWN)).where(scheduled)
             names = [*ARCHIVED_COLUMNS, "sent_at_us", "outcome"]
             connection.execute(insert(self._archive).from_select(names, source))
-        connection.execute(by_primary_key(delete(message).where(message.c.id == message_id), connection.dialect))
+        withdrawal = delete(message).where(message.c.id == message_id)
+        connection.execute(self._database.by_primary_key(withdrawal, connection.dialect))
         return CancelStatus.CANCELED
 
     def _of_archive(self, connection: Connection, message_id: str) -> CancelStatus:

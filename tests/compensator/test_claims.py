@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from compensator.core.batch_totals import BatchTotals
 from outbox import Outbox, SenderLimits
-from outbox.store.database import now_us
+from outbox.store.databases.supported import database_of
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox_core.common.clock import ManualClock
@@ -265,7 +265,7 @@ def test_a_lease_is_counted_by_the_databases_clock_and_not_by_the_applications(
 def database_now_us(shop: Shop) -> int:
     """The database's clock as the store reads it."""
     with shop.engine.connect() as connection:
-        return int(connection.scalar(select(now_us(shop.engine.dialect))) or 0)
+        return int(connection.scalar(select(database_of(shop.engine.dialect).now_us())) or 0)
 
 
 @pytest.mark.parametrize("zone", ["-11:00", "+00:00", "+13:00"])

@@ -13,7 +13,7 @@ from compensator.service.service import CompensatorService
 from compensator.service.source_upkeep import UpkeepOptions
 from outbox.cli.status_command import app
 from outbox.migrate import upgrade
-from outbox.store.database import now_us
+from outbox.store.databases.supported import database_of
 from outbox.store.message_table import Backlog
 from outbox.store.row import OutboxRow, publish_row
 from outbox_core.common.errors import BrokerUnavailable
@@ -41,7 +41,7 @@ def row(deliver_at_ms: int | None = None, *, is_timed: bool = False) -> OutboxRo
 
 def database_now_ms(shop: Shop) -> int:
     with shop.engine.begin() as connection:
-        return int(connection.scalar(select(now_us(shop.engine.dialect))) or 0) // 1000
+        return int(connection.scalar(select(database_of(shop.engine.dialect).now_us())) or 0) // 1000
 
 
 def test_a_row_that_an_outage_has_put_off_is_as_old_as_its_commit(shop: Shop) -> None:

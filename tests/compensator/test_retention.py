@@ -16,7 +16,8 @@ from compensator.retention.retention import BATCH_ROWS, DAY_US, HEAD_SWEEP_EVERY
 from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.archive_purge import ArchiveStore
-from outbox.store.database import background_engine, now_us, open_engine
+from outbox.store.database import background_engine, open_engine
+from outbox.store.databases.supported import database_of
 from outbox.store.order_table import OrderStore
 from outbox.store.schema import OutboxTables, outbox_tables
 from outbox_core.common.clock import ManualClock
@@ -34,7 +35,7 @@ class Evidence:
     clock: ManualClock
 
     def add(self, count: int, *, age_days: float) -> None:
-        at = now_us(self.engine.dialect) - int(age_days * DAY_US)
+        at = database_of(self.engine.dialect).now_us() - int(age_days * DAY_US)
         names = [f"m{age_days}-{number}" for number in range(count)]
         with self.engine.begin() as connection:
             for name in names:
@@ -44,7 +45,7 @@ class Evidence:
                 connection.execute(insert(self.tables.inbox).values(message_id=name, handled_at_us=at, **handled))
 
     def add_heads(self, count: int, *, age_days: float) -> None:
-        seq = now_us(self.engine.dialect) - int(age_days * DAY_US)
+        seq = database_of(self.engine.dialect).now_us() - int(age_days * DAY_US)
         with self.engine.begin() as connection:
             for number in range(count):
                 key = f"{age_days:010.3f}-{number}"

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from broker_adapter.http.http_broker import HttpBroker
 from outbox import Outbox
-from outbox.store.database import now_us
+from outbox.store.databases.supported import database_of
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.message import encode_body
@@ -85,7 +85,7 @@ def test_a_delay_goes_by_the_databases_clock_in_the_row_and_in_the_send(
 def database_ms(shop: Shop) -> int:
     """The database's clock."""
     with shop.engine.connect() as connection:
-        return int(connection.scalar(select(now_us(connection.dialect))) or 0) // 1000
+        return int(connection.scalar(select(database_of(connection.dialect).now_us())) or 0) // 1000
 
 
 @pytest.mark.parametrize(

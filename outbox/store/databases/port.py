@@ -1,0 +1,123 @@
+"""Database: the questions whose answers differ by database, each asked once. Pure: opens no connection.
+
+One class, so that whoever adds a database reads this page from top to bottom and answers it in one file, beside
+mysql.py and sqlite.py; supported.py then lists that file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeVar
+
+from sqlalchemy import ColumnElement, Delete, FromClause, Insert, Select, Table, Update
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeEngine
+
+Write = TypeVar("Write", Update, Delete)
+
+
+class Database(ABC):
+    """What one database does differently. Stateless, so thread-safe; a statement is for its own dialect alone."""
+
+    names: frozenset[str]
+    """SQLAlchemy's names of its dialects."""
+    paramstyle: Literal["qmark", "format"]
+    """The positional style that all its drivers accept in a tuple of parameters."""
+    tables_a_statement_max: int
+    """How many SELECTs a UNION ALL may have."""
+    reads_snapshots: bool
+    """Whether a transaction's plain reads may miss what was committed since its first one, and locking reads see it."""
+
+    # -- types -------------------------------------------------------------------------------------------------------
+
+    table_options: Mapping[str, Any]
+    """The options of SQLAlchemy's Table for each of ours: transactions, and the comparison of texts byte by byte."""
+
+    @abstractmethod
+    def ascii_type(self, length: int) -> TypeEngine[Any] | None:
+        """Returns the type of up to `length` ASCII characters that are compared byte by byte; None: the generic type
+        is one, as below.
+        """
+
+    @abstractmethod
+    def unicode_type(self, length: int) -> TypeEngine[Any] | None:
+        """Returns the type of up to `length` characters of Unicode that are compared byte by byte."""
+
+    @abstractmethod
+    def long_text_type(self) -> TypeEngine[Any] | None:
+        """Returns the type of Unicode texts of up to 16 MB."""
+
+    @abstractmethod
+    def body_type(self) -> TypeEngine[Any] | None:
+        """Returns the type of bytes as long as a body may be."""
+
+    # -- expressions -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def now_us(self) -> ColumnElement[int]:
+        """Returns the database's UTC clock, microseconds since the Unix epoch, whatever the session's time zone.
+
+        It alone decides when a row is due and when a lease ends: clocks of application hosts differ, and step.
+        """
+
+    @abstractmethod
+    def least(self, first: Any, second: Any) -> ColumnElement[Any]:
+        """Returns the lesser of two values; NULL where one is."""
+
+    @abstractmethod
+    def greatest(self, first: Any, second: Any) -> ColumnElement[Any]:
+        """Returns the greater of two values; NULL where one is."""
+
+    # -- statements --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def by_primary_key(self, statement: Write, dialect: Dialect) -> Write:
+        """Returns an UPDATE or DELETE of rows named by their primary keys such that it reads, locks and waits for no
+        others.
+        """
+
+    @abstractmethod
+    def along_index(self, statement: Select[Any], table: FromClause, index: str, dialect: Dialect) -> Select[Any]:
+        """Returns a SELECT such that it scans this index of the table in its order, so that LIMIT ends the scan. May
+        fail with the error of a missing index where the table has none of this name.
+        """
+
+    @abstractmethod
+    def insert_missing(self, table: Table) -> Insert:
+        """Returns an INSERT that leaves out rows whose keys are there already."""
+
+    @abstractmethod
+    def insert_or_advance(
+        self, table: Table, values: Mapping[str, Any], *, key: str, advanced: str, by: ColumnElement[Any]
+    ) -> Insert:
+        """Returns an INSERT of one row that, where its `key` is there, advances the column `advanced` of that row: by
+        `by`, and at least to the value that it would have inserted. The row is locked until the transaction ends.
+        """
+
+    @abstractmethod
+    def union_part(self, statement: Select[Any], name: str) -> Any:
+        """Returns a SELECT with a LIMIT of its own as a part of a UNION ALL; `name` is unique among the parts."""
+
+    # -- the INSERT of messages --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sent_text(self, text: str) -> str:
+        """Returns what the driver is given for a text, such that stored_text() stores it whatever the connection's
+        character set, SQL mode and driver's escapes are.
+        """
+
+    @abstractmethod
+    def stored_text(self, parameter: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Returns the text of a parameter of sent_text(); NULL for NULL."""
+
+    @abstractmethod
+    def sent_body(self, body: bytes) -> bytes | str:
+        """Returns what the driver is given for a body, which stored_body() stores as it is."""
+
+    @abstractmethod
+    def stored_body(self, parameter: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Returns the bytes of a parameter of sent_body(), an empty body's as well."""
+
+
+NO_OPTIONS: Final[Mapping[str, Any]] = {}
