@@ -28,7 +28,7 @@ from outbox.producer.engine_hooks import (
     refuse_autocommit,
     refuse_if_rolled_back,
 )
-from outbox.store.database import CONFLICTS, error_code, translate
+from outbox.store.database import is_conflict, translate
 from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError
 from outbox_core.common.utf8_text import utf8_text
 from outbox_core.messages.broadcast_port import Start
@@ -237,7 +237,7 @@ def not_tried(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (DBAPIError, PoolTimeoutError) as error:
-        conflict = isinstance(error, DBAPIError) and error_code(error) in CONFLICTS
+        conflict = isinstance(error, DBAPIError) and is_conflict(error)
         raise NotTried(str(translate(error, engine.url)), conflict=conflict) from error
     except ConfigurationError as error:
         raise NotTried(str(error)) from error

@@ -27,16 +27,16 @@ from sqlalchemy.sql import quoted_name
 
 from outbox.alembic import is_of_outbox
 from outbox.store.database import (
-    LOCK_WAIT_TIMEOUT,
     MYSQL_DIALECTS,
     background_engine,
     database_errors,
-    error_code,
     open_engine,
     writing_engine,
 )
 from outbox.store.database_identity import SchemaOwner, owner_of, refuse_stranger, stranger_refused
 from outbox.store.database_url import sync_url
+from outbox.store.databases.port import Failure
+from outbox.store.databases.supported import failure_of
 from outbox.store.schema import message_table, outbox_tables
 from outbox.store.table_placement import (
     is_left_beside,
@@ -55,8 +55,6 @@ logger: EventLogger = EventLogger(__name__)
 LOCK_WAIT_SECONDS: Final = 1
 LOCK_REST_SECONDS: Final = 1.0
 LOCK_TRIES_MAX: Final = 60
-_ALTERED_BESIDE: Final = frozenset({1050, 1060, 1061, 1062, 1684})
-"""There is a table, column, index or row of this name, or a table cannot be described while it is altered."""
 _REVISION_MOVED: Final = "expected to match one row"
 
 
@@ -139,7 +137,7 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
             last_error = error
             if _is_of_another_upgrade(error):
                 logger.info("upgrade_beside_another", extra={"error": str(error).partition("\n")[0]})
-            elif isinstance(error, DBAPIError) and error_code(error) == LOCK_WAIT_TIMEOUT:
+            elif isinstance(error, DBAPIError) and failure_of(error.orig) is Failure.LOCK_WAIT_TIMEOUT:
                 logger.warning("upgrade_waits_for_table", extra={"error": str(error.orig)})
             else:
                 raise
@@ -157,7 +155,9 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
 
 def _is_of_another_upgrade(error: DBAPIError | CommandError) -> bool:
     """Returns whether another process has done this step since it was found undone, or is doing it."""
-    return _REVISION_MOVED in str(error) if isinstance(error, CommandError) else error_code(error) in _ALTERED_BESIDE
+    if isinstance(error, CommandError):
+        return _REVISION_MOVED in str(error)
+    return failure_of(error.orig) is Failure.ALTERED_BESIDE
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, TypeVar, assert_never
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -33,28 +34,12 @@ from outbox.producer.statement_effect import (
 )
 from outbox.producer.transaction_continuity import UNSEEN, Continuity
 from outbox.producer.unit_of_work import UnitOfWork, next_moment
-from outbox.store.database import (
-    DEADLOCK,
-    LOCK_WAIT_TIMEOUT,
-    MYSQL_DIALECTS,
-    RECORD_CHANGED,
-    error_code,
-    is_autocommit,
-)
+from outbox.store.database import MYSQL_DIALECTS, is_autocommit
+from outbox.store.databases.supported import known_database
 from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError, TransactionDoomed, UsageError
 
 OutboxT = TypeVar("OutboxT")
 
-_ENDS_TRANSACTION: Final = frozenset(
-    {
-        DEADLOCK,
-        RECORD_CHANGED,
-        1206,  # the lock table is full
-        1053,  # the server is shutting down
-        1153,  # larger than max_allowed_packet: the server closes the connection
-        3169,  # the session was killed
-    }
-)
 _doomed: WeakKeyDictionary[RootTransaction, BaseException] = WeakKeyDictionary()
 """By transaction, why the server ended it. No value may refer to its key, which would then be kept for ever."""
 _watched: WeakSet[Dialect] = WeakSet()
@@ -668,30 +653,11 @@ def _restore_savepoints(connection: Connection, statement: str) -> None:
 
 
 def _rolled_back(connection: Connection, error: DBAPIError) -> bool:
-    """Returns whether the database ended the whole transaction: always for a deadlock's victim; for a lock wait only
-    if it is so configured. Errors of a single statement (a killed query, NOWAIT, a duplicate) leave the transaction
-    open; on SQLite not those of OR ROLLBACK, ON CONFLICT ROLLBACK, RAISE(ROLLBACK) and of a full disk.
-    """
-    if connection.dialect.name == "sqlite":
-        transaction = _known(connection)
-        return transaction is not None and transaction.continuity.check_status()
-    match error_code(error):
-        case code if code in _ENDS_TRANSACTION:
-            return True
-        case code if code == LOCK_WAIT_TIMEOUT:
-            return _rolls_back_on_timeout(connection)
-        case _:
-            return False
+    """Returns whether the database ended the whole transaction; of one that is not ours, no error is known to."""
+    database = known_database(connection.dialect)
+    return database is not None and database.has_rolled_back(error.orig, connection, partial(_shows_end, connection))
 
 
-def _rolls_back_on_timeout(connection: Connection) -> bool:
-    """Reads the server's setting; if that fails, the connection is lost and the transaction with it."""
-    cursor: Any = connection.connection.cursor()
-    try:
-        cursor.execute("SELECT @@innodb_rollback_on_timeout")
-        row = cursor.fetchone()
-    except connection.dialect.loaded_dbapi.Error:
-        return True
-    finally:
-        cursor.close()
-    return bool(row and row[0])
+def _shows_end(connection: Connection) -> bool:
+    transaction = _known(connection)
+    return transaction is not None and transaction.continuity.check_status()

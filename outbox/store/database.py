@@ -19,7 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from outbox.store.database_url import read_url
-from outbox.store.databases.supported import database_named, database_of
+from outbox.store.databases.port import Failure
+from outbox.store.databases.supported import database_named, database_of, failure_of
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
 from outbox_core.common.mysql_session import pin_session
 from outbox_core.runtime.event_logger import EventLogger
@@ -46,24 +47,15 @@ CONFLICT_RETRIES_MAX: Final = 3
 BACKGROUND_LOCK_WAIT_SECONDS: Final = 5
 """How long background work waits for a lock on a row or table, whatever the server's setting: it is then retried, by
 when at least an operator's transaction must have ended."""
-DEADLOCK: Final = 1213
-LOCK_WAIT_TIMEOUT: Final = 1205
-NO_SUCH_INDEX: Final = 1176
-RECORD_CHANGED: Final = 1020  # MariaDB with innodb_snapshot_isolation, the default from 11.6.2 on
-ROLLED_BACK_AT_COMMIT: Final = 3101  # group replication: another member changed the row first
-CONFLICTS: Final = frozenset({DEADLOCK, LOCK_WAIT_TIMEOUT, RECORD_CHANGED, ROLLED_BACK_AT_COMMIT})
-_NO_SUCH_DATABASE: Final = 1049
-NO_SUCH_TABLE: Final = frozenset({1146, _NO_SUCH_DATABASE, 1054})  # no such table, no such database, no such column
-_LOGIN_REFUSED: Final = frozenset({1045, 1698})
-PRIVILEGE_MISSING: Final = frozenset({1044, 1142, 1143, 1227, 1370})
-_OPTION_FORBIDS: Final = 1290  # --read-only, but other options as well
-_READ_ONLY_SERVER: Final = frozenset({1836, 1874})
-_READ_ONLY_TRANSACTION: Final = 1792
-_PACKET_TOO_LARGE: Final = 1153
-_STATEMENT_BINLOG: Final = 1665
-_CANNOT_OPEN: Final = "unable to open database file"
-_CHECK_SERVER: Final = "check host, port and that it runs"
-_UNREACHABLE: Final = frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 3024, 4031})
+_CONFLICTS: Final = frozenset({Failure.CONFLICT, Failure.LOCK_WAIT_TIMEOUT})
+_SCHEMA_MISSING: Final = frozenset({Failure.DATABASE_MISSING, Failure.TABLE_MISSING})
+_MENDABLE: Final = _SCHEMA_MISSING | {
+    Failure.LOGIN_REFUSED,
+    Failure.PRIVILEGE_MISSING,
+    Failure.READ_ONLY_SERVER,
+    Failure.READ_ONLY_TRANSACTION,
+    Failure.STATEMENT_TOO_LARGE,
+}
 
 
 def open_engine(database: Engine | AsyncEngine | URL | str) -> Engine:
@@ -165,12 +157,13 @@ def retry_conflicts(transaction: Callable[[], T]) -> T:
         try:
             return transaction()
         except DBAPIError as error:
-            if error_code(error) not in CONFLICTS:
+            if not is_conflict(error):
                 raise
             logger.info("transaction_repeated", extra={"code": error_code(error)})
     return transaction()
 
 
+_CHECK_SERVER: Final = "check host, port and that it runs"
 _GRANTS: Final = (
     "SELECT, INSERT, UPDATE, DELETE; for `outbox db upgrade` CREATE, ALTER, INDEX and DROP as well; "
     "for a reconciliation SELECT alone, there and on the business's schema"
@@ -178,43 +171,47 @@ _GRANTS: Final = (
 
 
 def translate(error: DBAPIError | PoolTimeoutError, url: URL) -> OutboxError:
-    """Translates a driver's error to ours, with the cure. The only table of error codes."""
+    """Translates a driver's error to ours, with the cure. The only table of errors' texts."""
     shown = _shown(url)
     if isinstance(error, PoolTimeoutError):
         return DatabaseUnavailable(f"no free connection to {shown}; raise the pool size or lower the load")
-    code = error_code(error)
+    failure = failure_of(error.orig)
     server_text = str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
-    if is_schema_missing(error):
-        return _missing(code, server_text, url)
-    if code in _LOGIN_REFUSED:
-        return ConfigurationError(
-            f"the database refused the user or its password at {shown} ({server_text}); "
-            "check both, and the hosts from which this user may connect"
-        )
-    if code in PRIVILEGE_MISSING:
-        return ConfigurationError(
-            f"the user lacks a privilege at {shown} ({server_text}); check its grants on the outbox's schema: {_GRANTS}"
-        )
-    if code == _READ_ONLY_TRANSACTION:
-        return ConfigurationError(
-            f"this transaction of {shown} is READ ONLY ({server_text}); begin one that writes, and check "
-            "transaction_read_only"
-        )
-    if is_read_only(error):
-        return DatabaseUnavailable(
-            f"the database {shown} is read-only, so a replica or a primary that is being switched over ({server_text});"
-            " give the URL of the primary"
-        )
-    if code == _STATEMENT_BINLOG:
-        return ConfigurationError(
-            f"{shown} cannot log READ COMMITTED transactions ({server_text}); set binlog_format to ROW or MIXED there"
-        )
-    if code == _PACKET_TOO_LARGE:
-        return ConfigurationError(
-            f"a statement was too large for {shown} ({server_text}); raise max_allowed_packet there"
-        )
+    match failure:
+        case Failure.DATABASE_MISSING | Failure.TABLE_MISSING:
+            return _missing(failure, server_text, url)
+        case Failure.LOGIN_REFUSED:
+            return ConfigurationError(
+                f"the database refused the user or its password at {shown} ({server_text}); "
+                "check both, and the hosts from which this user may connect"
+            )
+        case Failure.PRIVILEGE_MISSING:
+            return ConfigurationError(
+                f"the user lacks a privilege at {shown} ({server_text}); check its grants on the outbox's schema: "
+                f"{_GRANTS}"
+            )
+        case Failure.READ_ONLY_TRANSACTION:
+            return ConfigurationError(
+                f"this transaction of {shown} is READ ONLY ({server_text}); begin one that writes, and check "
+                "transaction_read_only"
+            )
+        case Failure.READ_ONLY_SERVER:
+            return DatabaseUnavailable(
+                f"the database {shown} is read-only, so a replica or a primary that is being switched over "
+                f"({server_text}); give the URL of the primary"
+            )
+        case Failure.LOG_FORMAT:
+            return ConfigurationError(
+                f"{shown} cannot log READ COMMITTED transactions ({server_text}); set binlog_format to ROW or MIXED "
+                "there"
+            )
+        case Failure.STATEMENT_TOO_LARGE:
+            return ConfigurationError(
+                f"a statement was too large for {shown} ({server_text}); raise max_allowed_packet there"
+            )
     if is_unreachable(error):
-        cure = "check that its folder is there and may be written to" if _CANNOT_OPEN in server_text else _CHECK_SERVER
+        in_file = failure is Failure.FILE_UNREACHABLE
+        cure = "check that its folder is there and may be written to" if in_file else _CHECK_SERVER
         return DatabaseUnavailable(f"cannot reach the database {shown} ({server_text}); {cure}")
     return DatabaseUnavailable(f"the database {shown} failed a statement ({server_text})")
 
@@ -224,10 +221,10 @@ def _shown(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def _missing(code: int | None, server_text: str, url: URL) -> SchemaMissing:
+def _missing(failure: Failure, server_text: str, url: URL) -> SchemaMissing:
     """Returns the error for a missing database of the URL, or for missing tables."""
     shown = _shown(url)
-    if code == _NO_SUCH_DATABASE and url.database and f"'{url.database}'" in server_text:
+    if failure is Failure.DATABASE_MISSING and url.database and f"'{url.database}'" in server_text:
         return SchemaMissing(
             f"there is no database {url.database!r} at {shown}; create it, or name one that there is "
             "(with --schema, `outbox db upgrade` also takes a URL that names none, and ends with a slash)"
@@ -243,16 +240,19 @@ def error_code(error: DBAPIError) -> int | None:
     return arguments[0] if arguments and isinstance(arguments[0], int) else None
 
 
+def is_conflict(error: DBAPIError) -> bool:
+    """Returns whether the server rolled a transaction back for another one, or had it wait for too long."""
+    return failure_of(error.orig) in _CONFLICTS
+
+
 def is_schema_missing(error: DBAPIError) -> bool:
     """Returns whether the error means that a table, schema or column of ours is missing."""
-    server_text = str(error.orig)
-    return error_code(error) in NO_SUCH_TABLE or "no such table" in server_text or "has no column named" in server_text
+    return failure_of(error.orig) in _SCHEMA_MISSING
 
 
 def is_read_only(error: DBAPIError) -> bool:
     """Returns whether the error means that this server rejects writes: a replica, or a primary in a switch-over."""
-    code = error_code(error)
-    return code in _READ_ONLY_SERVER or (code == _OPTION_FORBIDS and "read" in str(error.orig).lower())
+    return failure_of(error.orig) is Failure.READ_ONLY_SERVER
 
 
 def is_unreachable(error: BaseException | None) -> bool:
@@ -261,18 +261,13 @@ def is_unreachable(error: BaseException | None) -> bool:
     """
     if not isinstance(error, DBAPIError):
         return isinstance(error, PoolTimeoutError)
-    return error_code(error) in _UNREACHABLE or error.connection_invalidated or _CANNOT_OPEN in str(error.orig)
+    failure = failure_of(error.orig)
+    return failure in {Failure.UNREACHABLE, Failure.FILE_UNREACHABLE} or error.connection_invalidated
 
 
 def is_mendable(error: DBAPIError) -> bool:
     """Returns whether translate() gives a cure that the driver's text lacks: tables, privileges, a read-only server."""
-    code = error_code(error)
-    return (
-        is_schema_missing(error)
-        or is_read_only(error)
-        or code in _LOGIN_REFUSED | PRIVILEGE_MISSING
-        or code in {_READ_ONLY_TRANSACTION, _PACKET_TOO_LARGE}
-    )
+    return failure_of(error.orig) in _MENDABLE
 
 
 def is_autocommit(connection: Connection) -> bool:

@@ -17,14 +17,16 @@ from sqlalchemy import ColumnElement, Connection, Engine, literal_column, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
-from outbox.store.database import MYSQL_DIALECTS, NO_SUCH_TABLE, PRIVILEGE_MISSING, is_schema_missing
+from outbox.store.database import MYSQL_DIALECTS, is_schema_missing
+from outbox.store.databases.port import Failure
+from outbox.store.databases.supported import failure_of
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import connect_once, table_place, tables_missing
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 from outbox_core.common.table_place import TablePlace
 
 _KEY: Final = "outbox.identity"
-_NOT_THERE: Final = NO_SUCH_TABLE | PRIVILEGE_MISSING
+_NOT_THERE: Final = frozenset({Failure.DATABASE_MISSING, Failure.TABLE_MISSING, Failure.PRIVILEGE_MISSING})
 """The server's answers where another outbox's tables are, or none."""
 
 
@@ -104,7 +106,7 @@ def _identity_at(connection: Connection, place: TablePlace) -> _Identity:
                 raise DBAPIError.instance(
                     question, (), error, driver_error, connection_invalidated=True, dialect=connection.dialect
                 ) from error
-            if not error.args or error.args[0] not in _NOT_THERE:
+            if failure_of(error) not in _NOT_THERE:
                 raise DatabaseUnavailable(f"a connection did not say which database it is on ({error})") from error
             return _Identity(None)
     return _Identity(None) if row is None else _Identity(str(row[0]), reads=str(row[1]).upper() not in {"0", "OFF"})

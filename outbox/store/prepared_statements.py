@@ -16,8 +16,8 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
-from outbox.store.database import NO_SUCH_INDEX, error_code
-from outbox.store.databases.supported import database_of
+from outbox.store.databases.port import Failure
+from outbox.store.databases.supported import database_of, failure_of
 
 _SIZES: Final = (1, 10, 50, 200, 1_000)
 """Lists are padded to one of these lengths with their last id, so that few statements are compiled. Longer ones are run
@@ -64,7 +64,7 @@ class HintedStatement:
         try:
             return self.hinted.run(connection, values)
         except DBAPIError as error:
-            if error_code(error) != NO_SUCH_INDEX:
+            if failure_of(error.orig) is not Failure.INDEX_MISSING:
                 raise
             return self.plain.run(connection, values)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, cast
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Connection,
     Delete,
     FromClause,
     Insert,
@@ -21,10 +22,42 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
-from outbox.store.databases.port import Database, Write
+from outbox.store.databases.port import Database, Failure, Write
 from outbox.store.databases.sql_text import name_in_sql, text_of
 
 _UTF8: Final = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
+
+_DEADLOCK: Final = 1213
+_LOCK_WAIT_TIMEOUT: Final = 1205
+_RECORD_CHANGED: Final = 1020  # MariaDB with innodb_snapshot_isolation, the default from 11.6.2 on
+_OPTION_FORBIDS: Final = 1290  # --read-only, but other options as well
+_CODES: Final[Mapping[Failure, frozenset[int]]] = {
+    # 3101 is of group replication: another member changed the row first.
+    Failure.CONFLICT: frozenset({_DEADLOCK, _RECORD_CHANGED, 3101}),
+    Failure.LOCK_WAIT_TIMEOUT: frozenset({_LOCK_WAIT_TIMEOUT}),
+    Failure.UNREACHABLE: frozenset({2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 3024, 4031}),
+    Failure.DATABASE_MISSING: frozenset({1049}),
+    Failure.TABLE_MISSING: frozenset({1146, 1054}),
+    Failure.INDEX_MISSING: frozenset({1176}),
+    Failure.LOGIN_REFUSED: frozenset({1045, 1698}),
+    Failure.PRIVILEGE_MISSING: frozenset({1044, 1142, 1143, 1227, 1370}),
+    Failure.READ_ONLY_SERVER: frozenset({1836, 1874}),
+    Failure.READ_ONLY_TRANSACTION: frozenset({1792}),
+    Failure.STATEMENT_TOO_LARGE: frozenset({1153}),
+    Failure.LOG_FORMAT: frozenset({1665}),
+    Failure.ALTERED_BESIDE: frozenset({1050, 1060, 1061, 1062, 1684}),
+}
+_FAILURES: Final[Mapping[int, Failure]] = {code: failure for failure, codes in _CODES.items() for code in codes}
+_ENDS_TRANSACTION: Final = frozenset(
+    {
+        _DEADLOCK,
+        _RECORD_CHANGED,
+        1206,  # the lock table is full
+        1053,  # the server is shutting down
+        1153,  # larger than max_allowed_packet: the server closes the connection
+        3169,  # the session was killed
+    }
+)
 
 
 class MySql(Database):
@@ -113,6 +146,40 @@ class MySql(Database):
     def stored_body(self, parameter: ColumnElement[Any]) -> ColumnElement[Any]:
         # An empty body's digits are NULL under EMPTY_STRING_IS_NULL (MariaDB).
         return func.coalesce(_unhex(parameter), literal_column("x''"))
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    def failure(self, driver_error: BaseException) -> Failure | None:
+        code = _code(driver_error)
+        if code == _OPTION_FORBIDS:
+            return Failure.READ_ONLY_SERVER if "read" in str(driver_error).lower() else None
+        return None if code is None else _FAILURES.get(code)
+
+    def has_rolled_back(
+        self, driver_error: BaseException | None, connection: Connection, status_shows_end: Callable[[], bool]
+    ) -> bool:
+        # Always for a deadlock's victim; for a lock wait only if it is so configured. Errors of a single statement (a
+        # killed query, NOWAIT, a duplicate) leave the transaction open.
+        code = _code(driver_error)
+        return code in _ENDS_TRANSACTION or (code == _LOCK_WAIT_TIMEOUT and _rolls_back_on_timeout(connection))
+
+
+def _code(driver_error: BaseException | None) -> int | None:
+    """Returns the server's error number, if the driver gives one."""
+    code = driver_error.args[0] if driver_error is not None and driver_error.args else None
+    return code if isinstance(code, int) else None
+
+
+def _rolls_back_on_timeout(connection: Connection) -> bool:
+    cursor: Any = connection.connection.cursor()
+    try:
+        cursor.execute("SELECT @@innodb_rollback_on_timeout")
+        row = cursor.fetchone()
+    except connection.dialect.loaded_dbapi.Error:
+        return True
+    finally:
+        cursor.close()
+    return bool(row and row[0])
 
 
 def _unhex(digits: ColumnElement[Any]) -> ColumnElement[Any]:

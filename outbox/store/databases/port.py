@@ -1,4 +1,4 @@
-"""Database: the questions whose answers differ by database, each asked once. Pure: opens no connection.
+"""Database: the questions whose answers differ by database, each asked once. Opens no connection.
 
 One class, so that whoever adds a database reads this page from top to bottom and answers it in one file, beside
 mysql.py and sqlite.py; supported.py then lists that file.
@@ -7,14 +7,43 @@ mysql.py and sqlite.py; supported.py then lists that file.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any, Final, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, Delete, FromClause, Insert, Select, Table, Update
+from sqlalchemy import ColumnElement, Connection, Delete, FromClause, Insert, Select, Table, Update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
 Write = TypeVar("Write", Update, Delete)
+
+
+class Failure(StrEnum):
+    """What an error of a driver means. An error has one meaning, and none where nobody acts on it."""
+
+    CONFLICT = "conflict"
+    """The server rolled the transaction back for another one: the same again may succeed."""
+    LOCK_WAIT_TIMEOUT = "lock_wait_timeout"
+    """Another transaction held a row or table for too long: a conflict as well."""
+    UNREACHABLE = "unreachable"
+    """The server did not answer, takes no connection, or ended this one: another statement would fail as well."""
+    FILE_UNREACHABLE = "file_unreachable"
+    """The database's file cannot be opened."""
+    DATABASE_MISSING = "database_missing"
+    TABLE_MISSING = "table_missing"
+    """A table or a column is missing."""
+    INDEX_MISSING = "index_missing"
+    """A hint names an index that the table lacks."""
+    LOGIN_REFUSED = "login_refused"
+    PRIVILEGE_MISSING = "privilege_missing"
+    READ_ONLY_SERVER = "read_only_server"
+    """A replica, or a primary in a switch-over."""
+    READ_ONLY_TRANSACTION = "read_only_transaction"
+    STATEMENT_TOO_LARGE = "statement_too_large"
+    LOG_FORMAT = "log_format"
+    """The server's log of changes cannot hold transactions of our isolation level."""
+    ALTERED_BESIDE = "altered_beside"
+    """There is a table, column, index or row of this name, or a table cannot be described while it is altered."""
 
 
 class Database(ABC):
@@ -118,6 +147,21 @@ class Database(ABC):
     @abstractmethod
     def stored_body(self, parameter: ColumnElement[Any]) -> ColumnElement[Any]:
         """Returns the bytes of a parameter of sent_body(), an empty body's as well."""
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def failure(self, driver_error: BaseException) -> Failure | None:
+        """Returns what an error means; None: nothing that anybody acts on, or it is another database's."""
+
+    @abstractmethod
+    def has_rolled_back(
+        self, driver_error: BaseException | None, connection: Connection, status_shows_end: Callable[[], bool]
+    ) -> bool:
+        """Returns whether an error that left the connection open has ended the whole transaction, and not its statement
+        alone. `status_shows_end` asks the driver's status, without I/O. A database that must ask its server does so on
+        this connection by the driver alone; where that fails, the connection is lost and the transaction with it.
+        """
 
 
 NO_OPTIONS: Final[Mapping[str, Any]] = {}

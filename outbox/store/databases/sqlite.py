@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Connection,
     FromClause,
     Insert,
     Select,
@@ -20,7 +21,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Dialect
 
-from outbox.store.databases.port import NO_OPTIONS, Database, Write
+from outbox.store.databases.port import NO_OPTIONS, Database, Failure, Write
+
+_FAILURES: Final[Mapping[str, Failure]] = {
+    "no such table": Failure.TABLE_MISSING,
+    "has no column named": Failure.TABLE_MISSING,
+    "unable to open database file": Failure.FILE_UNREACHABLE,
+}
+"""By a part of the error's text: a missing table has no number of its own."""
 
 
 class Sqlite(Database):
@@ -95,3 +103,15 @@ class Sqlite(Database):
 
     def stored_body(self, parameter: ColumnElement[Any]) -> ColumnElement[Any]:
         return parameter
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    def failure(self, driver_error: BaseException) -> Failure | None:
+        error_text = str(driver_error)
+        return next((failure for part, failure in _FAILURES.items() if part in error_text), None)
+
+    def has_rolled_back(
+        self, driver_error: BaseException | None, connection: Connection, status_shows_end: Callable[[], bool]
+    ) -> bool:
+        # Errors of OR ROLLBACK, ON CONFLICT ROLLBACK, RAISE(ROLLBACK) and of a full disk do, which no text says.
+        return status_shows_end()

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
 from outbox.store.databases.mysql import MySql
-from outbox.store.databases.port import Database
+from outbox.store.databases.port import Database, Failure
 from outbox.store.databases.sqlite import Sqlite
 from outbox_core.common.errors import ConfigurationError
 
@@ -37,6 +37,19 @@ def database_named(name: str) -> Database:
             "use a URL like mysql+pymysql://user@host/database or sqlite:///file.db"
         )
     return database
+
+
+def known_database(dialect: Dialect) -> Database | None:
+    """Returns the dialect's database; None for another's, whose engines a process may have beside the outbox's."""
+    return _BY_NAME.get(dialect.name)
+
+
+def failure_of(driver_error: BaseException | None) -> Failure | None:
+    """Returns what a driver's error means, whichever database it is of: their tables have no error in common."""
+    if driver_error is None:
+        return None
+    failures = (database.failure(driver_error) for database in _DATABASES)
+    return next((failure for failure in failures if failure is not None), None)
 
 
 # -- the types of columns, on whichever database they are created ------------------------------------------------------
