@@ -12,8 +12,9 @@ from compensator.assignment.instance_registry_port import LeaseOptions
 from compensator.assignment.lease_registry import LeaseRegistry
 from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased_assignment import LeasedAssignment
-from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine
+from outbox.store.database import background_engine, open_engine
 from outbox.store.database_url import sync_url
+from outbox.store.databases.supported import database_of
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
 
@@ -73,14 +74,12 @@ def lease_engine(database: URL | str, *, wait_ms_max: int) -> Engine:
     opened = open_engine(_with_timeouts(database, seconds + 1))
     background = background_engine(opened)
     opened.dispose()
-    if background.dialect.name in MYSQL_DIALECTS:
+    product = database_of(background.dialect)
 
-        def bound_lock_waits(connection: Any, _record: object) -> None:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {seconds}")
-            connection.commit()
+    def bound_lock_waits(connection: Any, _record: object) -> None:
+        product.bound_lock_waits(connection, seconds)
 
-        event.listen(background, "connect", bound_lock_waits)
+    event.listen(background, "connect", bound_lock_waits)
     return background
 
 

@@ -7,8 +7,9 @@ from typing import Final
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL
 
-from outbox.store.database import MYSQL_DIALECTS, background_engine, open_engine, pin_connections
+from outbox.store.database import background_engine, open_engine
 from outbox.store.database_url import sync_url
+from outbox.store.databases.supported import database_of
 
 STATEMENT_SECONDS_MAX: Final = 60
 """A server that does not answer for so long is dead; our longest statement deletes 200 rows by primary key."""
@@ -43,16 +44,16 @@ def autocommit_engine(engine: Engine, *, recycle_seconds: int = READS_RECYCLE_SE
     Connections older than `recycle_seconds` are replaced. On SQLite such a read takes no lock for which a producer
     waits.
     """
+    database = database_of(engine.dialect)
     reads = create_engine(
         engine.url,
         isolation_level="AUTOCOMMIT",
         skip_autocommit_rollback=True,
         pool_reset_on_return=None,
-        pool_pre_ping=engine.dialect.name in MYSQL_DIALECTS,
+        pool_pre_ping=database.pings,
         pool_recycle=recycle_seconds,
     )
-    if engine.dialect.name in MYSQL_DIALECTS:
-        pin_connections(reads)
+    database.pin_connections(reads)
     return reads
 
 

@@ -27,7 +27,6 @@ from sqlalchemy.sql import quoted_name
 
 from outbox.alembic import is_of_outbox
 from outbox.store.database import (
-    MYSQL_DIALECTS,
     background_engine,
     database_errors,
     open_engine,
@@ -36,7 +35,7 @@ from outbox.store.database import (
 from outbox.store.database_identity import SchemaOwner, owner_of, refuse_stranger, stranger_refused
 from outbox.store.database_url import sync_url
 from outbox.store.databases.port import Failure
-from outbox.store.databases.supported import failure_of
+from outbox.store.databases.supported import database_of, failure_of
 from outbox.store.schema import message_table, outbox_tables
 from outbox.store.table_placement import (
     is_left_beside,
@@ -127,11 +126,11 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
     between; steps that an attempt has completed are skipped by the next one, and so are those of another process that
     upgrades the same tables: of two that found a step undone, one fails in it.
     """
-    resting = threading.Event()
+    resting, database = threading.Event(), database_of(engine.dialect)
     last_error: DBAPIError | CommandError | None = None
     for _ in range(LOCK_TRIES_MAX):
         try:
-            with engine.begin() as connection, _short_lock_waits(connection):
+            with engine.begin() as connection, database.short_table_waits(connection, LOCK_WAIT_SECONDS):
                 return upgrade_once(connection)
         except (DBAPIError, CommandError) as error:
             last_error = error
@@ -158,21 +157,6 @@ def _is_of_another_upgrade(error: DBAPIError | CommandError) -> bool:
     if isinstance(error, CommandError):
         return _REVISION_MOVED in str(error)
     return failure_of(error.orig) is Failure.ALTERED_BESIDE
-
-
-@contextmanager
-def _short_lock_waits(connection: Connection) -> Iterator[None]:
-    """Limits the session's waits for tables to LOCK_WAIT_SECONDS, and restores its setting at the end."""
-    if connection.dialect.name not in MYSQL_DIALECTS:
-        yield
-        return
-    previous_seconds = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar_one()
-    connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_SECONDS:d}")
-    try:
-        yield
-    finally:
-        if not connection.invalidated:
-            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {previous_seconds:d}")
 
 
 def _upgrade_all(

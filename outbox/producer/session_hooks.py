@@ -33,7 +33,7 @@ from outbox.producer.engine_hooks import (
     without_frames,
 )
 from outbox.producer.unit_of_work import TOO_LATE, Savepoint, UnitOfWork
-from outbox.store.database import take_write_lock
+from outbox.store.databases.supported import known_database
 from outbox.store.row import OutboxRow
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 
@@ -356,7 +356,9 @@ def _after_begin(session: Session, transaction: SessionTransaction, connection: 
     state = _state_of(session)
     try:
         if state.writes_first and state.joined_by(connection) is None:
-            take_write_lock(connection)
+            database = known_database(connection.dialect)
+            if database is not None:
+                database.take_write_lock(connection)
     finally:
         # Behind the write lock, whose own ROLLBACK would be refused in a transaction that has messages.
         if not connection.invalidated:

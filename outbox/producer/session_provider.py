@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_sessi
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox.producer import session_hooks
+from outbox.store.databases.supported import database_of
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 
 AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any] | Connection
@@ -123,7 +124,7 @@ class SessionProvider:
         return session
 
     def _write_first(self, session: Session) -> None:
-        if self._engine.dialect.name == "sqlite":
+        if database_of(self._engine.dialect).locks_when_begun:
             session_hooks.write_first(session)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 from sqlalchemy import (
@@ -10,22 +12,30 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Delete,
+    Engine,
     FromClause,
     Insert,
     Select,
     Table,
+    event,
     func,
     insert,
     literal_column,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import URL, Dialect
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.pool import Pool
 from sqlalchemy.types import TypeEngine
 
-from outbox.store.databases.port import Database, Failure, Write
+from outbox.store.databases.port import BACKGROUND_LOCK_WAIT_SECONDS, Database, Failure, Write
 from outbox.store.databases.sql_text import name_in_sql, text_of
+from outbox_core.common.mysql_session import pin_session
 
 _UTF8: Final = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
+
+_CONNECT_TIMEOUT_SECONDS: Final = 10
+_IS_NEW: Final = "outbox.is_new"
 
 _DEADLOCK: Final = 1213
 _LOCK_WAIT_TIMEOUT: Final = 1205
@@ -147,6 +157,58 @@ class MySql(Database):
         # An empty body's digits are NULL under EMPTY_STRING_IS_NULL (MariaDB).
         return func.coalesce(_unhex(parameter), literal_column("x''"))
 
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    pings = True
+    locks_when_begun = False
+
+    def connect_arguments(self, url: URL) -> dict[str, Any]:
+        if url.get_driver_name() == "pymysql" and "connect_timeout" not in url.query:  # it would override the URL
+            return {"connect_args": {"connect_timeout": _CONNECT_TIMEOUT_SECONDS}}
+        return {}
+
+    def prepare_engine(self, engine: Engine) -> None:
+        pass
+
+    def prepare_background(self, engine: Engine, *, is_pinged: bool) -> None:
+        self.pin_connections(engine.pool)
+        event.listen(engine.pool, "connect", partial(_prepare_background, engine.dialect))
+        if not is_pinged:
+            event.listen(engine.pool, "checkout", partial(_replace_if_ended, engine.dialect))
+
+    def pin_connections(self, pool: Pool | Engine) -> None:
+        # In front: SQLAlchemy asks the first connection of a dialect its own questions, which a server may refuse.
+        event.listen(pool, "connect", _pin, insert=True)
+
+    def bound_lock_waits(self, driver_connection: Any, seconds: int) -> None:
+        with driver_connection.cursor() as cursor:
+            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {seconds}")
+        driver_connection.commit()
+
+    @contextmanager
+    def short_table_waits(self, connection: Connection, seconds: int) -> Iterator[None]:
+        previous_seconds = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar_one()
+        connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {seconds:d}")
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {previous_seconds:d}")
+
+    def is_autocommit(self, connection: Connection) -> bool:
+        # The driver knows, where it can be asked: an option that SQLAlchemy refused, as in the middle of a transaction,
+        # stays among the connection's.
+        driver_connection = connection.connection.dbapi_connection
+        if driver_connection is None:
+            return connection.engine.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
+        try:
+            return connection.dialect.detect_autocommit_setting(driver_connection)
+        except NotImplementedError:
+            return connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
+
+    def take_write_lock(self, connection: Connection) -> None:
+        pass
+
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def failure(self, driver_error: BaseException) -> Failure | None:
@@ -162,6 +224,50 @@ class MySql(Database):
         # killed query, NOWAIT, a duplicate) leave the transaction open.
         code = _code(driver_error)
         return code in _ENDS_TRANSACTION or (code == _LOCK_WAIT_TIMEOUT and _rolls_back_on_timeout(connection))
+
+
+def _pin(connection: Any, _record: object) -> None:
+    with closing(connection.cursor()) as cursor:
+        pin_session(cursor)
+
+
+def _prepare_background(dialect: Dialect, connection: Any, record: Any) -> None:
+    record.info[_IS_NEW] = True
+    with closing(connection.cursor()) as cursor:
+        # Again: a pool inherits the listeners of the business's engine, and these were called behind the first pin.
+        pin_session(cursor)
+        cursor.execute(
+            f"SET SESSION innodb_lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}, "
+            f"SESSION lock_wait_timeout = {BACKGROUND_LOCK_WAIT_SECONDS}"
+        )
+    # Set on the dialect, so that even an AUTOCOMMIT engine has transactions here: archiving and removing a row are one.
+    dialect.set_isolation_level(connection, "READ COMMITTED")
+    if hasattr(connection, "set_character_set"):  # for both server and driver; a URL may have charset=latin1
+        connection.set_character_set("utf8mb4")
+    elif dialect.is_async:
+        connection.run_async(_speak_utf8mb4)
+    connection.commit()
+
+
+async def _speak_utf8mb4(driver_connection: Any) -> None:
+    # asyncmy 0.2.18 uses an attribute that its character set lacks: there the URL's character set stays. All that the
+    # sender reads and writes is ASCII, except the broker's error texts.
+    with suppress(AttributeError):
+        await driver_connection.set_charset("utf8mb4")
+
+
+def _replace_if_ended(dialect: Dialect, connection: Any, record: Any, _fairy: object) -> None:
+    if record.info.pop(_IS_NEW, False):
+        return
+    try:
+        if dialect.is_async:
+            # SQLAlchemy 2.0.43 calls ping() of asyncmy and aiomysql as PyMySQL's is called: 1.2's needs no argument,
+            # theirs does, and each checkout failed with a TypeError.
+            connection.ping(reconnect=False)
+        else:
+            dialect.do_ping(connection)
+    except dialect.loaded_dbapi.Error as error:
+        raise DisconnectionError("the server has ended this connection") from error  # the pool opens another one
 
 
 def _code(driver_error: BaseException | None) -> int | None:

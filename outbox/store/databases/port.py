@@ -8,14 +8,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Delete, FromClause, Insert, Select, Table, Update
-from sqlalchemy.engine import Dialect
+from sqlalchemy import ColumnElement, Connection, Delete, Engine, FromClause, Insert, Select, Table, Update
+from sqlalchemy.engine import URL, Dialect
+from sqlalchemy.pool import Pool
 from sqlalchemy.types import TypeEngine
 
 Write = TypeVar("Write", Update, Delete)
+
+WRITE_LOCK_FIRST: Final = "outbox_write_lock_first"
+"""The execution option of Connections whose transactions take SQLite's write lock when they begin (BEGIN IMMEDIATE).
+
+A transaction that reads first cannot become a writer after another one has written: it fails immediately with "database
+is locked". One that begins as a writer waits for the lock.
+"""
+BACKGROUND_LOCK_WAIT_SECONDS: Final = 5
+"""How long background work waits for a lock on a row or table, whatever the server's setting: it is then retried, by
+when at least an operator's transaction must have ended."""
 
 
 class Failure(StrEnum):
@@ -147,6 +159,60 @@ class Database(ABC):
     @abstractmethod
     def stored_body(self, parameter: ColumnElement[Any]) -> ColumnElement[Any]:
         """Returns the bytes of a parameter of sent_body(), an empty body's as well."""
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    pings: bool
+    """Whether a server may end a connection that nobody uses, so that a pool asks it before it lends it."""
+    locks_when_begun: bool
+    """Whether a transaction that will write takes the write lock when it begins (see WRITE_LOCK_FIRST)."""
+
+    @abstractmethod
+    def connect_arguments(self, url: URL) -> dict[str, Any]:
+        """Returns arguments of create_engine() that bound how long a new connection may take, unless the URL does."""
+
+    @abstractmethod
+    def prepare_engine(self, engine: Engine) -> None:
+        """Give an engine of the business real transactions, with savepoints inside them, where its driver has others.
+        Idempotent. Raises ConfigurationError where it cannot serve several threads.
+        """
+
+    @abstractmethod
+    def prepare_background(self, engine: Engine, *, is_pinged: bool) -> None:
+        """Give an engine with a pool of its own what background work needs, whatever the business's settings are.
+
+        READ COMMITTED: our DELETE and UPDATE must never lock a gap that a producer's INSERT needs. Unicode in both
+        directions, or keys would be read back as question marks. Waits of BACKGROUND_LOCK_WAIT_SECONDS at most; the
+        session variables of pin_connections(). A connection that the server has ended, since it was idle for too long,
+        is replaced before it is used; `is_pinged`: the pool does so already.
+        """
+
+    @abstractmethod
+    def pin_connections(self, pool: Pool | Engine) -> None:
+        """Pin the session variables on which our statements depend on all connections that it makes, before anybody's
+        first statement there.
+        """
+
+    @abstractmethod
+    def bound_lock_waits(self, driver_connection: Any, seconds: int) -> None:
+        """Have a new connection of background work wait for a row's lock for so long at most."""
+
+    @abstractmethod
+    def short_table_waits(self, connection: Connection, seconds: int) -> AbstractContextManager[None]:
+        """Limits the waits of the session's DDL for tables to this time inside the block."""
+
+    @abstractmethod
+    def is_autocommit(self, connection: Connection) -> bool:
+        """Returns whether each statement commits by itself. No I/O."""
+
+    @abstractmethod
+    def take_write_lock(self, connection: Connection) -> None:
+        """Begin a transaction anew, with the write lock, that has only just begun and has no statement yet; where only
+        rows are locked, and where the driver begins transactions by itself, this does nothing.
+
+        SQLAlchemy 2.0 cannot tell the engine beforehand: its Sessions have no execution options. Raises
+        OperationalError where the lock is not free in time.
+        """
 
     # -- errors ------------------------------------------------------------------------------------------------------
 

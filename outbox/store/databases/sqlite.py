@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    Engine,
     FromClause,
     Insert,
     Select,
     Table,
+    event,
     func,
     insert,
     literal_column,
     select,
 )
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import URL, Dialect, ExceptionContext
+from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
-from outbox.store.databases.port import NO_OPTIONS, Database, Failure, Write
+from outbox.store.databases.port import NO_OPTIONS, WRITE_LOCK_FIRST, Database, Failure, Write
+from outbox_core.common.errors import ConfigurationError
 
+_BUSY_TIMEOUT_MS: Final = 30_000
 _FAILURES: Final[Mapping[str, Failure]] = {
     "no such table": Failure.TABLE_MISSING,
     "has no column named": Failure.TABLE_MISSING,
@@ -104,6 +111,61 @@ class Sqlite(Database):
     def stored_body(self, parameter: ColumnElement[Any]) -> ColumnElement[Any]:
         return parameter
 
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    pings = False
+    locks_when_begun = True
+
+    def connect_arguments(self, url: URL) -> dict[str, Any]:
+        return {}
+
+    def prepare_engine(self, engine: Engine) -> None:
+        """Give it BEGIN, savepoints inside it, WAL, a busy timeout.
+
+        The driver's legacy mode begins a transaction late and commits it when the first savepoint is released, which
+        would commit half a business transaction. With WRITE_LOCK_FIRST the write lock is acquired first; other
+        transactions begin as is SQLite's default, so that read-only ones do not wait. An engine may begin its
+        transactions in a listener of its own, as SQLAlchemy's manual shows, and may set the driver's `autocommit`.
+        """
+        if isinstance(engine.pool, StaticPool | SingletonThreadPool):
+            raise ConfigurationError(
+                "an SQLite database in memory cannot be shared with the sender's thread; use a file: sqlite:///file.db"
+            )
+        if not event.contains(engine, "begin", _begin):
+            event.listen(engine, "connect", _set_pragmas)
+            event.listen(engine, "begin", _begin)
+            event.listen(engine, "handle_error", _refuse_second_begin)
+            if engine.dialect.is_async:
+                event.listen(engine, "do_connect", _leave_out_autocommit)
+
+    def prepare_background(self, engine: Engine, *, is_pinged: bool) -> None:
+        event.listen(engine, "begin", _begin)
+        engine.update_execution_options(**{WRITE_LOCK_FIRST: True})
+
+    def pin_connections(self, pool: Pool | Engine) -> None:
+        pass
+
+    def bound_lock_waits(self, driver_connection: Any, seconds: int) -> None:
+        pass
+
+    def short_table_waits(self, connection: Connection, seconds: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def is_autocommit(self, connection: Connection) -> bool:
+        # prepare_engine begins real transactions whatever the driver's mode; an engine that asks for none is taken at
+        # its word.
+        return connection.engine.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
+
+    def take_write_lock(self, connection: Connection) -> None:
+        if not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+            return
+        connection.exec_driver_sql("ROLLBACK")
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except BaseException:
+            connection.exec_driver_sql("BEGIN")  # who goes on after this error must not write outside of a transaction
+            raise
+
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def failure(self, driver_error: BaseException) -> Failure | None:
@@ -115,3 +177,50 @@ class Sqlite(Database):
     ) -> bool:
         # Errors of OR ROLLBACK, ON CONFLICT ROLLBACK, RAISE(ROLLBACK) and of a full disk do, which no text says.
         return status_shows_end()
+
+
+def _set_pragmas(connection: Any, _record: object) -> None:
+    _switch_off_autocommit(connection)
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    try:
+        cursor.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = FULL")
+    finally:
+        cursor.close()
+
+
+def _switch_off_autocommit(driver_connection: Any) -> None:
+    # Since Python 3.12: with True COMMIT and ROLLBACK do nothing, with False a transaction is always open already.
+    legacy = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", None)
+    if legacy is not None and getattr(driver_connection, "autocommit", legacy) != legacy:
+        driver_connection.autocommit = True  # it ends the transaction in which nothing has happened yet
+        driver_connection.autocommit = legacy
+
+
+def _leave_out_autocommit(_dialect: Dialect, _record: object, _arguments: object, options: dict[str, Any]) -> None:
+    options.pop("autocommit", None)  # aiosqlite has no attribute for it
+
+
+def _begin(connection: Connection) -> None:
+    locks_first = connection.get_execution_options().get(WRITE_LOCK_FIRST, False)
+    driver_connection: Any = connection.connection.driver_connection
+    _switch_off_autocommit(driver_connection)  # of a connection from before prepare_engine
+    if not driver_connection.in_transaction:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if locks_first else "BEGIN")
+    elif locks_first:  # a listener of the engine's own has begun it
+        SQLITE.take_write_lock(connection)
+
+
+def _refuse_second_begin(context: ExceptionContext) -> None:
+    connection = context.connection
+    is_beginning = connection is not None and not connection.in_transaction()
+    if is_beginning and "within a transaction" in str(context.original_exception):
+        raise ConfigurationError(
+            "this engine has a listener that begins its transactions, and the outbox's had begun this one: add it "
+            "before the Outbox, Inbox or consumer is made on the engine, which then leaves the BEGIN to it"
+        ) from context.original_exception
+
+
+SQLITE: Final = Sqlite()

@@ -11,10 +11,10 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.store.databases.mysql import MySql
 from outbox.store.databases.port import Database, Failure
-from outbox.store.databases.sqlite import Sqlite
+from outbox.store.databases.sqlite import SQLITE
 from outbox_core.common.errors import ConfigurationError
 
-_DATABASES: Final[tuple[Database, ...]] = (MySql(), Sqlite())
+_DATABASES: Final[tuple[Database, ...]] = (MySql(), SQLITE)
 _BY_NAME: Final[Mapping[str, Database]] = {name: database for database in _DATABASES for name in database.names}
 
 TABLE_OPTIONS: Final[Mapping[str, Any]] = {
