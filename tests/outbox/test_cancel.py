@@ -64,7 +64,7 @@ def _delay_service(folder: Path, clock: AdvancingClock, stack: ExitStack) -> Bro
     front = DelayProxy(DelayStore.open(segments), target, clock=clock, syncs=syncs)
     front.start()
     stack.callback(front.close)
-    server = stack.enter_context(serving(front))
+    server = stack.enter_context(serving(front.served()))
     return Brokers(HttpBroker(server.url), target, clock)
 
 
