@@ -91,9 +91,11 @@ class Participant(Generic[OutboxT]):
     Refers to no Session or Connection: the driver's transaction keeps it when these are gone, and must not keep them.
     """
 
-    __slots__ = ("is_owner", "is_sealed", "units")
+    __slots__ = ("has_changes", "is_owner", "is_sealed", "units")
 
-    def __init__(self, *, is_owner: bool = False) -> None:
+    def __init__(self, *, has_changes: Callable[[], bool], is_owner: bool = False) -> None:
+        self.has_changes: Callable[[], bool] = has_changes
+        """Whether the Session has changes to flush."""
         self.is_owner: bool = is_owner
         """Whether the Session alone may commit, as one that the outbox has opened."""
         self.is_sealed: bool = False
@@ -117,6 +119,12 @@ class Participant(Generic[OutboxT]):
         if self.has_unwritten(undone) or any(unit.written for unit in self.units.values()):
             raise unsent_error(words)
 
+    def doubt(self, began: int) -> None:
+        """Called at a rollback to a savepoint that began at this logical time."""
+        if self.units and self.has_changes():
+            for unit in self.units.values():
+                unit.doubt(began)
+
     def has_unwritten(self, undone: Sequence[tuple[int, int]]) -> bool:
         """Returns whether a commit now would lose messages."""
         return any(unit.is_unwritten(undone) for unit in self.units.values())
@@ -132,6 +140,15 @@ class DriverSavepoint:
     """Whether a rollback to it, or to one around it, was sent and has succeeded."""
 
 
+@dataclass(frozen=True, slots=True)
+class _HeldSend:
+    """What is to be sent after a COMMIT: the logical times at which its first message was published, and written."""
+
+    since: int
+    written: int
+    act: Callable[[], None]
+
+
 class DriverTransaction:
     """The state of a driver connection's transaction, which may outlive the Sessions that use it.
 
@@ -139,8 +156,8 @@ class DriverTransaction:
     """
 
     __slots__ = (
-        "_before_rollback", "_held", "_participants", "_savepoints", "continuity", "driver_connection", "ended_by",
-        "has_mark", "is_idle", "is_joined", "is_over", "is_undone", "swallowed", "undone", "writes",
+        "_before_rollback", "_held", "_lost", "_participants", "_savepoints", "continuity", "driver_connection",
+        "ended_by", "has_mark", "is_idle", "is_joined", "is_over", "is_undone", "swallowed", "undone", "writes",
     )  # fmt: skip
 
     def __init__(self, driver_connection: Any, dialect: Dialect) -> None:
@@ -166,8 +183,10 @@ class DriverTransaction:
         self.undone: list[tuple[int, int]] = []
         """The spans of logical time that were rolled back to savepoints (see next_moment)."""
         self._savepoints: list[DriverSavepoint] = []
-        self._held: list[tuple[int, Callable[[], None]]] = []
-        self._before_rollback = (self.undone, self._held, self._savepoints, self._savepoints)
+        self._held: list[_HeldSend] = []
+        self._lost: list[int] = []
+        """When what was published whose rows alone were rolled back to a savepoint: the business's rows are older."""
+        self._before_rollback = (self.undone, self._held, self._lost, self._savepoints, self._savepoints)
 
     def join(self, participant: Participant[Any]) -> None:
         """Register a Session's part, to be asked before the transaction ends. Idempotent."""
@@ -183,16 +202,21 @@ class DriverTransaction:
         if not participant.has_unwritten(self.undone) and participant in self._participants:
             self._participants.remove(participant)
 
-    def when_committed(self, act: Callable[[], None]) -> None:
+    def when_committed(self, act: Callable[[], None], *, since: int) -> None:
         """Call `act`, which must not raise nor refer to a Connection, after the COMMIT; not if the transaction, or its
-        part since a savepoint, is rolled back.
+        part since a savepoint, is rolled back. `since`: when the first of the messages that it sends was published.
         """
-        self._held.append((next_moment(), act))
+        self._held.append(_HeldSend(since, next_moment(), act))
 
     def refuse_commit(self) -> None:
-        """Raise UsageError if a participant has not written its messages yet."""
+        """Raise UsageError if a participant has not written its messages yet, or what it wrote is gone again."""
         for participant in self._participants:
             participant.refuse_commit(self.undone)
+        if self._lost:
+            raise NoTransaction(
+                "this commit would leave messages behind: their Session has written them in a savepoint of its "
+                "Connection that was rolled back, and had published them before it: roll back, and run it again"
+            )
 
     def refuse_if_ended_unseen(self) -> None:
         """Called before a COMMIT: raise NoTransaction if there are messages in it, and what they were written with has
@@ -221,7 +245,7 @@ class DriverTransaction:
         for participant in self._participants:  # any() of a generator takes twice the time, at each commit
             if participant.units:
                 return True
-        return bool(self._held)
+        return bool(self._held or self._lost)
 
     def settle(self) -> None:
         """Ask the server whether what may have ended the transaction has. Raises the driver's error."""
@@ -244,8 +268,8 @@ class DriverTransaction:
     def committed(self) -> None:
         """Called after the COMMIT: run the registered functions."""
         held, self._held = self._held, []
-        for _, act in held:
-            act()
+        for send in held:
+            send.act()
 
     def end(self, *, is_undone: bool) -> None:
         """Called when it is committed, or rolled back as a whole."""
@@ -260,7 +284,7 @@ class DriverTransaction:
         """
         for participant in self._participants:
             participant.refuse_end(words, self.undone)
-        if self._held:
+        if self._held or self._lost:
             raise unsent_error(words)
         self.continuity.expect_end()
         if self.writes or self._savepoints:
@@ -293,17 +317,21 @@ class DriverTransaction:
         began = _BEFORE_ALL if index is None else self._savepoints[index].began
         kept, undone = self._savepoints[: 0 if index is None else index + 1], self._savepoints[index or 0 :]
         undone = [savepoint for savepoint in undone if not savepoint.is_undone]
-        self._before_rollback = (self.undone, self._held, self._savepoints, undone)
+        self._before_rollback = (self.undone, self._held, self._lost, self._savepoints, undone)
+        for participant in self._participants:
+            participant.doubt(began)
         for savepoint in undone:
             savepoint.is_undone = True
         self._savepoints = kept
         # A longer span replaces those inside it, which bounds the list by the number of consecutive savepoints.
         self.undone = [span for span in self.undone if span[0] < began] + [(began, next_moment())]
-        self._held = [held for held in self._held if held[0] < began]
+        self._lost = [since for since in self._lost if since < began]
+        self._lost += [send.since for send in self._held if send.since < began < send.written]
+        self._held = [send for send in self._held if send.written < began]
 
     def restore(self) -> None:
         """Called when the rollback to a savepoint failed: nothing was rolled back."""
-        self.undone, self._held, self._savepoints, undone = self._before_rollback
+        self.undone, self._held, self._lost, self._savepoints, undone = self._before_rollback
         for savepoint in undone:
             savepoint.is_undone = False
 

@@ -109,14 +109,19 @@ class _SessionState:
     collected. The application cannot reach it, as it could `Session.info`.
     """
 
+    has_changes: Callable[[], bool]
+    """Whether the Session has changes to flush."""
     is_owner: bool = False
     writes_first: bool = False
     """Whether its transaction acquires SQLite's write lock when it begins."""
     joined: list[_JoinedConnection] = field(default_factory=list)
     scopes: list[_Scope] = field(default_factory=list)
-    participant: Participant[CommitHandler] = field(default_factory=Participant)
+    participant: Participant[CommitHandler] = field(init=False)
     gone_savepoint: bool = False
     """Whether a savepoint ended otherwise than the Session believes: its rows stand, or went, without its messages."""
+
+    def __post_init__(self) -> None:
+        self.participant = Participant(has_changes=self.has_changes, is_owner=self.is_owner)
 
     def joined_by(self, connection: Connection) -> _JoinedConnection | None:
         """Returns how this Connection is joined, if it is."""
@@ -126,7 +131,7 @@ class _SessionState:
         """The transaction has ended: forget it."""
         self.writes_first = self.gone_savepoint = False
         self.joined, self.scopes = [], []
-        self.participant = Participant(is_owner=self.is_owner)
+        self.participant = Participant(has_changes=self.has_changes, is_owner=self.is_owner)
 
     def scope(self, transaction: SessionTransaction) -> _Scope:
         """Returns the scope of this transaction or savepoint."""
@@ -145,8 +150,13 @@ _states: Final[weakref.WeakKeyDictionary[Session, _SessionState]] = weakref.Weak
 def _state_of(session: Session) -> _SessionState:
     state = _states.get(session)
     if state is None:
-        state = _states[session] = _SessionState()
+        state = _states[session] = _SessionState(partial(_has_changes, weakref.ref(session)))
     return state
+
+
+def _has_changes(session_ref: weakref.ref[Session]) -> bool:
+    session = session_ref()
+    return session is not None and bool(session.new or session.dirty or session.deleted)
 
 
 def unit_of(session: Session, box: CommitHandler) -> UnitOfWork:
@@ -265,7 +275,14 @@ def _before_commit(session: Session) -> None:
         _refuse_if_doomed(state, box)
         if unit.rows and not unit.written:
             connection = _connection_for(session, state, box)
-            unit.forget(undone_spans(connection))
+            spans = undone_spans(connection)
+            if unit.is_doubtful(spans):
+                raise NoTransaction(
+                    "a savepoint was rolled back below this session, which had published in it and had changes to "
+                    "flush: these stand now, and their messages may be gone: roll back, and run it again; flush before "
+                    "a savepoint is rolled back below the session"
+                )
+            unit.forget(spans)
             if unit.rows:
                 box.write(connection, unit)
                 unit.transaction = driver_transaction(connection)
@@ -474,7 +491,7 @@ def _send_when_committed(box: CommitHandler, unit: UnitOfWork) -> None:
     if transaction is None or transaction.is_over:
         act()
     else:
-        transaction.when_committed(act)
+        transaction.when_committed(act, since=unit.since)
 
 
 def _after_rollback(session: Session) -> None:

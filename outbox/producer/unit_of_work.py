@@ -34,8 +34,8 @@ class OpenTransaction(Protocol):
     def is_over(self) -> bool:
         """Returns whether it is committed or rolled back."""
 
-    def when_committed(self, act: Callable[[], None]) -> None:
-        """Call `act` after its COMMIT."""
+    def when_committed(self, act: Callable[[], None], *, since: int) -> None:
+        """Call `act` after its COMMIT, which fails where what was published `since` is lost before."""
 
 
 class UnitOfWork:
@@ -46,11 +46,14 @@ class UnitOfWork:
     """
 
     __slots__ = (
-        "_entries", "closed", "failed", "transaction", "withdrawals", "written", "written_at_ms", "written_rows",
+        "_doubtful", "_entries", "closed", "failed", "transaction", "withdrawals", "written", "written_at_ms",
+        "written_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._entries: list[tuple[OutboxRow, tuple[Savepoint, ...], int]] = []
+        self._doubtful: set[int] = set()
+        """When those were published that a rollback to a savepoint took while their Session had changes to flush."""
         self.written: bool = False
         self.written_rows: Sequence[OutboxRow] = ()
         self.withdrawals: Sequence[OutboxRow] = ()
@@ -80,6 +83,18 @@ class UnitOfWork:
         """Discard the rows that were published inside this savepoint, or in a released one inside it."""
         self._entries = [entry for entry in self._entries if all(enclosing is not savepoint for enclosing in entry[1])]
 
+    def doubt(self, began: int) -> None:
+        """Called at a rollback to a savepoint that began at this logical time, while the Session has changes to flush:
+        what was published since may be about them, and they will stand.
+        """
+        self._doubtful |= {moment for *_, moment in self._entries if moment > began}
+
+    def is_doubtful(self, spans: Sequence[tuple[int, int]]) -> bool:
+        """Returns whether what these spans took may be about rows that stand."""
+        return bool(self._doubtful) and any(
+            moment in self._doubtful and _is_within(moment, spans) for *_, moment in self._entries
+        )
+
     def forget(self, spans: Sequence[tuple[int, int]]) -> None:
         """Discard the rows published in these spans of logical time, which were rolled back to a savepoint."""
         if spans:
@@ -87,7 +102,14 @@ class UnitOfWork:
 
     def is_unwritten(self, spans: Sequence[tuple[int, int]]) -> bool:
         """Returns whether a commit now would lose messages, other than those of these spans."""
-        return not self.written and not all(_is_within(moment, spans) for _, _, moment in self._entries)
+        if self.written:
+            return False
+        return self.is_doubtful(spans) or not all(_is_within(moment, spans) for *_, moment in self._entries)
+
+    @property
+    def since(self) -> int:
+        """Returns the logical time of the first publish."""
+        return self._entries[0][2]
 
     @property
     def rows(self) -> Sequence[OutboxRow]:

@@ -146,6 +146,54 @@ def test_a_held_back_message_goes_down_with_the_savepoint_around_its_session(
     assert (shop.payments(), shop.rows()) == ([1], [])
 
 
+@pytest.mark.parametrize("end", ["ROLLBACK TO", "rollback", "close"])
+def test_a_message_that_a_younger_savepoint_took_with_it_fails_the_commit_of_its_row(
+    shop: Shop, broker: RecordingBroker, end: str
+) -> None:
+    box = shop.box(broker)
+
+    with shop.engine.connect() as connection:
+        connection.begin()
+        with Session(connection, join_transaction_mode="rollback_only") as session:
+            pay(box, session, 1)
+            if end == "ROLLBACK TO":
+                connection.execute(text("SAVEPOINT here"))
+                session.commit()
+                connection.execute(text("ROLLBACK TO SAVEPOINT here"))
+            else:
+                savepoint = connection.begin_nested()
+                session.commit()
+                getattr(savepoint, end)()
+        with pytest.raises(NoTransaction, match="written them in a savepoint of its Connection that was rolled back"):
+            connection.commit()
+        connection.rollback()
+        with Session(connection) as session:
+            pay(box, session, 2)
+            session.commit()
+
+    assert sent_and_closed(box, broker) == ["paid.2"]
+    assert (shop.payments(), shop.rows()) == ([2], [])
+
+
+def test_a_message_that_a_younger_savepoint_took_with_it_is_forgotten_with_the_savepoint_around_both(
+    shop: Shop, broker: RecordingBroker
+) -> None:
+    box = shop.box(broker)
+
+    with shop.engine.begin() as connection:
+        around = connection.begin_nested()
+        with Session(connection, join_transaction_mode="rollback_only") as session:
+            pay(box, session, 1)
+            younger = connection.begin_nested()
+            session.commit()
+            younger.rollback()
+        around.rollback()
+        connection.execute(insert(Payment).values(id=2, note=""))
+
+    assert sent_and_closed(box, broker) == []
+    assert (shop.payments(), shop.rows()) == ([2], [])
+
+
 def test_two_phases_of_an_outer_transaction_send_what_they_held_back(mysql_shop: Shop, broker: RecordingBroker) -> None:
     box = mysql_shop.box(broker)
 

@@ -344,3 +344,37 @@ def test_a_savepoint_of_an_async_session_that_its_connection_released_fails_the_
 
     assert not any(run(shop, job))
     assert (shop.payments(), shop.rows()) == ([], [])
+
+
+@pytest.mark.parametrize("others", ["another session", "its connection", "a statement"])
+def test_a_row_that_was_not_flushed_when_others_rolled_back_a_savepoint_is_not_committed_without_its_message(
+    shop: Shop, broker: RecordingBroker, others: str
+) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+
+    with shop.engine.connect() as connection:
+        connection.begin()
+        other = Session(connection, join_transaction_mode="create_savepoint")
+        session = Session(connection, join_transaction_mode="rollback_only")
+        if others == "another session":
+            other.execute(text("SELECT 1"))
+        elif others == "its connection":
+            savepoint = connection.begin_nested()
+        else:
+            connection.execute(text("SAVEPOINT here"))
+        session.add(Payment(id=1))
+        box.publish("paid.1", "", session=session)
+        if others == "another session":
+            other.rollback()
+        elif others == "its connection":
+            savepoint.rollback()
+        else:
+            connection.execute(text("ROLLBACK TO SAVEPOINT here"))
+        with pytest.raises(NoTransaction, match="had changes to flush"):
+            session.commit()
+        session.close()
+        other.close()
+        with contextlib.suppress(NoTransaction):
+            connection.commit()
+
+    assert (shop.payments(), shop.rows()) == ([], [])
