@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -506,8 +507,26 @@ def _execute(cursor: Any, statement: str, _parameters: object, context: Executio
             _begin_before_rows(context.root_connection, cursor)
             transaction.is_idle = False
         transaction.writes = True
+        _check_status_behind(context, transaction)
     elif connection.in_transaction():  # else it is the BEGIN itself
         _follow(connection, transaction, parsed, statement, cursor)
+
+
+def _check_status_behind(context: ExecutionContext, transaction: DriverTransaction) -> None:
+    """Look at the driver's status right behind a Session's first write: what goes past SQLAlchemy may be the next, and
+    what that ends must have been seen open. Refers to no context: its Connection would stay until it is collected.
+    """
+    if not (transaction.is_joined and transaction.continuity.has_seen_none):
+        return
+    context_ref, post_exec = weakref.ref(context), type(context).post_exec
+
+    def check() -> None:
+        executed = context_ref()
+        if executed is not None:
+            post_exec(executed)
+        transaction.check_status()
+
+    context.post_exec = check  # type: ignore[method-assign]
 
 
 def _follow(

@@ -88,6 +88,11 @@ class Continuity:
         was_open, self._was_open = self._was_open, self._has_transaction(self._driver_connection)
         return was_open and not self._was_open
 
+    @property
+    def has_seen_none(self) -> bool:
+        """Returns whether the driver tells of transactions, and has told of none yet."""
+        return self._has_transaction is not None and not self._was_open
+
     def expect_end(self) -> None:
         """Called before a statement whose text says that it ends the transaction: it is no news then."""
         self._was_open, self.doubted = False, None

@@ -315,8 +315,9 @@ def past_sqlalchemy(statement: str) -> Act:
 
 @pytest.mark.parametrize("statement", ["ROLLBACK", "COMMIT"])
 @pytest.mark.parametrize("writes_more", [False, True])
+@pytest.mark.parametrize("is_first", [False, True], ids=["after the message", "before the message"])
 def test_what_a_raw_cursor_ends_is_not_committed(
-    shop: Shop, broker: RecordingBroker, statement: str, writes_more: bool
+    shop: Shop, broker: RecordingBroker, statement: str, is_first: bool, writes_more: bool
 ) -> None:
     box = shop.box(broker)
 
@@ -326,22 +327,27 @@ def test_what_a_raw_cursor_ends_is_not_committed(
     def write_more(session: Session) -> None:
         write(session, 2)
 
-    acts = [publish, past_sqlalchemy(statement), *([write_more] if writes_more else [])]
+    end = past_sqlalchemy(statement)
+    acts = [*([end, publish] if is_first else [publish, end]), *([write_more] if writes_more else [])]
     is_refused(shop, broker, *acts, match="went past SQLAlchemy ended this transaction before")
 
 
+@pytest.mark.parametrize("is_first", [False, True], ids=["after the message", "before the message"])
 def test_a_procedure_that_a_raw_cursor_calls_is_seen_by_the_servers_status(
-    procedures: Shop, broker: RecordingBroker
+    procedures: Shop, broker: RecordingBroker, is_first: bool
 ) -> None:
     box = procedures.box(broker)
 
-    def publish_and_call(session: Session) -> None:
+    def publish(session: Session) -> None:
         box.publish("paid", "", session=session)
+
+    def call(session: Session) -> None:
         cursor = session.connection().connection.cursor()
         cursor.callproc("abandon")
         cursor.close()
 
-    is_refused(procedures, broker, publish_and_call, match="ended this transaction before")
+    acts: list[Act] = [call, publish] if is_first else [publish, call]
+    is_refused(procedures, broker, *acts, match="ended this transaction before")
 
 
 # -- SQLite ------------------------------------------------------------------------------------------------------------
