@@ -342,16 +342,14 @@ class Run:
         if seen.failure is Failure.CANCELLED and not isinstance(step, Cancelled | Transactional | BoxBegin):
             self._diverge(place)
             self._was_cancelled = True
+            if isinstance(step, Stranger):
+                self.trace.uncertain.add(step.number)  # its commit may have been done
             return True
         if seen.failure is None:
             return False
-        if isinstance(step, Stranger) and seen.failure in ONE_SIDED:
-            # What goes on there alone has the connection or the lock; SQLite's is taken before the first row.
-            locks_first = seen.failure is Failure.LOCKED and self._side.engine.dialect.name == "sqlite"
-            if self._was_cancelled or self._was_refused or self._was_lost_alone or locks_first:
-                self.trace.uncertain.add(step.number)
-        if isinstance(step, WriteRow) and (seen.failure is Failure.REFUSED or (place is not None and place.diverged)):
-            self.trace.uncertain.add(step.number)  # an object whose flush was refused still waits for one
+        self._note_doubtful_row(step, seen)
+        if isinstance(step, OpenConnection):
+            return True  # there was none in the pool: who used it there could not
         if seen.failure is Failure.REFUSED:
             self._note_refused(place)
         elif seen.failure is Failure.LOST or place is None or not place.diverged:
@@ -364,6 +362,17 @@ class Run:
             case _:
                 self._attempt(("instead",), lambda: self._do_instead(step, seen), slot=None)
                 return True
+
+    def _note_doubtful_row(self, step: Step, seen: Outcome) -> None:
+        """Note a row of which nothing is known, since the step that was to write it failed in the other run."""
+        if isinstance(step, Stranger) and seen.failure in ONE_SIDED:
+            # What goes on there alone has the connection or the lock; SQLite's is taken before the first row.
+            locks_first = seen.failure is Failure.LOCKED and self._side.engine.dialect.name == "sqlite"
+            differs = self._was_cancelled or self._was_refused or self._was_lost_alone
+            if differs or locks_first or any(place.diverged for place in self._places.values()):
+                self.trace.uncertain.add(step.number)
+        if isinstance(step, WriteRow):
+            self.trace.uncertain.add(step.number)  # an object whose flush failed may still wait for one
 
     def _do_instead(self, step: Step, seen: Outcome) -> None:
         """Do what stands for a COMMIT that was refused."""
@@ -385,6 +394,8 @@ class Run:
                 place.session.rollback()
             case DoBelow() if not seen.alive:
                 self._below(place).rollback()
+            case _ if not seen.alive and not place.is_connection:
+                place.session.rollback()  # a flush that is refused rolls its session back
             case _:
                 pass
 
@@ -399,7 +410,7 @@ class Run:
             raise
         except BaseException as error:
             outcome = Outcome(
-                _failure(error), _shown(error), alive=self._state(place, root) == before,
+                _failure(error), _shown(error), alive=_ended_nothing(before, self._state(place, root)),
                 after_refusal=self._is_aftermath(place, path),
             )  # fmt: skip
         self.trace.outcomes[path] = outcome
@@ -476,6 +487,8 @@ class Run:
             self._diverge(place)  # at which statement a database says it depends on those that are sent
         is_refused = place is not None and place.refused
         both_failed = seen is not None and seen.failure is not None and outcome.failure is not None
+        if both_failed and seen.failure is not outcome.failure and {seen.failure, outcome.failure} & ONE_SIDED:
+            self._diverge(place)
         if both_failed and (outcome.failure is Failure.LOCKED or seen.error != outcome.error):
             self._diverge_by_flush(place)
         if seen is None or (
@@ -665,8 +678,10 @@ class Run:
             case Commit():
                 self._wait(place.handle.commit())
             case Rollback():
+                self._note_early_use(place)
                 self._wait(place.handle.rollback())
             case EndRoot(ending=ending):
+                self._note_early_use(place)
                 self._end_root(place, ending)
             case Prepare():
                 if not place.is_connection:
@@ -683,6 +698,11 @@ class Run:
                 self._listen(step, place)
             case _:
                 raise AssertionError(step)
+
+    def _note_early_use(self, place: _Place) -> None:
+        """A witness that was flushed has used the Connection whose transaction ends with this; a message has not."""
+        if place.has_waiting_witness and place.connection_slot is not None:
+            self._diverge(place)
 
     def _pay(self, step: Pay, path: Path) -> None:
         row = WriteRow(step.slot, step.number, step.way)
@@ -1078,6 +1098,11 @@ class Run:
 
     def _message_id(self, number: int) -> str:
         return f"{self._serial}-{number}"
+
+
+def _ended_nothing(before: tuple[bool, bool], after: tuple[bool, bool]) -> bool:
+    """Whether what was open before is open still."""
+    return all(is_open or not was_open for was_open, is_open in zip(before, after, strict=True))
 
 
 def _nothing() -> None:
