@@ -84,6 +84,7 @@ from tests.outbox.transaction_model.steps import (
     WaitForLock,
     Way,
     WriteRow,
+    walk,
 )
 
 Path = tuple[int | str, ...]
@@ -932,11 +933,18 @@ class Run:
                 self._in_thread(body, path)
             case Cancelled(body=body, waits=waits):
                 if not self._is_async or self._followed is not None:
+                    self._note_cancelled(body, path)
                     self._body(body, path, swallows=True)
                 else:
                     await_only(CancelAt(greenlet_spawn(self._cancelled, body, path), waits))
             case _:
                 assert_never(step)
+
+    def _note_cancelled(self, body: tuple[Step, ...], path: Path) -> None:
+        """What a task does that is cancelled may be done, or not: a connection is lost with the wait that it is in."""
+        followed = {} if self._followed is None or not self._is_async else self._followed.outcomes
+        if any(inside[: len(path)] == path and outcome.failure is not None for inside, outcome in followed.items()):
+            self.trace.uncertain |= {step.number for step in walk(body) if hasattr(step, "number")}
 
     def _cancelled(self, body: tuple[Step, ...], path: Path) -> None:
         self._body(body, path, swallows=True)
@@ -1033,6 +1041,9 @@ class Run:
                     held.callback(connections[-1].close)
 
             self._attempt(("strangers",), connect_all, slot=None)
+            followed = self._followed
+            if followed is not None and followed.failed(("strangers",)):  # what is checked out is judged by itself
+                self.trace.uncertain |= {LAST_STRANGERS + index for index in range(self._program.pool_size)}
             for index, connection in enumerate(connections):
                 number = LAST_STRANGERS + index
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,6 +52,7 @@ PULLS_WITHOUT_ANSWER_MAX = 100
 PULL_WAIT_MS = 20
 CLOSE_TIMEOUT_MS = 3_000
 """For so long a sender waits for older messages of its keys, which may be the compensator's by then."""
+FREE_SECONDS_MAX = 60
 BOXES = 2
 TOPICS = [f"{topic}.{box}" for topic in Topic for box in range(BOXES)]
 ORDERED = frozenset(f"{Topic.ORDERED}.{box}" for box in range(BOXES))
@@ -150,11 +153,33 @@ class Laboratory:
             plain_rows=self._numbers(self._plain.watching, Payment),
             witnesses=self._numbers(self._plain.watching, Witness),
         )
-        if _taints(program) or judge_before_delivery(program, observed):
+        if _taints(program) or judge_before_delivery(program, observed) or self._is_locked():
             self._dispose()
+            self._free()
             for twin in (self._twin, self._plain):
                 twin.end_prepared()
         return observed
+
+    def _is_locked(self) -> bool:
+        """Whether a connection that nobody has any more holds SQLite's lock: async garbage is not rolled back."""
+        if self._runner is None or self._twin.database.name != "sqlite":
+            return False
+        return not all(self._is_free(twin) for twin in (self._twin, self._plain))
+
+    def _free(self) -> None:
+        """Wait until what a cancelled task left is collected, with the lock that it held while it was closed."""
+        deadline = time.monotonic() + FREE_SECONDS_MAX
+        while self._is_locked():
+            assert time.monotonic() < deadline, "somebody holds SQLite's lock"
+            gc.unfreeze()
+            gc.collect()
+            time.sleep(0.01)
+
+    @staticmethod
+    def _is_free(twin: Twin) -> bool:
+        is_free: bool = twin.faults.hold_row()
+        twin.faults.let_go()
+        return is_free
 
     def _run(self, side: Side, program: Program, followed: Trace | None) -> Trace:
         run = Run(side, program, serial=self._serial, followed=followed)
