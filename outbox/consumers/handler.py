@@ -23,6 +23,7 @@ from outbox.consumers.group_declaration import GroupOptions
 from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import (
     ending_statement,
+    forget_mark,
     is_over,
     keep_mark,
     refuse_autocommit,
@@ -196,6 +197,7 @@ class Consumer:
         refuse_autocommit(connection, "effect and mark do not commit together")
         if not self._has_mark(connection, delivery):
             raise NoTransaction(f"{words} ended this transaction: {ENDED_BY_HANDLER}")
+        forget_mark(connection)
 
     def _is_marked(self, engine: Engine, delivery: Delivery) -> bool:
         """Returns whether the mark is committed; False if the inbox cannot be read."""

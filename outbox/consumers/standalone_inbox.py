@@ -20,6 +20,7 @@ from outbox.consumers.handler import (
 from outbox.consumers.inbox_table import InboxStore
 from outbox.producer.engine_hooks import (
     ending_statement,
+    forget_mark,
     is_over,
     keep_mark,
     listen_to_engines,
@@ -119,7 +120,10 @@ class Inbox:
         if ending_statement(connection) is not None:
             refuse_autocommit(connection, "effect and mark do not commit together")
         with connection.engine.connect() as other:
-            return self._store.handled(other, group=group, message_id=message_id, topic=topic)
+            is_committed = self._store.handled(other, group=group, message_id=message_id, topic=topic)
+        if is_committed:
+            forget_mark(connection)
+        return is_committed
 
 
 _NO_TRANSACTION = (

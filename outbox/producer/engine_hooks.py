@@ -220,13 +220,13 @@ class DriverTransaction:
             )
 
     def refuse_if_ended_unseen(self) -> None:
-        """Called before a COMMIT: raise NoTransaction if there are messages in it, and what they were written with has
-        ended before; TransactionDoomed if an inbox's mark was rolled back by an error that was swallowed: what follows
-        would commit without it. Raises the driver's error if the server does not say.
+        """Called before a COMMIT: raise NoTransaction if there are messages or an inbox's mark in it, and what they
+        were written with has ended before; TransactionDoomed if an error that was swallowed has rolled the mark back:
+        what follows would commit without it. Raises the driver's error if the server does not say.
         """
         if self.has_mark and self.swallowed is not None:
             raise doomed_error(self.swallowed)
-        if self.has_messages:
+        if self.has_mark or self.has_messages:
             self.check_status()
             self.settle()
             self.refuse_if_ended()
@@ -236,8 +236,8 @@ class DriverTransaction:
         if self.ended_by is not None:
             raise NoTransaction(
                 f"{self.ended_by} ended this transaction before: what it had done is committed or rolled back without "
-                "its messages; commit and roll back by the Session, and run what commits or rolls back by itself, as a "
-                "procedure may, in a transaction of its own"
+                "its messages or its mark; commit and roll back by the Session, and run what commits or rolls back by "
+                "itself, as a procedure may, in a transaction of its own"
             )
 
     @property
@@ -450,6 +450,13 @@ def keep_mark(connection: Connection) -> None:
     transaction = driver_transaction(connection)
     transaction.has_mark = True
     transaction.check_status()
+
+
+def forget_mark(connection: Connection) -> None:
+    """Called when an inbox's mark is found to be committed by a statement: what follows commits without it."""
+    transaction = _known(connection)
+    if transaction is not None:
+        transaction.has_mark = False
 
 
 def refuse_autocommit(connection: Connection, because: str) -> None:

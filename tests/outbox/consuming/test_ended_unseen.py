@@ -46,6 +46,13 @@ def past_sqlalchemy(words: str) -> Act:
     return act
 
 
+def inbox_handles(inbox: Inbox, session: Session) -> None:
+    """Begin a transaction, and have a message handled in it."""
+    session.begin()
+    outcome = inbox.handle(session, "m-1", "g", lambda session: session.add(Payment(id=50)), topic="orders")
+    assert outcome is Outcome.HANDLED
+
+
 def lose(shop: Shop, session: Session) -> None:
     """Have the database roll the transaction back, and swallow its error."""
     if shop.database.name == "sqlite":
@@ -232,8 +239,7 @@ def test_what_a_caller_of_the_inbox_commits_behind_a_swallowed_rollback_is_refus
     inbox = Inbox(shop.engine, schema=shop.database.schema)
 
     with Session(shop.engine) as session:
-        session.begin()
-        inbox.handle(session, "m-1", "g", lambda session: session.add(Payment(id=50)), topic="orders")
+        inbox_handles(inbox, session)
         lose(shop, session)
         session.execute(insert(Payment).values(id=51, note=""))
         with pytest.raises(TransactionDoomed, match="rolled this transaction back earlier"):
@@ -246,6 +252,46 @@ def test_what_a_caller_of_the_inbox_commits_behind_a_swallowed_rollback_is_refus
 
     assert outcome is Outcome.HANDLED
     assert 50 in shop.payments()
+
+
+def test_what_a_procedure_undid_behind_the_inbox_is_not_committed(mysql_shop: Shop) -> None:
+    make_procedures(mysql_shop)
+    inbox = Inbox(mysql_shop.engine, schema=mysql_shop.database.schema)
+
+    with Session(mysql_shop.engine) as session:
+        inbox_handles(inbox, session)
+        session.execute(text("CALL abandon()"))
+        session.execute(insert(Payment).values(id=51, note=""))
+        with pytest.raises(NoTransaction, match="CALL abandon ended this transaction"):
+            session.commit()
+
+    assert mysql_shop.payments() == []
+
+
+def test_what_a_handler_commits_behind_a_procedure_that_rolled_back_is_refused(mysql_shop: Shop) -> None:
+    make_procedures(mysql_shop)
+
+    @consumer("orders", group="g", inbox=mysql_shop.engine, schema=mysql_shop.database.schema)
+    def pay(session: Session, _delivery: Delivery) -> None:
+        session.execute(text("CALL abandon()"))
+        session.execute(insert(Payment).values(id=51, note=""))
+        session.commit()
+
+    with pytest.raises(NoTransaction, match="CALL abandon ended this transaction"):
+        pay.handle(delivery())
+    assert mysql_shop.payments() == []
+
+
+def test_what_a_caller_commits_behind_the_inbox_s_handler_whose_procedure_committed_stays(mysql_shop: Shop) -> None:
+    make_procedures(mysql_shop)
+    inbox = Inbox(mysql_shop.engine, schema=mysql_shop.database.schema)
+
+    with Session(mysql_shop.engine) as session, session.begin():
+        act = statement("CALL settle()")
+        assert inbox.handle(session, "m-1", "g", act, topic="orders") is Outcome.HANDLED
+        session.execute(insert(Payment).values(id=51, note=""))
+
+    assert mysql_shop.payments() == [50, 51]
 
 
 def test_a_runner_gives_back_what_a_procedure_undid(mysql_shop: Shop, watched: WatchedBroker, running: Any) -> None:
