@@ -490,6 +490,8 @@ class Run:
         both_failed = seen is not None and seen.failure is not None and outcome.failure is not None
         if both_failed and seen.failure is not outcome.failure and {seen.failure, outcome.failure} & ONE_SIDED:
             self._diverge(place)
+        if seen is not None and outcome.failure is None and seen.error.startswith(ListenerFailed.__name__):
+            self._diverge(place)  # a listener of the rollback raised, and hides that the outbox has refused the commit
         if both_failed and (outcome.failure is Failure.LOCKED or seen.error != outcome.error):
             self._diverge_by_flush(place)
         if seen is None or (
@@ -959,8 +961,14 @@ class Run:
         finally:
             self._current.pop()
         seen = None if self._followed is None else self._followed.outcomes.get(path)
-        if step.fails or (seen is not None and (seen.failure is Failure.REFUSED or _BLOCK_LEFT_OPEN in seen.error)):
+        if step.fails or (seen is not None and self._is_declined(seen)):
             raise Declined
+
+    def _is_declined(self, seen: Outcome) -> bool:
+        """Whether the outbox has refused the end of a body in the other run, in its words or in those of SQLAlchemy."""
+        if seen.failure is None:
+            return False
+        return seen.failure is Failure.REFUSED or self._was_refused or _BLOCK_LEFT_OPEN in seen.error
 
     def _call(self, step: Transactional, path: Path) -> None:
         if self._followed is not None:
