@@ -153,7 +153,8 @@ class Laboratory:
             plain_rows=self._numbers(self._plain.watching, Payment),
             witnesses=self._numbers(self._plain.watching, Witness),
         )
-        if _taints(program) or judge_before_delivery(program, observed) or self._is_locked():
+        is_short = trace.checked_out or plain.checked_out
+        if _taints(program) or is_short or judge_before_delivery(program, observed) or self._is_locked():
             self._dispose()
             self._free()
             for twin in (self._twin, self._plain):
