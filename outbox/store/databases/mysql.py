@@ -73,10 +73,10 @@ _ENDS_TRANSACTION: Final = frozenset(
 class MySql(Database):
     """MySQL and MariaDB: one protocol, one storage engine."""
 
-    names = frozenset({"mysql", "mariadb"})
+    names: frozenset[str] = frozenset({"mysql", "mariadb"})
     paramstyle: Literal["format"] = "format"
-    tables_a_statement_max = 2_048
-    reads_snapshots = True
+    tables_a_statement_max: int = 2_048
+    reads_snapshots: bool = True
 
     # -- types -------------------------------------------------------------------------------------------------------
 
@@ -159,8 +159,8 @@ class MySql(Database):
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    pings = True
-    locks_when_begun = False
+    pings: bool = True
+    locks_when_begun: bool = False
 
     def connect_arguments(self, url: URL) -> dict[str, Any]:
         if url.get_driver_name() == "pymysql" and "connect_timeout" not in url.query:  # it would override the URL

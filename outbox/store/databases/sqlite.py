@@ -41,10 +41,10 @@ _FAILURES: Final[Mapping[str, Failure]] = {
 class Sqlite(Database):
     """SQLite: one file, one writer, texts compared byte by byte and types that bound nothing."""
 
-    names = frozenset({"sqlite"})
+    names: frozenset[str] = frozenset({"sqlite"})
     paramstyle: Literal["qmark"] = "qmark"
-    tables_a_statement_max = 400  # of at most 500 SELECTs in a compound
-    reads_snapshots = False
+    tables_a_statement_max: int = 400  # of at most 500 SELECTs in a compound
+    reads_snapshots: bool = False
 
     # -- types -------------------------------------------------------------------------------------------------------
 
@@ -113,8 +113,8 @@ class Sqlite(Database):
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    pings = False
-    locks_when_begun = True
+    pings: bool = False
+    locks_when_begun: bool = True
 
     def connect_arguments(self, url: URL) -> dict[str, Any]:
         return {}
