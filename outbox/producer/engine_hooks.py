@@ -500,7 +500,8 @@ def _execute(cursor: Any, statement: str, _parameters: object, context: Executio
     connection = context.root_connection
     transaction = driver_transaction(connection)
     if unheard and not transaction.is_joined:
-        for join_if_used in tuple(unheard.values()):  # other threads publish meanwhile
+        # A list is made without a pass of the garbage collector, which may end a Session and so change what is read.
+        for join_if_used in list(unheard.values()):
             join_if_used(connection)
     transaction.check_status()
     if transaction.continuity.doubted is not None:
