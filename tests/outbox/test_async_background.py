@@ -77,8 +77,11 @@ def test_a_forked_child_sends_what_it_commits_on_an_async_engine_and_its_parent_
     commit(engine, box, 0)
     while sqlite_shop.rows():
         time.sleep(0.001)
+    lasting = threading.enumerate()
     commit(engine, box, 1)
     assert sending.wait(WAIT_SECONDS)  # so that no transaction is open: no hook of a fork in C would wait for its end
+    for thread in set(threading.enumerate()).difference(lasting):
+        thread.join(WAIT_SECONDS)  # of aiosqlite: a lock that it takes as it ends would stay locked in a child
 
     child = fork()
     if child == 0:

@@ -129,10 +129,12 @@ class WatchedBroker(EmbeddedBroker):
             assert time.monotonic() < deadline
             clock.advance(0)
 
-    def wait_until_extended(self, clock: AdvancingClock, *, invisible_ms: int) -> None:
-        """Let half an invisible time pass, and wait until a consumer has extended what it has in hand."""
-        extended = self.extended
-        self.wait_while_time_passes(lambda: self.extended > extended, clock, invisible_ms // 2)
+    def wait_until_extended(self, clock: AdvancingClock, *, invisible_ms: int, deliveries: int = 1) -> None:
+        """Let half an invisible time pass, and wait until a consumer has extended what it has in hand: all of that, as
+        it takes a request for those that are begun and one for the others.
+        """
+        extended = self.extended + deliveries
+        self.wait_while_time_passes(lambda: self.extended >= extended, clock, invisible_ms // 2)
 
     def tell(self) -> None:
         """Something else happened: have whoever waits look again."""

@@ -347,7 +347,7 @@ def test_neighbours_of_a_hung_handler_go_to_another_worker(
     assert begun.wait(WAIT_SECONDS)
     assert watched.pulled == 4
     second = running(consumer("orders", group="g", invisible_ms=INVISIBLE_MS)(handle))
-    watched.wait_until_extended(ahead, invisible_ms=INVISIBLE_MS)
+    watched.wait_until_extended(ahead, invisible_ms=INVISIBLE_MS, deliveries=4)
     watched.wait_while_time_passes(lambda: len(handled) == 3, ahead, INVISIBLE_MS // 2)
     hung.set()
     watched.wait_for(lambda: watched.acked == 4)
