@@ -222,12 +222,16 @@ def _create(database: URL | str) -> Engine:
     try:
         options = {_POOL_PINGS: True} if product.pings else {}
         arguments = product.connect_arguments(url)
-        engine = create_engine(url, pool_pre_ping=product.pings, execution_options=options, **arguments)
+        is_async = url.get_dialect().is_async
+        pings_itself = product.pings and not is_async
+        engine = create_engine(url, pool_pre_ping=pings_itself, execution_options=options, **arguments)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise ConfigurationError(
             f"not a database URL that can work ({error}); use one like mysql+pymysql://user@host/database "
             "or sqlite:///file.db"
         ) from error
+    if is_async:
+        product.replace_ended(engine.pool, engine.dialect)
     event.listen(engine, "handle_error", _leave_read_only_server)
     return engine
 

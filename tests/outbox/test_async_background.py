@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, insert
+from sqlalchemy import Engine, event, insert, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -113,6 +113,29 @@ def commit(engine: AsyncEngine, box: Outbox, number: int) -> None:
         await engine.dispose()
 
     asyncio.run(job())
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_an_engine_of_an_async_url_lends_a_connection_again_and_replaces_one_that_its_server_has_ended(
+    mysql_shop: Shop, driver: str
+) -> None:
+    engine = AsyncEngine(open_engine(make_url(mysql_shop.database.url).set(drivername=f"mysql+{driver}")))
+
+    async def connection_id() -> int:
+        async with engine.connect() as connection:
+            return int(await connection.scalar(text("SELECT CONNECTION_ID()")))
+
+    async def job() -> list[int]:
+        ids = [await connection_id(), await connection_id()]
+        mysql_shop.execute(f"KILL {ids[0]}")
+        ids.append(await connection_id())
+        await engine.dispose()
+        return ids
+
+    first, again, replaced = asyncio.run(job())
+
+    assert again == first
+    assert replaced != first
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

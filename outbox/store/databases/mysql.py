@@ -174,7 +174,10 @@ class MySql(Database):
         self.pin_connections(engine.pool)
         event.listen(engine.pool, "connect", partial(_prepare_background, engine.dialect))
         if not is_pinged:
-            event.listen(engine.pool, "checkout", partial(_replace_if_ended, engine.dialect))
+            self.replace_ended(engine.pool, engine.dialect)
+
+    def replace_ended(self, pool: Pool, dialect: Dialect) -> None:
+        event.listen(pool, "checkout", partial(_replace_if_ended, dialect))
 
     def pin_connections(self, pool: Pool | Engine) -> None:
         # In front: SQLAlchemy asks the first connection of a dialect its own questions, which a server may refuse.

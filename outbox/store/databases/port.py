@@ -188,6 +188,12 @@ class Database(ABC):
         """
 
     @abstractmethod
+    def replace_ended(self, pool: Pool, dialect: Dialect) -> None:
+        """Have a pool ask a connection before it lends it, and replace one that the server has ended, since it was idle
+        for too long: as SQLAlchemy's own ping does, on every driver.
+        """
+
+    @abstractmethod
     def pin_connections(self, pool: Pool | Engine) -> None:
         """Pin the session variables on which our statements depend on all connections that it makes, before anybody's
         first statement there.

@@ -142,6 +142,9 @@ class Sqlite(Database):
         event.listen(engine, "begin", _begin)
         engine.update_execution_options(**{WRITE_LOCK_FIRST: True})
 
+    def replace_ended(self, pool: Pool, dialect: Dialect) -> None:
+        pass
+
     def pin_connections(self, pool: Pool | Engine) -> None:
         pass
 
