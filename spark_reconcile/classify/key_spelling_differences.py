@@ -2,8 +2,7 @@
 
 Spark compares keys byte by byte; a database may call more keys equal: MySQL's default collations those that differ in
 case or in accents. So the code that published the message may have seen one key where Spark reads two. Without this the
-row would be lost, and its message a phantom. Keys that differ in case or trailing blanks are taken for one in every
-database; of others the column's own collation is asked.
+row would be lost, and its message a phantom. The collation of the rows' own column says which keys are one.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from spark_reconcile.core.dataframes import listed
 from spark_reconcile.rules.business_row_rules import BUSINESS_ROW_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES
 from spark_reconcile.rules.verdict_rule import Scope, VerdictRule
+from spark_reconcile.sources.key_collations import OF_SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,23 +23,21 @@ if TYPE_CHECKING:
 _UNASKED: Final = f"scope = '{Scope.MESSAGE}' and rule = 'no_business_row' and message_key is not null"
 _UNANSWERED: Final = "rule in ('no_message', 'too_few_messages')"
 KEYS_MAX: Final = 2_000
-"""Of up to so many rows and messages, the keys are compared by the database, too."""
+"""Of up to so many rows and messages, the keys are compared by the database; of more, by Spark's OF_SPARK."""
 EqualKeys = Callable[[str, Sequence[str], Sequence[str]], Mapping[tuple[str, str], str]]
 """Given a topic, keys of rows and keys of messages, returns those pairs that are equal, with the collation's name."""
-OF_SPARK: Final = "UTF8_LCASE_RTRIM"
-"""Spark's name of the comparison that ignores case and trailing blanks."""
 _FOLDED: Final = "lower(rtrim(message_key)) as folded"
 _OF_MESSAGE: Final = "key_spelling_differs"
 _OF_ROW: Final = "message_key_spelling_differs"
 
 
 def with_key_spelling_differences(
-    table: DataFrame, business: DataFrame, *, is_few: bool, equal_keys: EqualKeys = lambda *_: {}
+    table: DataFrame, business: DataFrame, *, is_few: bool, equal_keys: EqualKeys
 ) -> tuple[DataFrame, DataFrame]:
     """Returns both verdict tables; a phantom message and the row that requires it get the rule `key_spelling_differs`,
     and in the column `collation` the name of the collation by which their keys are equal.
 
-    `equal_keys`: the pairs, of keys of rows and of messages on a topic, that the rows' database calls equal. Rows with
+    `equal_keys`: the pairs, of keys of rows and of messages on a topic, that the rows' column calls equal. Rows with
     other verdicts are not changed. Of many rows nothing is joined if either side has none.
     """
     unanswered = business.where(_UNANSWERED).selectExpr("topic", "message_key", _FOLDED)
@@ -96,15 +94,9 @@ def _matched(
                 messages.setdefault(key, []).append(message_id)
         if not rows or not messages:
             continue
-        pairs = {(row, key): OF_SPARK for row in rows for key in messages if _folded(row) == _folded(key)}
-        pairs.update(equal_keys(topic, rows, sorted(messages)))
-        for (row, key), named in sorted(pairs.items()):
+        for (row, key), named in sorted(equal_keys(topic, rows, sorted(messages)).items()):
             matched.update({(message_id, topic, row): named for message_id in messages[key]})
     return matched
-
-
-def _folded(key: str) -> str:
-    return key.rstrip(" ").lower()
 
 
 def _renamed(frame: DataFrame, among: DataFrame, on: list[str], rule: VerdictRule, *, where: str) -> DataFrame:

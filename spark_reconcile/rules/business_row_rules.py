@@ -63,7 +63,7 @@ BUSINESS_ROW_RULES: Final[tuple[VerdictRule, ...]] = (
         state=State.MISMATCH,
         severity=Severity.FINDING,
         when=(_messages < _asked) & Fact("respelled").is_(1),
-        meaning="Its message is there, under a key that differs only in case or in trailing blanks.",
+        meaning="Its message is there, under a key that the column's collation calls equal.",
         echo=True,
     ),
     VerdictRule(

@@ -131,8 +131,9 @@ MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
         state=State.MISMATCH,
         severity=Severity.FINDING,
         when=_unasked_for & Fact("respelled").is_(1),
-        meaning="Its key and that of a business row without a message differ only in case or in trailing blanks, or "
-        "are equal by the collation of the row's key column (accents, ß and ss, Unicode forms).",
+        meaning="Its key and that of a business row without a message are equal by the collation of the row's key "
+        "column (case, trailing blanks, accents, ß and ss, Unicode forms); where none compares them, they differ only "
+        "in case or in trailing blanks.",
         cause="A database whose collation compares such keys as equal, or code that changes how a key is written.",
         cure="Let the code publish the key exactly as its row has it. Nothing is lost: do not publish it again.",
     ),

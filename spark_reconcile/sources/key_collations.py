@@ -1,4 +1,4 @@
-"""Asks databases which keys they call equal: by the collation of a rule's key column, of keys that are given.
+"""Says which keys are equal: by the collation of a rule's key column, of which its database is asked, or by Spark's.
 
 A collation may ignore case, accents and trailing blanks, and take ß for ss, a ligature for its letters, and both
 Unicode forms of a letter for one. Which it does, only the database knows. No row of the business's table is read.
@@ -15,6 +15,8 @@ from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, re
 
 KEYS_A_QUERY: Final = 200
 """So many keys of rows are compared with so many of messages by one statement: each with each."""
+OF_SPARK: Final = "UTF8_LCASE_RTRIM"
+"""Spark's name of the comparison that ignores case and trailing blanks: of keys that no collation compares."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_]{1,64}", re.ASCII)
 Pair = tuple[str, str]
 """The key of a row, and that of a message."""
@@ -28,22 +30,27 @@ def equal_keys(
     """
     pairs: dict[Pair, str] = {}
     for rule in settings.rules:
-        if rule.topic == topic and rule.key_format is None:
+        if rule.topic == topic:
             for url in settings.urls_of(rule):
-                place = Place.of(url)
-                if place.backend is Backend.MYSQL:
-                    with reading(place) as reader:
-                        pairs |= _equal_in(reader, rule, of_rows, of_messages)
+                pairs |= _equal_in(Place.of(url), rule, of_rows, of_messages)
     return pairs
 
 
-def _equal_in(
-    reader: DbApiReader, rule: BusinessRule, of_rows: Sequence[str], of_messages: Sequence[str]
-) -> dict[Pair, str]:
+def _equal_in(place: Place, rule: BusinessRule, of_rows: Sequence[str], of_messages: Sequence[str]) -> dict[Pair, str]:
+    if place.backend is Backend.SQLITE or rule.key_format is not None:
+        return _folded_alike(of_rows, of_messages)
     schema, _, table = rule.table.rpartition(".")
-    charset, collation = reader.collation(table, rule.key_column, schema=schema or None)
-    if not _NAME.fullmatch(charset) or not _NAME.fullmatch(collation):
-        return {}  # a number, or bytes: its text has one spelling
+    with reading(place) as reader:
+        charset, collation = reader.collation(table, rule.key_column, schema=schema or None)
+        if _NAME.fullmatch(charset) and _NAME.fullmatch(collation):
+            # Where it calls two keys different, they are of two rows, and their message is lost.
+            return _collated_alike(reader, charset, collation, of_rows=of_rows, of_messages=of_messages)
+    return _folded_alike(of_rows, of_messages)  # a number, or bytes: its text has no collation
+
+
+def _collated_alike(
+    reader: DbApiReader, charset: str, collation: str, *, of_rows: Sequence[str], of_messages: Sequence[str]
+) -> dict[Pair, str]:
     pairs: dict[Pair, str] = {}
     for rows in _chunks(of_rows):
         for messages in _chunks(of_messages):
@@ -56,6 +63,17 @@ def _equal_in(
                 for row_key, message_key in reader.rows(sql, [*rows, *messages])
             }
     return pairs
+
+
+def _folded_alike(of_rows: Sequence[str], of_messages: Sequence[str]) -> dict[Pair, str]:
+    messages: dict[str, list[str]] = {}
+    for key in of_messages:
+        messages.setdefault(_folded(key), []).append(key)
+    return {(row, key): OF_SPARK for row in of_rows for key in messages.get(_folded(row), ())}
+
+
+def _folded(key: str) -> str:
+    return key.rstrip(" ").lower()
 
 
 def _chunks(keys: Sequence[str]) -> list[Sequence[str]]:

@@ -10,14 +10,18 @@ from sqlalchemy import create_engine, text
 
 from spark_reconcile import BusinessRule, Settings
 from spark_reconcile.core.settings import KeyFormat
-from spark_reconcile.sources.key_collations import KEYS_A_QUERY, equal_keys
+from spark_reconcile.sources.key_collations import KEYS_A_QUERY, OF_SPARK, equal_keys
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import PAID
 
 COMPOSED, DECOMPOSED = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
-ROWS = ["Muller", "strasse", COMPOSED, "other", "plain"]
-MESSAGES = ["M\N{LATIN SMALL LETTER U WITH DIAERESIS}ller", "STRA\N{LATIN SMALL LETTER SHARP S}E", DECOMPOSED, "plain?"]
-EQUAL = {(ROWS[0], MESSAGES[0]), (ROWS[1], MESSAGES[1]), (ROWS[2], MESSAGES[2])}
+ROWS = ["Muller", "strasse", COMPOSED, "final", "Upper", "other", "plain"]
+MESSAGES = [
+    "M\N{LATIN SMALL LETTER U WITH DIAERESIS}ller", "STRA\N{LATIN SMALL LETTER SHARP S}E", DECOMPOSED,
+    "\N{LATIN SMALL LIGATURE FI}nal", "UPPER", "plain?",
+]  # fmt: skip
+EQUAL = set(zip(ROWS[:5], MESSAGES[:5], strict=True))
+FOLDED = {("Upper", "UPPER")}
 
 
 @pytest.mark.parametrize(
@@ -25,9 +29,9 @@ EQUAL = {(ROWS[0], MESSAGES[0]), (ROWS[1], MESSAGES[1]), (ROWS[2], MESSAGES[2])}
     [
         ("VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci", EQUAL),
         ("VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", set()),
-        ("BIGINT", set()),
+        ("BIGINT", FOLDED),
     ],
-    ids=["accents are ignored", "bytes", "a number"],
+    ids=["accents are ignored", "bytes", "a number, whose text has no collation"],
 )
 def test_the_collation_of_the_column_says_which_keys_are_equal(
     mysql_like: Database, tmp_path: Path, column: str, equal: set[tuple[str, str]]
@@ -41,18 +45,22 @@ def test_the_collation_of_the_column_says_which_keys_are_equal(
     )
 
     assert set(found) == equal
-    assert set(found.values()) <= {"utf8mb4_unicode_ci"}
+    assert set(found.values()) == ({OF_SPARK} if equal == FOLDED else {"utf8mb4_unicode_ci"} if equal else set())
 
 
-def test_of_another_topic_of_formatted_keys_and_of_sqlite_nothing_is_asked(
+def test_of_formatted_keys_and_in_sqlite_spark_says_which_keys_are_equal_and_of_another_topic_none_is(
     mysql_like: Database, sqlite: Database, tmp_path: Path
 ) -> None:
     settings = _settings(mysql_like, tmp_path, "VARCHAR(64)")
     formatted = replace(settings, rules=[replace(settings.rules[0], key_format=KeyFormat.UUID)])
     elsewhere = replace(settings, database_url=sqlite.url)
 
-    for given, topic in ((settings, "another"), (formatted, PAID), (elsewhere, PAID)):
-        assert equal_keys(given, topic, of_rows=["A"], of_messages=["a"]) == {}
+    for given, topic, equal in (
+        (settings, "another", set()), (formatted, PAID, {("A", "a "), ("B ", "b")}),
+        (elsewhere, PAID, {("A", "a "), ("B ", "b")}),
+    ):  # fmt: skip
+        found = equal_keys(given, topic, of_rows=["A", "B ", "c"], of_messages=["a ", "b", "c."])
+        assert found == dict.fromkeys(equal, OF_SPARK)
 
 
 def _settings(database: Database, folder: Path, column: str) -> Settings:
