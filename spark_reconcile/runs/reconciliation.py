@@ -698,11 +698,13 @@ def _overdue_outside(job: RunContext, windows: Sequence[int], *, table: str) -> 
 
 
 def _standing(job: RunContext, windows: Sequence[int]) -> DataFrame | None:
-    """Returns rows of the live tables that are older than the grace time; None: there are none."""
+    """Returns rows of the live tables that are older than the grace time, or of a time that cannot be true, which no
+    hour will come to; None: there are none.
+    """
     if not any(count.leg == Leg.OUTBOX and count.rows for count in job.evidence.counts):
         return None
     outside = f"not (created_ms between {windows[0]}L and {windows[-1] + HOUR_MS - 1}L)"
-    old = f"created_ms <= {job.now_ms - job.settings.grace.ms}L"
+    old = f"(created_ms <= {job.now_ms - job.settings.grace.ms}L or created_ms > {job.evidence.latest_ms}L)"
     return job.evidence.rows.where(f"leg = '{Leg.OUTBOX}' and {outside} and {old}").localCheckpoint()
 
 

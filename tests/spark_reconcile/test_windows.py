@@ -35,6 +35,7 @@ from tests.spark_reconcile.faults import Verdict
 from tests.spark_reconcile.other_worlds import (
     ASTRAY,
     BOTH_RULES,
+    CENTURIES_MS,
     KEYLESS,
     WITHOUT_KEY,
     Everything,
@@ -447,6 +448,7 @@ def second_look(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
         world.unsent(name, key=str(world.order(age_ms=age_ms)), age_ms=age_ms)
     world.unsent("fresh", key=None, age_ms=1, topic="newsletter")
     world.store(world.unsent("stored", key=None, age_ms=30 * HOUR_MS, topic="newsletter"), key=None, topic="newsletter")
+    world.unsent("of 2300", key=None, age_ms=29 * HOUR_MS, topic="newsletter")
     unsent = [row["id"] for row in world.outbox]
     twice = str(world.order(age_ms=5 * HOUR_MS))
     for age_hours in (5, 2):
@@ -454,6 +456,7 @@ def second_look(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
     orders = [world.order(age_ms=2 * HOUR_MS), world.order(age_ms=2 * HOUR_MS)]
     names = [world.sent(f"slow-{order}", key=str(order), age_ms=2 * HOUR_MS) for order in orders]
     with_timed_ids(world)
+    world.outbox[-1]["created_at_us"] = CENTURIES_MS * 1000
     settings = two_rules_more(world.write(database, folder))
     settings = replace(settings, limits=RunLimits(windows_a_batch=2))
     ids = dict(zip(unsent, (row["id"] for row in world.outbox), strict=True))
@@ -498,20 +501,23 @@ def test_a_suspect_that_a_second_look_clears_is_no_finding(second_look: SecondLo
     assert summary.windows is not None
     assert summary.windows.resolved == 2, "the message and its business row"
     assert {one for one in second_look.findings if one[1] not in PLAIN} == {(second_look.lost, "not_in_broker", True)}
-    assert summary.sentence == "Not balanced: 2 unsent, 1 lost, 1 duplicate, 4 unknown."
+    assert summary.sentence == "Not balanced: 3 unsent, 1 lost, 1 duplicate, 4 unknown."
 
 
 @pytest.mark.spark
 def test_what_stands_in_the_outbox_is_told_in_whatever_hour_it_was_made(second_look: SecondLook) -> None:
     summary, ids = second_look.summary, second_look.unsent
 
-    assert {one.id for one in summary.examples if one.rule == "not_sent"} == {ids["young"], ids["old"]}
+    assert {one.id for one in summary.examples if one.rule == "not_sent"} == {
+        ids["young"], ids["old"], ids["of 2300"],
+    }  # fmt: skip
     assert summary.windows is not None
-    assert (summary.windows.outside, summary.messages) == (3, 11)
+    assert (summary.windows.outside, summary.messages) == (4, 12)
     table = pq.read_table(Path(summary.folder) / "overdue").to_pylist()
     assert {row["message_id"]: row["rule"] for row in table} == {
         ids["young"]: "not_sent",
         ids["old"]: "not_sent",
+        ids["of 2300"]: "not_sent",
         ids["stored"]: "not_removed_yet",
     }
     assert second_look.cleared.sentence == "Not balanced: 2 lost, 1 duplicate, 4 unknown."
