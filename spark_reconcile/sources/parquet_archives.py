@@ -327,7 +327,7 @@ def _value(name: str, kind: str) -> str:
 
 def _misread(types: Mapping[str, str]) -> str:
     """Returns what is wrong with a row, in SQL; null if it is understood."""
-    arms = ["when kind not in ('publish', 'cancel') then ': kind is neither publish nor cancel'"]
+    arms = [f"when kind not in ('publish', 'cancel') then ': kind ({types['kind']}) is neither publish nor cancel'"]
     for name, kind in types.items():
         value = _value(name, kind)
         if name not in _NULLABLE:

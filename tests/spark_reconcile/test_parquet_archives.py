@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,16 @@ import pytest
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Settings, Summary, run, run_windows
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.sources.parquet_archives import ARCHIVE_COLUMNS, check_archive, read_archive
+from spark_reconcile.sources.parquet_archives import (
+    ARCHIVE_COLUMNS,
+    ParquetArchive,
+    check_archive,
+    read_archive,
+    refuse_misread,
+)
+from spark_reconcile.sources.parquet_archives import (
+    MISREAD as MISREAD_LEG,
+)
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, no_wait, sha
 
@@ -137,32 +148,50 @@ def test_a_column_that_one_of_the_files_lacks_is_refused_and_one_that_stands_twi
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
+INEXACT = r"deliver_at_ms \(double\) is not whole, or beyond 2\^53"
 MISREAD: dict[str, tuple[dict[str, Any], dict[str, pa.DataType], str]] = {
     "kind is null": ({"kind": None}, {}, r"kind \(string\) is null"),
-    "kind in capitals": ({"kind": "PUBLISH"}, {}, "kind is neither publish nor cancel"),
-    "kind unknown": ({"kind": "snapshot"}, {}, "kind is neither publish nor cancel"),
+    "kind in capitals": ({"kind": "PUBLISH"}, {}, r"kind \(string\) is neither publish nor cancel"),
+    "kind unknown": ({"kind": "snapshot"}, {}, r"kind \(string\) is neither publish nor cancel"),
     "created is null": ({"created_at_us": None}, {}, r"created_at_us \(bigint\) is null"),
     "id is null": ({"id": None}, {}, r"id \(string\) is null"),
-    "due is no whole number": ({"deliver_at_ms": 1.5}, {"deliver_at_ms": pa.float64()}, "is not whole, or beyond 2"),
-    "due is inexact": ({"deliver_at_ms": 2.0**53 + 2}, {"deliver_at_ms": pa.float64()}, "is not whole, or beyond 2"),
+    "due is no whole number": ({"deliver_at_ms": 1.5}, {"deliver_at_ms": pa.float64()}, INEXACT),
+    "due is inexact": ({"deliver_at_ms": 2.0**53 + 2}, {"deliver_at_ms": pa.float64()}, INEXACT),
 }  # fmt: skip
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("case", MISREAD)
 def test_rows_that_are_not_understood_are_counted_and_refused_with_file_and_column(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, case: str
+    spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
-    columns, types, told = MISREAD[case]
     settings = replace(_world().write(sqlite, tmp_path), archives=[tmp_path / "moved"])
     _write(tmp_path / "moved" / "day.parquet", _row("good"))
-    wrong = _row("lost", **columns)
-    _write(tmp_path / "moved" / "other day.parquet", wrong, {**wrong, "id": wrong["id"] and "too"}, **types)
+    for number, (columns, types, _) in enumerate(MISREAD.values()):
+        wrong = _row("lost", **columns)
+        _write(tmp_path / "moved" / f"day {number}.parquet", wrong, {**wrong, "id": wrong["id"] and "too"}, **types)
+    archive = read_archive(spark, tmp_path / "moved")
 
-    with pytest.raises(NotComparable, match=f"2 rows of .*other%20day.parquet: .*{told}"):
-        run(settings, session=spark, now_ms=NOW_MS)
-    with pytest.raises(NotComparable, match=f"2 rows of .*other%20day.parquet: .*{told}"):
-        _by_the_hour(settings, spark)
+    counted = archive.frame.where(f"leg = '{MISREAD_LEG}'").groupBy("topic").count().collect()
+
+    told = sorted((row["topic"], row["count"]) for row in counted)
+    assert [count for _, count in told] == [2] * len(MISREAD)
+    for number, ((place, _), (_, _, wrong_with)) in enumerate(zip(told, MISREAD.values(), strict=True)):
+        assert re.fullmatch(f"file:.*/day%20{number}.parquet: {wrong_with}", place), place
+    for judge in (lambda: run(settings, session=spark, now_ms=NOW_MS), lambda: _by_the_hour(settings, spark)):
+        with pytest.raises(NotComparable, match=r"not understood.*2 rows of file:.*day%200.parquet: .*; and 4 more"):
+            judge()
+
+
+@pytest.mark.parametrize(("read", "is_whole", "is_refused"), [(3, True, True), (3, False, False), (4, True, False)])
+def test_rows_that_a_footer_counts_and_spark_did_not_return_are_refused(
+    tmp_path: Path, read: int, is_whole: bool, is_refused: bool
+) -> None:
+    none: Any = None
+    archive = ParquetArchive(folder=tmp_path, frame=none, files=none, rows=4)
+    told = f"the archive {tmp_path} has 4 rows, and Spark read 3 of them, so nothing is judged"
+
+    with pytest.raises(NotComparable, match=told) if is_refused else nullcontext():
+        refuse_misread(archive, {}, rows=read, is_whole=is_whole)
 
 
 SENTINELS: dict[str, tuple[dict[str, Any], str]] = {
@@ -262,21 +291,21 @@ def test_a_file_that_spark_does_not_open_by_its_name_is_refused(spark: SparkSess
 
 @pytest.mark.spark
 @pytest.mark.parametrize("table", ["archive", "outbox"])
-@pytest.mark.parametrize("kind", ["PUBLISH", "snapshot"])
 def test_rows_of_a_table_whose_kind_is_not_known_are_refused_and_not_dropped(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, table: str, kind: str
+    spark: SparkSession, sqlite: Database, tmp_path: Path, table: str
 ) -> None:
     world = _world()
-    if table == "archive":
-        world.sent("lost", key=None, topic="other")
-        world.archive[-1]["kind"] = kind
-    else:
-        world.unsent("lost", key=None, topic="other")
-        world.outbox[-1]["kind"] = kind
+    for kind in ("PUBLISH", "snapshot"):
+        if table == "archive":
+            world.sent(f"lost-{kind}", key=None, topic="other")
+            world.archive[-1]["kind"] = kind
+        else:
+            world.unsent(f"lost-{kind}", key=None, topic="other")
+            world.outbox[-1]["kind"] = kind
     settings = world.write(sqlite, tmp_path)
 
     for judge in (lambda: run(settings, session=spark, now_ms=NOW_MS), lambda: _by_the_hour(settings, spark)):
-        with pytest.raises(NotComparable, match=f"1 rows of the {table} have a kind that is neither publish nor canc"):
+        with pytest.raises(NotComparable, match=f"2 rows of the {table} have a kind that is neither publish nor canc"):
             judge()
 
 
