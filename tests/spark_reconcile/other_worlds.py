@@ -165,6 +165,8 @@ ASTRAY = timed_id("astray", NOW_MS - 30 * HOUR_MS)
 """An id that was made by a clock that was wrong by a day."""
 CENTURIES_MS = 10_413_792_000_000
 """2300-01-01"""
+LARGEST = 2**63 - 1
+"""A sentinel: what a BIGINT holds at most."""
 
 
 def spelled_in_another_way(p: Planted) -> None:
@@ -216,6 +218,21 @@ def archived_at_a_time_that_cannot_be_true(p: Planted) -> None:
     for created_at_us in (-5_000_000, CENTURIES_MS * 1000):
         _of_no_rule(p.world, f"archived-at-{created_at_us}")
         p.world.archive[-1]["created_at_us"] = created_at_us
+
+
+def with_the_largest_number_of_its_column(p: Planted) -> None:
+    """Each is one row's verdict, and none but the due time of an archive row is a fault."""
+    for column in ("created_at_us", "sent_at_us", "deliver_at_ms"):
+        _of_no_rule(p.world, f"largest-{column}")
+        p.world.archive[-1][column] = LARGEST
+    p.message("largest-deliver_at_ms", "mismatch", "due_differs")
+    p.world.unsent("largest-unsent", key=None, topic="newsletter", age_ms=2 * HOUR_MS)
+    p.world.outbox[-1]["deliver_at_ms"] = LARGEST
+    p.message("largest-unsent", "unsent", "not_sent")
+    p.world.settled(age_ms=2 * HOUR_MS)
+    p.world.inbox[-1]["handled_at_us"] = LARGEST
+    p.world.settled(age_ms=2 * HOUR_MS)
+    p.world.orders[-1]["paid_at_us"] = LARGEST
 
 
 def in_the_outbox_again_an_hour_after_it_was_sent(p: Planted) -> None:
@@ -280,7 +297,7 @@ def lost_under_the_id_of_a_wrong_clock(p: Planted) -> None:
 IN_SEVERAL_HOURS: tuple[Callable[[Planted], None], ...] = (
     spelled_in_another_way, of_a_group_that_was_deleted, rejected_by_a_filter, archived_in_the_table_and_in_a_file,
     published_twice_in_two_hours, archived_at_a_time_that_cannot_be_true, of_a_row_in_the_next_hour_or_in_none,
-    in_the_outbox_again_an_hour_after_it_was_sent,
+    with_the_largest_number_of_its_column, in_the_outbox_again_an_hour_after_it_was_sent,
     stored_again_an_hour_later, delivered_hours_late, handed_out_hours_after_its_cancel_was_answered,
     asked_for_by_two_rules, without_a_key_in_three_hours,
 )  # fmt: skip

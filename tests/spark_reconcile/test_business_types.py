@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-DUE, DAY, REF, MOMENT = "typed.due", "typed.day", "typed.ref", "typed.moment"
+DUE, DAY, REF, MOMENT, WRONG = "typed.due", "typed.day", "typed.ref", "typed.moment", "typed.wrong"
 SINCE_MS: Final = NOW_MS - 34 * HOUR_MS
 AGE_MS: Final = 90 * MINUTE_MS
 DUE_MS: Final = NOW_MS + 5 * HOUR_MS
@@ -30,6 +30,7 @@ TABLES: Final = (
     "CREATE TABLE by_day (id INT, at DATE)",
     "CREATE TABLE ref (id BINARY(16), at_ms BIGINT UNSIGNED)",
     "CREATE TABLE moment (id BIGINT UNSIGNED, at DATETIME(6), KEY (at))",
+    "CREATE TABLE wrong (id INT, order_no INT, at_ms BIGINT)",
 )
 RULES: Final = (
     BusinessRule(name="due", table="due", key_column="id", time_column="at", deliver_at_column="due", topic=DUE),
@@ -39,6 +40,7 @@ RULES: Final = (
         topic=REF,
     ),
     BusinessRule(name="moment", table="moment", key_column="id", time_column="at", topic=MOMENT),
+    BusinessRule(name="wrong", table="wrong", key_column="id", time_column="at_ms", time_unit="ms", topic=WRONG),
 )  # fmt: skip
 EXPECTED: Final = {
     ("message", DUE, "stored", 4), ("business", DUE, "announced", 3), ("business", DUE, "due_time_differs", 1),
@@ -47,6 +49,7 @@ EXPECTED: Final = {
     ("business", DAY, "message_in_grace", 1),
     ("message", REF, "stored", 2), ("business", REF, "announced", 2), ("business", REF, "no_message", 1),
     ("message", MOMENT, "stored", 4), ("business", MOMENT, "announced", 4),
+    ("message", WRONG, "no_business_row", 5), ("business", WRONG, "no_message", 5),
 }  # fmt: skip
 
 
@@ -63,6 +66,10 @@ def test_keys_and_times_of_every_type_are_compared_and_a_sentinel_is_one_rows_ve
     sentinel = {("business", MOMENT, "impossible_time", 1)}
     assert _verdicts(whole) == EXPECTED | sentinel
     assert _verdicts(by_the_hour) == EXPECTED, "a row without a time and a message is in no hour: it is in the note"
+    for summary in (whole, by_the_hour):
+        (cause,) = summary.causes
+        assert (cause.source, cause.what, cause.count) == ("business", "wrong", 10), "another column is meant"
+        assert "has the key of any of 5 messages on its topic typed.wrong" in cause.sentence
     (note,) = [one.note for one in by_the_hour.inputs if one.what == "moment"]
     assert "rows have a time that cannot be true" in note
 
@@ -70,7 +77,7 @@ def test_keys_and_times_of_every_type_are_compared_and_a_sentinel_is_one_rows_ve
 def _written(database: Database, tmp_path: Path) -> Settings:
     world = World()
     world.groups()
-    rows: dict[str, list[str]] = {"due": [], "by_day": [], "ref": [], "moment": []}
+    rows: dict[str, list[str]] = {"due": [], "by_day": [], "ref": [], "moment": [], "wrong": []}
     at, utc = _text(NOW_MS - AGE_MS), _text(DUE_MS)
     for number, (due_ms, apart_ms) in enumerate([(DUE_MS, 0), (DUE_MS, 999), (DUE_MS, -500), (DUE_MS, 5 * SECOND_MS)]):
         _send(world, DUE, str(number), deliver_at_ms=due_ms + apart_ms)
@@ -91,6 +98,9 @@ def _written(database: Database, tmp_path: Path) -> Settings:
         _send(world, MOMENT, str(number))
         rows["moment"].append(f"({number}, '{date}')")
     rows["moment"].append(f"({SENTINEL}, '9999-12-31 23:59:59')")
+    for number in range(5):
+        _send(world, WRONG, str(number))
+        rows["wrong"].append(f"({number + 100}, {number}, {NOW_MS - AGE_MS})")
     settings = world.write(database, tmp_path)
     engine = create_engine(database.url)
     with engine.begin() as connection:

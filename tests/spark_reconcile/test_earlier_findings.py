@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from outbox.cli.command import main
 from spark_reconcile import run_windows
 from spark_reconcile.report.page import page_of
 from spark_reconcile.report.prometheus import metrics_text
@@ -68,11 +68,13 @@ def test_a_balance_names_what_nobody_can_judge() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.processes
 def test_a_later_span_ends_with_exit_status_1_while_an_earlier_finding_stands(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
+    spark: SparkSession, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(
+        "spark_reconcile.runs.reconciliation.run_windows", partial(run_windows, session=spark)
+    )  # a Java of its own would take most of this test
     world = World()
     world.groups()
     for number in range(4):
@@ -87,11 +89,13 @@ def test_a_later_span_ends_with_exit_status_1_while_an_earlier_finding_stands(
 
     first = run_windows(settings, since_ms=NOW_MS - 6 * HOUR_MS, now_ms=NOW_MS, session=spark, pause=no_wait)
     asked = ["run", "--config", str(config), "--now-ms", str(NOW_MS), "--since", "4h", "--json"]
-    later = _reconcile(*asked)
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as later:
+        main(["reconcile", *asked])
 
     assert first.sentence == "Not balanced: 1 lost."
-    assert later.returncode == 1, later.stderr
-    summary = json.loads(later.stdout)
+    assert later.value.code == 1
+    summary = json.loads(capfd.readouterr().out)
     assert (summary["findings"], summary["earlier_findings"], summary["balanced"]) == (0, 1, False)
     assert summary["sentence"].startswith("Not balanced: 1 finding of earlier hours.")
 
@@ -106,8 +110,3 @@ def _summary(*, earlier: int, verdict_counts: list[VerdictCount]) -> Summary:
             resolved=0, earlier_findings=earlier,
         ),
     )  # fmt: skip
-
-
-def _reconcile(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "outbox", "reconcile", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)

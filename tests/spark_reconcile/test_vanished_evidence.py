@@ -401,10 +401,10 @@ def test_a_source_that_reaches_less_far_than_an_earlier_run_saw_is_told_in_the_h
 
 
 @pytest.mark.spark
-def test_rows_that_were_taken_out_of_the_middle_since_an_earlier_whole_run_are_told_in_the_headline(
+def test_rows_that_were_taken_out_of_the_middle_or_the_beginning_since_an_earlier_whole_run_are_told_in_the_headline(
     spark: SparkSession, sqlite: Database, tmp_path: Path, world: World
 ) -> None:
-    settings = world.write(sqlite, tmp_path)
+    settings = world.write(sqlite, tmp_path, records_a_segment=1)
     assert run(settings, session=spark, now_ms=NOW_MS).shortened == []
     del world.archive[2]
     world.write_tables(sqlite)
@@ -418,7 +418,17 @@ def test_rows_that_were_taken_out_of_the_middle_since_an_earlier_whole_run_are_t
     )
     assert told.endswith("saw 5")
     assert told in summary.headline
-    assert run(settings, session=spark, now_ms=NOW_MS).shortened == [], "it was told once"
+    del world.archive[:2]
+    world.write_tables(sqlite)
+    Path(survey(settings.broker_data, "messages")[0].path).unlink()
+
+    summary = run(settings, session=spark, now_ms=NOW_MS)
+
+    archive, log = summary.shortened
+    assert archive.startswith(f"The archive in {tmp_path / 'business.db'} begins at ")
+    assert log.startswith(f"The message log in {settings.broker_data} begins at ")
+    assert archive in summary.headline
+    assert log in summary.headline
 
 
 def test_without_an_archive_and_inboxes_in_the_settings_none_is_missing(
