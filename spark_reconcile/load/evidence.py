@@ -250,7 +250,7 @@ def _read_archives(
                 misread[count.topic] = misread.get(count.topic, 0) + count.rows
         refuse_misread(archive, misread, rows=sum(count.rows for count in counted), is_whole=span is None)
         counts += counted
-        archives.append((archive.frame, archive.files))
+        archives.append((archive.understood, archive.files))
     return archives
 
 

@@ -104,11 +104,12 @@ class ArchiveSurvey:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetArchive:
     """One archive: `frame` has the rows, in the columns of all legs, of the time range; what is not understood is on
-    the leg MISREAD. `files`: the same rows by file.
+    the leg MISREAD. Where refuse_misread() refused nothing, `understood` has the same rows, and `files` by file.
     """
 
     folder: Path | str
     frame: DataFrame
+    understood: DataFrame
     files: Files
     rows: int
     """How many rows the files have, of all times."""
@@ -122,15 +123,15 @@ def read_archive(
     files and columns that cannot be read, or that Spark would pass over.
     """
     survey = survey_archive(_listed(session, folder), folder=folder)
-    read = partial(_frame, session, folder, survey, latest_ms=latest_ms)
-    whole = read(None)
-    names = _compared(whole.inputFiles(), survey, folder=folder)
-    frame = whole if span is None else read(None, span=span).where(f"leg = '{MISREAD}' or {_of(span, latest_ms)}")
-    understood = Files(
-        leg=Leg.ARCHIVE, names=names, read=lambda some: read(some).where(f"leg = '{Leg.ARCHIVE}'"),
-        shown="true" if span is None else _of(span, latest_ms),
+    checked = partial(_frame, session, folder, survey, latest_ms=latest_ms, legs=_checked_legs)
+    read = partial(_frame, session, folder, survey, latest_ms=latest_ms, legs=_legs)
+    names = _compared(read(None).inputFiles(), survey, folder=folder)
+    shown = "true" if span is None else _of(span, latest_ms)
+    return ParquetArchive(
+        folder=folder, frame=checked(None, span=span).where(f"leg = '{MISREAD}' or {shown}"),
+        understood=read(None, span=span).where(shown),
+        files=Files(leg=Leg.ARCHIVE, names=names, read=read, shown=shown), rows=survey.rows,
     )  # fmt: skip
-    return ParquetArchive(folder=folder, frame=frame, files=understood, rows=survey.rows)
 
 
 def check_archive(folder: Path | str) -> None:
@@ -262,7 +263,7 @@ def _column_type(field: pa.Field, file: StoredFile, *, folder: Path | str) -> Co
 
 def _frame(
     session: SparkSession, folder: Path | str, survey: ArchiveSurvey, names: Sequence[str] | None, *,
-    span: Span | None = None, latest_ms: int,
+    span: Span | None = None, latest_ms: int, legs: Callable[[DataFrame, Mapping[str, str]], DataFrame],
 ) -> DataFrame:  # fmt: skip
     """Returns the rows of some files, by Spark's names, or of all; of a span at least its rows, and all misread ones.
 
@@ -286,7 +287,7 @@ def _frame(
                 f"created_at_us is null or created_at_us < {EARLIEST_MS * 1000}L or created_at_us > {latest_ms * 1000}L"
                 f" or (created_at_us >= {span.since_ms * 1000}L and created_at_us < {span.until_ms * 1000}L)"
             )
-        frames.append(_legs(frame, columns))
+        frames.append(legs(frame, columns))
     return union(*frames)
 
 
@@ -294,16 +295,24 @@ def _of(span: Span, latest_ms: int) -> str:
     return f"({within(span)} or created_ms < {EARLIEST_MS}L or created_ms > {latest_ms}L)"
 
 
-def _legs(frame: DataFrame, types: Mapping[str, str]) -> DataFrame:
-    """Converts the archive's columns to those of all legs; a row that is not understood says why."""
-    values = {name: _value(name, kind) for name, kind in types.items()}
-    plain = frame.selectExpr(
-        *(f"{value} as {name}" for name, value in values.items()),
-        f"concat_ws('', input_file_name(), {_misread(types)}) as place", f"{_misread(types)} is not null as misread",
-    )  # fmt: skip
+def _checked_legs(frame: DataFrame, types: Mapping[str, str]) -> DataFrame:
+    """Converts the archive's columns to those of all legs; a row that is not understood says why.
+
+    Each row is looked at in all of its columns, and nothing is pruned: for the one scan that counts the rows.
+    """
+    place = f"concat_ws('', input_file_name(), {_misread(types)}) as place"
+    return _legs(frame, types, place, f"{_misread(types)} is not null as misread")
+
+
+def _legs(frame: DataFrame, types: Mapping[str, str], *checks: str) -> DataFrame:
+    """Converts the archive's columns to those of all legs, of rows that are understood, or with `checks`, a `place` and
+    whether a row is `misread`.
+    """
+    plain = frame.selectExpr(*(f"{_value(name, kind)} as {name}" for name, kind in types.items()), *checks)
+    topic = f"if(kind = 'cancel', '{CANCELS}', topic)"
     return plain.selectExpr(
-        f"if(misread, '{MISREAD}', '{Leg.ARCHIVE}') as leg", "id",
-        f"if(misread, place, if(kind = 'cancel', '{CANCELS}', topic)) as topic", "message_key",
+        f"if(misread, '{MISREAD}', '{Leg.ARCHIVE}') as leg" if checks else f"'{Leg.ARCHIVE}' as leg", "id",
+        f"if(misread, place, {topic}) as topic" if checks else f"{topic} as topic", "message_key",
         "cast(null as string) as consumer_group", "body_sha256",
         "deliver_at_ms", "created_at_us div 1000 as created_ms", "sent_at_us div 1000 as at_ms",
         "attempts", f"{archive_note()} as note", "cast(null as bigint) as due_unit_ms",

@@ -187,7 +187,7 @@ def test_rows_that_a_footer_counts_and_spark_did_not_return_are_refused(
     tmp_path: Path, read: int, is_whole: bool, is_refused: bool
 ) -> None:
     none: Any = None
-    archive = ParquetArchive(folder=tmp_path, frame=none, files=none, rows=4)
+    archive = ParquetArchive(folder=tmp_path, frame=none, understood=none, files=none, rows=4)
     told = f"the archive {tmp_path} has 4 rows, and Spark read 3 of them, so nothing is judged"
 
     with pytest.raises(NotComparable, match=told) if is_refused else nullcontext():
@@ -256,6 +256,8 @@ def test_files_of_every_kind_that_is_understood_are_read_to_the_last_row_whole_a
         ("plain", "other", "1", None), ("nan", "other", "1", None), ("due", "other", "1", due_ms),
         ("nothing", "007", None, None),
     }  # fmt: skip
+    assert found.understood.exceptAll(found.frame).isEmpty()
+    assert found.understood.count() == len(rows)
     assert found.rows == 4
     for summary in (whole, by_the_hour):
         counts = {(one.topic, one.rule): one.count for one in summary.verdict_counts if one.scope == "message"}
