@@ -107,17 +107,20 @@ def parts(session: SparkSession, digests: Sequence[DataFrame], *, topics: Sequen
     return whole.join(numbered, "number", "left")
 
 
-def _is_clean(covered: Sequence[str]) -> str:
+def _is_clean(*, is_known: str, is_covered: str) -> str:
     """SQL condition on the sums of a part, or of one key: the sources agree on each of its messages, and none needs a
     closer look. So the rules would call each of them `stored`, and each of its business rows `announced`.
+
+    `is_known`, `is_covered`: conditions, see _known() and among().
     """
-    sent = " and ".join(f"archive_{name} = messages_{name}" for name in ("n", "low", "high"))
-    rows_agree = " and ".join(f"business_{name} = messages_{name}" for name in ("n", "key_low", "key_high"))
+    sent, rows_agree = (" and ".join(f"{side}_{name} = 0" for name in names) for side, (_, names) in _APART.items())
     # A message too many for one rule must not cancel out one too few for another.
-    return (
-        f"(topic is not null and period != {NO_PERIOD} and of_one_rule and odd = 0 and {sent}"
-        f" and (not {among('topic', covered)} or ({rows_agree})))"
-    )
+    return f"({is_known} and of_one_rule and odd = 0 and {sent} and (not {is_covered} or ({rows_agree})))"
+
+
+def _known() -> str:
+    """SQL condition: topic and period of a part or row are known."""
+    return f"(topic is not null and period != {NO_PERIOD})"
 
 
 def clean_parts(summed: DataFrame, *, covered: Sequence[str]) -> DataFrame:
@@ -129,27 +132,37 @@ def clean_parts(summed: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     hashed = summed.selectExpr("*", f"xxhash64({_TOLD}) as h")
     sides = _sides(
         hashed, "topic", "number", "period", "part",
+        **{name: f"sum(if(leg = '{leg}', n, 0L))" for name, leg in (("messages", MESSAGES), ("asked", Leg.BUSINESS))},
         archive_resent=f"sum(if(leg = '{Leg.ARCHIVE}', resent, 0L))", digests="count(*)",
         archive_repeated=f"sum(if(leg = '{Leg.ARCHIVE}', repeated, 0L))", **sums("h", "digest_low", "digest_high"),
     )  # fmt: skip
     return sides.selectExpr(
-        "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages_n as n",
-        f"{_is_clean(covered)} as clean", "archive_resent as resent", "archive_repeated as repeated", "note",
-        "business_n as asked", *_DIGESTED,
+        "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages as n",
+        f"{_is_clean(is_known=_known(), is_covered=among('topic', covered))} as clean",
+        "archive_resent as resent", "archive_repeated as repeated", "note", "asked", *_DIGESTED,
     )  # fmt: skip
 
 
+_APART: Final[Mapping[str, tuple[Leg, Sequence[str]]]] = {
+    "sent": (Leg.ARCHIVE, ("n", "low", "high")), "asked": (Leg.BUSINESS, ("n", "key_low", "key_high")),
+}  # fmt: skip
+"""The sums of a leg that are those of the messages, where the two agree."""
+
+
 def _sides(frame: DataFrame, *columns: str, **more: str) -> DataFrame:
-    """Returns the sums of each place, a column for each leg, and `more` aggregates."""
-    pairs: list[tuple[str, str]] = [(Leg.ARCHIVE, name) for name in ("n", "low", "high")]
-    pairs += [(MESSAGES, name) for name in ("n", "low", "high", "key_low", "key_high")]
-    pairs += [(Leg.BUSINESS, name) for name in ("n", "key_low", "key_high")]
+    """Returns, for each place, by how much the sums of the other legs exceed those of the messages, and `more`
+    aggregates. Differences, since each sum of each key is shuffled.
+    """
+    apart = {
+        f"{side}_{name}": f"sum(case leg when '{leg}' then {name} when '{MESSAGES}' then -{name} else 0L end)"
+        for side, (leg, names) in _APART.items()
+        for name in names
+    }
     # Only business rows have a rule's number: it is -1 for all others.
     rule = "if(note >= 0, note, null)"
     return grouped(
-        frame, *columns, **{f"{leg}_{name}": f"sum(if(leg = '{leg}', {name}, 0L))" for leg, name in pairs},
-        odd="sum(odd)", of_one_rule=f"coalesce(min({rule}) = max({rule}), true)", note=f"coalesce(max({rule}), -1)",
-        **more,
+        frame, *columns, **apart, odd="sum(odd)", of_one_rule=f"coalesce(min({rule}) = max({rule}), true)",
+        note=f"coalesce(max({rule}), -1)", **more,
     )  # fmt: skip
 
 
@@ -173,7 +186,10 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
         _of_key(rows, "leg", {name: _of_each_leg(name) for name in _VALUES}),
         _of_key(messages, f"'{MESSAGES}'", {name: _values(DIGESTS[MESSAGES]).get(name, "0L") for name in _VALUES}),
     )
-    return _sides(digests, "place", "topic", "period").where(f"not {_is_clean(covered)}").select("place")
+    # Topic and period are in the place: what is asked of them is a number, and no key of the shuffle.
+    standing = f"if({_known()}, if({among('topic', covered)}, 2, 1), 0)"
+    sides = _sides(digests.selectExpr("*", f"{standing} as standing"), "place", standing="min(standing)")
+    return sides.where(f"not {_is_clean(is_known='standing > 0', is_covered='standing = 2')}").select("place")
 
 
 _VALUES: Final = ("note", "h", "k", "odd")
