@@ -41,7 +41,7 @@ _PASSES_MAX: Final = 1_000
 DAMAGED: Final = "its record in the message log is damaged"
 AT_HAND_BYTES_MAX: Final = 64 * 1024
 """Reading this much of what was just written does not wait for the disk: it is in the page cache."""
-Looked = TypeVar("Looked")
+Polled = TypeVar("Polled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Puller:
         handed = take() or self.awaited(topic, group, take, deadline_ms=deadline_ms)
         return [delivery for run in handed or () for delivery in deliveries_of(topic, group, run)]
 
-    def awaited(self, topic: str, group: str, poll: Callable[[], Looked | None], *, deadline_ms: int) -> Looked | None:
+    def awaited(self, topic: str, group: str, poll: Callable[[], Polled | None], *, deadline_ms: int) -> Polled | None:
         """Returns the result of `poll` once it finds something; None, or an empty result, when the time is up."""
         if deadline_ms <= self._clock.monotonic_ms():
             return None
