@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 
-from outbox.store.databases.port import Write
+from outbox.store.databases.database_port import Write
 from outbox.store.databases.supported import database_of
 from outbox.store.schema import OutboxTables, outbox_tables
 from outbox.store.table_placement import table_place

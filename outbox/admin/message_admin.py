@@ -10,7 +10,7 @@ from typing import Any, Final, assert_never
 from sqlalchemy import ColumnElement, Connection, delete, func, null, select, update
 from sqlalchemy.engine import Dialect
 
-from outbox.store.databases.port import Write
+from outbox.store.databases.database_port import Write
 from outbox.store.databases.supported import database_of
 from outbox.store.order_table import OrderStore
 from outbox.store.schema import RowState, message_table, plain_message_table_name

@@ -34,7 +34,7 @@ from outbox.store.database import (
 )
 from outbox.store.database_identity import SchemaOwner, owner_of, refuse_stranger, stranger_refused
 from outbox.store.database_url import sync_url
-from outbox.store.databases.port import Failure
+from outbox.store.databases.database_port import Failure
 from outbox.store.databases.supported import database_of, failure_of
 from outbox.store.schema import message_table, outbox_tables
 from outbox.store.table_placement import (

@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox.store.database_url import read_url
-from outbox.store.databases.port import WRITE_LOCK_FIRST, Failure
+from outbox.store.databases.database_port import WRITE_LOCK_FIRST, Failure
 from outbox.store.databases.supported import database_named, database_of, failure_of, known_database
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
 from outbox_core.runtime.event_logger import EventLogger

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
 from outbox.store.database import MYSQL_DIALECTS, is_schema_missing
-from outbox.store.databases.port import Failure
+from outbox.store.databases.database_port import Failure
 from outbox.store.databases.supported import failure_of
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import connect_once, table_place, tables_missing

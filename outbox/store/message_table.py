@@ -34,7 +34,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ClauseElement
 
 from outbox.store.bounded_counts import count_rows, oldest_wanted_age_us, retrying_rows, sample_pending
-from outbox.store.databases.port import Write
+from outbox.store.databases.database_port import Write
 from outbox.store.databases.supported import database_of
 from outbox.store.order_table import Barrier, KeyRun, OrderStore
 from outbox.store.prepared_statements import HintedStatement, PreparedByIds, prepare

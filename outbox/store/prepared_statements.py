@@ -16,7 +16,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
-from outbox.store.databases.port import Failure
+from outbox.store.databases.database_port import Failure
 from outbox.store.databases.supported import database_of, failure_of
 
 _SIZES: Final = (1, 10, 50, 200, 1_000)

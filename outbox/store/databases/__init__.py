@@ -1,1 +1,1 @@
-"""What each database does differently, one file a database. Begin at port.py, which asks the questions."""
+"""What each database does differently, one file a database. Begin at database_port.py, which asks the questions."""

@@ -28,7 +28,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import Pool
 from sqlalchemy.types import TypeEngine
 
-from outbox.store.databases.port import BACKGROUND_LOCK_WAIT_SECONDS, Database, Failure, Write
+from outbox.store.databases.database_port import BACKGROUND_LOCK_WAIT_SECONDS, Database, Failure, Write
 from outbox.store.databases.sql_text import name_in_sql, text_of
 from outbox_core.common.mysql_session import pin_session
 

@@ -26,7 +26,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL, Dialect, ExceptionContext
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
-from outbox.store.databases.port import NO_OPTIONS, WRITE_LOCK_FIRST, Database, Failure, Write
+from outbox.store.databases.database_port import NO_OPTIONS, WRITE_LOCK_FIRST, Database, Failure, Write
 from outbox_core.common.errors import ConfigurationError
 
 _BUSY_TIMEOUT_MS: Final = 30_000

@@ -9,8 +9,8 @@ from sqlalchemy import LargeBinary, String, Text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
+from outbox.store.databases.database_port import Database, Failure
 from outbox.store.databases.mysql import MySql
-from outbox.store.databases.port import Database, Failure
 from outbox.store.databases.sqlite import SQLITE
 from outbox_core.common.errors import ConfigurationError
 

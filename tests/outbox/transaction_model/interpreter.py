@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionm
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox import Outbox, OutboxError
-from outbox.store.databases.port import WRITE_LOCK_FIRST
+from outbox.store.databases.database_port import WRITE_LOCK_FIRST
 from tests.outbox.transaction_model.business import PAYMENTS, STANDING_ROW, WITNESSES, Payment, Witness
 from tests.outbox.transaction_model.steps import (
     CURRENT,
