@@ -223,6 +223,7 @@ def _create(database: URL | str) -> Engine:
         options = {_POOL_PINGS: True} if product.pings else {}
         arguments = product.connect_arguments(url)
         is_async = url.get_dialect().is_async
+        # SQLAlchemy's own ping serves sync drivers alone: that of 2.0 fails on asyncmy and aiomysql, at each checkout.
         pings_itself = product.pings and not is_async
         engine = create_engine(url, pool_pre_ping=pings_itself, execution_options=options, **arguments)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
