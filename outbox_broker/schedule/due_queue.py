@@ -142,10 +142,6 @@ class DueQueue:
             if run.taken < run.count:
                 self._lane_of(run.topic).cursor.add((run,))
 
-    def near_count(self) -> int:
-        """Returns how many messages in memory are queued, including canceled ones."""
-        return sum(len(lane.near) for lane in self._lanes())
-
     def clear_near(self) -> None:
         """Drop the messages in memory: they are in runs now."""
         for lane in self._lanes():

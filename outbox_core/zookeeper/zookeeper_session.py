@@ -31,7 +31,6 @@ Value = TypeVar("Value")
 
 _GRANTED: Final = re.compile(r"negotiated session timeout")
 _GRANTED_ARGUMENT: Final = 2
-_CLOSE_SECONDS_MAX: Final = 5
 _GAVE_UP: Final = "Failed connecting"
 """What kazoo reports at the end of a client that never connected, whatever the cause."""
 _LOGIN_REFUSED: Final = "AUTH_FAILED"
