@@ -50,6 +50,8 @@ RepairIt = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="With --repair: do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="With --repair: show it, and change nothing.")]
+REPAIRS_MAX_DEFAULT: Final = 1_000
+"""More repairs than this are no faults of single messages: a source is missing, or is the wrong one."""
 RepairsMax = Annotated[int, typer.Option("--repairs-max", min=1, help="With --repair: refuse to do more than these.")]
 MetricsFile = Annotated[
     Path | None, typer.Option("--metrics-file", help="Write recon_* metrics here as well, e.g. for node_exporter.")

@@ -16,7 +16,15 @@ from rich.text import Text
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.terminal_text import escaped
-from spark_reconcile.cli.options import BrokerData, Config, PasswordFile, Schema, Url, given_settings
+from spark_reconcile.cli.options import (
+    REPAIRS_MAX_DEFAULT,
+    BrokerData,
+    Config,
+    PasswordFile,
+    Schema,
+    Url,
+    given_settings,
+)
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.findings import confirmed_suspects, unconfirmed_count, unpublished_rows
@@ -65,7 +73,9 @@ def apply(
     broker_data: BrokerData = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what holds, and change nothing.")] = False,
-    repairs_max: Annotated[int, typer.Option("--repairs-max", min=1, help="Refuse to do more than these.")] = 1_000,
+    repairs_max: Annotated[
+        int, typer.Option("--repairs-max", min=1, help="Refuse to do more than these.")
+    ] = REPAIRS_MAX_DEFAULT,
 ) -> None:  # fmt: skip
     """Apply a plan that still holds. Hands what it names back to the compensator, if all of it is as it was planned.
 

@@ -27,6 +27,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.cli.interrupt import Stop, interruptible
 from spark_reconcile.cli.options import (
     EXIT_FINDINGS,
+    REPAIRS_MAX_DEFAULT,
     AcceptMissing,
     AsJson,
     BrokerData,
@@ -79,7 +80,7 @@ def run(
     config: Config = None, url: Url = None, password_file: PasswordFile = None, schema: Schema = None,
     broker_data: BrokerData = None, output: Output = None, grace_seconds: GraceSeconds = None,
     master: Master = None, now_ms: NowMs = None, since: Since = None, until: Until = None, full: Full = False,
-    repair: RepairIt = False, yes: Yes = False, dry_run: DryRun = False, repairs_max: RepairsMax = 1_000,
+    repair: RepairIt = False, yes: Yes = False, dry_run: DryRun = False, repairs_max: RepairsMax = REPAIRS_MAX_DEFAULT,
     accept_missing: AcceptMissing = None, metrics_file: MetricsFile = None, as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip

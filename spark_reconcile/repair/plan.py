@@ -22,8 +22,6 @@ from spark_reconcile.core.settings import BusinessRule, OutboxSource, Settings
 from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted, reading
 from spark_reconcile.sources.sql_statements import WITHDRAWN, key_text, message_tables
 
-REPAIRS_MAX_DEFAULT: Final = 1_000
-"""More repairs than this are no faults of single messages: a source is missing, or is the wrong one."""
 IDS_A_STATEMENT: Final = 500
 UNSENT_RULE: Final = "not_sent"
 LOST_RULE: Final = "not_in_broker"
