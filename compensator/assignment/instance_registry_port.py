@@ -11,7 +11,8 @@ from outbox_core.common.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
-    """The interval of beat(), and how long after its last beat an instance counts as dead.
+    """The interval of beat(), and how long after its last beat an instance counts as dead, in milliseconds of the
+    database's clock, or of ZooKeeper's.
 
     `alone_after_beats`: after so many failed beats an instance serves every source. A source that two instances serve
     costs statements; one that no instance serves sends nothing.

@@ -158,6 +158,9 @@ def sweep_timers(
 ) -> TimerSweepReport:
     """Make one pass. Safe beside workers and other sweeps. Raises BrokerError for the store; DatabaseUnavailable,
     SchemaMissing.
+
+    Nothing depends on it: the compensator's polls send rows whose timers are missing, and a timer without a row costs a
+    statement when it is due. A sweep makes the store exact again, as after a failover that lost some adds.
     """
     rows = added = 0
     for page in added_pages(tables, store, options=options, clock=clock, stopping=stopping):

@@ -110,7 +110,7 @@ class ConsumerRunner:
         broker_url: str | None = None,
     ) -> None:
         """`closes_broker` is closed at the end: the broker, if the runner is its only user. `broker_url` names the
-        broker in logs. `pauses` and `times`: see outbox.consumers.consumer_runner.
+        broker in logs. `pauses` and `times`: see PAUSES and RunnerTimes.
         """
         threads = sum(consumer.workers * len(consumer.topics) for consumer in consumers)
         if threads > THREADS_MAX:

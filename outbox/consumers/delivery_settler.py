@@ -102,6 +102,12 @@ IDLE_MS_MAX: Final = 60_000
 class AckSender:
     """Sends acks for one worker's thread. Its own thread starts with the first ack, and is a daemon: unlike a pool's
     threads, it does not delay the exit of the process.
+
+    At most one ack request is in flight. It contains all that was handled before it was sent, so acks reach the broker
+    in the order of handling. The first messages of a batch may wait for the others, but for no slow handler. If
+    messages come faster than the broker responds to acks, an ack lingers for a few milliseconds to include more of
+    them: each request costs a sync at the broker, which delays publishes too. A worker that is a batch ahead of its
+    acks waits for them, so it holds two batches at most. The caller sends and retries the requests.
     """
 
     def __init__(

@@ -55,6 +55,13 @@ _RowMessage = tuple[OutboxRow, Message]
 ORDERED_OUTAGE_DELAY_MS: Final = 1_000
 SETTLE_ROWS_MAX: Final = 200
 """Rows in one settling statement: a compromise between round trips and the number of locks."""
+HOLD_DELAY_MS_MIN: Final = 10
+PARKED_DELAY_MS: Final = 30_000
+"""The delay of a message that waits for one that an operator must handle."""
+_HOLD_STEPS: Final = 8
+"""Delays are rounded up, by an eighth at most, to few different ones, so that one statement postpones many rows."""
+IN_FLIGHT_DELAY_MS: Final = 500
+"""The delay of a message that waits for one that another process is sending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -498,15 +505,6 @@ def _settlement(row: OutboxRow, decision: Decision) -> RowSettlement:
     return RowSettlement(row.id, row.table, key_and_number, decision)
 
 
-HOLD_DELAY_MS_MIN: Final = 10
-PARKED_DELAY_MS: Final = 30_000
-"""The delay of a message that waits for one that an operator must handle."""
-_HOLD_STEPS: Final = 8
-"""Delays are rounded up, by an eighth at most, to few different ones, so that one statement postpones many rows."""
-IN_FLIGHT_DELAY_MS: Final = 500
-"""The delay of a message that waits for one that another process is sending."""
-
-
 def runs(rows: Iterable[OutboxRow], *, accepted: Mapping[str, Collection[str]]) -> dict[str, KeyRun]:
     """Returns the rows of a batch by ordered key; `accepted` has, by order key, ids that the broker has already
     accepted to the caller's knowledge, though their rows still exist.
@@ -526,7 +524,12 @@ def runs(rows: Iterable[OutboxRow], *, accepted: Mapping[str, Collection[str]]) 
 
 
 def waves(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
-    """Returns the batches to send in turn; each keeps the order of `rows`, and each key the order of its numbers."""
+    """Returns the batches to send in turn; each keeps the order of `rows`, and each key the order of its numbers.
+
+    The first wave has the first message of each ordered key and all unordered ones, the second wave the second message
+    of each key, and so on: a message is sent only after the broker has accepted all older ones of its key, and a broker
+    may accept any part of a batch.
+    """
     batches: list[list[OutboxRow]] = [[]]
     next_wave_by_key: defaultdict[str, int] = defaultdict(int)
     for row in sorted(rows, key=lambda row: row.order_seq or 0) if any(row.order_key for row in rows) else rows:

@@ -116,7 +116,9 @@ class Wakeups:
 
 
 class RecentGroupDeletions:
-    """Deletions of groups, numbered from 1 in order since the start."""
+    """Deletions of groups, numbered from 1 in order since the start: a pull that waited for a deleted group ends, and
+    does not create it again.
+    """
 
     def __init__(self) -> None:
         self.deletions = 0

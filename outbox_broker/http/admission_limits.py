@@ -30,7 +30,9 @@ class WorkClass(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class ConcurrencyLimit:
-    """Counts requests; used on the event loop only, so it needs no lock."""
+    """Counts requests; above the limit one is rejected for a retry, not queued. Used on the event loop only, so it
+    needs no lock.
+    """
 
     name: str
     requests_max: int
@@ -59,7 +61,7 @@ class ConcurrencyLimit:
 
 
 class ByteBudget:
-    """Counts leased bytes. Thread-safe: responses grow in worker threads."""
+    """Counts leased bytes, of all requests and responses in progress. Thread-safe: responses grow in worker threads."""
 
     def __init__(self, bytes_max: int, *, retry_after_ms: int) -> None:
         self._bytes_max = bytes_max
