@@ -90,7 +90,7 @@ class Engine:
         """Open a data folder, creating it if needed: take its lock, replay its logs, start the timer.
 
         Raises ConfigurationError when another process uses the folder, or it is inside another data folder;
-        StorageFailed, or SegmentDamaged.
+        StorageFailed, or SegmentDamaged; RuntimeError if the process can have no more threads.
         """
         refuse_nested(folder)
         try:
@@ -110,7 +110,11 @@ class Engine:
             if isinstance(error, OSError):
                 raise StorageFailed(f"cannot open the data folder {folder}: {error.strerror}") from error
             raise
-        engine.timer.start()
+        try:
+            engine.timer.start()
+        except BaseException:  # no more threads: a later open must find the folder free
+            engine.close()
+            raise
         return engine
 
     def close(self, *, timeout_ms: int = 10_000) -> None:

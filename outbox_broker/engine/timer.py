@@ -47,10 +47,11 @@ class EngineTimer:
             thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of each thread, up to `timeout_s`; the context must be closed before."""
+        """Wait for the end of each thread that was started, up to `timeout_s`; the context must be closed before."""
         self.wake_keeper()
         for thread in self._threads:
-            thread.join(timeout_s)
+            if thread.ident is not None:
+                thread.join(timeout_s)
 
     # -- the timer ---------------------------------------------------------------------------------------------------
 

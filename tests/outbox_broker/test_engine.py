@@ -1537,3 +1537,24 @@ def flip(folder: Path, old: bytes, new: bytes) -> None:
     with segment.open("r+b") as file:
         file.seek(position)
         file.write(new)
+
+
+@pytest.mark.parametrize("failing", range(2))
+def test_a_folder_is_free_again_where_an_open_gets_no_more_threads(
+    folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_some(thread: threading.Thread) -> None:
+        if len(started) == failing:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_some)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Engine.open(folder, clock=clock)
+
+    assert [thread.name for thread in started if thread.is_alive()] == []
+    Engine.open(folder, clock=clock).close()

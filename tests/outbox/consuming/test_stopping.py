@@ -325,6 +325,7 @@ def test_a_start_that_gets_no_more_threads_ends_what_it_has_started(
         """Do nothing."""
 
     broker = WatchedBroker(tmp_path / "data")
+    broker.admin.topics()  # which opens it: else a worker may start its threads, one of which is the one that fails
     runner = ConsumerRunner([handle], broker=broker, closes_broker=broker)
     start, started = threading.Thread.start, list[threading.Thread]()
 
