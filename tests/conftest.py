@@ -19,7 +19,7 @@ from tests.fixtures.local_server import servers_folder
 from tests.fixtures.scheduling import FileScheduling, order_for_workers
 from tests.fixtures.spark_classes import archive_options
 
-pytest_plugins = ["tests.fixtures.servers"]
+pytest_plugins = ["tests.fixtures.servers", "tests.fixtures.own_process"]
 
 MARKS_OF_FIXTURES = {"spark": "spark", "shared_mysql": "mysql", "mysql_server": "mysql"}
 

@@ -258,6 +258,7 @@ def child_status(shop: Shop, box: Outbox, broker: HangingBroker, report: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.own_process
 def test_a_fork_waits_for_an_open_transaction_of_the_sender_so_that_its_child_can_write(
     sqlite_shop: Shop, tmp_path: Path
 ) -> None:

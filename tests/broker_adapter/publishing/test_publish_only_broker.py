@@ -123,6 +123,7 @@ class HeldWeakness(Weakness, frozen=True, kw_only=True):
         return self.problem
 
 
+@pytest.mark.own_process
 def test_a_child_publishes_that_was_forked_while_another_thread_did() -> None:
     weakness = HeldWeakness(
         subject="s", problem="p", cure="c", process=os.getpid(), reporting=threading.Event(), go_on=threading.Event()

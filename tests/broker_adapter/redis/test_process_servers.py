@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 
+import pytest
 import redis
 
 from broker_adapter.redis.connections import ProcessServers, SingleServer
@@ -13,6 +14,7 @@ from broker_adapter.redis.connections import ProcessServers, SingleServer
 WAIT_SECONDS = 60
 
 
+@pytest.mark.own_process
 def test_a_child_opens_servers_of_its_own_that_was_forked_while_another_thread_did() -> None:
     parent, opening, go_on = os.getpid(), threading.Event(), threading.Event()
 

@@ -268,6 +268,7 @@ def test_records_that_an_operator_deleted_come_back(zookeeper_fleet: ZooKeeperFl
     assert len(zookeeper_fleet.holders()) == 10
 
 
+@pytest.mark.own_process
 def test_a_forked_process_is_an_instance_of_its_own(zookeeper_fleet: ZooKeeperFleet) -> None:
     one = zookeeper_fleet.instance()
     one.beat(names(4))
