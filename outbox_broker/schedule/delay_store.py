@@ -163,6 +163,12 @@ class DelayStore:
         """
         self._dispatch.fired(number, again=again)
 
+    def fired_in_part(self, number: int, *, done: Sequence[int], again: Sequence[TimedMessage] = ()) -> None:
+        """Like fired() for those messages of a batch that arrived as `done`: the others stay unsettled, in their order,
+        and come again once the schedule is opened the next time.
+        """
+        self._dispatch.fired_in_part(number, done=done, again=again)
+
     def maintain(self, now_ms: int) -> bool:
         """Do one step of housekeeping; True if more remains. Safe to interrupt anywhere.
 

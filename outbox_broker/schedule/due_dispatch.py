@@ -18,7 +18,7 @@ from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.merge_cursor import Piece
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_log import Place
-from outbox_broker.schedule.schedule_records import FROM_MEMORY, BatchFired, BatchHanded, Part
+from outbox_broker.schedule.schedule_records import FROM_MEMORY, BatchFired, BatchFiredInPart, BatchHanded, Part
 from outbox_broker.schedule.schedule_state import ScheduleHandOut
 from outbox_broker.schedule.sorted_run import Entry, TimedMessage, new_entries
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
@@ -110,10 +110,21 @@ class DueDispatch:
         with self._context.lock:
             self._context.refuse_if_closed()
             if number in self._context.state.hand_outs:
-                seq = self._context.state.next_seq
-                entries = new_entries(again, first_seq=seq)
+                entries = new_entries(again, first_seq=self._context.state.next_seq)
                 self._context.act(BatchFired(number, entries))
                 self._claimed.pop(number, None)
+                self._horizon.add(entries)
+
+    def fired_in_part(self, number: int, *, done: Sequence[int], again: Sequence[TimedMessage] = ()) -> None:
+        """Like fired() for those messages of a batch that arrived as `done`: the others stay unsettled, in their order.
+
+        The caller has the batch no more; it comes again, without these, once the schedule is opened the next time.
+        """
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            if number in self._context.state.hand_outs:
+                entries = new_entries(again, first_seq=self._context.state.next_seq)
+                self._context.act(BatchFiredInPart(number, list(done), entries))
                 self._horizon.add(entries)
 
     def _commit(self, batch: DueBatch, place: Place) -> None:
@@ -198,6 +209,8 @@ class DueDispatch:
                 continue
             try:
                 batch = self._batch(self._taken_in(out), number=out.batch)
+                if out.done:
+                    batch = batch.without({index for index, seq in enumerate(batch.seqs) if seq in out.done})
                 self._claimed[out.batch] = Counter(batch.topics)
                 return batch
             except RunDamaged as damage:

@@ -60,6 +60,16 @@ class BatchFired(msgspec.Struct, array_like=True, frozen=True, tag="fired"):
     again: list[Entry] = []
 
 
+class BatchFiredInPart(msgspec.Struct, array_like=True, frozen=True, tag="fired_in_part"):
+    """The messages of a batch that arrived as `done` were delivered, except for those of them that are scheduled
+    `again`. The others are unsettled still, under their own numbers: new ones would put them behind their millisecond.
+    """
+
+    batch: int
+    done: list[int]
+    again: list[Entry] = []
+
+
 class BucketChanged(msgspec.Struct, array_like=True, frozen=True, tag="bucket"):
     """A bucket's state (levels.BucketState) changed. A bucket that is done is removed."""
 
@@ -139,11 +149,12 @@ class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
 
 
 class StoredHandOut(msgspec.Struct, array_like=True, frozen=True):
-    """A dispatched and unsettled batch, with those of its messages that were in memory."""
+    """A dispatched and unsettled batch, with those of its messages that were in memory; `done` are settled already."""
 
     batch: int
     parts: list[Part]
     entries: list[Entry]
+    done: list[int] = []
 
 
 class Passed(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -176,6 +187,7 @@ LogRecord = (
     | ScheduleCanceled
     | BatchHanded
     | BatchFired
+    | BatchFiredInPart
     | Flushed
     | BucketChanged
     | Moved

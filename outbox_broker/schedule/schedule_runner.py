@@ -101,6 +101,11 @@ class _InFlight:
             return list(numbered)
         return [(seq, message) for seq, message in numbered if (message.topic, message.id) not in self.answered]
 
+    def arrivals_done(self) -> list[int]:
+        """Returns the numbers of arrival of the messages that were answered."""
+        left = {number for number, _ in self.numbered()}
+        return [number for number in self.batch.seqs if number not in left]
+
     def settle(
         self, count: int, *, again: Mapping[tuple[str, str], TimedMessage], left: AbstractSet[tuple[str, str]]
     ) -> list[int]:
@@ -289,18 +294,23 @@ class ScheduleRunner:
         return bool(done)
 
     def _settle_one(self, one: _InFlight) -> None:
-        """Settle a batch; what was refused comes again later, what was not delivered when it is due."""
+        """Settle a batch that is delivered; what was refused comes again later."""
         with self._health.attempt():
-            self._schedule.fired(one.batch.number, again=[*one.again, *one.messages()])
+            self._schedule.fired(one.batch.number, again=one.again)
         self._in_flight.remove(one)
 
     def _give_back(self) -> None:
-        """Settle what was delivered in part, so that none of it comes twice. What another process has taken over comes
-        again whole.
+        """Settle what was delivered of batches, so that none of it comes twice. What another process has taken over
+        comes again whole.
         """
-        for one in [one for one in self._in_flight if one.delivered or one.answered]:
+        for in_flight in [one for one in self._in_flight if one.delivered or one.answered]:
             with suppress(OutboxError):
-                self._settle_one(one)
+                if in_flight.is_delivered:
+                    self._settle_one(in_flight)
+                else:
+                    number = in_flight.batch.number
+                    self._schedule.fired_in_part(number, done=in_flight.arrivals_done(), again=in_flight.again)
+                    self._in_flight.remove(in_flight)
 
     # -- failures ----------------------------------------------------------------------------------------------------
 

@@ -43,11 +43,14 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleHandOut:
-    """A dispatched batch; `entries` are those of its messages that were in memory."""
+    """A dispatched batch; `entries` are those of its messages that were in memory, and `done` those that were settled
+    before the others. Both by arrival.
+    """
 
     batch: int
     parts: list[schedule_records.Part]
     entries: dict[int, Entry]
+    done: set[int] = field(default_factory=set)
 
 
 class ScheduleState:
@@ -83,11 +86,10 @@ class ScheduleState:
                 self._hand_out(record)
             case schedule_records.BatchFired():
                 self._settle(record.batch)
-                for entry in record.again:
-                    known = self.known.get(entry.topic, entry.id)
-                    if known is not None:
-                        self.passed.pop(known.seq, None)
-                self._schedule(record.again)
+                self._schedule_again(record.again)
+            case schedule_records.BatchFiredInPart():
+                self.hand_outs[record.batch].done.update(record.done)
+                self._schedule_again(record.again)
             case schedule_records.Flushed():
                 self._flush(record)
             case schedule_records.BucketChanged():
@@ -142,7 +144,7 @@ class ScheduleState:
             ],
             index=self.index,
             hand_outs=[
-                schedule_records.StoredHandOut(one.batch, one.parts, list(one.entries.values()))
+                schedule_records.StoredHandOut(one.batch, one.parts, list(one.entries.values()), list(one.done))
                 for one in self.hand_outs.values()
             ],
             topics={topic: count for topic, count in self.topics.items() if count},
@@ -173,6 +175,13 @@ class ScheduleState:
         self.pending_bytes += sum(map(len, map(PAYLOAD, entries)))
         if entries:
             self.next_seq = entries[-1].seq + 1
+
+    def _schedule_again(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            known = self.known.get(entry.topic, entry.id)
+            if known is not None:
+                self.passed.pop(known.seq, None)
+        self._schedule(entries)
 
     def _cancel(self, record: schedule_records.ScheduleCanceled) -> None:
         at_ms, scope = record.at_ms, record.scope
@@ -273,7 +282,7 @@ class ScheduleState:
             bucket.quarantined = set(one.quarantined)
         for out in record.hand_outs:
             self.hand_outs[out.batch] = ScheduleHandOut(
-                out.batch, out.parts, {entry.seq: entry for entry in out.entries}
+                out.batch, out.parts, {entry.seq: entry for entry in out.entries}, set(out.done)
             )
             for run_id, _, _ in out.parts:
                 if run_id != FROM_MEMORY:

@@ -40,7 +40,8 @@ class ScheduleView:
         does. Raises RunDamaged for others: the segment may have been deleted meanwhile, which looks alike.
         """
         entries = [*self._state.pending.values()]
-        entries += (entry for out in self._state.hand_outs.values() for entry in out.entries.values())
+        for out in self._state.hand_outs.values():
+            entries += (entry for seq, entry in out.entries.items() if seq not in out.done)
         for start in range(0, len(entries), _PAGE):
             yield [_timed(entry) for entry in entries[start : start + _PAGE]]
         handed = self._handed()
@@ -63,13 +64,14 @@ class ScheduleView:
                 return []
             self._state.apply(Quarantined(run.id, found.lost))
             return self._waiting_in(segment, run, parts, damaged=damaged)
+        done = {seq for out in self._state.hand_outs.values() for seq in out.done}
         return [
             TimedMessage(
                 columns.due[index], stored.ids[index], columns.topics[columns.topic[index]], stored.payloads[index]
             )
             for start, stop in parts
             for index in range(start, stop)
-            if not run.is_gone(index)
+            if not run.is_gone(index) and columns.seq[index] not in done
         ]
 
     def _handed(self) -> dict[int, list[tuple[int, int]]]:

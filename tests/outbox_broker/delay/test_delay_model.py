@@ -187,6 +187,15 @@ class ScheduleMachine(RuleBasedStateMachine):
         if self.out:
             self._schedule.fired(self.out.pop(-1 if last else 0).number)
 
+    @rule(taken=st.integers(1, 2))
+    def settle_a_part_of_the_last_batch_and_restart(self, taken: int) -> None:
+        if self.out and len(self.out[-1]) > taken:
+            batch = self.out.pop()
+            self._schedule.fired_in_part(batch.number, done=batch.seqs[:taken])
+            self._schedule.close()
+            self.out.append(batch.without(set(range(taken))))
+            self.kill()
+
     @rule(steps=st.integers(1, 30))
     def maintain(self, steps: int) -> None:
         for _ in range(steps):
