@@ -114,9 +114,10 @@ class IndexHousekeeping:
         if not merged:
             return False
         with context.lock:
-            firsts = [one.first_due_ms() for one in context.state.buckets.values()]
-        oldest_ms = min((one for one in firsts if one is not None), default=now_ms)
-        due_min_ms = max(0, min(oldest_ms, now_ms - context.options.fired_memory_ms))
+            # An unsettled batch may be delivered at any time yet, however long its target has been out.
+            oldest_ms = context.state.first_undelivered_ms()
+        due_min_ms = now_ms - context.options.fired_memory_ms
+        due_min_ms = max(0, due_min_ms if oldest_ms is None else min(oldest_ms, due_min_ms))
         self._merge.begin(merged, context.index.merge(merged, self._next_segment(), due_min_ms=due_min_ms))
         return True
 

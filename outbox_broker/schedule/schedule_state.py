@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import assert_never
 
 from outbox_broker.schedule import schedule_records
@@ -116,6 +116,14 @@ class ScheduleState:
     def is_alive(self, entry: Entry) -> bool:
         """Returns whether a message in memory is still to be delivered."""
         return entry.seq in self.pending
+
+    def first_undelivered_ms(self) -> int | None:
+        """Returns a lower bound of the due times in buckets and in batches that are not settled; None without any."""
+        in_buckets = (bucket.first_due_ms() for bucket in self.buckets.values())
+        in_memory = (entry.due_ms for out in self.hand_outs.values() for entry in out.entries.values())
+        runs = (run for out in self.hand_outs.values() for run, _, _ in out.parts if run != FROM_MEMORY)
+        in_runs = (self.run(run)[1].first_due_ms for run in runs)
+        return min((due_ms for due_ms in chain(in_buckets, in_memory, in_runs) if due_ms is not None), default=None)
 
     def segments(self) -> Iterator[str]:
         """Yields the names of all segments in use, except for the log's."""

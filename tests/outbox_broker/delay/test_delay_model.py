@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from outbox_broker.log.storage import DiskStorage
+from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.delay_store import DueBatch, TimedMessage
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
 from outbox_broker.schedule.schedule_search import ScheduledListing
@@ -45,6 +46,7 @@ PASSING = st.one_of(
 SPANS_MS = (SECOND_MS, HOUR_MS, DAY_MS, 30 * DAY_MS)
 TOPICS = ("t", "u")
 SCOPES = (None, ("t",), ("u",))
+FIRED_MEMORY_MS = DelayOptions().fired_memory_ms
 Place = tuple[str, str]
 """A message's topic and id."""
 
@@ -78,13 +80,14 @@ class ScheduleMachine(RuleBasedStateMachine):
             index_pieces_max=3,
             index_merged_pieces_max=2,
         )
-        self.now_ms = NOW_MS
+        self.now_ms = self.latest_ms = NOW_MS
         self.made = 0
         self.arrived = 0
         self.waiting: dict[Place, tuple[int, int]] = {}
         self.canceled: set[Place] = set()
         self.remembered: list[Cancel] = []
-        self.delivered: set[Place] = set()
+        self.delivered: dict[Place, int] = {}
+        """Due times."""
         self.out: list[DueBatch] = []
         self.again: list[DueBatch] = []
 
@@ -137,8 +140,8 @@ class ScheduleMachine(RuleBasedStateMachine):
             if known or places & self.waiting.keys():
                 assert status == "canceled"
                 self.canceled |= places & self.waiting.keys()
-            elif places & self.delivered:
-                assert status == "too_late"
+            elif places & self.delivered.keys():
+                assert status == "too_late" or not self._must_be_known(places)
             else:
                 assert status == "unknown"
         for place in self.canceled:
@@ -146,6 +149,14 @@ class ScheduleMachine(RuleBasedStateMachine):
         asked = [one for one, status in said.items() if status != "too_late"]
         self._note_remembered()
         assert {one.id for one in self.remembered} >= set(asked)
+
+    def _must_be_known(self, places: set[Place]) -> bool:
+        """Whether one of these was due within a day, or is in a batch that is not settled."""
+        unsettled = {place for batch in (*self.out, *self.again) for place in zip(batch.topics, batch.ids, strict=True)}
+        return any(
+            place in unsettled or self.delivered[place] >= self.latest_ms - FIRED_MEMORY_MS
+            for place in places & self.delivered.keys()
+        )
 
     def _note_remembered(self) -> None:
         """Cancels that hold are known by their scope; what was canceled more than a week before may be forgotten."""
@@ -157,10 +168,12 @@ class ScheduleMachine(RuleBasedStateMachine):
     @rule(passing_ms=PASSING)
     def pass_time(self, passing_ms: int) -> None:
         self.now_ms += passing_ms
+        self.latest_ms = max(self.latest_ms, self.now_ms)
 
     @rule(step_ms=st.integers(-5 * DAY_MS, 5 * DAY_MS))
     def step_clock(self, step_ms: int) -> None:
         self.now_ms = max(NOW_MS, self.now_ms + step_ms)
+        self.latest_ms = max(self.latest_ms, self.now_ms)
 
     @rule()
     def hand_out(self) -> None:
@@ -178,8 +191,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert places == due[: len(places)]
         assert batch.messages == [timed(one, max(0, self.waiting[topic, one][0]), topic=topic) for topic, one in places]
         for place in places:
-            del self.waiting[place]
-            self.delivered.add(place)
+            self.delivered[place] = self.waiting.pop(place)[0]
         self.out.append(batch)
 
     @rule(last=st.booleans())

@@ -238,6 +238,21 @@ def test_a_cancel_is_too_late_from_the_hand_out_on_also_after_a_restart(opened: 
     assert opened.open().cancel(["a"], now_ms=NOW_MS) == ["too_late"]
 
 
+def test_a_cancel_is_too_late_for_a_batch_that_its_target_has_not_taken_for_days(opened: Opened) -> None:
+    schedule = opened.open(dedup_messages=0, index_pieces_max=1, index_merged_pieces_max=2)
+    put(schedule, NOW_MS, timed("bucket", NOW_MS))
+    flush(schedule, NOW_MS)
+    put(schedule, NOW_MS, timed("memory", NOW_MS))
+    assert schedule.due(NOW_MS) is not None
+
+    for day in range(1, 5):
+        put(schedule, NOW_MS + day * DAY_MS, timed(f"day-{day}", NOW_MS + 365 * DAY_MS))
+        flush(schedule, NOW_MS + day * DAY_MS)
+        settle(schedule, NOW_MS + day * DAY_MS)
+
+    assert schedule.cancel(["bucket", "memory"], now_ms=NOW_MS + 4 * DAY_MS) == ["too_late"] * 2
+
+
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["running", "restarted"])
 @pytest.mark.parametrize("clock_step_ms", [0, -HOUR_MS])
 def test_a_cancel_is_too_late_for_what_was_handed_out_while_memory_was_flushed(
