@@ -234,7 +234,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Read what has arrived of the body; start the work if it is complete. Returns whether there may be more to
         read. Raises Problem.
         """
-        body = self._reader.read_body(admitted)
+        body = self._reader.read_body(admitted.head, count=admitted.count_body)
         if body is None:
             return False
         try:

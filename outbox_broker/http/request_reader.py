@@ -8,11 +8,11 @@ trailers are ignored, within limits.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
 from outbox_broker.http.admission_limits import BudgetLease, ByteBudget
-from outbox_broker.http.application import AdmittedRequest
 from outbox_broker.http.problems import CLOSE, Problem, malformed
 from outbox_broker.http.request_head import RequestHead, check_bytes, parse_head
 from outbox_core.protocol.problem import ProblemKind
@@ -165,14 +165,17 @@ class RequestReader:
         """Returns how many bytes of the body are missing; None if its length is unknown."""
         return None if head.is_chunked else head.content_length - len(self._body)
 
-    def read_body(self, admitted: AdmittedRequest) -> bytearray | None:
-        """Read what has arrived of a body; returns all of it once it is complete, else None. Raises Problem."""
+    def read_body(self, head: RequestHead, *, count: Callable[[int], None]) -> bytearray | None:
+        """Read what has arrived of a body; returns all of it once it is complete, else None. Raises Problem.
+
+        `count` is told how many bytes of it there are, and raises Problem if they are too many.
+        """
         if self._chunked is not None:
             is_whole = self._chunked.read(self._received)
             self._body = self._chunked.data
         else:
-            is_whole = self._read_length(admitted.head)
-        admitted.count_body(len(self._body))
+            is_whole = self._read_length(head)
+        count(len(self._body))
         if not is_whole:
             return None
         body, self._body, self._chunked = self._body, bytearray(), None
