@@ -71,8 +71,8 @@ def _ready() -> None:
 
 async def _answered(application: Any, method: str, path: str, query: str, headers: Mapping[str, str], body: Any) -> Any:
     """What a request is answered, by the application; the body is read once the request is admitted."""
-    from outbox_broker.http.request_head import RequestHead
-    from outbox_broker.http.response import Response
+    from outbox_broker.http.request_reader import RequestHead
+    from outbox_broker.http.responses import Response
 
     length = int(headers.get("content-length", 0))
     head = RequestHead(method=method, path=path, query=query, headers=headers, content_length=length)

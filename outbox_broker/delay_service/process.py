@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.delay_service.delay_proxy import DelayProxy
-from outbox_broker.http.server import HttpServer, bind
+from outbox_broker.http.server import HttpServer, StorageWatch, bind
 from outbox_broker.http.service_ports import ServicePorts
-from outbox_broker.http.storage_watch import StorageWatch
 from outbox_broker.log.disk_reserve import FULL, Reserve
 from outbox_broker.log.folder_lock import refuse_nested
 from outbox_broker.log.storage import DiskStorage

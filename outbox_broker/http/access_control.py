@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from outbox_broker.http.problems import Problem
+from outbox_broker.http.responses import Problem
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.url_parts import is_loopback

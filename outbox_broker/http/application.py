@@ -18,14 +18,12 @@ from outbox_broker.http import content_negotiation
 from outbox_broker.http.access_control import ANYONE, Principal, Role, authorize
 from outbox_broker.http.admission_limits import BudgetLease, ConcurrencyLimit, WorkClass
 from outbox_broker.http.content_negotiation import Codec
-from outbox_broker.http.poll_routes import pull, read_on
+from outbox_broker.http.delivery_handlers import pull, read_on
 from outbox_broker.http.probe_routes import OPERATIONS, Operation
-from outbox_broker.http.problems import CLOSE, Problem, of_error
 from outbox_broker.http.request_context import Call, Services
-from outbox_broker.http.request_head import RequestHead
-from outbox_broker.http.response import Response
-from outbox_broker.http.router import Router
-from outbox_broker.http.routes import ROUTES, Route
+from outbox_broker.http.request_reader import RequestHead
+from outbox_broker.http.responses import CLOSE, Problem, Response, of_error
+from outbox_broker.http.routes import ROUTES, Route, Router
 from outbox_core.common.errors import InvalidMessage, OutboxError
 from outbox_core.messages.message import check_group, check_topic
 from outbox_core.protocol.problem import ProblemKind

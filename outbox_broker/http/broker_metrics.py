@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector
 
 from outbox_broker.engine.publisher import OTHERS
 from outbox_broker.engine.puller import PulledMessages
-from outbox_broker.http.admission_limits import ByteBudget
-from outbox_broker.http.connection_table import ConnectionTable
+from outbox_broker.http.admission_limits import ByteBudget, ConnectionTable
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness

@@ -14,19 +14,22 @@ import asyncio
 import socket
 import struct
 from contextlib import suppress
+from dataclasses import dataclass, field
+from email.utils import formatdate
 from enum import Enum, auto
+from functools import lru_cache
+from http import HTTPStatus
 from typing import Final, cast
 
-from outbox_broker.http.admission_limits import BudgetLease
-from outbox_broker.http.application import AdmittedRequest
-from outbox_broker.http.connection_table import ConnectionSlot
-from outbox_broker.http.problems import CLOSE, Problem
-from outbox_broker.http.request_head import RequestHead
-from outbox_broker.http.request_reader import RequestReader
-from outbox_broker.http.response import CONTINUE, Response, head_of
-from outbox_broker.http.server_context import ServerContext
+from outbox_broker.http.admission_limits import BudgetLease, ByteBudget, ConnectionSlot, ConnectionTable
+from outbox_broker.http.application import AdmittedRequest, Application
+from outbox_broker.http.http_settings import HttpSettings
+from outbox_broker.http.request_reader import RequestHead, RequestReader
+from outbox_broker.http.responses import CLOSE, Problem, Response
 from outbox_core.protocol.problem import ProblemKind
 
+READ_BYTES_MAX: Final = 256 * 1024
+"""Bytes of a body read at a time."""
 AHEAD_BYTES_MAX: Final = 16 * 1024
 """Read limit beyond a body of known length: heads, chunks, and pipelined requests."""
 SLICE_BYTES: Final = 256 * 1024
@@ -35,6 +38,11 @@ DISCARD_BYTES_MAX: Final = 1024 * 1024
 """A refused body up to this size is read and dropped, so that its connection can be reused."""
 LINGER_MS: Final = 2_000
 """How long incoming data is dropped after a last response: closing at once could destroy the response in transit."""
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus
+}
+_COMMON: Final = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _RESET: Final = struct.pack("ii", 1, 0)
 """A linger time of zero: the kernel drops unsent data."""
 _NEVER: Final = float("inf")
@@ -57,6 +65,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(self, context: ServerContext, slot: ConnectionSlot) -> None:
         self.deadline = _NEVER
+        """By the event loop's clock, when the current phase must end; infinity if it may take any time."""
         self._context = context
         self._slot = slot
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
@@ -389,6 +398,52 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _set_deadline(self, after_ms: int) -> None:
         self.deadline = self._context.loop.time() + after_ms / 1000
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ServerContext:
+    """State shared by all connections of one server; used on its event loop only."""
+
+    loop: asyncio.AbstractEventLoop
+    application: Application
+    budget: ByteBudget
+    table: ConnectionTable
+    settings: HttpSettings
+    connections: set[HttpConnection] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    is_stopping: bool = False
+    date: bytes = b""
+    scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES_MAX)))
+    """The receive buffer of all connections: its content is copied or used before the next read."""
+
+    def __post_init__(self) -> None:
+        self.sweep()
+
+    def sweep(self) -> None:
+        """End connections past their deadlines, and update the date. To be called at least once a second."""
+        self.date = formatdate(usegmt=True).encode("ascii")
+        now = self.loop.time()
+        for connection in [connection for connection in self.connections if connection.deadline <= now]:
+            connection.expire()
+
+    def stop(self) -> None:
+        """Close idle connections, and each other one after its pending response."""
+        self.is_stopping = True
+        for connection in list(self.connections):
+            connection.finish()
+
+
+def head_of(response: Response, *, date: bytes, keep_alive: bool) -> bytes:
+    """Returns the status line and header fields, with the empty line after them."""
+    head = _head_start(response.status, response.media_type)
+    fields = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items()).encode("latin-1")
+    end = b"" if keep_alive or response.closes else b"connection: close\r\n"
+    return b"%bdate: %b\r\n%b%bcontent-length: %d\r\n\r\n" % (head, date, fields, end, len(response.body))
+
+
+@lru_cache(maxsize=256)
+def _head_start(status: int, media_type: str) -> bytes:
+    return b"%b%bcontent-type: %b\r\n" % (_STATUS_LINES[status], _COMMON, media_type.encode("ascii"))
 
 
 def _too_slow(kind: ProblemKind, bound: str, limit_ms: int) -> Problem:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
 
-from outbox_broker.http.problems import Problem, of_decoding
+from outbox_broker.http.responses import Problem, of_decoding
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.problem import ProblemKind
 from outbox_core.protocol.wire import (
@@ -38,6 +38,8 @@ _json: Final = msgspec.json.Encoder()
 _msgpack: Final = msgspec.msgpack.Encoder()
 _encode_json, _encode_msgpack = _json.encode, _msgpack.encode
 _FIXMAP: Final = 0x80
+_FIXSTR_MAX: Final = 31
+_STR8_MAX: Final = 255
 _ARRAY_32: Final = b"\xdd"
 LONG_BYTES: Final = 512 * 1024
 """A list of more bytes is encoded, or decoded, entry by entry."""
@@ -111,6 +113,25 @@ def encode_list(name: str, entries: Iterable[object], codec: Codec, *, count: in
     return answer
 
 
+def encode_uniform_results(name: str, texts: Sequence[str], more: dict[str, str | None]) -> msgspec.Raw | None:
+    """Encode `{"results": [{name: text, **more}, ...]}` in MessagePack from pieces: the same result for every entry, as
+    where all messages of a batch are stored. None if a text is not ASCII, or very long: then encode entry by entry.
+    """
+    fields = len(more) + 1
+    start = _latin_1(bytes([_FIXMAP | fields]) + _encode_msgpack(name))
+    heads = {size: start + head for size in {len(text) for text in texts} if (head := _text_head(size)) is not None}
+    tail = _latin_1(b"".join(_encode_msgpack(text) for pair in more.items() for text in pair))
+    try:
+        # Latin-1 maps every byte to a character and back: joining texts is faster than encoding them one by one.
+        entries = "".join([heads[len(text)] + text + tail for text in texts])
+    except KeyError:
+        return None
+    if not "".join(texts).isascii():
+        return None
+    count = len(texts).to_bytes(4, "big")
+    return msgspec.Raw(b"\x81" + _encode_msgpack("results") + b"\xdd" + count + entries.encode("latin-1"))
+
+
 def _decoder(codec: Codec, shape: type[Shape]) -> msgspec.json.Decoder[Shape] | msgspec.msgpack.Decoder[Shape]:
     return json_decoder(shape) if codec is Codec.JSON else msgpack_decoder(shape)
 
@@ -124,3 +145,14 @@ def _weight(parameters: str) -> float:
             except ValueError:
                 return 0.0
     return 1.0
+
+
+def _text_head(size: int) -> str | None:
+    """Returns the MessagePack header of a text of this size."""
+    if size <= _FIXSTR_MAX:
+        return chr(0xA0 | size)
+    return "\xd9" + chr(size) if size <= _STR8_MAX else None
+
+
+def _latin_1(data: bytes) -> str:
+    return data.decode("latin-1")

@@ -13,8 +13,8 @@ import msgspec
 from outbox_broker.http import content_negotiation
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.delivery_handlers import ANSWER_COPIES
-from outbox_broker.http.problems import Problem
 from outbox_broker.http.request_context import Call
+from outbox_broker.http.responses import Problem
 from outbox_core.common.errors import InUse
 from outbox_core.messages.message import DeadLetter
 from outbox_core.protocol.problem import ProblemKind

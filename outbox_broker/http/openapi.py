@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from outbox_broker.http.admission_limits import WorkClass
-from outbox_broker.http.problems import TITLES
+from outbox_broker.http.responses import TITLES
 from outbox_broker.http.routes import GROUP, Route
 from outbox_core.protocol import problem, wire
 from outbox_core.protocol.problem import PROBLEM_TYPE, ProblemKind

@@ -1,4 +1,7 @@
-"""Routes of operation: probes, metrics and the OpenAPI document. Probes need no token, and then show no details."""
+"""Routes of operation: probes, metrics and the OpenAPI document. Probes need no token, and then show no details.
+
+`/livez` checks only the process; `/readyz` whether the broker can serve.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from outbox_broker.http import content_negotiation, health_handlers
+from outbox_broker.http import content_negotiation
+from outbox_broker.http.access_control import Role, authorize
 from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.openapi import document
 from outbox_broker.http.request_context import Services
-from outbox_broker.http.response import Response
+from outbox_broker.http.responses import Problem, Response
 from outbox_broker.http.routes import ROUTES
-from outbox_core.protocol.wire import JSON_TYPE
+from outbox_core.common.errors import OutboxError
+from outbox_core.protocol.problem import ProblemKind
+from outbox_core.protocol.wire import (
+    JSON_TYPE,
+    Check,
+    HealthAnswer,
+)
 
 Headers = Mapping[str, str]
+LIVE: Final = HealthAnswer(status="ok")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +43,11 @@ class Operation:
 
 
 def _live(_services: Services, _headers: Headers) -> Response:
-    return _json(health_handlers.LIVE)
+    return _json(LIVE)
 
 
 def _ready(services: Services, headers: Headers) -> Response:
-    answer = health_handlers.readiness(services, in_detail=health_handlers.may_see_detail(services, headers))
+    answer = readiness(services, in_detail=may_see_detail(services, headers))
     return _json(answer, status=200 if answer.status == "ok" else 503)
 
 
@@ -58,10 +69,57 @@ def _json(answer: object, *, status: int = 200) -> Response:
     return Response(content_negotiation.encode(answer, Codec.JSON), JSON_TYPE, status)
 
 
+def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
+    """Check whether the server can serve; details are for authorised senders, if tokens are used."""
+    checks = [_serving(services), _storage(services, in_detail=in_detail)]
+    status = "ok" if all(check.status == "ok" for check in checks) else "failed"
+    if not in_detail:
+        checks = [Check(name=check.name, status=check.status) for check in checks]
+    return HealthAnswer(status=status, checks=checks)  # type: ignore[arg-type]  # one of the two words, as above
+
+
+def may_see_detail(services: Services, headers: Mapping[str, str]) -> bool:
+    """Returns whether the sender may read more than names and statuses."""
+    try:
+        return services.access.principal(headers).allows(Role.READ, None)
+    except Problem:
+        return False
+
+
+def _serving(services: Services) -> Check:
+    if services.stopping:
+        return Check(
+            name="serving", status="failed", observed="stopping", hint="wait for its restart, and look at its log"
+        )
+    return Check(name="serving", status="ok", observed="requests are taken")
+
+
+def _storage(services: Services, *, in_detail: bool) -> Check:
+    try:
+        services.served.measured.check_ready()
+        if not in_detail:  # log_figures() visits every run of the schedule: too much for each probe
+            return Check(name="storage", status="ok")
+        figures = services.served.measured.log_figures()
+    except OutboxError as error:
+        return Check(name="storage", status="failed", observed="it takes nothing", hint=str(error))
+    observed = f"{figures['messages_bytes']:,} bytes of messages, {figures['scheduled']:,} scheduled"
+    if figures.get("publishes_refused"):  # consumers must reach it all the same: they free space
+        observed += "; publishes are refused until there is room on the disk"
+    return Check(name="storage", status="ok", observed=observed)
+
+
+def check_may_scrape(services: Services, headers: Mapping[str, str]) -> None:
+    """Raise Problem if the sender may not read the metrics of every topic."""
+    principal = services.access.principal(headers)
+    authorize(principal, Role.READ, None)
+    if not principal.covers_all:
+        raise Problem(ProblemKind.FORBIDDEN, "metrics are of all topics, and the token is limited to some")
+
+
 OPERATIONS: Final = (
     Operation(path="/livez", respond=_live),
     Operation(path="/readyz", respond=_ready),
     Operation(path="/healthz", respond=_ready),
-    Operation(path="/metrics", respond=_metrics, check=health_handlers.check_may_scrape),
+    Operation(path="/metrics", respond=_metrics, check=check_may_scrape),
     Operation(path="/openapi.json", respond=_schema),
 )

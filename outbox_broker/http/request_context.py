@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -10,15 +10,13 @@ import msgspec
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http import content_negotiation as codecs
-from outbox_broker.http import incremental_batch_decoding
 from outbox_broker.http.access_control import Access, Principal, Role, authorize
 from outbox_broker.http.admission_limits import BudgetLease, ByteBudget, ConcurrencyLimit, WorkClass
 from outbox_broker.http.broker_metrics import BrokerMetrics
 from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.incremental_batch_decoding import TooManyMessages, packed_messages, text_messages
 from outbox_broker.http.long_poll import LongPolls
-from outbox_broker.http.problems import CLOSE, Problem, of_query
+from outbox_broker.http.responses import CLOSE, Problem, of_query
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.http.worker_threads import WorkerThreads
 from outbox_core.common.clock import Clock
@@ -26,7 +24,6 @@ from outbox_core.protocol.decoder_cache import known
 from outbox_core.protocol.problem import ProblemKind
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
-Entry = TypeVar("Entry", bound=msgspec.Struct)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,20 +128,6 @@ class Call:
         """Decode the body. Raises Problem that names the position."""
         return codecs.decode(self.body, self.body_codec, shape)
 
-    def read_messages(self, entry: type[Entry]) -> Iterator[Entry]:
-        """Yields the messages of a publish as they are decoded; `entry` matches the codec. Raises Problem at any."""
-        limit, count = self.services.settings.batch_messages_max, 0
-        entries = text_messages if self.body_codec is Codec.JSON else packed_messages
-        try:
-            for count, message in enumerate(entries(self.body, entry), 1):
-                if count > limit:
-                    break
-                yield message
-        except TooManyMessages:
-            count = limit + 1
-        if count > limit:
-            raise self._too_many(f"{count:,} entries or more", where=incremental_batch_decoding.WHERE)
-
     def read_query(self, shape: type[Shape]) -> Shape:
         """Parse the query. Raises Problem that names the parameter."""
         try:
@@ -156,7 +139,7 @@ class Call:
     def check_batch(self, entries: Sequence[object], *, where: str) -> None:
         """Raise Problem if a list has more entries than a request may have."""
         if len(entries) > self.services.settings.batch_messages_max:
-            raise self._too_many(f"{len(entries):,} entries", where=where)
+            raise self.too_many(f"{len(entries):,} entries", where=where)
 
     def require(self, role: Role, topic: str | None) -> None:
         """Raise Problem if the sender lacks this role for a topic that is not in the path; None: for all topics."""
@@ -164,7 +147,8 @@ class Call:
         if topic is None and not self.principal.covers_all:
             raise Problem(ProblemKind.FORBIDDEN, f"the token {self.principal.name!r} is limited to some topics")
 
-    def _too_many(self, entries: str, *, where: str) -> Problem:
+    def too_many(self, entries: str, *, where: str) -> Problem:
+        """Returns the problem of a list with more entries than a request may have."""
         limit = self.services.settings.batch_messages_max
         return Problem(
             ProblemKind.BATCH_TOO_LARGE,

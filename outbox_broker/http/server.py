@@ -1,4 +1,8 @@
-"""The HTTP server: a socket, an event loop, an orderly shutdown. The engine belongs to the caller."""
+"""The HTTP server: a socket, an event loop that accepts connections, an orderly shutdown. The engine belongs to the
+caller.
+
+Each connection gets a slot of the connection table (admission_limits), and TLS if configured; connection.py serves it.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,28 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
+from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Final
+from time import monotonic
+from typing import Any, Final, Self
 
 from outbox_broker.http.access_control import Access
+from outbox_broker.http.admission_limits import ConnectionSlot, ConnectionTable
 from outbox_broker.http.application import Application
-from outbox_broker.http.connection_table import ConnectionTable
+from outbox_broker.http.connection import HttpConnection, ServerContext
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.listener import Listener, LoopErrors
 from outbox_broker.http.request_context import Services
 from outbox_broker.http.routes import ROUTES, Route
 from outbox_broker.http.server_certificate import ServerCertificate
-from outbox_broker.http.server_context import ServerContext
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_core.common.clock import SystemClock
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -39,6 +45,13 @@ FILES_KEPT: Final = 96
 SWEEP_MS_MIN: Final = 20
 SWEEP_MS_MAX: Final = 500
 """The interval of deadline checks: a tenth of the shortest deadline, within these limits."""
+BACKLOG: Final = 2_048
+ACCEPT_PAUSE_S: Final = 0.1
+"""Pause after a failed accept, mostly for lack of descriptors: other connections end meanwhile."""
+LOG_LINES_PER_MINUTE: Final = 10
+"""Log lines per minute for events that strangers can cause."""
+_STORAGE_CHECK_MS: Final = 1_000
+_WATCH_JOIN_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,3 +255,149 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 def _ignore(_url: str) -> None:
     pass
+
+
+class LogRateLimit:
+    """A rate limit for log lines that anybody can cause."""
+
+    def __init__(self) -> None:
+        self._since, self._count = monotonic(), 0
+
+    def allows(self) -> bool:
+        """Returns whether one more line may be logged, and counts it."""
+        now = monotonic()
+        if now - self._since >= 60:
+            self._since, self._count = now, 0
+        self._count += 1
+        return self._count <= LOG_LINES_PER_MINUTE
+
+
+@dataclass(slots=True, eq=False)
+class Listener:
+    """Accepts connections on a bound socket until its task is cancelled."""
+
+    context: ServerContext
+    bound: socket.socket
+    tls: Callable[[], ssl.SSLContext | None]
+    """Returns that of the next connection."""
+    log_rate: LogRateLimit = field(default_factory=LogRateLimit)
+    opening: dict[asyncio.Task[None], socket.socket] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Accept connections."""
+        self.bound.settimeout(0)
+        self.bound.listen(BACKLOG)
+        loop = self.context.loop
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(self.bound)
+            except OSError as error:
+                if self.log_rate.allows():
+                    logger.warning("connection_not_accepted", extra={"error": error.strerror})
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            slot = self.context.table.enter(_network_of(str(address[0])), partial(_shut_down, accepted))
+            if slot is None:
+                accepted.close()
+                continue
+            task = loop.create_task(self._open(accepted, slot))
+            self.opening[task] = accepted
+            task.add_done_callback(self.opening.pop)
+
+    def stop_opening(self) -> None:
+        """End the connections whose TLS handshake is not complete."""
+        for accepted in self.opening.values():
+            _shut_down(accepted)
+
+    async def _open(self, accepted: socket.socket, slot: ConnectionSlot) -> None:
+        """Create a connection on a socket; a client that does not complete the handshake in time is dropped."""
+        connection = HttpConnection(self.context, slot)
+        tls = self.tls()
+        timeout_s = self.context.settings.request_head_ms_max / 1000 if tls else None
+        try:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self.context.loop.connect_accepted_socket(
+                lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=timeout_s
+            )
+            slot.evict = connection.abort
+        except OSError:  # gone, or no TLS: strangers can cause this at any rate
+            self.context.table.leave(slot)
+            accepted.close()
+
+
+def _shut_down(accepted: socket.socket) -> None:
+    """End a connection being created. Cancelling the creation would leave a half-created one behind."""
+    with suppress(OSError):  # it is closed already
+        accepted.shutdown(socket.SHUT_RDWR)
+
+
+def _network_of(address: str) -> str:
+    """Returns the key for counting connections: an IPv4 address, or the /64 of an IPv6 one: one subscriber."""
+    parsed = ip_address(address.partition("%")[0])
+    if parsed.version == 4 or parsed.ipv4_mapped is not None:
+        return address
+    return str(ip_network((parsed, 64), strict=False))
+
+
+class LoopErrors:
+    """The event loop's exception handler: logs errors, with a rate limit."""
+
+    def __init__(self) -> None:
+        self._log_rate = LogRateLimit()
+
+    def handle(self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        """Log one error of a callback or a transport."""
+        if self._log_rate.allows():
+            error = context.get("exception")
+            logger.error("event_loop_error", extra={"error": str(context.get("message"))}, exc_info=error)
+
+
+class StorageWatch:
+    """Within its block, a thread checks the storage, and stops the server once it has failed for good, so that what
+    supervises the process starts it again.
+
+    A failed sync is final for the process that saw it: it can make nothing durable any more, and a second sync would
+    prove nothing. The next process recovers what is on the disk, as after a crash. PostgreSQL and etcd end in the same
+    way. A failing /livez would not do: systemd has no probe. Not for an embedded broker, whose process is its user's,
+    nor for a node of a cluster, which opens the shard again.
+    """
+
+    def __init__(
+        self, check: Callable[[], None], *, stop: Callable[[], None], every_ms: int = _STORAGE_CHECK_MS
+    ) -> None:
+        """`check`: raises StorageFailed if the storage takes nothing until it is reopened. `stop`: of the server."""
+        self._check = check
+        self._stop = stop
+        self._every_ms = every_ms
+        self._ended = threading.Event()
+        self._failure: StorageFailed | None = None
+        self._thread = threading.Thread(target=self._run, name="storage-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(_WATCH_JOIN_SECONDS)
+
+    def raise_failure(self) -> None:
+        """Raise the error for which the server was stopped, if any."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        is_logged = False
+        while not self._ended.wait(self._every_ms / 1000):
+            try:
+                self._check()
+                is_logged = False
+            except StorageFailed as error:
+                self._failure = error
+                logger.critical("server_stops_for_its_storage", extra={"error": str(error)})
+                self._stop()
+                return
+            except Exception:  # too many open files; or a disk that will fail the next sync, which ends the server
+                if not is_logged:
+                    logger.exception("storage_check_failed")
+                is_logged = True

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.engine.engine import Engine
-from outbox_broker.http.server import HttpServer, bind
+from outbox_broker.http.server import HttpServer, StorageWatch, bind
 from outbox_broker.http.service_ports import ServicePorts
-from outbox_broker.http.storage_watch import StorageWatch
 from outbox_broker.log.disk_reserve import FULL
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs

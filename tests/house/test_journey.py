@@ -14,9 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 DEADLINE_SECONDS = 120
-# Which a message enters only where it is long, refused, filtered, a dead letter, or pulled inside the broker's process.
+# Which a message enters only where it is refused, filtered, a dead letter, or pulled inside the broker's process.
 BESIDE = {
-    "incremental_batch_decoding.py",
     "error_mapping.py",
     "subscription_matcher.py",
     "dead_letter_writer.py",

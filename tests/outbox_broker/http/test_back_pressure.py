@@ -14,7 +14,7 @@ import requests
 from outbox_broker.http.admission_limits import ByteBudget
 from outbox_broker.http.content_negotiation import LONG_BYTES
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.problems import Problem
+from outbox_broker.http.responses import Problem
 from outbox_broker.http.server import HttpServer
 from outbox_broker.log.storage import DiskStorage
 from outbox_core.messages.message import Message, PublishResult

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_broker.http.connection_table import ConnectionSlot, ConnectionTable
+from outbox_broker.http.admission_limits import ConnectionSlot, ConnectionTable
 
 
 class Clients:

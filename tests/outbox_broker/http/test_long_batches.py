@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.incremental_batch_decoding import LONG_BYTES, TooManyMessages, packed_messages, text_messages
-from outbox_broker.http.problems import Problem
+from outbox_broker.http.message_handlers import LONG_BYTES, TooManyMessages, packed_messages, text_messages
+from outbox_broker.http.responses import Problem
 from outbox_broker.http.server import HttpServer
 from outbox_core.protocol.wire import NewMessage, PackedMessage
 

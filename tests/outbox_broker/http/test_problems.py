@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import requests
 
-from outbox_broker.http import problems
+from outbox_broker.http import responses
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
 from outbox_core.common import errors
@@ -274,8 +274,8 @@ def test_what_is_no_http_at_all_ends_the_connection_and_not_the_server(client: C
 
 
 def test_every_kind_of_problem_has_its_status_and_title() -> None:
-    assert set(problems.TITLES) == set(ProblemKind)
-    assert all(400 <= status < 600 and title for status, title in problems.TITLES.values())
+    assert set(responses.TITLES) == set(ProblemKind)
+    assert all(400 <= status < 600 and title for status, title in responses.TITLES.values())
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_every_kind_of_problem_has_its_status_and_title() -> None:
     ],
 )
 def test_every_error_of_the_engine_is_a_problem(error: errors.OutboxError, status: int) -> None:
-    assert problems.of_error(error, storage_retry_after_ms=1).answer.status == status
+    assert responses.of_error(error, storage_retry_after_ms=1).answer.status == status
 
 
 def raw(url: str) -> closing[socket.socket]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.problems import TITLES
+from outbox_broker.http.responses import TITLES
 from outbox_broker.http.routes import ROUTES
 from outbox_core.protocol.problem import ProblemKind
 

@@ -8,9 +8,8 @@ import pytest
 import requests
 
 from outbox_broker.http.probe_routes import OPERATIONS
-from outbox_broker.http.problems import Problem
-from outbox_broker.http.router import Router
-from outbox_broker.http.routes import ROUTES, Route
+from outbox_broker.http.responses import Problem
+from outbox_broker.http.routes import ROUTES, Route, Router
 
 Client = Callable[..., requests.Response]
 ROUTER = Router((*ROUTES, *OPERATIONS))

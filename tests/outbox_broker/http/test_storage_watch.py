@@ -14,9 +14,8 @@ import pytest
 from broker_adapter.http import HttpBroker
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.server import HttpServer, bind
+from outbox_broker.http.server import HttpServer, StorageWatch, bind
 from outbox_broker.http.service_ports import ServicePorts
-from outbox_broker.http.storage_watch import StorageWatch
 from outbox_core.common.errors import OutboxError, StorageFailed
 from outbox_core.messages.message import Message, PublishStatus
 from outbox_core.runtime.logs import event_name

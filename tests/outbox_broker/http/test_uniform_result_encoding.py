@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_broker.http.uniform_result_encoding import encode_uniform_results
+from outbox_broker.http.content_negotiation import encode_uniform_results
 
 ascii_texts = st.text(st.characters(max_codepoint=127), max_size=80)
 

@@ -1,16 +1,34 @@
-"""Problems (RFC 9457): maps errors to responses with a stable `type`. The only table of kinds and statuses."""
+"""What a request is answered with: a response as a value, and problems (RFC 9457), which map errors to responses with a
+stable `type`. The only table of kinds and statuses.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
-from outbox_broker.http.response import Response
 from outbox_core.common import errors
 from outbox_core.protocol.problem import PROBLEM_TYPE, ProblemAnswer, ProblemKind
+
+
+@dataclass(slots=True)
+class Response:
+    """The response to a request: one body of known length."""
+
+    body: bytes | bytearray
+    media_type: str
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection ends after it."""
+        return self.headers.get("connection") == "close"
+
 
 TITLES: Final[dict[ProblemKind, tuple[int, str]]] = {
     ProblemKind.MALFORMED_BODY: (400, "The body cannot be read"),
