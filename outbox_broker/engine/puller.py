@@ -22,7 +22,6 @@ from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups, group_de
 from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.key_order_decision import decide_filing, may_deliver
-from outbox_broker.group.pull_share import PullShare
 from outbox_broker.group.receipt import receipts_of
 from outbox_broker.log.message_reader import Found, read_runs
 from outbox_broker.log.topic_index import PlaceRun, TopicIndex
@@ -42,6 +41,35 @@ DAMAGED: Final = "its record in the message log is damaged"
 AT_HAND_BYTES_MAX: Final = 64 * 1024
 """Reading this much of what was just written does not wait for the disk: it is in the page cache."""
 Polled = TypeVar("Polled")
+
+
+@dataclass(frozen=True, slots=True)
+class PullShare:
+    """How a pull is shared between messages that failed before and fresh ones. At least half of it is for fresh
+    messages, if so many wait; a pull of one alternates. What one kind leaves goes to the other.
+
+    Without it a group whose messages fail as fast as they are retried would see nothing fresh until all of them are
+    dead letters.
+    """
+
+    count_max: int
+    retries: int
+    """How many messages wait to be delivered again."""
+    fresh_first: bool
+    """Whether a pull of one is for a fresh message."""
+    fresh_max: int = 0
+    """How many fresh messages the group may have in flight in addition."""
+
+    @property
+    def retries_min(self) -> int:
+        """Returns how many retries are delivered however many fresh messages wait."""
+        reserved = self.count_max // 2 if self.count_max > 1 else int(not self.fresh_first)
+        return min(self.retries, reserved)
+
+    @property
+    def fresh_most(self) -> int:
+        """Returns how many fresh messages may be delivered."""
+        return min(self.fresh_max, self.count_max - self.retries_min)
 
 
 @dataclass(frozen=True, slots=True)
