@@ -4,7 +4,7 @@
 """
 
 from outbox_broker.filter.compiler import Predicate, compile_condition
-from outbox_broker.filter.expression_text import render
+from outbox_broker.filter.expression_tree import render
 from outbox_broker.filter.parser import parse
 from outbox_broker.filter.subscription_index import INDEX_HEADER, FilterIndex
 from outbox_core.common.errors import FilterError

@@ -7,7 +7,9 @@ three-valued logic costs nothing, and Python's own `and` and `or` do the rest.
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, assert_never
 
@@ -27,12 +29,17 @@ from outbox_broker.filter.expression_tree import (
     Or,
     Test,
 )
-from outbox_broker.filter.header_values import number_of, truth_of
 from outbox_broker.filter.like_pattern import matcher
 
 Headers: TypeAlias = Mapping[str, str]
 Predicate: TypeAlias = Callable[[Headers], bool]
 
+NUMBER_CHARS_MAX: Final = 64
+"""A longer text is not a number: parsing it would take time quadratic in its length."""
+
+_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII).fullmatch
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII).fullmatch
+_TRUTHS: Final = {"true": True, "false": False}
 _OPERATORS: Final[dict[ComparisonOperator, Callable[[Any, Any], bool]]] = {
     ComparisonOperator.EQ: operator.eq,
     ComparisonOperator.NE: operator.ne,
@@ -204,3 +211,24 @@ def _always(_headers: Headers) -> bool:
 
 def _never(_headers: Headers) -> bool:
     return False
+
+
+def number_of(text: str) -> float | None:
+    """Parses the text of a header as a number: `-7`, `3.5`, `.5`, `1e-3`; None for every other text.
+
+    Integers are exact whatever their size, everything else is an IEEE double. Surrounding blanks, NaN, Infinity,
+    hexadecimal digits and `1_000` are rejected: programs that write them do not agree about them.
+    """
+    if len(text) > NUMBER_CHARS_MAX:
+        return None
+    if (text.isdecimal() and text.isascii()) or _INTEGER(text):
+        return int(text)
+    if _DECIMAL(text):
+        number = float(text)
+        return number if math.isfinite(number) else None
+    return None
+
+
+def truth_of(text: str) -> bool | None:
+    """Parses the text of a header as a truth value: `true` and `false` in any case; None for every other text."""
+    return _TRUTHS.get(text.lower()) if len(text) <= 5 else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_broker.filter import ast_builder, compile_condition, header_values, parse, parser
+from outbox_broker.filter import compile_condition, compiler, parse, parser
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "filters.md").read_text()
 EXAMPLES = re.findall(r"^\| `(.+)` \| `(\{.+\})` \| (yes|no) \|$", GUIDE, re.MULTILINE)
@@ -37,9 +37,9 @@ def test_there_are_examples_and_forms() -> None:
         ("characters of a filter", parser.FILTER_CHARS_MAX),
         ("comparisons in it", parser.FILTER_TESTS_MAX),
         ("nesting of parentheses", parser.FILTER_DEPTH_MAX),
-        ("values in an `IN`", ast_builder.IN_VALUES_MAX),
-        ("characters of a `LIKE` pattern", ast_builder.LIKE_CHARS_MAX),
-        ("characters of a number", header_values.NUMBER_CHARS_MAX),
+        ("values in an `IN`", parser.IN_VALUES_MAX),
+        ("characters of a `LIKE` pattern", parser.LIKE_CHARS_MAX),
+        ("characters of a number", compiler.NUMBER_CHARS_MAX),
     ],
 )
 def test_a_limit_of_the_guide_is_the_codes(what: str, bound: int) -> None:

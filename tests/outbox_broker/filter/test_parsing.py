@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_broker.filter import FilterError, compile_condition, parse, render
-from outbox_broker.filter.ast_builder import IN_VALUES_MAX, LIKE_CHARS_MAX
-from outbox_broker.filter.parser import FILTER_CHARS_MAX, FILTER_DEPTH_MAX, FILTER_TESTS_MAX
+from outbox_broker.filter.parser import (
+    FILTER_CHARS_MAX,
+    FILTER_DEPTH_MAX,
+    FILTER_TESTS_MAX,
+    IN_VALUES_MAX,
+    LIKE_CHARS_MAX,
+)
 from outbox_core.common.errors import UsageError
 
 ORDER = {"type": "order.paid", "amount": "120.50", "region": "eu", "vip": "TRUE", "content-type": "text/plain", "n": ""}
