@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from broker_adapter.http.request_sender import RequestSender
+from broker_adapter.http.http_transport import RequestSender
 from outbox_core.common.errors import BrokerRefused, InvalidMessage
 from outbox_core.messages import limits
 from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic

@@ -10,12 +10,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from broker_adapter.http.background_publisher import BackgroundPublisher
 from broker_adapter.http.http_admin import HttpAdmin
-from broker_adapter.http.publish_coalescing import PublishCoalescer
-from broker_adapter.http.publish_requests import publish_request, requests_of
-from broker_adapter.http.request_sender import Options, RequestSender, WireCodec
-from broker_adapter.http.topic_reader import read_topic
+from broker_adapter.http.http_transport import Options, RequestSender, WireCodec
+from broker_adapter.http.publish_batching import BackgroundPublisher, PublishCoalescer
+from broker_adapter.http.request_codec import publish_request, requests_of
 from outbox_core.common.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -23,7 +21,7 @@ from outbox_core.common.errors import (
     InvalidMessage,
 )
 from outbox_core.messages import limits
-from outbox_core.messages.broadcast_port import Start, TopicRead
+from outbox_core.messages.broadcast_port import Start, TopicRead, check_start
 from outbox_core.messages.broker_port import BrokerAdmin
 from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import (
@@ -40,6 +38,7 @@ from outbox_core.messages.message import (
 )
 from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.protocol import wire, wire_conversion
+from outbox_core.protocol.wire_broadcast import PackedReadAnswer, ReadAnswer, ReadRequest, delivery_read
 from outbox_core.runtime.http_broker_url import HttpBrokerUrl
 
 TURN_TIMEOUTS_MAX: Final = 4
@@ -295,3 +294,25 @@ def _by(entries: Iterable[Entry], *, key: Callable[[Entry], Key]) -> dict[Key, l
 def _slices(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
     for start in range(0, len(entries), limits.BATCH_MESSAGES_MAX):
         yield entries[start : start + limits.BATCH_MESSAGES_MAX]
+
+
+def read_topic(
+    connection: RequestSender, topic: str, *, offset: int | None, start: Start, max_messages: int, wait_ms: int
+) -> TopicRead:
+    """One read. It is repeated where no answer came: the broker keeps nothing of it."""
+    check_start(start)
+    if max_messages < 1 or wait_ms < 0 or (offset is not None and offset < 0):
+        raise InvalidMessage("max_messages is at least 1, wait_ms and offset at least 0")
+    request = ReadRequest(
+        offset=offset, start=start, max_messages=min(max_messages, limits.PULL_MESSAGES_MAX),
+        wait_ms=min(wait_ms, limits.PULL_WAIT_MS_MAX),
+    )  # fmt: skip
+    kind: type[PackedReadAnswer | ReadAnswer] = PackedReadAnswer if connection.packed else ReadAnswer
+    answer = connection.send(
+        "POST", f"/v1/topics/{check_topic(topic)}/read", kind, body=request, wait_ms=request.wait_ms, repeatable=True
+    )
+    return TopicRead(
+        deliveries=[delivery_read(message) for message in answer.messages],
+        offset=answer.offset,
+        next_offset=answer.next_offset,
+    )

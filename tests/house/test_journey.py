@@ -16,7 +16,7 @@ ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 DEADLINE_SECONDS = 120
 # Which a message enters only where it is refused, filtered, a dead letter, or pulled inside the broker's process.
 BESIDE = {
-    "error_mapping.py",
+    "broker_adapter/http/errors.py",
     "subscription_matcher.py",
     "dead_letter_writer.py",
     "group/dead_letters.py",

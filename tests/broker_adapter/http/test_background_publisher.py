@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.background_publisher import BackgroundPublisher, SubmitLimits
+from broker_adapter.http.publish_batching import BackgroundPublisher, SubmitLimits
 from outbox_core import Message
 from outbox_core.common.errors import (
     BrokerRefused,

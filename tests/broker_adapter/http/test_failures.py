@@ -8,7 +8,7 @@ import warnings
 import pytest
 from requests import exceptions as http
 
-from broker_adapter.http import error_mapping
+from broker_adapter.http import errors as http_errors
 from broker_adapter.http.response_reader import HttpResponse
 from outbox_core.common import errors
 from outbox_core.protocol.problem import ProblemAnswer, ProblemKind
@@ -37,7 +37,7 @@ def test_an_exception_becomes_an_error_that_says_what_was_tried(kind: type[http.
         warnings.simplefilter("ignore")
         exception = kind("why", "x", 0) if issubclass(kind, http.JSONDecodeError) else kind("why")
 
-    error = error_mapping.of_exception(exception, what="POST /v1/x")
+    error = http_errors.of_exception(exception, what="POST /v1/x")
 
     assert type(error) is errors.BrokerUnavailable
     assert "POST /v1/x" in str(error)
@@ -45,7 +45,7 @@ def test_an_exception_becomes_an_error_that_says_what_was_tried(kind: type[http.
 
 @pytest.mark.parametrize("kind", list(ProblemKind))
 def test_every_kind_of_problem_is_an_error(kind: ProblemKind) -> None:
-    error = error_mapping.of_answer(answered(400, problem(kind, 400)), what="POST /v1/x")
+    error = http_errors.of_answer(answered(400, problem(kind, 400)), what="POST /v1/x")
 
     assert isinstance(error, errors.BrokerError)
     assert str(error) == "POST /v1/x: d"
@@ -66,7 +66,7 @@ def test_every_kind_of_problem_is_an_error(kind: ProblemKind) -> None:
     ],
 )
 def test_a_problem_is_the_error_of_its_kind(kind: str, expected: type[errors.BrokerError]) -> None:
-    assert type(error_mapping.of_answer(answered(400, problem(kind, 400)), what="x")) is expected
+    assert type(http_errors.of_answer(answered(400, problem(kind, 400)), what="x")) is expected
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_problem_is_the_error_of_its_kind(kind: str, expected: type[errors.Bro
 def test_what_somebody_in_between_answers_is_never_taken_for_a_refusal(
     response: HttpResponse, expected: type[errors.BrokerError]
 ) -> None:
-    assert type(error_mapping.of_answer(response, what="x")) is expected
+    assert type(http_errors.of_answer(response, what="x")) is expected
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_somebody_in_between_answers_is_never_taken_for_a_refusal(
     ],
 )
 def test_a_pause_is_taken_from_the_answer_and_bounded(response: HttpResponse, pause_ms: int) -> None:
-    error = error_mapping.of_answer(response, what="x")
+    error = http_errors.of_answer(response, what="x")
 
     assert isinstance(error, errors.BrokerThrottled)
     assert error.retry_after_ms == pause_ms
@@ -111,4 +111,4 @@ def test_where_a_request_was_wrong_is_in_the_text() -> None:
     shown = ProblemAnswer(type=ProblemKind.WRONG_SHAPE.uri, title="t", status=422, detail="d", where="$.a")
     content = problem("wrong-shape", 422, where=shown.where)
 
-    assert "$.a" in str(error_mapping.of_answer(answered(422, content), what="x"))
+    assert "$.a" in str(http_errors.of_answer(answered(422, content), what="x"))

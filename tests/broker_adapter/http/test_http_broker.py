@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.request_sender import Options, RequestSender
+from broker_adapter.http.http_transport import Options, RequestSender
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.http.publish_coalescing import CALL_MESSAGES_MAX, PublishCoalescer, _Call, _Lane, _leave
+from broker_adapter.http.publish_batching import CALL_MESSAGES_MAX, PublishCoalescer, _Call, _Lane, _leave
 from outbox_core import Message
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, OutboxError
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX

@@ -20,7 +20,7 @@ import requests
 from typer.testing import CliRunner
 
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.publish_coalescing import ON_THEIR_WAY_MAX
+from broker_adapter.http.publish_batching import ON_THEIR_WAY_MAX
 from outbox_broker.cluster.shard_names import ShardMap
 from outbox_broker.delay_service.cli import app
 from outbox_broker.engine.engine import Engine

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from broker_adapter.http.request_sender import RequestSender
+from broker_adapter.http.http_transport import RequestSender
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages import limits
 from outbox_core.messages.message import Message, PublishResult
