@@ -1,14 +1,13 @@
-"""Maps failures of HTTP requests to the port's errors: the adapter's only table of them."""
+"""Maps what a broker answers to the port's errors: the adapter's only table of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
 import msgspec
-from requests import exceptions as http
 
-from broker_adapter.http.response_reader import HttpResponse
 from outbox_core.common.errors import (
     BrokerError,
     BrokerRefused,
@@ -19,7 +18,6 @@ from outbox_core.common.errors import (
     NotAuthenticated,
     NotAuthorized,
     NotSupported,
-    OutboxError,
     StorageFailed,
 )
 from outbox_core.protocol.decoder_cache import json_decoder
@@ -28,13 +26,6 @@ from outbox_core.protocol.problem import PROBLEM_PREFIX, ProblemAnswer, ProblemK
 _RETRY_AFTER_MS_DEFAULT: Final = 1_000
 _RETRY_AFTER_MS_MAX: Final = 60 * 60 * 1000
 _DETAIL_CHARS_MAX: Final = 500
-
-
-def of_exception(error: http.RequestException, *, what: str) -> BrokerUnavailable:
-    """The error of a request that ended with an exception: the broker may answer another time, and the URL was checked
-    when the client was made. The text says what was tried, and no secret.
-    """
-    return BrokerUnavailable(f"{what}: {_cause(error)}")
 
 
 _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
@@ -76,47 +67,34 @@ _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
 """Every kind's class of error; a test keeps the table complete."""
 
 
-def of_answer(response: HttpResponse, *, what: str) -> BrokerError:
-    """The error that an answer other than 200 stands for: by its problem type, and without one by its status."""
+def of_answer(status_code: int, headers: Mapping[str, str], content: bytes, *, what: str) -> BrokerError:
+    """The error that an answer other than 200 stands for: by its problem type, and without one by its status. `what`
+    was tried, without a secret.
+    """
     try:
-        problem = json_decoder(ProblemAnswer).decode(response.content)
+        problem = json_decoder(ProblemAnswer).decode(content)
         kind = ProblemKind(problem.type.removeprefix(PROBLEM_PREFIX))
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
-        return _of_status(response, f"{what}: the broker answered {response.status_code}")
+        return _of_status(status_code, headers, f"{what}: the broker answered {status_code}")
     text = f"{what}: {_detail(problem)}"
     if kind in {ProblemKind.THROTTLED, ProblemKind.OVERLOADED}:
         return BrokerThrottled(text, retry_after_ms=_bounded(problem.retry_after_ms))
-    return of_kind(kind)(text)
+    return _CLASSES[kind](text)
 
 
-def own(error: OutboxError) -> OutboxError:
-    """An exception of one's own that says the same: those who shared a request raise it in several threads. It has no
-    results: theirs have other places.
-    """
-    if isinstance(error, BrokerThrottled):
-        return BrokerThrottled(str(error), retry_after_ms=error.retry_after_ms)
-    return type(error)(str(error))
-
-
-def of_kind(kind: ProblemKind) -> type[BrokerError]:
-    """The class of error that a kind of problem stands for; of_answer() has that of `throttled` and `overloaded`."""
-    return _CLASSES[kind]
-
-
-def _of_status(response: HttpResponse, text: str) -> BrokerError:
+def _of_status(status_code: int, headers: Mapping[str, str], text: str) -> BrokerError:
     """Something in between answered, not the broker: only what cannot be meant otherwise is final."""
-    status = response.status_code
-    if status == HTTPStatus.UNAUTHORIZED:
+    if status_code == HTTPStatus.UNAUTHORIZED:
         return NotAuthenticated(text)
-    if status == HTTPStatus.FORBIDDEN:
+    if status_code == HTTPStatus.FORBIDDEN:
         return NotAuthorized(text)
-    if status == 429:
-        return BrokerThrottled(text, retry_after_ms=_retry_after_ms(response))
+    if status_code == HTTPStatus.TOO_MANY_REQUESTS:
+        return BrokerThrottled(text, retry_after_ms=_retry_after_ms(headers))
     return BrokerUnavailable(text)
 
 
-def _retry_after_ms(response: HttpResponse) -> int:
-    value = response.headers.get("retry-after", "")
+def _retry_after_ms(headers: Mapping[str, str]) -> int:
+    value = headers.get("retry-after", "")
     return _bounded(int(value) * 1000 if value.isdigit() and len(value) < 10 else None)
 
 
@@ -128,20 +106,3 @@ def _bounded(retry_after_ms: int | None) -> int:
 def _detail(problem: ProblemAnswer) -> str:
     location = f" (at {problem.where})" if problem.where else ""
     return (problem.detail or problem.title)[:_DETAIL_CHARS_MAX] + location
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost reason: requests and urllib3 wrap it three times, in texts with object addresses in them."""
-    reason: BaseException = error
-    for _ in range(8):
-        inner = getattr(reason, "reason", None) or next(
-            (argument for argument in reversed(reason.args) if isinstance(argument, BaseException)), None
-        )
-        if not isinstance(inner, BaseException):
-            break
-        reason = inner
-    system = reason.__cause__ or reason.__context__
-    if isinstance(system, OSError) and system.strerror:
-        return system.strerror
-    text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
-    return f"{type(reason).__name__}: {text}"[:_DETAIL_CHARS_MAX]

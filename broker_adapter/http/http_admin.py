@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-from broker_adapter.http.http_transport import RequestSender
+import msgspec
+
+from broker_adapter.http.http_transport import HttpTransport
+from broker_adapter.http.request_codec import Request, group_path, no_result, slices
 from outbox_core.common.errors import BrokerRefused, InvalidMessage
-from outbox_core.messages import limits
-from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
+from outbox_core.messages.message import DeadLetter, GroupConfig, check_topic
 from outbox_core.protocol import wire, wire_conversion, wire_dead
 
 _TOPICS_PAGE: Final = 1_000
 _PAGES_MAX: Final = 1_000
 
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+
 
 class HttpAdmin:
     """The operator's half of a broker, over the same connections."""
 
-    def __init__(self, connection: RequestSender) -> None:
-        self._connection = connection
+    def __init__(self, transport: HttpTransport) -> None:
+        self._transport = transport
 
     def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
         """Make a group, or change its settings."""
         settings = wire_conversion.group_settings_of(config)
-        self._connection.send("PUT", _path(topic, group), wire.NoAnswer, body=settings, repeatable=True)
+        self._do("PUT", group_path(topic, group), body=settings, repeatable=True)
 
     def group_config(self, topic: str, group: str) -> GroupConfig | None:
         """The settings of a group that is there."""
         try:
-            answer = self._connection.send("GET", _path(topic, group), wire.GroupAnswer, repeatable=True)
+            answer = self._group(topic, group)
         except BrokerRefused as error:
             if type(error) is not BrokerRefused:  # as NotAuthorized: whether it is there is not known
                 raise
@@ -41,7 +45,7 @@ class HttpAdmin:
         names: list[str] = []
         query = {"limit": str(_TOPICS_PAGE)}
         for _ in range(_PAGES_MAX):
-            page = self._connection.send("GET", "/v1/topics", wire.TopicsAnswer, query=query, repeatable=True)
+            page = self._get("/v1/topics", wire.TopicsAnswer, query=query)
             names += page.topics
             if page.next is None:
                 break
@@ -51,28 +55,24 @@ class HttpAdmin:
     def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
         """Counts of a topic or of a group."""
         if group is None:
-            path = f"/v1/topics/{check_topic(topic)}"
-            return self._connection.send("GET", path, wire.TopicAnswer, repeatable=True).figures
-        return self._connection.send("GET", _path(topic, group), wire.GroupAnswer, repeatable=True).figures
+            return self._get(f"/v1/topics/{check_topic(topic)}", wire.TopicAnswer).figures
+        return self._group(topic, group).figures
 
     def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
         """Delete a group. Raises InUse, unless forced."""
-        self._connection.send("DELETE", _path(topic, group), wire.NoAnswer, query=_forced(force=force))
+        self._do("DELETE", group_path(topic, group), query=_forced(force=force))
 
     def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Delete a topic. Raises InUse, unless forced."""
-        path = f"/v1/topics/{check_topic(topic)}"
-        self._connection.send("DELETE", path, wire.NoAnswer, query=_forced(force=force))
+        self._do("DELETE", f"/v1/topics/{check_topic(topic)}", query=_forced(force=force))
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group to a time or an offset."""
-        body = wire.SeekRequest(to_ms=to_ms, to_offset=to_offset)
-        self._connection.send("POST", f"{_path(topic, group)}/seek", wire.NoAnswer, body=body)
+        self._do("POST", f"{group_path(topic, group)}/seek", body=wire.SeekRequest(to_ms=to_ms, to_offset=to_offset))
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
         """Pause or resume deliveries to a group."""
-        verb = "pause" if paused else "resume"
-        self._connection.send("POST", f"{_path(topic, group)}/{verb}", wire.NoAnswer, repeatable=True)
+        self._do("POST", f"{group_path(topic, group)}/{'pause' if paused else 'resume'}", repeatable=True)
 
     def dead(
         self, topic: str, group: str, *, limit: int = 100, after: str | None = None
@@ -81,36 +81,58 @@ class HttpAdmin:
         if limit < 1:
             raise InvalidMessage("limit must be at least 1")
         query = {"limit": str(min(limit, 1_000))} | ({"after": after} if after is not None else {})
-        path = f"{_path(topic, group)}/dead"
+        path = f"{group_path(topic, group)}/dead"
         page: wire_dead.PackedDeadAnswer | wire_dead.DeadAnswer
-        if self._connection.packed:
-            page = self._connection.send("GET", path, wire_dead.PackedDeadAnswer, query=query, repeatable=True)
+        if self._transport.codec.packed:
+            page = self._get(path, wire_dead.PackedDeadAnswer, query=query)
         else:
-            page = self._connection.send("GET", path, wire_dead.DeadAnswer, query=query, repeatable=True)
+            page = self._get(path, wire_dead.DeadAnswer, query=query)
         return [_letter(message) for message in page.dead], page.next
 
     def redrive(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
     ) -> int:
         """Send dead letters again; returns how many."""
-        path = f"{_path(topic, group)}/dead/redrive"
+        path = f"{group_path(topic, group)}/dead/redrive"
         if ids is None:
-            body = wire_dead.RedriveRequest(all=True, per_second=per_second)
-            return self._connection.send("POST", path, wire_dead.RedriveAnswer, body=body).redriven
-        redriven = 0
-        for start in range(0, len(ids), limits.BATCH_MESSAGES_MAX):
-            part = list(ids[start : start + limits.BATCH_MESSAGES_MAX])
-            body = wire_dead.RedriveRequest(ids=part, per_second=per_second)
-            redriven += self._connection.send("POST", path, wire_dead.RedriveAnswer, body=body).redriven
-        return redriven
+            return self._redrive(path, wire_dead.RedriveRequest(all=True, per_second=per_second))
+        parts = [wire_dead.RedriveRequest(ids=list(part), per_second=per_second) for part in slices(ids)]
+        return sum(self._redrive(path, part) for part in parts)
+
+    def _group(self, topic: str, group: str) -> wire.GroupAnswer:
+        return self._get(group_path(topic, group), wire.GroupAnswer)
+
+    def _get(self, path: str, shape: type[Shape], *, query: Mapping[str, str] | None = None) -> Shape:
+        request = Request(method="GET", path=path, shape=shape, result=_whole, query=query, repeatable=True)
+        return self._transport.send(request)
+
+    def _do(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: msgspec.Struct | None = None,
+        query: Mapping[str, str] | None = None,
+        repeatable: bool = False,
+    ) -> None:
+        request = Request(
+            method=method, path=path, shape=wire.NoAnswer, result=no_result, body=body, query=query,
+            repeatable=repeatable,
+        )  # fmt: skip
+        self._transport.send(request)
+
+    def _redrive(self, path: str, body: wire_dead.RedriveRequest) -> int:
+        """Not repeatable: what was sent again may have died again meanwhile."""
+        request = Request(method="POST", path=path, shape=wire_dead.RedriveAnswer, result=_whole, body=body)
+        return self._transport.send(request).redriven
+
+
+def _whole(answer: Shape) -> Shape:
+    return answer
 
 
 def _forced(*, force: bool) -> dict[str, str] | None:
     return {"force": "true"} if force else None
-
-
-def _path(topic: str, group: str) -> str:
-    return f"/v1/topics/{check_topic(topic)}/groups/{check_group(group)}"
 
 
 def _letter(message: wire_dead.DeadMessage) -> DeadLetter:

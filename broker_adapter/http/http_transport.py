@@ -1,129 +1,70 @@
-"""Sends requests to one broker over a pool of connections, and returns answers or raises errors."""
+"""Carries requests to one broker over kept connections, blocking: what request_codec builds and decodes."""
 
 from __future__ import annotations
 
 import ssl
 import threading
+import time
 import weakref
-from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import Final, TypeVar
-from urllib.parse import SplitResult, quote, urlencode, urlsplit
+from typing import Any, Final, Protocol
+from urllib.parse import SplitResult, urlsplit
 
-import msgspec
-from requests import exceptions as http
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError, SSLError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
-from broker_adapter.http.errors import of_answer, of_exception
-from broker_adapter.http.response_reader import HttpResponse, read_answer
-from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
-from outbox_core.messages.publish_guard import Guard, allow
-from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
-from outbox_core.protocol.wire import (
-    JSON_TYPE,
-    MSGPACK_TYPE,
+from broker_adapter.http.request_codec import (
+    PORTS,
+    ExchangeFailed,
+    HttpResponse,
+    Options,
+    Repeat,
+    Request,
+    RequestCodec,
+    Result,
+    parse_answer,
 )
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
-Shape = TypeVar("Shape", bound=msgspec.Struct)
-
 CONNECT_TIMEOUT_S_MAX: Final = 5.0
-USER_AGENT: Final = "outbox-mq"
+READ_BYTES: Final = 256 * 1024
+ANSWER_BYTES_A_SECOND_MIN: Final = 1024 * 1024
+"""A broker or a network that is slower than this is given up: a read time-out alone never ends a trickle."""
+_REASON_CHARS_MAX: Final = 500
 
 
-class WireCodec(StrEnum):
-    """The format of bodies: MessagePack is fast, JSON can be read on the wire."""
-
-    MSGPACK = "msgpack"
-    JSON = "json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Options of the connection to a broker. `ca_file` None: the certificates that requests brings."""
-
-    url: str
-    token: str | None = field(default=None, repr=False)
-    timeout_ms: int = 10_000
-    ca_file: str | None = None
-    pool_size: int = 16
-    codec: WireCodec = WireCodec.MSGPACK
-
-    def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            _host_of(parts)
-        except ValueError as error:
-            raise ConfigurationError(f"an HTTP broker's URL has no host or port that could be: {error}") from error
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigurationError(
-                "an HTTP broker's URL looks like http://127.0.0.1:7788, with nothing behind the path but options"
-            )
-        if parts.username or parts.password:
-            raise ConfigurationError("a broker's URL carries no user or password; pass token=, or say ?token_file=")
-        if self.timeout_ms < 1 or self.pool_size < 1:
-            raise ConfigurationError("timeout_ms and pool_size must be at least 1")
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
-            raise ConfigurationError("a token is printable ASCII, and not empty")
-
-
-class RequestSender:
+class HttpTransport:
     """Thread-safe and fork-safe: a child process gets connections of its own, never its parent's."""
 
     def __init__(self, options: Options) -> None:
-        self.options = options
-        self._parts = urlsplit(options.url.rstrip("/"))
+        self.codec = RequestCodec(options)
+        self._options = options
         self._lock = threading.Lock()
         self._pool: ConnectionPool | None = None
         self._closed = False
-        self._type = MSGPACK_TYPE if options.codec is WireCodec.MSGPACK else JSON_TYPE
-        self._base = quote(self._parts.path, safe="/%:@!$&'()*+,;=~")
-        self._head = _head_of(self._parts, accept=self._type, token=options.token)
-        self.address = _address_of(self._parts)
-        """Host and port, for messages: never a user, a password or a token."""
         reset_in_children(self)
 
-    @property
-    def packed(self) -> bool:
-        """Whether MessagePack is spoken."""
-        return self.options.codec is WireCodec.MSGPACK
+    def send(self, request: Request[Any, Result], *, guard: Guard = allow) -> Result:
+        """One request. Each try takes at most the time-out, its `wait_ms` on top of it, and a second a MiB of the
+        answer.
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        answer: type[Shape],
-        *,
-        body: msgspec.Struct | None = None,
-        query: dict[str, str] | None = None,
-        wait_ms: int = 0,
-        repeatable: bool = False,
-        guard: Guard = allow,
-    ) -> Shape:
-        """One request. Each try takes at most the time-out, `wait_ms` on top of it, and a second a MiB of the answer.
-
-        It is sent a second time, once, where that is safe: where no connection could be made, so that nothing was sent,
-        or, if it is `repeatable`, where the connection broke before the answer was whole. After a time-out it is not:
-        a broker that is late is not helped by the same work twice. `guard` is called before each try, once there is a
-        connection; where it raises, nothing is sent.
+        It is sent a second time, once, where that is safe, see Repeat. `guard` is called before each try, once there is
+        a connection; where it raises, nothing is sent.
         """
-        what = f"{method} {path} at {self.address}"
-        request = self._request(method, path, body, query=query)
+        data = self.codec.encode(request)
         try:
-            response = self._exchange(request, wait_ms=wait_ms, guard=guard)
-        except http.RequestException as first_error:
-            if not _may_repeat(first_error, repeatable=repeatable):
-                raise of_exception(first_error, what=what) from first_error
+            response = self._exchange(data, wait_ms=request.wait_ms, guard=guard)
+        except ExchangeFailed as first_error:
+            if not first_error.may_repeat(request):
+                raise self.codec.failure(request, first_error) from first_error
             try:
-                response = self._exchange(request, wait_ms=wait_ms, guard=guard)
-            except http.RequestException as error:
-                raise of_exception(error, what=what) from error
-        if response.status_code != 200:
-            raise of_answer(response, what=what)
-        return self._decode(response, answer, what=what)
+                response = self._exchange(data, wait_ms=request.wait_ms, guard=guard)
+            except ExchangeFailed as error:
+                raise self.codec.failure(request, error) from error
+        return self.codec.decode(request, response)
 
     def close(self) -> None:
         """Close the connections of this process; idempotent."""
@@ -139,24 +80,14 @@ class RequestSender:
         self._lock = threading.Lock()
         self._pool = None
 
-    def _request(self, method: str, path: str, body: msgspec.Struct | None, *, query: dict[str, str] | None) -> bytes:
-        """The request as it goes over the wire."""
-        target = self._base + path + (f"?{urlencode(query)}" if query else "")
-        if body is None:
-            length = "" if method == "GET" else "content-length: 0\r\n"
-            return f"{method} {target} HTTP/1.1\r\n{self._head}{length}\r\n".encode("ascii")
-        data = self._encode(body)
-        fields = f"content-type: {self._type}\r\ncontent-length: {len(data)}\r\n"
-        return f"{method} {target} HTTP/1.1\r\n{self._head}{fields}\r\n".encode("ascii") + data
-
-    def _exchange(self, request: bytes, *, wait_ms: int, guard: Guard) -> HttpResponse:
-        timeout_s = self.options.timeout_ms / 1000
+    def _exchange(self, data: bytes, *, wait_ms: int, guard: Guard) -> HttpResponse:
+        timeout_s = self._options.timeout_ms / 1000
         pool = self._own_pool()
         connection = pool.take()
         stays_open = False
         try:
             guard()  # after the connection was made, which takes up to its time-out
-            answer = _asked(connection, request, timeout_s=timeout_s, wait_s=wait_ms / 1000)
+            answer = _asked(connection, data, timeout_s=timeout_s, wait_s=wait_ms / 1000)
             stays_open = answer.stays_open
             return answer
         finally:  # whatever ended it, an interrupt too: only what is whole leaves the connection in a known state
@@ -177,77 +108,42 @@ class RequestSender:
 
     def _new_pool(self) -> ConnectionPool:
         return ConnectionPool(
-            self._parts,
-            kept_max=self.options.pool_size,
-            connect_timeout_s=min(self.options.timeout_ms / 1000, CONNECT_TIMEOUT_S_MAX),
-            ca_file=self.options.ca_file,
+            urlsplit(self._options.url),
+            kept_max=self._options.pool_size,
+            connect_timeout_s=min(self._options.timeout_ms / 1000, CONNECT_TIMEOUT_S_MAX),
+            ca_file=self._options.ca_file,
         )
 
-    def _encode(self, body: msgspec.Struct) -> bytes:
-        return msgspec.msgpack.encode(body) if self.packed else msgspec.json.encode(body)
 
-    def _decode(self, response: HttpResponse, answer: type[Shape], *, what: str) -> Shape:
-        kind = response.headers.get("content-type", "").partition(";")[0]
-        try:
-            return _decoder(kind, answer).decode(response.content)
-        except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
-            raise BrokerUnavailable(f"{what}: the answer is not one of this protocol ({error})") from error
+class ReadableSocket(Protocol):
+    """A socket, plain or TLS, whose reads time out."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Some bytes; none at the end. Raises TimeoutError, OSError."""
 
 
-def _head_of(parts: SplitResult, *, accept: str, token: str | None) -> str:
-    """The header lines that all requests have in common."""
-    lines = [f"host: {_host_of(parts)}", f"accept: {accept}", "accept-encoding: identity", f"user-agent: {USER_AGENT}"]
-    if token is not None:
-        lines.append(f"authorization: Bearer {token}")
-    return "".join(f"{line}\r\n" for line in lines)
-
-
-def _host_of(parts: SplitResult) -> str:
-    """Host and port as a request names them. Raises ValueError where there can be none like it."""
-    name = parts.hostname.encode("idna").decode("ascii") if parts.hostname else ""
-    return (f"[{name}]" if ":" in name else name) + (f":{parts.port}" if parts.port else "")
-
-
-def _address_of(parts: SplitResult) -> str:
-    return _host_of(parts) if parts.port else f"{_host_of(parts)}:{PORTS[parts.scheme]}"
-
-
-def _asked(connection: HTTPConnection, request: bytes, *, timeout_s: float, wait_s: float) -> HttpResponse:
-    """Send a request and read its answer. Raises exceptions of requests."""
-    socket = connection.sock
-    if socket is None:
-        raise http.ConnectionError(ProtocolError("the connection is closed"))
+def read_answer(readable: ReadableSocket, *, timeout_s: float) -> HttpResponse:
+    """One answer, its body within `timeout_s` and a second a MiB. Raises ExchangeFailed."""
+    parser = parse_answer()
+    deadline_s: float | None = None
+    size_bytes = 0
     try:
-        socket.settimeout(timeout_s)
-        socket.sendall(request)
-        socket.settimeout(timeout_s + wait_s)
+        has_head = next(parser)
+        while True:
+            if has_head and deadline_s is None:
+                deadline_s = time.monotonic() + timeout_s
+            piece = readable.recv(READ_BYTES)
+            if deadline_s is not None and time.monotonic() > deadline_s + size_bytes / ANSWER_BYTES_A_SECOND_MIN:
+                raise ExchangeFailed("the answer trickles: it was not whole in time", repeat=Repeat.NEVER)
+            size_bytes += len(piece)
+            has_head = parser.send(piece)
+    except StopIteration as whole:
+        answer: HttpResponse = whole.value
+        return answer
     except TimeoutError as error:
-        raise http.ReadTimeout(error) from error
-    except BrokenPipeError:
-        pass  # refused before all of it was sent; the answer says why
+        raise ExchangeFailed("no answer in time", repeat=Repeat.NEVER) from error
     except OSError as error:
-        raise http.ConnectionError(ProtocolError("the connection broke", error)) from error
-    return read_answer(socket, timeout_s=timeout_s)
-
-
-def _may_repeat(error: http.RequestException, *, repeatable: bool) -> bool:
-    if isinstance(error, http.Timeout | http.SSLError | http.ProxyError):
-        return False
-    inner = error.args[0] if error.args else None
-    if isinstance(inner, NewConnectionError):
-        return True
-    return repeatable and isinstance(error, http.ConnectionError) and isinstance(inner, ProtocolError)
-
-
-def _decoder(kind: str, answer: type[Shape]) -> msgspec.json.Decoder[Shape] | msgspec.msgpack.Decoder[Shape]:
-    if kind == MSGPACK_TYPE:
-        return msgpack_decoder(answer)
-    if kind == JSON_TYPE:
-        return json_decoder(answer)
-    raise LookupError(f"media type {kind!r}")
-
-
-PORTS: Final = {"http": 80, "https": 443}
+        raise ExchangeFailed(_reason_of(error)) from error
 
 
 class ConnectionPool:
@@ -270,7 +166,7 @@ class ConnectionPool:
         weakref.finalize(self, _close_all, self._idle).atexit = False
 
     def take(self) -> HTTPConnection:
-        """A connection that is open, as far as can be seen. Raises exceptions of requests where none can be made."""
+        """A connection that is open, as far as can be seen. Raises ExchangeFailed where none can be made."""
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
@@ -301,18 +197,12 @@ class ConnectionPool:
         try:
             connection.connect()
         except NewConnectionError as error:
-            raise http.ConnectionError(error) from error
-        except ConnectTimeoutError as error:
-            raise http.ConnectTimeout(error) from error
-        except (SSLError, ssl.SSLError) as error:
+            raise ExchangeFailed(_reason_of(error), repeat=Repeat.ALWAYS) from error
+        except (HTTPError, OSError) as error:  # in TLS, too, where the host was reached
             connection.close()
-            raise http.SSLError(error) from error
-        except TimeoutError as error:
-            connection.close()
-            raise http.ConnectTimeout(error) from error
-        except (HTTPError, OSError, UnicodeError) as error:
-            connection.close()
-            raise http.ConnectionError(error) from error
+            is_late = isinstance(error, ConnectTimeoutError | TimeoutError)
+            reason = f"no connection within {self._connect_timeout_s:g} s" if is_late else _reason_of(error)
+            raise ExchangeFailed(reason, repeat=Repeat.NEVER) from error
         return connection
 
     def _new_connection(self) -> HTTPConnection:
@@ -320,6 +210,32 @@ class ConnectionPool:
         if self._tls is None:
             return HTTPConnection(host, port, timeout=self._connect_timeout_s)
         return HTTPSConnection(host, port, timeout=self._connect_timeout_s, ssl_context=self._tls)
+
+
+def _asked(connection: HTTPConnection, data: bytes, *, timeout_s: float, wait_s: float) -> HttpResponse:
+    """Send a request and read its answer. Raises ExchangeFailed."""
+    socket = connection.sock
+    if socket is None:
+        raise ExchangeFailed("the connection is closed")
+    try:
+        socket.settimeout(timeout_s)
+        socket.sendall(data)
+        socket.settimeout(timeout_s + wait_s)
+    except TimeoutError as error:
+        raise ExchangeFailed("the broker did not take the request in time", repeat=Repeat.NEVER) from error
+    except BrokenPipeError:
+        pass  # refused before all of it was sent; the answer says why
+    except OSError as error:
+        raise ExchangeFailed(_reason_of(error)) from error
+    return read_answer(socket, timeout_s=timeout_s)
+
+
+def _reason_of(error: Exception) -> str:
+    """The system's own words where there are any: urllib3 wraps them in texts with object addresses."""
+    system = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    if isinstance(system, OSError) and system.strerror and not isinstance(system, ssl.SSLError):
+        return system.strerror
+    return f"{type(system).__name__}: {system}"[:_REASON_CHARS_MAX]
 
 
 def _close_all(connections: list[HTTPConnection]) -> None:

@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker_adapter.http.errors import own
 from outbox_core.common.errors import (
     BrokerRefused,
+    BrokerThrottled,
     BrokerUnavailable,
     ConfigurationError,
     NotAuthorized,
@@ -246,7 +246,7 @@ def _outcome(call: _Call) -> Sequence[PublishResult]:
         case None if call.results is not None:
             return call.results
         case OutboxError() as error:
-            raise own(error) from error
+            raise _own(error) from error
         case error:
             raise BrokerUnavailable("the thread that sent this publish was interrupted: it may have arrived") from error
 
@@ -430,7 +430,7 @@ def _left(line: _Line, batch: Sequence[_Entry]) -> list[_Entry]:
 def _tell(entry: _Entry, outcome: PublishResult | Exception) -> None:
     try:
         if isinstance(outcome, OutboxError):
-            entry.told.set_exception(own(outcome))
+            entry.told.set_exception(_own(outcome))
         elif isinstance(outcome, Exception):
             entry.told.set_exception(outcome)
         else:
@@ -449,3 +449,12 @@ def _taken(waiting: deque[_Entry], limits: SubmitLimits) -> list[_Entry]:
             break
         taken.append(waiting.popleft())
     return taken
+
+
+def _own(error: OutboxError) -> OutboxError:
+    """An exception of one's own that says the same: those who shared a request raise it in several threads. It has no
+    results: theirs have other places.
+    """
+    if isinstance(error, BrokerThrottled):
+        return BrokerThrottled(str(error), retry_after_ms=error.retry_after_ms)
+    return type(error)(str(error))

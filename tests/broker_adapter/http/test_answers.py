@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from requests import exceptions as http
 
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.response_reader import ANSWER_BYTES_MAX, HttpResponse, read_answer
+from broker_adapter.http.http_transport import read_answer
+from broker_adapter.http.request_codec import ANSWER_BYTES_MAX, ExchangeFailed, HttpResponse
 from outbox_core.common.errors import BrokerUnavailable
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: %d\r\n\r\n"
@@ -59,6 +59,14 @@ def test_an_answer_that_trickles_is_given_up_though_every_byte_comes_in_time() -
         broker.close()
 
     assert len(sent) < BODY_BYTES // 10
+
+
+def test_an_answer_in_chunks_has_a_second_for_each_mib_that_came_however_small_the_next_chunk_is() -> None:
+    start = CHUNKED.partition(b"3;x=y")[0] + b"200000\r\n" + b"b" * (2 * 1024 * 1024) + b"\r\n"
+
+    answer = read_answer(Pieces(start, *[b"1\r\nb\r\n"] * 100, b"0\r\n\r\n"), timeout_s=0)
+
+    assert len(answer.content) == 2 * 1024 * 1024 + 100
 
 
 def test_an_answer_that_never_ends_is_not_kept() -> None:
@@ -115,7 +123,7 @@ def test_an_answer_is_the_same_in_whatever_pieces_it_comes(answer: bytes, data: 
 @pytest.mark.parametrize("answer", [PLAIN, CHUNKED])
 def test_an_answer_that_is_cut_anywhere_is_none(answer: bytes) -> None:
     for size in range(len(answer)):
-        with pytest.raises(http.ConnectionError):
+        with pytest.raises(ExchangeFailed):
             read(answer[:size])
 
 
@@ -128,13 +136,13 @@ def test_an_answer_that_is_cut_anywhere_is_none(answer: bytes) -> None:
     ],
 )  # fmt: skip
 def test_an_answer_whose_end_is_not_certain_is_none(head: bytes) -> None:
-    with pytest.raises(http.ConnectionError):
+    with pytest.raises(ExchangeFailed):
         read(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\nhello")
 
 
 @pytest.mark.parametrize("size", [b"g", b"-1", b"", b"fffffffffffffffff", b"5" * 10_000])
 def test_a_chunk_without_a_sensible_size_ends_the_answer(size: bytes) -> None:
-    with pytest.raises(http.RequestException):
+    with pytest.raises(ExchangeFailed):
         read(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + size + b"\r\nhello\r\n0\r\n\r\n")
 
 
@@ -142,12 +150,12 @@ def test_a_chunk_without_a_sensible_size_ends_the_answer(size: bytes) -> None:
     "start", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/2 200 OK\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 200_000]
 )
 def test_what_is_not_http_is_known_by_its_beginning(start: bytes) -> None:
-    with pytest.raises(http.ConnectionError, match="HTTP"):
+    with pytest.raises(ExchangeFailed, match="HTTP"):
         read(start)
 
 
 def test_a_head_that_does_not_end_is_given_up() -> None:
-    with pytest.raises(http.ConnectionError, match="head"):
+    with pytest.raises(ExchangeFailed, match="head"):
         read(b"HTTP/1.1 200 OK\r\n", *[b"a: b\r\n" * 1_000] * 1_000)
 
 

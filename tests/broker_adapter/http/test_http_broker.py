@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.http_transport import Options, RequestSender
+from broker_adapter.http.request_codec import Options, RequestCodec
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
@@ -364,7 +364,7 @@ def test_a_broker_that_is_not_there_is_unavailable(connected: Callable[..., Http
     ],
 )  # fmt: skip
 def test_a_broker_is_named_by_its_host_and_its_port(url: str, place: str) -> None:
-    assert RequestSender(Options(url=url, token="secret")).address == place
+    assert RequestCodec(Options(url=url, token="secret")).address == place
 
 
 def test_a_broker_that_does_not_answer_is_given_up_after_the_time_out(connected: Callable[..., HttpBroker]) -> None:
