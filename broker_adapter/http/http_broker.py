@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from broker_adapter.http.http_admin import HttpAdmin
 from broker_adapter.http.http_transport import HttpTransport
-from broker_adapter.http.publish_batching import BackgroundPublisher, PublishCoalescer
+from broker_adapter.http.publish_batching import PublishBatcher
 from broker_adapter.http.request_codec import (
     Options,
     Request,
@@ -57,7 +57,7 @@ class HttpBroker:
 
     Sends nothing before it is used; all methods are thread-safe.
 
-    Small publishes of many threads share requests, see PublishCoalescer. A publish of many topics is one request.
+    Small publishes of many threads share requests, see PublishBatcher. A publish of many topics is one request.
     Requests are repeated where that is safe, see Repeat: publish, ack, extend, cancel and whatever only reads, but
     neither pull nor nack.
     """
@@ -92,8 +92,7 @@ class HttpBroker:
         self._packed = self._transport.codec.packed
         self._admin = HttpAdmin(self._transport)
         turns_s_max, address = TURN_TIMEOUTS_MAX * timeout_ms / 1000, self._transport.codec.address
-        self._submitting = BackgroundPublisher(self._send_publish, address=address, wait_s_max=turns_s_max)
-        self._gathering = PublishCoalescer(self._send_publish, address=address, wait_s_max=turns_s_max)
+        self._batcher = PublishBatcher(self._send_publish, address=address, wait_s_max=turns_s_max)
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.
@@ -108,7 +107,7 @@ class HttpBroker:
         results: list[PublishResult] = []
         for chunk in requests_of(batch):
             try:
-                results += self._gathering.publish(chunk, guard)
+                results += self._batcher.publish(chunk, guard)
             except BrokerError as error:
                 error.with_answered(dict(enumerate(results)))
                 raise
@@ -121,7 +120,7 @@ class HttpBroker:
         submits more waits for room. An asyncio program awaits `asyncio.wrap_future(broker.submit(message))`. A callback
         of the future runs in the thread that sends, and must not wait. close() sends what is left.
         """
-        return self._submitting.submit(message)
+        return self._batcher.submit(message)
 
     def pull(
         self,
@@ -191,10 +190,10 @@ class HttpBroker:
 
     def close(self) -> None:
         """Send what was submitted, and let go of the connections; idempotent."""
-        self._submitting.close()
+        self._batcher.close()
         self._transport.close()
 
-    def _send_publish(self, messages: Sequence[Message], guard: Guard = allow) -> list[PublishResult]:
+    def _send_publish(self, messages: Sequence[Message], guard: Guard) -> list[PublishResult]:
         return self._transport.send(publish_request(messages, packed=self._packed), guard=guard)
 
     def _settle(

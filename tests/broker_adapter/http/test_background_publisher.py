@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.publish_batching import BackgroundPublisher, SubmitLimits
+from broker_adapter.http.publish_batching import BatchLimits, PublishBatcher
 from outbox_core import Message
 from outbox_core.common.errors import (
     BrokerRefused,
@@ -22,13 +22,14 @@ from outbox_core.common.errors import (
     NotAuthorized,
 )
 from outbox_core.messages.message import PublishResult, PublishStatus
+from outbox_core.messages.publish_guard import Guard
 from tests.broker_adapter.servers import served
 
 DEADLINE_S = 120.0
 
 
 class Wire:
-    """A publish that goes on when it is told to; `requests` are the ids of each."""
+    """A send() that goes on when it is told to; `requests` are the ids of each."""
 
     def __init__(self) -> None:
         self.requests: list[list[str]] = []
@@ -36,7 +37,8 @@ class Wire:
         self.go_on = threading.Semaphore(0)
         self.errors: dict[str, BaseException] = {}
 
-    def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
+    def send(self, messages: Sequence[Message], guard: Guard) -> list[PublishResult]:
+        guard()
         self.requests.append([one.id for one in messages])
         self.arrived.release()
         assert self.go_on.acquire(timeout=DEADLINE_S)
@@ -52,12 +54,12 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-def open_line(wire: Wire) -> Iterator[Callable[..., BackgroundPublisher]]:
+def open_line(wire: Wire) -> Iterator[Callable[..., PublishBatcher]]:
     """Makes lines with limits of the test's; they are closed at its end."""
-    lines: list[BackgroundPublisher] = []
+    lines: list[PublishBatcher] = []
 
-    def open_one(**limits: float) -> BackgroundPublisher:
-        made = BackgroundPublisher(wire.publish, address="host:1", wait_s_max=DEADLINE_S, limits=SubmitLimits(**limits))  # type: ignore[arg-type]
+    def open_one(**limits: float) -> PublishBatcher:
+        made = PublishBatcher(wire.send, address="host:1", wait_s_max=DEADLINE_S, limits=BatchLimits(**limits))  # type: ignore[arg-type]
         lines.append(made)
         return made
 
@@ -68,7 +70,7 @@ def open_line(wire: Wire) -> Iterator[Callable[..., BackgroundPublisher]]:
 
 
 @pytest.fixture
-def line(open_line: Callable[..., BackgroundPublisher]) -> BackgroundPublisher:
+def line(open_line: Callable[..., PublishBatcher]) -> PublishBatcher:
     return open_line()
 
 
@@ -91,11 +93,20 @@ def message(message_id: str, *, topic: str = "t", size: int = 1) -> Message:
     return Message(id=message_id, topic=topic, body=b"b" * size)
 
 
-def submit_behind_a_request(line: BackgroundPublisher, wire: Wire, *messages: Message) -> list[Future[PublishResult]]:
+def submit_behind_a_request(line: PublishBatcher, wire: Wire, *messages: Message) -> list[Future[PublishResult]]:
     """Submit the first, and the others while its request is on its way."""
     first = line.submit(messages[0])
     assert wire.arrived.acquire(timeout=DEADLINE_S)
     return [first, *(line.submit(one) for one in messages[1:])]
+
+
+def until(true: Callable[[], bool]) -> None:
+    waiting = threading.Event()
+    for _ in range(24_000):
+        if true():
+            return
+        waiting.wait(0.005)
+    raise AssertionError("it did not come about")
 
 
 def ids(futures: Sequence[Future[PublishResult]]) -> list[str]:
@@ -103,7 +114,7 @@ def ids(futures: Sequence[Future[PublishResult]]) -> list[str]:
 
 
 def test_what_is_submitted_while_a_request_is_on_its_way_shares_the_next_one_in_order(
-    line: BackgroundPublisher, wire: Wire
+    line: PublishBatcher, wire: Wire
 ) -> None:
     futures = submit_behind_a_request(line, wire, *(message(one) for one in "abcd"))
 
@@ -114,7 +125,7 @@ def test_what_is_submitted_while_a_request_is_on_its_way_shares_the_next_one_in_
 
 
 def test_messages_of_many_topics_share_a_request_and_a_refusal_is_that_of_its_topic(
-    line: BackgroundPublisher, wire: Wire
+    line: PublishBatcher, wire: Wire
 ) -> None:
     wire.errors["bad"] = NotAuthorized("not yours")
     futures = submit_behind_a_request(
@@ -130,7 +141,29 @@ def test_messages_of_many_topics_share_a_request_and_a_refusal_is_that_of_its_to
     assert wire.requests == [["a"], ["b", "c", "d"], ["b", "d"], ["c"]]
 
 
-def test_a_message_that_is_refused_is_rejected_alone(line: BackgroundPublisher, wire: Wire) -> None:
+def test_what_is_submitted_waits_for_its_turn_with_those_who_publish_and_shares_their_request(
+    open_line: Callable[..., PublishBatcher], wire: Wire
+) -> None:
+    line = open_line(requests_max=1)
+    wire.errors["bad"] = BrokerRefused("too large")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(line.publish, [message("a")])
+        assert wire.arrived.acquire(timeout=DEADLINE_S)
+        submitted = line.submit(message("b"))
+        until(lambda: line.waiting == 1)
+        refused = pool.submit(line.publish, [message("c", topic="bad")])
+        until(lambda: line.waiting == 2)
+
+        wire.go_on.release(4)
+
+        assert [result.id for result in first.result(DEADLINE_S)] == ["a"]
+        assert submitted.result(DEADLINE_S).status is PublishStatus.STORED
+        assert isinstance(refused.exception(DEADLINE_S), BrokerRefused)
+    assert wire.requests[:2] == [["a"], ["b", "c"]]
+    assert sorted(wire.requests[2:]) == [["b"], ["c"]]
+
+
+def test_a_message_that_is_refused_is_rejected_alone(line: PublishBatcher, wire: Wire) -> None:
     wire.errors["bad"] = BrokerRefused("too large")
     futures = submit_behind_a_request(line, wire, message("a"), message("b", topic="bad"), message("c"))
 
@@ -142,7 +175,7 @@ def test_a_message_that_is_refused_is_rejected_alone(line: BackgroundPublisher, 
 
 
 def test_an_error_of_a_request_meets_all_who_share_it_and_each_gets_one_of_its_own(
-    line: BackgroundPublisher, wire: Wire
+    line: PublishBatcher, wire: Wire
 ) -> None:
     wire.errors["bad"] = BrokerThrottled("later", retry_after_ms=7)
     futures = submit_behind_a_request(line, wire, message("a"), message("b"), message("c", topic="bad"))
@@ -154,7 +187,7 @@ def test_an_error_of_a_request_meets_all_who_share_it_and_each_gets_one_of_its_o
     assert errors[0] is not errors[1]
 
 
-def test_a_defect_is_told_to_who_waits_and_the_next_are_sent(line: BackgroundPublisher, wire: Wire) -> None:
+def test_a_defect_is_told_to_who_waits_and_the_next_are_sent(line: PublishBatcher, wire: Wire) -> None:
     wire.errors["bad"] = RuntimeError("a defect")
     wire.go_on.release(2)
 
@@ -164,7 +197,7 @@ def test_a_defect_is_told_to_who_waits_and_the_next_are_sent(line: BackgroundPub
     assert ids([line.submit(message("b"))]) == ["b"]
 
 
-def test_a_callback_that_ends_its_thread_ends_nobody_elses_message(line: BackgroundPublisher, wire: Wire) -> None:
+def test_a_callback_that_ends_its_thread_ends_nobody_elses_message(line: PublishBatcher, wire: Wire) -> None:
     def leave(_: Future[PublishResult]) -> None:
         raise SystemExit(1)
 
@@ -179,7 +212,7 @@ def test_a_callback_that_ends_its_thread_ends_nobody_elses_message(line: Backgro
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_waits_is_told_when_the_thread_that_sends_is_ended_and_another_goes_on(
-    line: BackgroundPublisher, wire: Wire
+    line: PublishBatcher, wire: Wire
 ) -> None:
     wire.errors["bad"] = SystemExit(1)
     futures = submit_behind_a_request(line, wire, message("a", topic="bad"), message("b"), message("c"))
@@ -195,7 +228,7 @@ def test_what_waits_is_told_when_the_thread_that_sends_is_ended_and_another_goes
 
 
 def test_a_thread_that_cannot_be_started_takes_no_message_and_the_next_submit_tries_again(
-    line: BackgroundPublisher, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    line: PublishBatcher, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -210,7 +243,7 @@ def test_a_thread_that_cannot_be_started_takes_no_message_and_the_next_submit_tr
     assert wire.requests == [["b"]]
 
 
-def test_no_request_carries_more_than_a_request_may(open_line: Callable[..., BackgroundPublisher], wire: Wire) -> None:
+def test_no_request_carries_more_than_a_request_may(open_line: Callable[..., PublishBatcher], wire: Wire) -> None:
     line = open_line(request_messages_max=2, request_bytes_max=10)
     sizes = {"a": 1, "b": 1, "c": 1, "d": 6, "e": 6, "f": 30}
     futures = submit_behind_a_request(line, wire, *(message(one, size=size) for one, size in sizes.items()))
@@ -222,7 +255,7 @@ def test_no_request_carries_more_than_a_request_may(open_line: Callable[..., Bac
 
 
 def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(wire: Wire) -> None:
-    line = BackgroundPublisher(wire.publish, address="host:1", wait_s_max=0.05, limits=SubmitLimits(submitted_max=2))
+    line = PublishBatcher(wire.send, address="host:1", wait_s_max=0.05, limits=BatchLimits(submitted_max=2))
     futures = submit_behind_a_request(line, wire, message("a"), message("b"))
 
     with pytest.raises(BrokerUnavailable, match="2 messages wait for host:1"):
@@ -236,7 +269,7 @@ def test_who_submits_more_than_there_is_room_for_waits_and_then_is_told(wire: Wi
 
 
 def test_what_tells_of_one_may_submit_the_next_even_where_there_is_no_room(
-    open_line: Callable[..., BackgroundPublisher], wire: Wire
+    open_line: Callable[..., PublishBatcher], wire: Wire
 ) -> None:
     line = open_line(submitted_max=1)
     wire.go_on.release(100)
@@ -256,7 +289,7 @@ def test_what_tells_of_one_may_submit_the_next_even_where_there_is_no_room(
     assert told == [f"m{number}" for number in range(50)]
 
 
-def test_what_is_taken_back_before_it_is_sent_is_not_sent(line: BackgroundPublisher, wire: Wire) -> None:
+def test_what_is_taken_back_before_it_is_sent_is_not_sent(line: PublishBatcher, wire: Wire) -> None:
     futures = submit_behind_a_request(line, wire, *(message(one) for one in "abc"))
 
     assert futures[1].cancel()
@@ -267,7 +300,7 @@ def test_what_is_taken_back_before_it_is_sent_is_not_sent(line: BackgroundPublis
     assert wire.requests == [["a"], ["c"]]
 
 
-def test_the_end_sends_what_is_left_and_takes_nothing_more(line: BackgroundPublisher, wire: Wire) -> None:
+def test_the_end_sends_what_is_left_and_takes_nothing_more(line: PublishBatcher, wire: Wire) -> None:
     futures = submit_behind_a_request(line, wire, *(message(one) for one in "abc"))
     wire.go_on.release(2)
 
@@ -280,7 +313,7 @@ def test_the_end_sends_what_is_left_and_takes_nothing_more(line: BackgroundPubli
 
 
 def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(
-    open_line: Callable[..., BackgroundPublisher], wire: Wire
+    open_line: Callable[..., PublishBatcher], wire: Wire
 ) -> None:
     line = open_line(idle_s_max=0.01)
     futures = submit_behind_a_request(line, wire, message("a"))
@@ -293,7 +326,7 @@ def test_a_thread_with_nothing_to_do_ends_and_another_goes_on(
     assert ids([line.submit(message("b"))]) == ["b"]
 
 
-def test_a_child_of_a_fork_leaves_what_was_submitted_to_its_parent(line: BackgroundPublisher, wire: Wire) -> None:
+def test_a_child_of_a_fork_leaves_what_was_submitted_to_its_parent(line: PublishBatcher, wire: Wire) -> None:
     futures = submit_behind_a_request(line, wire, message("a"), message("b"))
 
     line.reset_after_fork()

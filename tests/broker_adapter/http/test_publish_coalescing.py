@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.http.publish_batching import CALL_MESSAGES_MAX, PublishCoalescer, _Call, _Lane, _leave
+from broker_adapter.http.publish_batching import CALL_MESSAGES_MAX, BatchLimits, PublishBatcher, _Call, _CallQueue
 from outbox_core import Message
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, OutboxError
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
@@ -49,7 +49,7 @@ def wire() -> Wire:
 def publish(wire: Wire) -> Any:
     """Publish ids in a thread of its own; gives the future of the ids of the results."""
     pool = ThreadPoolExecutor(64)
-    gathering = PublishCoalescer(wire.send, address="host:1", wait_s_max=DEADLINE_S, on_their_way_max=1)
+    gathering = PublishBatcher(wire.send, address="host:1", wait_s_max=DEADLINE_S, limits=BatchLimits(requests_max=1))
 
     def start(*ids: str, topic: str = "t", guard: Guard = allow) -> Future[list[str]]:
         before = gathering.waiting
@@ -99,7 +99,7 @@ def test_those_who_come_while_a_request_is_on_its_way_share_the_next_one(wire: W
 
 
 def test_two_requests_are_on_their_way_and_the_next_goes_when_either_ends(wire: Wire) -> None:
-    gathering = PublishCoalescer(wire.send, address="host:1", wait_s_max=DEADLINE_S)
+    gathering = PublishBatcher(wire.send, address="host:1", wait_s_max=DEADLINE_S)
     with ThreadPoolExecutor(5) as pool:
 
         def publish(name: str) -> Future[list[str]]:
@@ -186,7 +186,7 @@ def test_what_may_not_be_sent_any_more_when_its_turn_comes_is_left_out_and_the_o
 
 def test_if_nothing_may_be_sent_any_more_there_is_no_request_and_the_next_publish_goes_at_once(wire: Wire) -> None:
     permit = Permit()
-    gathering = PublishCoalescer(wire.send, address="host:1", wait_s_max=DEADLINE_S, on_their_way_max=1)
+    gathering = PublishBatcher(wire.send, address="host:1", wait_s_max=DEADLINE_S, limits=BatchLimits(requests_max=1))
     batches = [[Message(id=name, topic="t", body=b"")] for name in "abcd"]
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(gathering.publish, batches[0])
@@ -204,7 +204,7 @@ def test_if_nothing_may_be_sent_any_more_there_is_no_request_and_the_next_publis
 
 def test_a_publish_that_need_not_wait_is_not_sent_without_its_permit(wire: Wire) -> None:
     permit = Permit()
-    gathering = PublishCoalescer(wire.send, address="host:1", wait_s_max=DEADLINE_S)
+    gathering = PublishBatcher(wire.send, address="host:1", wait_s_max=DEADLINE_S)
     wire.go_on.release(1)
 
     gathering.publish([Message(id="a", topic="t", body=b"")], permit)
@@ -226,7 +226,7 @@ class Shards:
         self._pool = pool
         self._lock = threading.Lock()
         self._on_their_way: list[tuple[list[str], threading.Event]] = []
-        self._coalescer = PublishCoalescer(self._send, address="host:1", wait_s_max=DEADLINE_S)
+        self._coalescer = PublishBatcher(self._send, address="host:1", wait_s_max=DEADLINE_S)
 
     def publish(self, shard: int) -> None:
         message = Message(id=f"{shard}-{len(self.calls)}", topic="t", body=b"")
@@ -295,7 +295,7 @@ def test_an_error_of_the_first_hands_over_to_those_who_wait(wire: Wire, publish:
 
 
 def test_a_call_that_has_waited_for_too_long_is_never_sent(wire: Wire) -> None:
-    gathering = PublishCoalescer(wire.send, address="host:1", wait_s_max=0.05, on_their_way_max=1)
+    gathering = PublishBatcher(wire.send, address="host:1", wait_s_max=0.05, limits=BatchLimits(requests_max=1))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(gathering.publish, [Message(id="a", topic="t", body=b"")])
         assert wire.arrived.acquire(timeout=DEADLINE_S)
@@ -312,9 +312,9 @@ def test_a_call_that_has_waited_for_too_long_is_never_sent(wire: Wire) -> None:
 def test_one_who_goes_when_it_was_to_send_for_others_leaves_that_to_the_next() -> None:
     leader, other, behind = (_Call([Message(id=one, topic="t", body=b"")]) for one in "abc")
     leader.leads = [leader, other]
-    lane = _Lane(on_their_way=1, waiting=[behind])
+    queue = _CallQueue(BatchLimits(), in_flight=1, waiting=[behind])
 
-    left = _leave(lane, leader)
+    left = queue.leave(leader)
 
     assert left
     assert other.leads == [other, behind]
@@ -334,7 +334,7 @@ def test_no_request_carries_more_than_a_request_may(wire: Wire, publish: Any) ->
 
 
 def test_a_large_publish_waits_for_nobody(wire: Wire, publish: Any) -> None:
-    gathering = PublishCoalescer(wire.send, address="host:1", wait_s_max=DEADLINE_S)
+    gathering = PublishBatcher(wire.send, address="host:1", wait_s_max=DEADLINE_S)
     large = [Message(id=f"m{number}", topic="t", body=b"") for number in range(CALL_MESSAGES_MAX + 1)]
     with ThreadPoolExecutor(2) as pool:
         pool.submit(gathering.publish, large[:1])

@@ -20,7 +20,7 @@ import requests
 from typer.testing import CliRunner
 
 from broker_adapter.http import HttpBroker
-from broker_adapter.http.publish_batching import ON_THEIR_WAY_MAX
+from broker_adapter.http.publish_batching import REQUESTS_IN_FLIGHT_MAX
 from outbox_broker.cluster.shard_names import ShardMap
 from outbox_broker.delay_service.cli import app
 from outbox_broker.engine.engine import Engine
@@ -145,7 +145,8 @@ class RunningCluster:
         batch = messages(400, prefix="in-flight-")
         publish(successor.url, batch)
         eventually(
-            lambda: first_sent.held == ON_THEIR_WAY_MAX, what="as many requests as are sent at a time, not answered"
+            lambda: first_sent.held == REQUESTS_IN_FLIGHT_MAX,
+            what="as many requests as are in flight at a time",
         )
         firsts = self._first_of_each_shard(batch, node=paused)
         eventually(
