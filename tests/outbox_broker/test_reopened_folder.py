@@ -1,49 +1,103 @@
-"""A data folder of a given format is opened, and everything in it is found: see make_broker_folder."""
+"""A data folder in which every kind of record stands is opened again, and everything in it is found."""
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
-from outbox_core.common.clock import ManualClock
+from outbox_core import Delivery, GroupConfig, ManualClock, Message
 from outbox_core.journal import journal
-from outbox_core.messages.message import GroupConfig, Message
-from tests.golden.make_broker_folder import (
-    ARCHIVE,
-    AUDIT,
-    BEGUN_MS,
-    BILLING,
-    DAY_MS,
-    DELETED,
-    ORDERED,
-    TOPIC,
-    fill,
-    message,
-)
 
+BEGUN_MS: Final = 1_800_000_000_000
+DAY_MS: Final = 24 * 3_600_000
+TOPIC, DELETED = "orders", "deleted"
+BILLING, ORDERED, AUDIT, GONE = "billing", "ordered", "audit", "gone"
 WRITTEN = [f"m{number}" for number in range(60)]
 
 
-def from_archive(folder: Path, clock: ManualClock) -> None:
-    """The folder as it was written once."""
+def message(message_id: str, *, topic: str = TOPIC, due_ms: int | None = None) -> Message:
+    """A message whose key, header and body follow from its id."""
+    key, headers = f"k{len(message_id)}", {"type": "paid", "id": message_id}
+    body = message_id.encode() * 20
+    return Message(
+        id=message_id, topic=topic, key=key, headers=headers, body=body, deliver_at_ms=due_ms, created_at_ms=BEGUN_MS
+    )
+
+
+def publish(engine: Engine, *messages: Message) -> None:
+    """Publish messages that are new."""
+    assert [one.status for one in engine.publisher.publish(messages)] == ["stored"] * len(messages)
+
+
+def fill(engine: Engine, clock: ManualClock) -> None:
+    """What a log of the broker can say, once at least, but for damage and full disks. Ends ten seconds later."""
+    _schedule(engine, clock)
+    engine.admin.declare_group(
+        TOPIC, BILLING, GroupConfig(max_attempts=2, backoff_initial_ms=DAY_MS, backoff_max_ms=DAY_MS)
+    )
+    engine.admin.declare_group(TOPIC, ORDERED, GroupConfig(ordered=True, filter="type = 'paid'"))
+    for first in range(0, 60, 10):
+        publish(engine, *(message(f"m{number}") for number in range(first, first + 10)))
+    _consume(engine)
+    _delete(engine)
+    assert len(_audit(engine)) == 60
     clock.advance(10_000)
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # older Pythons have no filters
-        archive.extractall(folder.parent)
+    assert _audit(engine) == ["soon"]
+    assert [one.id for one in engine.puller.pull(TOPIC, ORDERED, max_messages=1)] == ["m0"]
 
 
-def from_code(folder: Path, clock: ManualClock) -> None:
-    """The folder as it is written today."""
-    engine = Engine.open(folder, clock=clock, options=EngineOptions(segment_bytes=4096))
-    try:
-        fill(engine, clock)
-    finally:
-        engine.close()
+def _schedule(engine: Engine, clock: ManualClock) -> None:
+    """s0 to s5 are due in a day, of which s1 is canceled before and s2 after they are in a bucket; `soon` falls due."""
+    publish(engine, *(message(f"s{number}", due_ms=BEGUN_MS + DAY_MS) for number in range(5)))
+    assert engine.publisher.cancel(["s1", "early"]) == ["canceled", "unknown"]
+    engine.context.schedule.make_room(clock.now_ms(), fill=0)
+    assert engine.publisher.cancel(["s2"]) == ["canceled"]
+    publish(engine, message("s5", due_ms=BEGUN_MS + DAY_MS), message("soon", due_ms=BEGUN_MS + 10_000))
+
+
+def _consume(engine: Engine) -> None:
+    """Of m0 to m11: even ones below 8 acked, m1 dead by a nack and redriven, m3 and m5 dead; m7 extended, the others
+    in flight.
+    """
+    found = {one.id: one for one in engine.puller.pull(TOPIC, BILLING, max_messages=12, invisible_ms=30_000)}
+    engine.settler.ack(_receipts(found, "m0", "m2", "m4", "m6"))
+    engine.settler.nack(_receipts(found, "m1", "m3", "m5"), delay_ms=0, reason="refused")
+    again = {one.id: one for one in engine.puller.pull(TOPIC, BILLING, max_messages=6)}  # half of it are fresh ones
+    engine.settler.nack(_receipts(again, "m1", "m3", "m5"), reason="refused again")
+    engine.settler.nack(_receipts(again, "m12", "m13", "m14"), delay_ms=0, counts=False)
+    assert engine.admin.redrive(TOPIC, BILLING, ids=["m1"]) == 1
+    engine.settler.nack(_receipts(found, "m8"), reason="later")
+    engine.settler.extend(_receipts(found, "m7"), invisible_ms=3_600_000)
+    engine.admin.pause(TOPIC, BILLING, paused=True)
+    engine.admin.pause(TOPIC, BILLING, paused=False)
+
+
+def _audit(engine: Engine) -> list[str]:
+    """Ack all that is ready, each by itself: so that the action log comes to a checkpoint."""
+    ids: list[str] = []
+    while found := engine.puller.pull(TOPIC, AUDIT, max_messages=1):
+        ids += [one.id for one in found]
+        assert engine.settler.ack([one.receipt for one in found]) == ["acked"]
+    return ids
+
+
+def _receipts(deliveries: dict[str, Delivery], *ids: str) -> list[str]:
+    return [deliveries[one].receipt for one in ids]
+
+
+def _delete(engine: Engine) -> None:
+    """A group; and a topic, of which another one is made."""
+    engine.admin.declare_group(TOPIC, GONE, GroupConfig())
+    engine.admin.seek(TOPIC, GONE, to_offset=5)
+    engine.deletion.delete_group(TOPIC, GONE)
+    publish(engine, message("d0", topic=DELETED), message("d1", topic=DELETED, due_ms=BEGUN_MS + DAY_MS))
+    engine.deletion.delete_topic(DELETED, force=True)
+    publish(engine, message("d2", topic=DELETED))
 
 
 @pytest.fixture
@@ -52,11 +106,15 @@ def clock() -> ManualClock:
     return ManualClock(BEGUN_MS)
 
 
-@pytest.fixture(params=[from_archive, from_code])
-def folder(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path, clock: ManualClock) -> Path:
     """The data folder; its clock is where the writing ended."""
     folder = tmp_path / "broker"
-    request.param(folder, clock)
+    engine = Engine.open(folder, clock=clock, options=EngineOptions(segment_bytes=4096))
+    try:
+        fill(engine, clock)
+    finally:
+        engine.close()
     return folder
 
 
@@ -80,20 +138,16 @@ def pulled(engine: Engine, group: str, *, topic: str = TOPIC) -> list[str]:
     return ids
 
 
-def test_the_archive_has_each_kind_of_file_and_of_record(tmp_path: Path) -> None:
-    from_archive(tmp_path / "broker", ManualClock(BEGUN_MS))
-
+def test_the_folder_has_each_kind_of_file_and_of_record(folder: Path) -> None:
     payloads = [
-        one.payload
-        for path in journal.segment_paths(tmp_path / "broker" / "actions")
-        for one in journal.read_segment(path)[1]
+        one.payload for path in journal.segment_paths(folder / "actions") for one in journal.read_segment(path)[1]
     ]
-    kinds = {type(journal.decode_action(one)).__name__ for one in payloads}
-    assert kinds == {
+
+    assert {type(journal.decode_action(one)).__name__ for one in payloads} == {
         "Canceled", "Checkpoint", "Declared", "DeletedGroup", "DeletedTopic", "Died", "Extended", "Filed", "Fired",
         "Handed", "Opened", "Paused", "Redriven", "Requeued", "Settled", "Sought",
     }  # fmt: skip
-    assert {path.suffix for path in (tmp_path / "broker").rglob("*.*")} == {".log", ".index", ".delay"}
+    assert {path.suffix for path in folder.rglob("*.*") if path.name != ".lock"} == {".log", ".index", ".delay"}
 
 
 def test_each_message_is_there_for_a_new_group(engine: Engine) -> None:
