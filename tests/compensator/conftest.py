@@ -13,8 +13,7 @@ from compensator.admission.circuit_breaker import BreakerOptions
 from compensator.admission.gate import Gates
 from compensator.service.service import CompensatorService
 from compensator.work.source import Source
-from outbox_core.common.clock import ManualClock
-from outbox_core.messages.broker_port import Broker
+from outbox_core import Broker, ManualClock
 from tests.compensator.serving import WatchedMetrics, serving, source_of
 from tests.outbox.shop import Shop
 from tests.outbox.shop_fixtures import broker, embedded, fresh_mysql_shop, mysql_shop, shop, sqlite_shop

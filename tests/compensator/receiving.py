@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.message import Delivery
+from outbox_core import Broker, Delivery
 
 WAIT_SECONDS = 300
 PULL_MS = 30_000

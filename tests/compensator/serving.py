@@ -24,15 +24,13 @@ from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, SourceCounts, source_name
 from compensator.work.source_schedule import PacingOptions, TurnQueue
 from compensator.work.source_turn import TurnOptions, TurnReport, Turns
-from outbox.delivery.relay import RelayPolicy
+from outbox import RelayPolicy, Telemetry
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import message_table, split_message_table_name
-from outbox.telemetry import NO_TELEMETRY, Telemetry
+from outbox.telemetry import NO_TELEMETRY
+from outbox_core import Broker, Clock, ManualClock, Message, SystemClock
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.clock import Clock, ManualClock, SystemClock
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.message import Message
 from tests.outbox.shop import Shop
 
 SECOND_US = 1_000_000

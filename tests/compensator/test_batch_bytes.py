@@ -6,8 +6,8 @@ import pytest
 
 from compensator.work.batch_bytes import FIRST_ROWS, BatchBytes
 from outbox.store.row import OutboxRow, publish_row
+from outbox_core import Message
 from outbox_core.messages.ids import new_message_id
-from outbox_core.messages.message import Message
 
 
 def rows(count: int, *, body_bytes: int) -> list[OutboxRow]:

@@ -17,8 +17,8 @@ from compensator.admission.circuit_breaker import (
     BreakerState,
     Permit,
 )
+from outbox_core import ManualClock
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.clock import ManualClock
 
 EXACT = BreakerOptions(
     backoff=Backoff(initial_ms=1_000, max_ms=8_000, jitter=0),

@@ -15,9 +15,8 @@ from outbox import Outbox, SenderLimits
 from outbox.store.databases.supported import database_of
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock, Message
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.message import Message
 from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop

@@ -15,7 +15,7 @@ import pytest
 
 from broker_adapter.http import HttpBroker
 from outbox.store.row import publish_row
-from outbox_core.messages.message import Message
+from outbox_core import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.databases import Database

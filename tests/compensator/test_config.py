@@ -19,7 +19,7 @@ from compensator.work.claim_and_relay import TableScan
 from compensator.work.engines import CONNECT_SECONDS_MAX, STATEMENT_SECONDS_MAX
 from compensator.work.source import Source
 from outbox.store.database_url import database_url
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 
 WHOLE = """

@@ -11,7 +11,7 @@ from compensator.work.due_tables import DueTables
 from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
-from outbox_core.messages.message import Message
+from outbox_core import Message
 from tests.compensator.serving import Asked, add_due, split
 from tests.outbox.shop import Shop
 

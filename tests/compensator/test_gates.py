@@ -10,8 +10,8 @@ import pytest
 from compensator.admission.circuit_breaker import BreakerOptions, BreakerState
 from compensator.admission.gate import AdmissionGate, Gates
 from compensator.core.batch_totals import BatchTotals
+from outbox_core import ManualClock
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 
 PROBE_MS = 1_000

@@ -14,7 +14,7 @@ from compensator.work.engines import InstanceEngines
 from compensator.work.low_water_mark import MARGIN_US, WHOLE_EVERY_MS, WHOLE_SHARE, LowWaterMarks, PollResult
 from compensator.work.source import Source
 from compensator.work.source_turn import TurnOptions, Turns
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from tests.compensator.serving import HOUR_US, Asked, add_due
 from tests.outbox.recording_broker import RecordingBroker

@@ -21,11 +21,10 @@ from compensator.service.service import CompensatorService
 from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, source_name
-from outbox.delivery.relay import RelayPolicy
+from outbox import RelayPolicy
 from outbox.store.message_table import MessageStore
+from outbox_core import ManualClock, Message, SystemClock
 from outbox_core.assignment.resource import Resource
-from outbox_core.common.clock import ManualClock, SystemClock
-from outbox_core.messages.message import Message
 from tests.compensator.serving import WAIT_SECONDS, WatchedMetrics, add_due, name_of, serving, wait_until_stopping
 from tests.fixtures.databases import sqlite_database
 from tests.outbox.recording_broker import RecordingBroker

@@ -18,10 +18,9 @@ from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source
 from compensator.work.source_schedule import HeldBack
 from compensator.work.source_turn import TurnOptions
+from outbox_core import ManualClock, Message
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, SchemaMissing
-from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.serving import Asked, Simulation, WatchedMetrics, add_due, source_of
 from tests.fixtures.databases import sqlite_database

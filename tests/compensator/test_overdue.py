@@ -16,8 +16,8 @@ from outbox.migrate import upgrade
 from outbox.store.databases.supported import database_of
 from outbox.store.message_table import Backlog
 from outbox.store.row import OutboxRow, publish_row
+from outbox_core import Message
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.message import Message
 from tests.compensator.serving import HOUR_US, WatchedMetrics
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop

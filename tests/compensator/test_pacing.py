@@ -21,8 +21,8 @@ from compensator.work.source_schedule import (
     TurnQueue,
     decide,
 )
+from outbox_core import ManualClock
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.clock import ManualClock
 
 EXACT = PacingOptions(jitter=0, failure=Backoff(initial_ms=1_000, max_ms=60_000, jitter=0))
 OUTCOMES = st.one_of(

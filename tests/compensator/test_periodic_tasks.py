@@ -10,7 +10,7 @@ import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from compensator.service.periodic_work import PeriodicTasks
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock
 from outbox_core.common.errors import DatabaseUnavailable
 
 WAIT_SECONDS = 300

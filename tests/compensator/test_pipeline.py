@@ -13,9 +13,8 @@ from sqlalchemy.orm import Session
 from compensator.service.service import CompensatorService
 from compensator.work.source import Source
 from compensator.work.source_turn import TurnOptions
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock, Message
 from outbox_core.common.errors import BrokerUnavailable, DatabaseUnavailable
-from outbox_core.messages.message import Message
 from tests.compensator.serving import WAIT_SECONDS, Simulation, WatchedMetrics, add_due, name_of, split
 from tests.compensator.test_many_sources import Told
 from tests.outbox.recording_broker import RecordingBroker

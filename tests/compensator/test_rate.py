@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compensator.admission.rate_limiter import RateLimiter, RateOptions, take_of_all, wait_for_all
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock
 
 STEPS = st.lists(st.tuples(st.integers(1, 500), st.integers(0, 5_000)), min_size=1, max_size=60)
 

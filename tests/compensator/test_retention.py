@@ -20,7 +20,7 @@ from outbox.store.database import background_engine, open_engine
 from outbox.store.databases.supported import database_of
 from outbox.store.order_table import OrderStore
 from outbox.store.schema import OutboxTables, outbox_tables
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock
 from outbox_core.runtime.retention_hold import RetentionHold
 from tests.fixtures.databases import Database
 

@@ -12,9 +12,8 @@ from compensator.work.poison_row_isolation import SentBatch
 from compensator.work.retry_log import REPEAT_MS, TOPICS_MAX, RetryLog
 from outbox.delivery.relay import Decision, RowSettlement
 from outbox.store.row import OutboxRow, publish_row
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock, Message
 from outbox_core.messages.delivery_decision import Acceptance, Retry
-from outbox_core.messages.message import Message
 
 NO_QUEUE = Retry(1_000, "no queue", tried=True)
 

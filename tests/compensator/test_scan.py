@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from broker_adapter.embedded import EmbeddedBroker
 from outbox.store.row import cancel_row, publish_row
-from outbox_core.common.clock import SystemClock
+from outbox_core import CancelStatus, Message, SystemClock
 from outbox_core.common.errors import (
     BrokerError,
     BrokerRefused,
@@ -21,7 +21,6 @@ from outbox_core.common.errors import (
     NotSupported,
     StorageFailed,
 )
-from outbox_core.messages.message import CancelStatus, Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 

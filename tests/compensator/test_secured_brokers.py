@@ -11,8 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from outbox.store.row import publish_row
-from outbox_core import Message, connect
-from outbox_core.common.clock import SystemClock
+from outbox_core import Message, SystemClock, connect
 from tests.broker_adapter.servers import ServerProcess
 from tests.fixtures.certificate_authority import Authority
 from tests.fixtures.fork_server import environment, fork_server

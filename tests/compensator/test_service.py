@@ -21,9 +21,8 @@ from compensator.service.source_upkeep import UpkeepOptions
 from compensator.work.source import SourceCounts
 from compensator.work.source_schedule import MoreRowsDue, PacingOptions
 from compensator.work.source_turn import TurnReport
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock, Message
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
-from outbox_core.messages.message import Message
 from tests.compensator.serving import (
     HOUR_US,
     WAIT_SECONDS,

@@ -9,9 +9,8 @@ import pytest
 from compensator.entry.single_pass import run_single_pass
 from compensator.work.source import Source
 from compensator.work.source_turn import TurnOptions, Turns
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock, Message
 from outbox_core.common.errors import DatabaseUnavailable, OutboxError, SchemaMissing
-from outbox_core.messages.message import Message
 from tests.compensator.serving import add_due
 from tests.outbox.deadlock import short_lock_waits
 from tests.outbox.recording_broker import RecordingBroker

@@ -21,8 +21,8 @@ from broker_adapter.http import HttpBroker
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import outbox_tables, split_message_table_name
+from outbox_core import Message
 from outbox_core.common.table_place import TablePlace
-from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.fork_server import environment, fork_server

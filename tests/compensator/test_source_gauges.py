@@ -16,9 +16,8 @@ from compensator.work.source_turn import TurnReport
 from outbox.consumers.inbox_table import InboxStore
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.order_table import OrderStore
-from outbox_core.common.clock import ManualClock, SystemClock
+from outbox_core import ManualClock, Message, SystemClock
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable
-from outbox_core.messages.message import Message
 from tests.compensator.serving import HOUR_US, QUICK_BREAKER, WatchedMetrics, add_due, advance_until, name_of
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop

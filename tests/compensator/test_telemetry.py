@@ -16,10 +16,10 @@ from compensator.entry.composition import wire
 from compensator.entry.single_pass import run_single_pass
 from compensator.work.source import Source
 from compensator.work.source_turn import TurnOptions, Turns
-from outbox.telemetry import Telemetry
+from outbox import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.telemetry.tracing import OpenTelemetryTracing
-from outbox_core.common.clock import ManualClock, SystemClock
+from outbox_core import ManualClock, SystemClock
 from tests.compensator.serving import add_due
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop

@@ -15,9 +15,8 @@ from compensator.work.source import TABLES_ASKED_EVERY_MS, Source
 from compensator.work.source_schedule import DatabaseFailure, HeldBack, MoreRowsDue, NoRowsDue, PacingOptions
 from compensator.work.source_turn import TurnOptions, TurnReport, Turns
 from outbox.store.bounded_counts import RETRYING_ATTEMPTS
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock, Message
 from outbox_core.common.errors import BrokerThrottled, SchemaMissing
-from outbox_core.messages.message import Message
 from tests.compensator.serving import (
     Asked,
     Simulation,

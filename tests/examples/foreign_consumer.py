@@ -21,8 +21,7 @@ from typing import Final
 
 from sqlalchemy import select, text
 
-from outbox_core.messages.connect import connect
-from outbox_core.messages.message import Message
+from outbox_core import Message, connect
 from tests.fixtures.fork_server import ForkServer, Program
 from tests.outbox.shop import Shop
 

@@ -13,8 +13,7 @@ from sqlalchemy import event, insert
 from sqlalchemy.orm import Session
 
 from compensator.core.batch_totals import BatchTotals
-from outbox import Outbox, SenderLimits
-from outbox.telemetry import Telemetry
+from outbox import Outbox, SenderLimits, Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from tests.frameworks.reached import Reached
 from tests.outbox.shop import Payment, Shop

@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from outbox_core.common.errors import NotSupported
-from outbox_core.messages.broker_port import BrokerAdmin
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.message import (
+from outbox_core import (
     AckStatus,
+    BrokerAdmin,
     CancelStatus,
     Delivery,
     ExtendStatus,
@@ -18,6 +16,8 @@ from outbox_core.messages.message import (
     PublishResult,
     PublishStatus,
 )
+from outbox_core.common.errors import NotSupported
+from outbox_core.messages.capabilities import Capability
 
 WAIT_SECONDS = 300.0
 

@@ -18,8 +18,7 @@ from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import connect_once
-from outbox_core.common.clock import Clock
-from outbox_core.messages.broker_port import Broker
+from outbox_core import Broker, Clock
 from tests.fixtures.databases import Database
 from tests.fixtures.table_scan import Scan
 

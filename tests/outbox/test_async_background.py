@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from outbox import Outbox
 from outbox.store.async_background import AsyncBackground
 from outbox.store.database import background_engine, open_engine
-from outbox_core.messages.message import Message
+from outbox_core import Message
 from tests.fixtures.forks import FORKS
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, Payment, Shop

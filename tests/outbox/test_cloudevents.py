@@ -14,10 +14,10 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox import cloudevents
-from outbox.cloudevents import CloudEvents
+from outbox import CloudEvents, cloudevents
+from outbox_core import Delivery
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
-from outbox_core.messages.message import Delivery, check_headers, check_key
+from outbox_core.messages.message import check_headers, check_key
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 

@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from outbox import Consumer, RetryLater, consumer
-from outbox.consumers.consumer_decorator import ConsumerRunner, Outcome
+from outbox import Consumer, Outcome, RetryLater, consumer
+from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.inbox_table import InboxStore
 from outbox.testing import AdvancingClock
+from outbox_core import Delivery, GroupConfig
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, InvalidMessage, TransactionDoomed
-from outbox_core.messages.message import Delivery, GroupConfig
 from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim
 from tests.outbox.innodb_locks import wait_for_lock_waits
 from tests.outbox.shop import NO_SENDER, Payment, Shop

@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, SchemaMissing
 from outbox.store.database import error_code
 from outbox.store.row import publish_row
+from outbox_core import Message
 from outbox_core.common.errors import TransactionDoomed
-from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import Durability, LocalServer
 from tests.fixtures.servers import MYSQL_LIKE, local_server

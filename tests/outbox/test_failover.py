@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox
 from outbox.store.database_identity import DatabaseIdentity
-from outbox_core.messages.message import Message
+from outbox_core import Message
 from tests.fixtures.cutting_tcp_proxy import CuttingTcpProxy, cutting_tcp_proxy
 from tests.fixtures.local_server import Durability, LocalServer
 from tests.fixtures.servers import local_server

@@ -13,12 +13,12 @@ from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox import Consumer, consumer
-from outbox.consumers.consumer_decorator import ConsumerRunner, Outcome, still_held
+from outbox import Consumer, Outcome, consumer, still_held
+from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.inbox_table import InboxStore
 from outbox.testing import AdvancingClock
+from outbox_core import Delivery, ExtendStatus
 from outbox_core.common.errors import OutboxError
-from outbox_core.messages.message import Delivery, ExtendStatus
 from outbox_core.runtime.logs import event_name
 from tests.broker_adapter.redis.redis_server import wait_until
 from tests.fixtures.fork_server import Program, environment, fork_server

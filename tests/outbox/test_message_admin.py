@@ -12,7 +12,7 @@ from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelecti
 from outbox.store.database import background_engine
 from outbox.store.row import publish_row
 from outbox.store.schema import RowState
-from outbox_core.messages.message import Message
+from outbox_core import Message
 from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.recording_broker import RecordingBroker

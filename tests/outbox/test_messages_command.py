@@ -30,8 +30,8 @@ from outbox.store.database import background_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import RowState, message_table
+from outbox_core import Message
 from outbox_core.assignment.resource import Resource
-from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database, Server
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop, open_shop

@@ -15,8 +15,8 @@ from sqlalchemy import func, select, text
 from outbox import Outbox
 from outbox.store.order_table import OrderStore
 from outbox.store.schema import RowState
+from outbox_core import Message
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, InvalidMessage
-from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
 

@@ -19,8 +19,8 @@ from outbox.store.database import background_engine
 from outbox.store.order_table import Barrier
 from outbox.store.schema import RowState, message_table_names, split_message_table_name
 from outbox.store.table_placement import MessageTable
+from outbox_core import Message
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.message import Message
 from tests.fixtures.table_scan import Scan
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop

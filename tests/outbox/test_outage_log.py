@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from outbox import Outbox
+from outbox_core import Message
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.message import Message
 from outbox_core.runtime.logs import event_name
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop

@@ -21,7 +21,7 @@ from outbox import Inbox, Outbox
 from outbox.alembic import include_object
 from outbox.cli import command
 from outbox.migrate import upgrade
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from spark_reconcile.sources.dbapi_reader import Place, reading
 from spark_reconcile.sources.sql_statements import Leg, outbox_statements
 from tests.fixtures.local_server import LocalServer

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import ConfigurationError, DuplicateMessageId, InvalidMessage, NoTransaction, Outbox, SenderLimits
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from broker_adapter.http.http_broker import HttpBroker
 from outbox import Outbox
 from outbox.store.databases.supported import database_of
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.message import encode_body
 from tests.broker_adapter.servers import served

@@ -15,13 +15,12 @@ from typer.testing import CliRunner
 
 from compensator.core.config import load
 from compensator.entry.composition import wire
-from outbox import Inbox, Outbox, consumer
+from outbox import Inbox, NotTried, Outbox, consumer
 from outbox.cli import messages_command, status_command
 from outbox.cli.db_command import app as db_app
-from outbox.consumers.handler import NotTried
 from outbox.migrate import upgrade
 from outbox.store.database_identity import SchemaOwner
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import Durability

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, SenderLimits
+from outbox_core import Message
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
-from outbox_core.messages.message import Message
 from outbox_core.runtime.logs import event_name
 from tests.fixtures.forks import FORKS
 from tests.outbox.recording_broker import RecordingBroker

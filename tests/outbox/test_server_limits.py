@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from outbox.store.row import publish_row
 from outbox.store.server_limits import ROW_BYTES_MAX, ServerLimits, row_bytes
+from outbox_core import Message
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
-from outbox_core.messages.message import Message
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 

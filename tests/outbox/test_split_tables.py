@@ -11,9 +11,9 @@ from sqlalchemy import create_engine, event, func, select, text
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
-from outbox import Outbox
+from outbox import Outbox, RelayPolicy
 from outbox.cli.db_command import app
-from outbox.delivery.relay import Relay, RelayPolicy
+from outbox.delivery.relay import Relay
 from outbox.migrate import schema_upgrade
 from outbox.store.database import background_engine
 from outbox.store.message_table import MessageStore

@@ -22,7 +22,7 @@ from outbox import Inbox, Outbox
 from outbox.cli import messages_command, status_command
 from outbox.cli.db_command import app as db_app
 from outbox.migrate.schema_upgrade import upgrade
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.common.errors import ConfigurationError, OutboxError
 from spark_reconcile.sources.dbapi_reader import Place, reading
 from spark_reconcile.sources.sql_statements import outbox_statements

@@ -19,7 +19,7 @@ from sqlalchemy import create_engine, func, literal_column, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox import Outbox
+from outbox import Outbox, Telemetry
 from outbox.admin.message_output import print_sent
 from outbox.admin.schema_message_admin import SchemaAdmin
 from outbox.migrate import schema_upgrade
@@ -27,11 +27,11 @@ from outbox.producer.timer_adder import TimerAdder, TimerLimits
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import message_table
-from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
+from outbox_core import Message, PublishResult
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from outbox_core.messages.ids import new_token
-from outbox_core.messages.message import DUE_HEADER, Message, PublishResult
+from outbox_core.messages.message import DUE_HEADER
 from outbox_core.messages.timing_port import TimedRow, Timer
 from spark_reconcile.sources.sql_statements import WITHDRAWN, WITHDREW, archive_note
 from tests.fixtures.databases import Database

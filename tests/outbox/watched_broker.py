@@ -10,10 +10,9 @@ from typing import Any
 
 from broker_adapter.embedded import EmbeddedAdmin, EmbeddedBroker
 from outbox.testing import AdvancingClock
-from outbox_core.common.clock import Clock
+from outbox_core import AckStatus, Clock, Delivery, ExtendStatus, GroupConfig, Message, NackStatus
 from outbox_core.common.errors import BrokerError, BrokerUnavailable
 from outbox_core.messages.broadcast_port import TopicRead
-from outbox_core.messages.message import AckStatus, Delivery, ExtendStatus, GroupConfig, Message, NackStatus
 
 WAIT_SECONDS = 300
 WAKE_EVERY_SECONDS = 0.05

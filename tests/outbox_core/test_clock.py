@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core.common.clock import ManualClock, SystemClock
+from outbox_core import ManualClock, SystemClock
 
 WAIT_SECONDS = 300
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from outbox_core import Message, PublishResult, PublishStatus
 from outbox_core.common.backoff import Backoff
 from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, TopicStalls, decide
-from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 BACKOFF = Backoff(initial_ms=1_000, max_ms=300_000, jitter=0.25)
 

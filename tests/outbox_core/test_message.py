@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox_core import Delivery, GroupConfig, Message
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages import limits
 from outbox_core.messages.ids import new_message_id, new_token
 from outbox_core.messages.message import (
     JSON_CONTENT_TYPE,
-    Delivery,
-    GroupConfig,
-    Message,
     check_deliver_at,
     check_group,
     check_headers,

@@ -10,6 +10,7 @@ from math import log2
 
 import pytest
 
+from outbox_core import Message, PublishResult, PublishStatus
 from outbox_core.common.errors import (
     BrokerError,
     BrokerRefused,
@@ -21,7 +22,6 @@ from outbox_core.common.errors import (
     NotSupported,
     StorageFailed,
 )
-from outbox_core.messages.message import Message, PublishResult, PublishStatus
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 
 STORED, REJECTED, DEFERRED = PublishStatus.STORED, PublishStatus.REJECTED, PublishStatus.DEFERRED

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock
 from outbox_core.runtime.logs import event_name
 from outbox_core.runtime.retention_hold import EvidenceRetention, Purgeable, RetentionHold, retention_age_ms
 

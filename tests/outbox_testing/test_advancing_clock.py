@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from outbox.testing import AdvancingClock
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock
 
 WAIT_SECONDS = 300
 

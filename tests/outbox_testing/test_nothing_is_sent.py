@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_core.messages.connect import connect
+from outbox_core import connect
 from tests.broker_adapter.servers import served
 from tests.fixtures.databases import Database
 from tests.house.test_rules import modules

@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 from compensator.work.claim_and_relay import ClaimOptions
 from outbox import RelayPolicy
 from outbox.store.database import background_engine
-from outbox_core.messages.broker_port import Broker
+from outbox_core import Broker
 from tests.fixtures.table_scan import Scan
 from tests.outbox.shop import Shop
 

@@ -19,8 +19,8 @@ from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import schema_upgrade
 from outbox.store.row import publish_row
 from outbox.store.schema import outbox_tables
+from outbox_core import Message
 from outbox_core.common.errors import OutboxError
-from outbox_core.messages.message import Message
 from tests.fixtures.cutting_proxy import CuttingProxy, Moment, cutting_proxy
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import WAIT_SECONDS, RecordingBroker

@@ -20,7 +20,7 @@ from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
 from outbox.store.order_table import OrderStore
 from outbox.store.row import publish_row
-from outbox_core.messages.message import Message
+from outbox_core import Message
 from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop

@@ -17,7 +17,7 @@ from outbox.store.database import background_engine
 from outbox.store.order_table import OrderStore
 from outbox.store.row import publish_row
 from outbox.store.schema import RowState
-from outbox_core.messages.message import Message
+from outbox_core import Message
 from tests.outbox.innodb_locks import open_transactions
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Payment, Shop

@@ -17,7 +17,7 @@ from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
 from outbox.store.row import publish_row
 from outbox.store.schema import outbox_tables
-from outbox_core.messages.message import Message
+from outbox_core import Message
 from tests.fixtures.databases import Database
 from tests.outbox.innodb_locks import rows_locked, wait_for_lock_waits
 from tests.outbox.recording_broker import RecordingBroker

@@ -12,7 +12,7 @@ from compensator.admission.circuit_breaker import BreakerOptions
 from compensator.admission.gate import Gates
 from compensator.work.source import Source
 from compensator.work.source_turn import TurnOptions, Turns
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock
 from tests.compensator.serving import HOUR_US, add_due, source_of
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop

@@ -12,8 +12,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from outbox.store.row import publish_row
+from outbox_core import Message
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
-from outbox_core.messages.message import Message
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop

@@ -21,10 +21,9 @@ from compensator.assignment.lease_registry import LeaseRegistry
 from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased_assignment import LeasedAssignment
 from compensator.work.due_tables import DueTables
-from outbox import Outbox, consumer
+from outbox import Outbox, Outcome, consumer
 from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelection
 from outbox.admin.source_owners import read_sharing
-from outbox.consumers.handler import Outcome
 from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.archive_purge import ArchiveStore
@@ -34,9 +33,9 @@ from outbox.store.row import publish_row
 from outbox.store.row_insert import RowInsert
 from outbox.store.schema import RowState
 from outbox.store.table_placement import MessageTable
+from outbox_core import Message
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.message import Message
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Payment, Shop

@@ -18,7 +18,7 @@ from outbox.migrate import schema_upgrade
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
-from outbox_core.messages.message import Message
+from outbox_core import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.databases import Server

@@ -15,8 +15,8 @@ import pytest
 from compensator.assignment import LeasedAssignment, LeaseOptions, UnleasedAssignment
 from compensator.core.config import load
 from compensator.entry.composition import wire
+from outbox_core import SystemClock
 from outbox_core.assignment.resource import Resource
-from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.logs import event_name
 from tests.compensator.assignment.fleet import names

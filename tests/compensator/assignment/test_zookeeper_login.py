@@ -18,7 +18,7 @@ from kazoo.exceptions import NoAuthError
 from compensator.assignment import Assignment
 from compensator.core.config import load
 from compensator.entry.composition import wire
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_demo.ports import free_port
 from tests.compensator.assignment.fleet import names

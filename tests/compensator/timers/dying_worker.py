@@ -19,9 +19,9 @@ from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source, source_name
 from compensator.work.timer_turn import TimerTurnOptions, take_timer_turn
-from outbox.delivery.relay import RelayPolicy
+from outbox import RelayPolicy
 from outbox.store.message_table import MessageStore
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TakenTimers, TimedRow, TimingStore
 from tests.fixtures.dying_broker import DyingBroker, die, nothing

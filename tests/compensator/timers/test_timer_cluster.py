@@ -11,9 +11,8 @@ import pytest
 from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
 from outbox import Outbox
-from outbox_core.common.clock import SystemClock
+from outbox_core import Message, SystemClock
 from outbox_core.messages.connect import connect_timing
-from outbox_core.messages.message import Message
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_cluster import RedisClusterServers, redirections, redis_cluster
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until

@@ -12,7 +12,7 @@ import pytest
 from broker_adapter.embedded import EmbeddedBroker
 from compensator.core.config import load
 from compensator.entry.composition import wire
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.timers.timer_workers import held, move, opened, store_url, timer

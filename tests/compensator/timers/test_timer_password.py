@@ -15,7 +15,7 @@ from compensator.service.health import HealthCheck
 from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
 from outbox_broker.delay_service.cli import app
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.common.errors import NotAuthenticated
 from outbox_core.messages.connect import connect_timing
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server, wait_until

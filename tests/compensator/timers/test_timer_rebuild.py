@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from compensator.work.pending_row_reader import PendingRowReader
 from compensator.work.timer_rebuild import RebuildOptions, RebuildProgress, rebuild_timers
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.common.errors import BrokerUnavailable, SchemaMissing
 from outbox_core.messages.timing_port import SlotState, TimingStore
 from tests.broker_adapter.redis.redis_server import RedisServer

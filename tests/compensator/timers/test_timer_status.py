@@ -16,7 +16,7 @@ from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
 from compensator.work.timer_rebuild import RebuildOptions
 from outbox_broker.delay_service.cli import app
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until

@@ -14,10 +14,10 @@ from compensator.assignment import open_assignment
 from compensator.assignment.instance_registry_port import LeaseOptions
 from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
-from outbox_core.common.clock import SystemClock
+from outbox_core import Message, SystemClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from outbox_core.messages.connect import connect_timing
-from outbox_core.messages.message import DUE_HEADER, Message
+from outbox_core.messages.message import DUE_HEADER
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_cluster import STEADY_MS, redis_cluster
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until

@@ -15,7 +15,7 @@ from broker_adapter.http import HttpBroker
 from compensator.assignment import LeaseOptions
 from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
-from outbox_core.common.clock import SystemClock
+from outbox_core import SystemClock
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_server import RedisServer

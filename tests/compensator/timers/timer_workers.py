@@ -15,11 +15,9 @@ from compensator.admission.gate import Gates
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.timer_worker import TimerWorker, TimerWorkerOptions
 from compensator.work.source import Source
+from outbox_core import Broker, Message, SystemClock
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.clock import SystemClock
-from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect_timing
-from outbox_core.messages.message import Message
 from outbox_core.messages.timing_port import TimedRow, Timer, TimingStore
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer
 from tests.compensator.serving import QUICK_BREAKER, source_of

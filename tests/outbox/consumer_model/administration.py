@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core import BrokerAdmin
 from tests.outbox.consumer_model.program import TOPIC, Event, Program, Step
 
 

@@ -19,9 +19,9 @@ from outbox import Outbox, SenderLimits
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.consumer_runner import RunnerTimes
 from outbox.migrate import upgrade
+from outbox_core import Message, PublishResult, PublishStatus
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import BrokerRefused, BrokerThrottled, BrokerUnavailable, StorageFailed
-from outbox_core.messages.message import Message, PublishResult, PublishStatus
 from tests.outbox.consumer_model.administration import administrate, is_settled
 from tests.outbox.consumer_model.handlers import TABLES, Calls, Handlers
 from tests.outbox.consumer_model.oracle import check

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Engine, text
 
-from outbox_core.messages.broker_port import Broker, BrokerAdmin
+from outbox_core import Broker, BrokerAdmin
 from tests.outbox.consumer_model.handlers import Calls
 from tests.outbox.consumer_model.program import (
     CHAINED,

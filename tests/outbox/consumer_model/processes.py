@@ -20,8 +20,8 @@ from sqlalchemy import create_engine, text
 
 from broker_adapter.http import HttpBroker
 from outbox.migrate import upgrade
+from outbox_core import Message
 from outbox_core.common.errors import BrokerRefused, BrokerThrottled
-from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.fixtures.databases import Database
 from tests.fixtures.fork_server import Program as RunningProgram

@@ -11,8 +11,8 @@ import pytest
 from outbox import Consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.testing import AdvancingClock
+from outbox_core import ManualClock
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.clock import ManualClock
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker
 
 SHORT = Backoff(initial_ms=1, max_ms=2)

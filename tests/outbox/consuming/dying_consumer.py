@@ -20,7 +20,7 @@ from broker_adapter.embedded import EmbeddedBroker
 from outbox import consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.consumer_runner import RunnerTimes
-from outbox_core.messages.message import AckStatus, Delivery
+from outbox_core import AckStatus, Delivery
 from tests.outbox.shop import Payment
 
 SECOND = b"2"

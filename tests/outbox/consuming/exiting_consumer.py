@@ -9,7 +9,7 @@ import logging
 import sys
 
 from outbox import consumer, run_consumers
-from outbox_core.messages.message import Delivery
+from outbox_core import Delivery
 
 
 @consumer("orders", group="g")

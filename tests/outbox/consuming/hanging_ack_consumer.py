@@ -12,7 +12,7 @@ from pathlib import Path
 
 from outbox import consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox_core.messages.message import AckStatus
+from outbox_core import AckStatus
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker
 
 came = threading.Event()

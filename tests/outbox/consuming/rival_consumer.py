@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import OutboxError, consumer
-from outbox_core.messages.message import Delivery
+from outbox_core import Delivery
 from tests.outbox.shop import Payment
 from tests.outbox.watched_broker import delivery
 

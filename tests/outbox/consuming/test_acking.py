@@ -19,8 +19,7 @@ from outbox.consumers.consumer_runner import RunnerTimes
 from outbox.consumers.delivery_settler import AckSender
 from outbox.consumers.in_flight import InFlightDelivery
 from outbox.testing import AdvancingClock
-from outbox_core.common.clock import Clock, SystemClock
-from outbox_core.messages.message import AckStatus, Delivery
+from outbox_core import AckStatus, Clock, Delivery, SystemClock
 from outbox_core.runtime.logs import event_name
 from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message

@@ -16,12 +16,11 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from outbox import RetryLater, consumer
-from outbox.consumers.consumer_decorator import Consumer, ConsumerRunner, NotTried, Outcome, still_held
-from outbox.telemetry import Telemetry
+from outbox import Consumer, NotTried, Outcome, RetryLater, Telemetry, consumer, still_held
+from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.telemetry.tracing import OpenTelemetryTracing
+from outbox_core import Delivery
 from outbox_core.common.errors import ConfigurationError, TransactionDoomed
-from outbox_core.messages.message import Delivery
 from tests.outbox.deadlock import add_rows_to_fight_over, rival
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, delivery, message

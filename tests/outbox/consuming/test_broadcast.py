@@ -16,12 +16,11 @@ from outbox import Consumer, RetryLater, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.consumer_runner import PULL_WAIT_MS, RunnerTimes
 from outbox_broker.common.engine_options import EngineOptions
+from outbox_core import Delivery, ManualClock
 from outbox_core.common.backoff import Backoff
-from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.limits import ATTEMPTS_MAX_DEFAULT
-from outbox_core.messages.message import Delivery
 from outbox_core.runtime.logs import event_name
 from tests.outbox.shop import Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message

@@ -13,8 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from outbox import Delivery, Inbox, NoTransaction, TransactionDoomed, consumer
-from outbox.consumers.consumer_decorator import CommittedByHandler, NotTried, Outcome
+from outbox import Delivery, Inbox, NoTransaction, NotTried, Outcome, TransactionDoomed, consumer
+from outbox.consumers.consumer_decorator import CommittedByHandler
 from tests.outbox.deadlock import add_rows_to_fight_over, become_a_deadlocks_victim, lock, rival
 from tests.outbox.procedures import make_procedures
 from tests.outbox.shop import Payment, Shop

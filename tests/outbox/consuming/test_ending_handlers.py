@@ -13,7 +13,7 @@ import pytest
 
 from outbox import Consumer, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox_core.messages.message import Delivery
+from outbox_core import Delivery
 from outbox_core.runtime.logs import event_name
 from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message

@@ -15,9 +15,8 @@ from sqlalchemy.orm import Session
 from outbox import RetryLater, consumer, run_consumers
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.telemetry.failure_log import KINDS_MAX, REPEAT_MS, FailureLog
-from outbox_core.common.clock import ManualClock
+from outbox_core import Delivery, GroupConfig, ManualClock
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.message import Delivery, GroupConfig
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.logs import event_name, formatter
 from tests.outbox.shop import Shop

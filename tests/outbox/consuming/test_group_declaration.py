@@ -11,12 +11,22 @@ from typing import Any
 
 import pytest
 
-from outbox import Backoff, Broker, ConfigurationError, InvalidMessage, NotSupported, Outbox, connect, consumer
+from outbox import (
+    Backoff,
+    Broker,
+    ConfigurationError,
+    Consumer,
+    InvalidMessage,
+    NotSupported,
+    Outbox,
+    connect,
+    consumer,
+)
 from outbox import run_consumers as run
-from outbox.consumers.consumer_decorator import Consumer, ConsumerRunner
+from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.testing import ConsumerRun
+from outbox_core import Delivery, GroupConfig
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.message import Delivery, GroupConfig
 from outbox_core.runtime.logs import event_name
 from tests.broker_adapter.servers import served
 from tests.outbox.recording_broker import RecordingBroker

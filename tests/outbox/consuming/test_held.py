@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from outbox import Consumer, consumer
-from outbox.consumers.in_flight import IDLE_WAIT_MS, InFlightDeliveries, InFlightDelivery, still_held
-from outbox.telemetry import NO_TRACING, Telemetry
+from outbox import Consumer, Telemetry, consumer, still_held
+from outbox.consumers.in_flight import IDLE_WAIT_MS, InFlightDeliveries, InFlightDelivery
+from outbox.telemetry import NO_TRACING
 from outbox.telemetry.metrics import OutboxMetrics
-from outbox_core.common.clock import ManualClock
-from outbox_core.messages.message import Delivery, ExtendStatus
+from outbox_core import Delivery, ExtendStatus, ManualClock
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
 INVISIBLE_MS = 30_000

@@ -13,11 +13,11 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from outbox import Consumer, NotTried, consumer
-from outbox.consumers.consumer_decorator import CommittedByHandler, Outcome
+from outbox import Consumer, NotTried, Outcome, consumer
+from outbox.consumers.consumer_decorator import CommittedByHandler
 from outbox.store.table_placement import connect_once
+from outbox_core import Delivery
 from outbox_core.common.errors import NoTransaction
-from outbox_core.messages.message import Delivery
 from outbox_core.runtime.logs import event_name
 from tests.outbox.consuming.test_async import DRIVERS
 from tests.outbox.innodb_locks import wait_for_lock_waits

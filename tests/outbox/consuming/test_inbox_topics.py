@@ -6,10 +6,9 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from outbox import Consumer, consumer
-from outbox.consumers.consumer_decorator import Outcome
+from outbox import Consumer, Outcome, consumer
 from outbox.consumers.inbox_table import InboxStore
-from outbox_core.messages.message import Delivery
+from outbox_core import Delivery
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import delivery
 

@@ -14,7 +14,7 @@ from broker_adapter.http import HttpBroker
 from outbox import Consumer, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.testing import AdvancingClock
-from outbox_core.messages.message import Delivery, GroupConfig, Message
+from outbox_core import Delivery, GroupConfig, Message
 from tests.broker_adapter.servers import served
 from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.consuming import poisoned_consumer

@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from broker_adapter.http import HttpBroker
-from outbox_core.messages.message import GroupConfig
+from outbox_core import GroupConfig
 from tests.broker_adapter.servers import ServerProcess
 from tests.fixtures.fork_server import Program, environment, fork_server
 from tests.outbox.shop import Payment, Shop

@@ -17,14 +17,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Consumer, RetryLater, consumer, run_consumers
+from outbox import Consumer, RetryLater, Telemetry, consumer, run_consumers
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.consumers.consumer_runner import PAUSES, THREADS_MAX, RunnerTimes
 from outbox.consumers.delivery_settler import ACK_TRIES_MAX
-from outbox.telemetry import NO_TRACING, Telemetry
+from outbox.telemetry import NO_TRACING
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.telemetry.tracing import OpenTelemetryTracing
 from outbox.testing import AdvancingClock
+from outbox_core import AckStatus, Broker, Delivery, GroupConfig, connect
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import (
     BrokerRefused,
@@ -33,10 +34,7 @@ from outbox_core.common.errors import (
     ConfigurationError,
     NotSupported,
 )
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.connect import connect
 from outbox_core.messages.limits import REASON_CHARS_MAX
-from outbox_core.messages.message import AckStatus, Delivery, GroupConfig
 from outbox_core.runtime.logs import event_name
 from tests.outbox.shop import Payment, Shop, open_shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message

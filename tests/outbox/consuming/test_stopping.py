@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox_core.messages.message import ExtendStatus
+from outbox_core import ExtendStatus
 from outbox_core.runtime.logs import event_name
 from tests.outbox.shop import Payment, Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import consumer, run_consumers
-from outbox_core.messages.message import Delivery
+from outbox_core import Delivery
 from tests.outbox.shop import Payment
 
 url, schema, broker_url, invisible_ms = sys.argv[1:5]

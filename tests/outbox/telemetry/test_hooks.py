@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
+from outbox import Telemetry
 from outbox.telemetry import (
     NO_METRICS,
     NO_TELEMETRY,
     NO_TRACING,
     SendPath,
     Settlement,
-    Telemetry,
     default_telemetry,
     trace_context,
 )

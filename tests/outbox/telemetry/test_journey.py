@@ -9,14 +9,13 @@ import pytest
 from opentelemetry import trace
 from sqlalchemy.orm import Session
 
-from outbox import consumer
+from outbox import Telemetry, consumer
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox.telemetry import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.telemetry.tracing import OpenTelemetryTracing
+from outbox_core import Message, PublishResult
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.message import Message, PublishResult
 from tests.outbox.shop import NO_SENDER, Payment, Shop
 from tests.outbox.telemetry.spans import Spans, attributes, context_of, ids, linked
 from tests.outbox.watched_broker import WatchedBroker

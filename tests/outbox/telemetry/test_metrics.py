@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from outbox import Telemetry
 from outbox.store.row import OutboxRow, cancel_row, publish_row
-from outbox.telemetry import NO_TRACING, SendAttempt, SendPath, Telemetry
+from outbox.telemetry import NO_TRACING, SendAttempt, SendPath
 from outbox.telemetry.metrics import COMMITS_KEPT_MAX, OutboxMetrics, reason_of
-from outbox_core.common.clock import ManualClock
+from outbox_core import ManualClock, Message, PublishResult, PublishStatus
 from outbox_core.common.errors import (
     BrokerRefused,
     BrokerThrottled,
@@ -20,7 +21,6 @@ from outbox_core.common.errors import (
     NotSupported,
     StorageFailed,
 )
-from outbox_core.messages.message import Message, PublishResult, PublishStatus
 from outbox_core.runtime.logs import event_name
 from tests.outbox.watched_broker import delivery
 

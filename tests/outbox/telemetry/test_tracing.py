@@ -15,11 +15,12 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy.exc import StatementError
 
-from outbox.telemetry import HandlingAttempt, SendAttempt, SendPath, Settlement, Telemetry
+from outbox import Telemetry
+from outbox.telemetry import HandlingAttempt, SendAttempt, SendPath, Settlement
 from outbox.telemetry.tracing import ASK_SECONDS, LINKS_MAX, SCHEMA_URL, OpenTelemetryTracing, Relation
+from outbox_core import Delivery, Message, PublishResult, PublishStatus
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.limits import HEADERS_MAX
-from outbox_core.messages.message import Delivery, Message, PublishResult, PublishStatus
 from tests.outbox.telemetry.spans import Spans, attributes, context_of, ids, linked
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -28,7 +28,7 @@ from outbox.store.database import background_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.schema import outbox_tables
 from outbox.testing import AdvancingClock
-from outbox_core.messages.message import Message, PublishResult
+from outbox_core import Message, PublishResult
 from tests.fixtures.databases import Server
 from tests.fixtures.table_scan import Scan
 from tests.outbox.transaction_model.business import STANDING_ROW, Payment, Witness
