@@ -1,4 +1,4 @@
-"""The defaults and bounds that the guides print are those of the code."""
+"""The defaults and bounds of settings that the guides print are those of the code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ import pytest
 from compensator.core.config import WORKERS_MAX as SOURCES_AT_ONCE_MAX
 from compensator.core.config import CompensatorTable
 from outbox import SenderLimits
-from outbox.consumers.consumer_decorator import HANDLE_MS_MAX_DEFAULT, TOPICS_MAX, WORKERS_MAX
-from outbox.consumers.consumer_runner import PULL_WAIT_MS, STOP_TIMEOUT_SECONDS, THREADS_MAX
-from outbox.consumers.delivery_settler import ACK_TRIES_MAX
-from outbox.producer.outbox import BODY_BYTES_DEFAULT
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.http.http_settings import MIB, HttpSettings
 from outbox_core.messages import limits
@@ -30,7 +26,6 @@ OPERATING = [
     f"| `drain_rate`, `probe_rows` | {SOURCES.drain_rate:,}, {SOURCES.probe_rows} |",
     f"| `stop_timeout` | `{SOURCES.stop_timeout // 1000}s` |",
     f"| `archive_days`, `inbox_days`, `order_head_days` | for ever, for ever, {SOURCES.order_head_days} |",
-    f"| body | {BODY_BYTES_DEFAULT // MIB} MiB ({limits.BODY_BYTES_MAX // MIB} MiB at most) |",
     f"| delay | {limits.DELAY_MAX.days} days |",
     f"| sender's queue | {SENDER.queue_rows_max:,} rows;",
     f"| removal of accepted rows | {SENDER.settle_delay_ms} ms or {SENDER.settle_rows_max} rows after",
@@ -39,16 +34,6 @@ OPERATING = [
     f"| recent ids at the broker | the newest {ENGINE.dedup_messages_max:,}, about",
     f"({(ENGINE.retention_ms or 0) // (24 * HOUR_MS)} days), or above `retention_bytes`",
     "in all (no bound), once every group has settled",
-]
-CONSUMING = [
-    f"| `workers`, threads a topic | 1 | {WORKERS_MAX}; {THREADS_MAX} a runner in all |",
-    f"| topics of a consumer | | {TOPICS_MAX} |",
-    f"| `prefetch`, messages of a worker's pull | 50 | {limits.PULL_MESSAGES_MAX:,};",
-    f"| `invisible_ms` | {limits.INVISIBLE_MS_DEFAULT // 1000} s | {limits.INVISIBLE_MS_MAX // HOUR_MS} hours |",
-    f"| `handle_ms_max` | {HANDLE_MS_MAX_DEFAULT // HOUR_MS} hour |",
-    f"| stop | {STOP_TIMEOUT_SECONDS:.0f} s | `stop(timeout_seconds=)`, one deadline for all of it;",
-    f"a pull in progress ends within {PULL_WAIT_MS // 1000} s |",
-    f"| acknowledgement | {ACK_TRIES_MAX} tries |",
 ]
 PROTOCOL = [
     f"| `request_bytes_max`, a request's body | {HTTP.request_bytes_max // MIB} MiB |",
@@ -78,7 +63,7 @@ PROTOCOL = [
     f"(up to {limits.REASON_CHARS_MAX:,} characters)",
     f'"max_attempts"?: {limits.ATTEMPTS_MAX_DEFAULT},',
 ]
-PRINTED = {"guides/operating.md": OPERATING, "guides/consuming.md": CONSUMING, "protocol.md": PROTOCOL}
+PRINTED = {"guides/operating.md": OPERATING, "protocol.md": PROTOCOL}
 
 
 @pytest.mark.parametrize("page", PRINTED)

@@ -1,4 +1,4 @@
-"""What the documents name is there: commands parse, code compiles, metrics and links exist. Nothing is run."""
+"""What the documents name is there: commands parse, code compiles, events and links exist. Nothing is run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE |
 _COMMAND = re.compile(r"^(?:\$ )?(outbox [a-z].*)$", re.MULTILINE)
 _IN_PROSE = re.compile(r"(?<!`)`outbox ([a-z][^`]*)`(?!`)")
 _EXAMPLE = re.compile(r"^(?: *Example:)? +(outbox [a-z].*)$", re.MULTILINE)
-_METRIC = re.compile(r"\b(?:outbox|broker|recon)_[a-z_]+_(?:total|seconds|rows|messages|bytes|findings)\b")
 _EVENT = re.compile(
     r"`((?!test_)(?:[a-z]+_)+(?:added|anew|assigned|changed|damaged|failed|held|lost|missed|quarantined|refused|retried"
     r"|settled|space|stale|unavailable|up|weak))`"
@@ -128,17 +127,6 @@ def test_every_python_block_of_the_documents_compiles() -> None:
     assert len(found) > 20
 
 
-@pytest.mark.slow
-def test_every_metric_that_the_documents_name_is_in_the_code() -> None:
-    code = "\n".join(path.read_text() for room in SOURCES for path in (ROOT / room).rglob("*.py"))
-    named = {name for page in PAGES for name in _METRIC.findall(page.read_text())}
-
-    unknown = [name for name in sorted(named) if not re.search(_in_code(name), code)]
-
-    assert len(named) > 20
-    assert unknown == []
-
-
 def test_every_event_that_the_documents_name_is_logged_or_counted_by_the_code() -> None:
     code = "\n".join(path.read_text() for room in SOURCES for path in (ROOT / room).rglob("*.py"))
     named = {
@@ -161,12 +149,6 @@ def test_every_link_between_documents_leads_to_a_file_and_a_heading() -> None:
                 dead.append(f"{page.name}: {link[0]}")
 
     assert dead == []
-
-
-def _in_code(metric: str) -> str:
-    """A metric's name as it is written where it is made: perhaps without its prefix, or the suffix of a counter."""
-    prefix, _, rest = metric.partition("_")
-    return rf"\b({prefix}_)?{rest.removesuffix('_total')}\b"
 
 
 def _headings(page: Path) -> set[str]:
