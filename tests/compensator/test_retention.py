@@ -14,7 +14,7 @@ from sqlalchemy import Engine, func, insert, select
 
 from compensator.retention.retention import BATCH_ROWS, DAY_US, HEAD_SWEEP_EVERY_MS, Retention, RetentionOptions
 from outbox.consumers.inbox_table import InboxStore
-from outbox.migrate.schema_upgrade import upgrade
+from outbox.migrate import upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine, open_engine
 from outbox.store.databases.supported import database_of

@@ -23,7 +23,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import Message, Outbox, connect, consumer, run_consumers
 from outbox.consumers.consumer_runner import ConsumerRunner
-from outbox.migrate.schema_upgrade import current, head, upgrade
+from outbox.migrate import upgrade
+from outbox.migrate.schema_upgrade import current, head
 from tests.broker_adapter.servers import served
 from tests.fixtures.databases import Database
 

@@ -17,8 +17,7 @@ from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, ins
 from sqlalchemy.engine import make_url
 
 import outbox.alembic
-from outbox.migrate import schema_upgrade
-from outbox.migrate.schema_upgrade import upgrade
+from outbox.migrate import schema_upgrade, upgrade
 from outbox.store.database import open_engine
 from tests.fixtures.databases import Database
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from broker_adapter.embedded import EmbeddedBroker
 from outbox import Outbox
-from outbox.migrate.schema_upgrade import upgrade
+from outbox.migrate import upgrade
 from outbox_core.common.errors import ConfigurationError, NoTransaction
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker

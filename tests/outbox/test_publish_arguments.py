@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from broker_adapter.http.http_broker import HttpBroker
+from broker_adapter.http import HttpBroker
 from outbox import Outbox
 from outbox.store.databases.supported import database_of
 from outbox_core import ManualClock

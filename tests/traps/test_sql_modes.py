@@ -17,15 +17,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from compensator.assignment import LeasedAssignment
 from compensator.assignment.lease_registry import LeaseRegistry
 from compensator.assignment.lease_store import LeaseStore
-from compensator.assignment.leased_assignment import LeasedAssignment
 from compensator.work.due_tables import DueTables
 from outbox import Outbox, Outcome, consumer
 from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelection
 from outbox.admin.source_owners import read_sharing
 from outbox.consumers.inbox_table import InboxStore
-from outbox.migrate.schema_upgrade import upgrade
+from outbox.migrate import upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine, error_code
 from outbox.store.order_table import OrderStore
