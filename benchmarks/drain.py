@@ -28,7 +28,6 @@ from sqlalchemy import Engine
 from benchmarks.contestants.ours import AcceptingBroker
 from benchmarks.harness import backlog, report, rounds, servers
 from benchmarks.peers import peers_python
-from compensator.work.claim_and_relay import ClaimOptions
 from outbox.delivery.relay import RelayPolicy
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import background_engine, open_engine
@@ -162,8 +161,8 @@ def rate(drain: Callable[[], int], rows: int) -> float:
 def drain_ours(bench: Bench, broker: Broker, policy: RelayPolicy) -> int:
     """One compensator's pass."""
     store = MessageStore(dialect=bench.engine.dialect, schema=bench.schema)
-    options = ClaimOptions(batch_rows=bench.batch)
-    return Scan(engine=bench.engine, store=store, broker=broker, policy=policy, options=options).run().accepted
+    scan = Scan(engine=bench.engine, store=store, broker=broker, policy=policy, batch_rows=bench.batch)
+    return scan.run().accepted
 
 
 def drain_floor(bench: Bench) -> int:

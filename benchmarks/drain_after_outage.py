@@ -21,7 +21,6 @@ from sqlalchemy import Engine
 from benchmarks.contestants.ours import AcceptingBroker
 from benchmarks.harness import backlog, report, rounds, servers
 from compensator.core.batch_totals import BatchTotals, add
-from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, SenderLimits
 from outbox.delivery.relay import RelayPolicy
 from outbox.migrate.schema_upgrade import upgrade
@@ -107,7 +106,7 @@ def drained(engine: Engine, schema: str, case: str, *, rows: int, outage_seconds
     store = MessageStore(dialect=engine.dialect, schema=schema)
     scan = Scan(
         engine=engine, store=store, broker=broker, policy=RelayPolicy(),  # type: ignore[arg-type]
-        options=ClaimOptions(batch_rows=BATCH_ROWS),
+        batch_rows=BATCH_ROWS,
     )  # fmt: skip
     ends = time.monotonic() + outage_seconds
     while time.monotonic() < ends:

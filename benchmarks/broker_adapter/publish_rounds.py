@@ -18,7 +18,6 @@ from benchmarks.contestants.ours import AcceptingBroker
 from benchmarks.harness import backlog, servers
 from benchmarks.harness.report import machine, table
 from benchmarks.harness.rounds import ratio, rotated, spread
-from compensator.work.claim_and_relay import ClaimOptions
 from outbox.delivery.relay import RelayPolicy
 from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import background_engine, open_engine
@@ -112,13 +111,12 @@ def _drains(url: str, chosen: argparse.Namespace) -> dict[str, list[float]]:
         for number in range(chosen.rounds):
             for name in rotated(list(brokers), number):
                 backlog.fill(engine, database.schema, rows=rows, first=next(firsts) * rows, topic=TOPIC)
-                options = ClaimOptions(batch_rows=BATCH)
                 scan = Scan(
                     engine=engine,
                     store=store,
                     broker=brokers[name],
                     policy=RelayPolicy(),
-                    options=options,  # type: ignore[arg-type]
+                    batch_rows=BATCH,  # type: ignore[arg-type]
                 )
                 begun = time.perf_counter()
                 assert scan.run().accepted == rows

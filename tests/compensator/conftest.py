@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from random import Random
 from typing import Any
 
 import pytest
 
-from compensator.admission.circuit_breaker import BreakerOptions
-from compensator.admission.gate import Gates
 from compensator.service.service import CompensatorService
 from compensator.work.source import Source
 from outbox_core import Broker, ManualClock
-from tests.compensator.serving import WatchedMetrics, serving, source_of
+from tests.compensator.serving import Serve, Sources, WatchedMetrics, gates_of, serving, source_of
 from tests.outbox.shop import Shop
 from tests.outbox.shop_fixtures import broker, embedded, fresh_mysql_shop, mysql_shop, shop, sqlite_shop
 
@@ -28,7 +25,7 @@ def metrics() -> WatchedMetrics:
 
 
 @pytest.fixture
-def serve(metrics: WatchedMetrics) -> Iterator[Callable[..., CompensatorService]]:
+def serve(metrics: WatchedMetrics) -> Iterator[Serve]:
     """Makes services over one shop or several; they are stopped at the end of the test."""
     services: list[CompensatorService] = []
     closing: list[Callable[[], None]] = []
@@ -49,10 +46,10 @@ def serve(metrics: WatchedMetrics) -> Iterator[Callable[..., CompensatorService]
 
 
 @pytest.fixture
-def sources(clock: ManualClock) -> Iterator[Callable[..., Source]]:
+def sources(clock: ManualClock) -> Iterator[Sources]:
     """Makes sources on the test's clock, for Simulation; their connections are closed at the end of the test."""
     with ExitStack() as closing:
-        gates = Gates(clock=clock, random=Random(0), breaker=BreakerOptions())
+        gates = gates_of(clock)
 
         def make(shop: Shop, broker: Broker, **options: Any) -> Source:
             options = {"gates": gates, "clock": clock, **options}

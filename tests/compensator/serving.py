@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from sqlalchemy import Engine, event, func, select
+from sqlalchemy.engine import URL
 
 from compensator.admission.circuit_breaker import BreakerOptions, BreakerState
 from compensator.admission.gate import Gates
@@ -26,10 +27,9 @@ from compensator.work.source_schedule import PacingOptions, TurnQueue
 from compensator.work.source_turn import TurnOptions, TurnReport, Turns
 from outbox import RelayPolicy, Telemetry
 from outbox.store.message_table import MessageStore
-from outbox.store.row import publish_row
 from outbox.store.schema import message_table, split_message_table_name
 from outbox.telemetry import NO_TELEMETRY
-from outbox_core import Broker, Clock, ManualClock, Message, SystemClock
+from outbox_core import Broker, Clock, ManualClock, SystemClock
 from outbox_core.common.backoff import Backoff
 from tests.outbox.shop import Shop
 
@@ -40,6 +40,12 @@ OFTEN = PacingOptions(interval_ms=20, idle_ms=20, jitter=0, failure=Backoff(init
 QUICK_BREAKER = BreakerOptions(
     backoff=Backoff(initial_ms=20, max_ms=20), probe_rows=2, drain_rows_per_second=10_000, drain_step_ms=10
 )
+
+
+Serve = Callable[..., CompensatorService]
+"""What the fixture `serve` is: shops and brokers, and the options of serving(); returns a service."""
+Sources = Callable[..., Source]
+"""What the fixture `sources` is: a shop, a broker, and the options of source_of(); returns a source."""
 
 
 class WatchedMetrics(CompensatorMetrics):
@@ -136,11 +142,23 @@ def name_of(shop: Shop) -> str:
     return source_name(shop.engine.url, shop.tables.metadata.schema).name
 
 
-def source_of(
-    shop: Shop,
+def gates_of(clock: Clock, *, breaker: BreakerOptions | None = None, limit: RateOptions | None = None) -> Gates:
+    """Gates whose breakers draw the same delays in each run."""
+    return Gates(clock=clock, random=Random(0), breaker=breaker or BreakerOptions(), limit=limit)
+
+
+def source_of(shop: Shop, broker: Broker, **options: Any) -> tuple[Source, InstanceEngines]:
+    """A source over a shop's database, and its engines, which the caller closes; `options` of source_at()."""
+    return source_at(shop.engine.url, shop.tables.metadata.schema, broker, **{"store": shop.store, **options})
+
+
+def source_at(
+    url: URL,
+    schema: str | None,
     broker: Broker,
     *,
-    gates: Gates,
+    gates: Gates | None = None,
+    store: MessageStore | None = None,
     clock: Clock | None = None,
     lease_ms: int = 60_000,
     broker_name: str = "the broker",
@@ -150,13 +168,13 @@ def source_of(
     telemetry: Telemetry = NO_TELEMETRY,
     pacing: PacingOptions | None = None,
 ) -> tuple[Source, InstanceEngines]:
-    """A source over a shop's database, and its engines, which the caller closes."""
-    engines = engines or InstanceEngines(shop.engine.url)
-    schema = shop.tables.metadata.schema
-    resource = source_name(shop.engine.url, schema)
+    """A source over a database that may not be there, and its engines, which the caller closes."""
+    clock = clock or SystemClock()
+    engines = engines or InstanceEngines(url)
+    resource = source_name(url, schema)
     batches = Batches(
         engine=engines.work,
-        store=shop.store,
+        store=store or MessageStore(dialect=engines.work.dialect, schema=schema),
         broker=broker,
         policy=RelayPolicy(outage_delay_ms=60_000),
         options=ClaimOptions(lease_ms=lease_ms),
@@ -171,12 +189,17 @@ def source_of(
         work=engines.work,
         reads=engines.reads,
         batches=batches,
-        gate=gates.gate(broker_name, limit=limit),
-        clock=clock or SystemClock(),
+        gate=(gates or gates_of(clock)).gate(broker_name, limit=limit),
+        clock=clock,
         retention=retention,
         look_ahead_ms=(pacing or PacingOptions()).look_ahead_ms,
     )
     return source, engines
+
+
+def turns_of(source: Source, *, clock: Clock, **options: int) -> Turns:
+    """The turns of a source; `options` of TurnOptions."""
+    return Turns(source, options=TurnOptions(**options), clock=clock)
 
 
 def serving(
@@ -197,7 +220,7 @@ def serving(
     each shop, where a test wants to know them.
     """
     clock = clock or SystemClock()
-    gates = Gates(clock=clock, random=Random(0), breaker=breaker, limit=limit)
+    gates = gates_of(clock, breaker=breaker, limit=limit)
     if isinstance(metrics, WatchedMetrics):
         gates.listen(metrics.note_breaker)
     made = [
@@ -220,23 +243,6 @@ def serving(
             engines.close()
 
     return service, close
-
-
-def add_due(
-    shop: Shop,
-    count: int,
-    *,
-    prefix: str = "m",
-    topic: str = "topic",
-    table: str | None = None,
-    due_for_us: int = SECOND_US,
-) -> list[str]:
-    """Rows of a dead sender, their leases over for a second."""
-    rows = [publish_row(Message(id=f"{prefix}-{number:04d}", topic=topic, body=b"x")) for number in range(count)]
-    store = MessageStore(dialect=shop.engine.dialect, schema=shop.database.schema, table=table)
-    with shop.engine.begin() as connection:
-        store.insert(connection, rows, token="d" * 32, lease_us=-due_for_us)
-    return [row.id for row in rows]
 
 
 def split(shop: Shop, numbers: Sequence[int]) -> list[str]:
@@ -272,13 +278,13 @@ class Simulation:
         clock: ManualClock,
         *,
         pacing: PacingOptions | None = None,
-        turn: TurnOptions | None = None,
+        **turn: int,
     ) -> None:
+        """`turn`: options of TurnOptions."""
         self.clock = clock
         self.turns: list[tuple[int, str, TurnReport]] = []
-        self._options = turn or TurnOptions()
         self._queue = TurnQueue(pacing or PacingOptions(), suspects_max=1, random=Random(0))
-        self._turns = {source.name: Turns(source, options=self._options, clock=clock) for source in sources}
+        self._turns = {source.name: turns_of(source, clock=clock, **turn) for source in sources}
         self._queue.keep(self._turns, now_ms=clock.monotonic_ms())
 
     def step(self) -> TurnReport:

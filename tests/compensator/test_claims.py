@@ -14,7 +14,6 @@ from compensator.core.batch_totals import BatchTotals
 from outbox import Outbox, SenderLimits
 from outbox.store.databases.supported import database_of
 from outbox.store.message_table import MessageStore
-from outbox.store.row import publish_row
 from outbox_core import ManualClock, Message
 from outbox_core.common.errors import BrokerUnavailable
 from tests.outbox.innodb_locks import rows_locked
@@ -33,21 +32,13 @@ def mysql_shop(fresh_mysql_shop: Shop) -> Shop:
     return fresh_mysql_shop
 
 
-def add_due(shop: Shop, count: int, *, topic: str = "topic") -> list[str]:
-    """Rows of a dead sender, their leases over."""
-    rows = [publish_row(Message(id=f"{topic}-{number:05d}", topic=topic, body=b"x")) for number in range(count)]
-    with shop.engine.begin() as connection:
-        shop.store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
-    return [row.id for row in rows]
-
-
 def background_connection(shop: Shop) -> Connection:
     """As background work has them: READ COMMITTED. Closed by the caller."""
     return shop.background_engine().connect()
 
 
 def test_a_claim_of_a_hundred_among_thousands_locks_a_hundred_rows(mysql_shop: Shop) -> None:
-    add_due(mysql_shop, 5_000)
+    mysql_shop.add_due(5_000)
 
     with background_connection(mysql_shop) as connection:
         ids = mysql_shop.store.due_ids(connection, limit=100)
@@ -61,7 +52,7 @@ def test_a_claim_of_a_hundred_among_thousands_locks_a_hundred_rows(mysql_shop: S
 
 
 def test_lists_of_any_length_are_asked_for_by_statements_of_a_few_lengths(sqlite_shop: Shop) -> None:
-    ids, statements = add_due(sqlite_shop, 2_300), set[str]()
+    ids, statements = sqlite_shop.add_due(2_300), set[str]()
     engine = sqlite_shop.background_engine()
     event.listen(engine, "before_cursor_execute", lambda *it: statements.add(it[2]))
 
@@ -112,11 +103,11 @@ def test_a_producer_never_waits_for_background_work(
 ) -> None:
     box = mysql_shop.box(broker, sender=NO_SENDER)
     if work is not find_nothing:
-        add_due(mysql_shop, 20)
+        mysql_shop.add_due(20)
 
     with background_connection(mysql_shop) as connection:
         work(mysql_shop.store, connection)
-        for number, message_id in enumerate(["0000-first", "topic-00005-between", "zzzz-last", None]):
+        for number, message_id in enumerate(["0000-first", "m-0005-between", "zzzz-last", None]):
             with Session(mysql_shop.engine) as session, session.begin():
                 session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
                 session.add(Payment(id=number))
@@ -127,7 +118,7 @@ def test_a_producer_never_waits_for_background_work(
 
 
 def test_two_passes_side_by_side_deliver_each_row_once(shop: Shop) -> None:
-    ids = add_due(shop, 600)
+    ids = shop.add_due(600)
     both_have_a_batch = threading.Barrier(2)
     waited: set[int] = set()
 
@@ -154,7 +145,7 @@ def test_two_passes_side_by_side_deliver_each_row_once(shop: Shop) -> None:
 
 @pytest.mark.parametrize("outcome", ["accepted", "put off", "rejected"])
 def test_a_paused_owner_changes_nothing_once_another_has_taken_over(shop: Shop, outcome: str) -> None:
-    [row_id] = add_due(shop, 1)
+    [row_id] = shop.add_due(1)
 
     def pause(_batch: Sequence[Message]) -> None:
         shop.end_leases()
@@ -176,7 +167,7 @@ def test_a_paused_owner_changes_nothing_once_another_has_taken_over(shop: Shop, 
 
 
 def test_a_row_that_somebody_claimed_first_is_left_to_them(shop: Shop) -> None:
-    ids = add_due(shop, 3)
+    ids = shop.add_due(3)
 
     with background_connection(shop) as connection, connection.begin():
         assert shop.store.claim(connection, ids[:2], token=THEIRS, lease_us=HOUR_US) == 2
@@ -219,7 +210,7 @@ def test_a_batch_that_an_adapter_failed_is_not_sent_in_parts_once_its_lease_is_o
             raise RuntimeError("an adapter's defect")
 
     clock, broker = ManualClock(), RecordingBroker(fail_late)
-    ids = add_due(shop, 2)
+    ids = shop.add_due(2)
 
     report = shop.scan(broker, lease_ms=LEASE_MS, clock=clock).run()
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.http import HttpBroker
-from outbox.store.row import publish_row
-from outbox_core import Message
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.databases import Database
@@ -44,15 +42,8 @@ def on(shop: Shop, broker_url: str) -> list[str]:
     return ["--url", shop.database.url, *schema, "--broker", broker_url]
 
 
-def add_due(shop: Shop, count: int) -> None:
-    """Rows of a dead sender, their leases over."""
-    rows = [publish_row(Message(id=f"m-{number:04d}", topic="topic", body=b"")) for number in range(count)]
-    with shop.engine.begin() as connection:
-        shop.store.insert(connection, rows, token="d" * 32, lease_us=-1_000_000)
-
-
 def test_once_makes_one_pass_and_reports_it_as_json(shop: Shop, tmp_path: Path) -> None:
-    add_due(shop, 3)
+    shop.add_due(3)
 
     done = once(*on(shop, f"embedded:{tmp_path / 'data'}"), "--json", "--batch", "2")
 
@@ -65,7 +56,7 @@ def test_once_makes_one_pass_and_reports_it_as_json(shop: Shop, tmp_path: Path) 
 
 
 def test_once_without_json_is_for_people_and_keeps_no_archive_where_told(sqlite_shop: Shop, tmp_path: Path) -> None:
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
 
     done = once(*on(sqlite_shop, f"embedded:{tmp_path / 'data'}"), "--no-archive")
 
@@ -75,7 +66,7 @@ def test_once_without_json_is_for_people_and_keeps_no_archive_where_told(sqlite_
 
 
 def test_once_says_by_its_status_that_the_broker_was_out(sqlite_shop: Shop) -> None:
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
 
     done = once(*on(sqlite_shop, "http://127.0.0.1:1"), "--json")
 
@@ -87,7 +78,7 @@ def test_once_says_by_its_status_that_the_broker_was_out(sqlite_shop: Shop) -> N
 
 
 def test_once_says_that_a_wrong_token_lets_nothing_through_and_where_to_look(sqlite_shop: Shop, tmp_path: Path) -> None:
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
     (tmp_path / "wrong").write_text("not the token")
     (tmp_path / "tokens.toml").write_text(
         f'[[tokens]]\nname = "a"\nsha256 = "{"0" * 64}"\nroles = ["publish"]\ntopics = ["*"]\n'
@@ -133,7 +124,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 def test_two_services_side_by_side_send_each_row_once_and_end_on_sigterm(
     mysql_shop: Shop, server: ServerProcess
 ) -> None:
-    add_due(mysql_shop, 1_000)
+    mysql_shop.add_due(1_000)
     arguments = [*on(mysql_shop, server.url), "--interval-ms", "50", "--batch", "20", "--port", "0"]
     with running(*arguments) as one, running(*arguments) as two:
         services = [one, two]

@@ -12,7 +12,7 @@ from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox_core import Message
-from tests.compensator.serving import Asked, add_due, split
+from tests.compensator.serving import Asked, split
 from tests.outbox.shop import Shop
 
 SECOND_US = 1_000_000
@@ -38,7 +38,7 @@ def add_row(shop: Shop, table: str | None, *, due_in_us: int) -> None:
 
 
 def test_a_table_without_pending_rows_is_not_named(shop: Shop) -> None:
-    [row_id] = add_due(shop, 1)
+    [row_id] = shop.add_due(1)
     tables = due_tables(shop, [shop.store.table.name])
 
     with shop.engine.connect() as connection:
@@ -90,13 +90,13 @@ def test_a_look_reads_no_more_of_a_long_backlog_than_of_a_short_one(mysql_shop: 
     names = split(mysql_shop, range(4))
     tables = due_tables(mysql_shop, names)
     for name in names:
-        add_due(mysql_shop, 10, table=name)
+        mysql_shop.add_due(10, table=name)
     with mysql_shop.engine.connect() as connection:
         tables.poll(connection)  # what is read once of the dictionary is not the look's
 
         short = rows_read(connection, tables)
         for name in names:
-            add_due(mysql_shop, 5_000, prefix="more", table=name)
+            mysql_shop.add_due(5_000, prefix="more", table=name)
         connection.rollback()
         long = rows_read(connection, tables)
 
@@ -115,7 +115,7 @@ def rows_read(connection: Connection, tables: DueTables) -> int:
 
 
 def test_counts_are_by_state_and_stop_at_their_bound(shop: Shop) -> None:
-    ids = add_due(shop, 30)
+    ids = shop.add_due(30)
     tables = due_tables(shop, [shop.store.table.name])
     with shop.engine.begin() as connection:
         shop.store.park(connection, ids[:7], token="d" * 32, error="refused")
@@ -131,7 +131,7 @@ def test_counts_are_by_state_and_stop_at_their_bound(shop: Shop) -> None:
 @pytest.mark.parametrize("index", ["ix_message_state_due", "made_by_hand"])
 def test_retrying_rows_are_counted_among_those_that_fall_due_first(fresh_mysql_shop: Shop, index: str) -> None:
     shop = fresh_mysql_shop
-    retrying = add_due(shop, 8)
+    retrying = shop.add_due(8)
     changed = set_attempts(shop, retrying[:7], RETRYING_ATTEMPTS) + set_attempts(
         shop, retrying[7:], RETRYING_ATTEMPTS - 1
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from random import Random
 
 import pytest
@@ -12,16 +12,13 @@ from sqlalchemy import event
 
 from compensator.work.engines import InstanceEngines
 from compensator.work.low_water_mark import MARGIN_US, WHOLE_EVERY_MS, WHOLE_SHARE, LowWaterMarks, PollResult
-from compensator.work.source import Source
-from compensator.work.source_turn import TurnOptions, Turns
 from outbox_core import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
-from tests.compensator.serving import HOUR_US, Asked, add_due
+from tests.compensator.serving import HOUR_US, Asked, Sources, turns_of
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 from tests.traps.test_server_clock import ServerClock
 
-Sources = Callable[..., Source]
 NOW_US = 1_800_000_000_000_000
 HOUR_S = 3_600
 STEPS_S = (-HOUR_S, HOUR_S, -3, 3)
@@ -114,9 +111,9 @@ def engines(mysql_shop: Shop, server_clock: ServerClock) -> Iterator[InstanceEng
 def test_a_row_that_committed_late_is_found_at_once_or_by_the_next_whole_walk(
     shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
 ) -> None:
-    turns = Turns(sources(shop, broker), options=TurnOptions(), clock=clock)
+    turns = turns_of(sources(shop, broker), clock=clock)
     turns.take(going_on=lambda: True)
-    late, later = add_due(shop, 1, prefix="late"), add_due(shop, 1, prefix="later", due_for_us=HOUR_US)
+    late, later = shop.add_due(1, prefix="late"), shop.add_due(1, prefix="later", due_for_us=HOUR_US)
 
     turns.take(going_on=lambda: True)
     at_once = list(broker.ids)
@@ -130,10 +127,9 @@ def test_a_row_that_committed_late_is_found_at_once_or_by_the_next_whole_walk(
 def test_a_backlog_below_the_mark_is_gone_on_with_at_once(
     shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
 ) -> None:
-    options = TurnOptions(batch_rows=10, batches_max=2)
-    turns = Turns(sources(shop, broker), options=options, clock=clock)
+    turns = turns_of(sources(shop, broker), clock=clock, batch_rows=10, batches_max=2)
     turns.take(going_on=lambda: True)
-    ids = add_due(shop, 70, due_for_us=HOUR_US)
+    ids = shop.add_due(70, due_for_us=HOUR_US)
     clock.advance(WHOLE_EVERY_MS)
 
     for _ in range(4):
@@ -155,7 +151,7 @@ def test_a_clock_that_steps_back_costs_one_more_statement_and_hides_nothing(
     asked = Asked(engines.reads)
 
     server_clock.now_s -= HOUR_S
-    [row_id] = add_due(mysql_shop, 1)
+    [row_id] = mysql_shop.add_due(1)
     found = source.poll().due
     source.poll()
 
@@ -175,7 +171,7 @@ def test_every_row_is_found_whatever_commits_late_comes_back_or_steps(
     round_number: int,
 ) -> None:
     random, broker = Random(random_seed + round_number), RecordingBroker()
-    turns = Turns(sources(mysql_shop, broker, engines=engines, lease_ms=2_000), options=TurnOptions(), clock=clock)
+    turns = turns_of(sources(mysql_shop, broker, engines=engines, lease_ms=2_000), clock=clock)
     published: list[str] = []
     latest_s = server_clock.now_s
 
@@ -187,7 +183,7 @@ def test_every_row_is_found_whatever_commits_late_comes_back_or_steps(
         match random.randrange(7):
             case 0 | 1:
                 late_us = random.choice([-HOUR_US, -3_000_000, 0, 6_000_000, HOUR_US])
-                published += add_due(mysql_shop, random.randrange(1, 4), prefix=f"{number:02d}", due_for_us=late_us)
+                published += mysql_shop.add_due(random.randrange(1, 4), prefix=f"{number:02d}", due_for_us=late_us)
             case 2:
                 server_clock.now_s += random.choice(STEPS_S)
             case 3:

@@ -9,28 +9,28 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from random import Random
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 
-from compensator.admission.circuit_breaker import BreakerOptions
-from compensator.admission.gate import Gates
-from compensator.service.service import CompensatorService
-from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
-from compensator.work.source import Source, source_name
-from outbox import RelayPolicy
-from outbox.store.message_table import MessageStore
-from outbox_core import ManualClock, Message, SystemClock
+from compensator.work.source import Source
+from outbox_core import ManualClock
 from outbox_core.assignment.resource import Resource
-from tests.compensator.serving import WAIT_SECONDS, WatchedMetrics, add_due, name_of, serving, wait_until_stopping
+from tests.compensator.serving import (
+    WAIT_SECONDS,
+    Serve,
+    WatchedMetrics,
+    name_of,
+    serving,
+    source_at,
+    wait_until_stopping,
+)
 from tests.fixtures.databases import sqlite_database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop, open_shop
 
-Serve = Callable[..., CompensatorService]
 BEAT_MS = 20
 
 
@@ -82,39 +82,22 @@ def silent() -> Iterator[SilentServer]:
     server.close()
 
 
-def hanging_source(silent: SilentServer, gates: Gates, number: int) -> tuple[Source, InstanceEngines]:
+def hanging_source(silent: SilentServer, number: int) -> tuple[Source, InstanceEngines]:
     """A source whose database never answers."""
     url = make_url(f"mysql+pymysql://u@127.0.0.1:{silent.port}/db{number}?connect_timeout=60")
-    engines = InstanceEngines(url)
-    store = MessageStore(dialect=engines.work.dialect, schema=f"outbox{number}")
-    broker = RecordingBroker()
-    batches = Batches(
-        engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ClaimOptions(), source="dead"
-    )
-    source = Source(
-        source_name(url, f"outbox{number}"),
-        schema=f"outbox{number}",
-        broker="none",
-        work=engines.work,
-        reads=engines.reads,
-        batches=batches,
-        gate=gates.gate("none"),
-        clock=SystemClock(),
-    )
-    return source, engines
+    return source_at(url, f"outbox{number}", RecordingBroker(), broker_name="none")
 
 
 def test_a_source_whose_database_hangs_holds_up_no_other(
     shops: list[Shop], broker: RecordingBroker, metrics: WatchedMetrics, silent: SilentServer
 ) -> None:
-    gates = Gates(clock=SystemClock(), random=Random(0), breaker=BreakerOptions())
-    dead, engines = hanging_source(silent, gates, 1)
+    dead, engines = hanging_source(silent, 1)
     service, close = serving(shops, [broker] * 4, metrics=metrics, extra=[dead], workers=2, stop_timeout_ms=1)
     try:
         service.start()
         assert silent.taken.acquire(timeout=WAIT_SECONDS)
         for number, shop in enumerate(shops):
-            add_due(shop, 100, prefix=str(number))
+            shop.add_due(100, prefix=str(number))
 
         broker.wait_for(lambda it: len(it.stored) == 400)
 
@@ -132,22 +115,13 @@ def test_a_source_whose_database_hangs_holds_up_no_other(
 def test_sources_that_cannot_be_reached_are_tried_ever_more_seldom_and_the_others_as_ever(
     shops: list[Shop], broker: RecordingBroker, metrics: WatchedMetrics
 ) -> None:
-    gates = Gates(clock=SystemClock(), random=Random(0), breaker=BreakerOptions())
-    url = make_url("mysql+pymysql://u@127.0.0.1:1/db")  # where nobody listens
-    engines = InstanceEngines(url)
-    store = MessageStore(dialect=engines.work.dialect, schema="outbox")
-    batches = Batches(
-        engine=engines.work, store=store, broker=broker, policy=RelayPolicy(), options=ClaimOptions(), source="dead"
-    )
-    dead = Source(
-        source_name(url, "outbox"), schema="outbox", broker="none", work=engines.work, reads=engines.reads,
-        batches=batches, gate=gates.gate("none"), clock=SystemClock(),
-    )  # fmt: skip
+    nobody_listens = make_url("mysql+pymysql://u@127.0.0.1:1/db")
+    dead, engines = source_at(nobody_listens, "outbox", broker, broker_name="none")
     service, close = serving(shops[:1], [broker], metrics=metrics, extra=[dead], workers=1)
     try:
         service.start()
         metrics.wait_for(lambda it: it.failures[dead.name] >= 3)
-        add_due(shops[0], 50)
+        shops[0].add_due(50)
         metrics.wait_for(lambda it: it.accepted == 50)
         failing = {check.name: check.observed for check in service.health().checks}["sources"]
 
@@ -181,7 +155,7 @@ def test_only_what_is_assigned_is_served_and_leases_are_given_up_at_the_end(
 ) -> None:
     told = Told(name_of(shops[0]))
     for number, shop in enumerate(shops[:2]):
-        add_due(shop, 20, prefix=str(number))
+        shop.add_due(20, prefix=str(number))
     service = serve(shops[:2], broker, assignment=told, beat_ms=20)
 
     service.start()
@@ -194,31 +168,6 @@ def test_only_what_is_assigned_is_served_and_leases_are_given_up_at_the_end(
     assert (stopped, told.left) == (True, True)
     assert leaders == [1, 0]
     assert {name for name, turn in metrics.turns if turn.report.claimed} == {name_of(shop) for shop in shops[:2]}
-
-
-def test_a_source_that_is_lost_in_its_turn_is_let_go_of_before_the_next_claim(
-    shops: list[Shop], serve: Serve, metrics: WatchedMetrics
-) -> None:
-    told = Told(name_of(shops[0]))
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hang(_batch: Sequence[Message]) -> None:
-        entered.set()
-        go_on.wait(WAIT_SECONDS)
-
-    broker = RecordingBroker(hang)
-    add_due(shops[0], 100)
-    service = serve(shops[:1], broker, assignment=told, beat_ms=20)
-    service.start()
-    assert entered.wait(WAIT_SECONDS)
-
-    told.mine = frozenset()
-    metrics.wait_for(lambda it: it.beats[-1] == (0, 0))
-    go_on.set()
-    service.stop()
-
-    assert len(broker.stored) == 10
-    assert len(shops[0].rows()) == 90
 
 
 def test_a_beat_that_fails_changes_nothing_and_the_next_one_comes(
@@ -241,7 +190,7 @@ def test_a_beat_that_fails_changes_nothing_and_the_next_one_comes(
     told.fails = True
     assert told.failed.acquire(timeout=WAIT_SECONDS)
     assert told.failed.acquire(timeout=WAIT_SECONDS)  # there was a next one, and the first was counted
-    add_due(shops[0], 10)
+    shops[0].add_due(10)
     metrics.wait_for(lambda it: it.accepted == 10)
 
     assert (metrics.value("outbox_compensator_periodic_task_failures_total", task="beat") or 0) >= 1
@@ -292,7 +241,7 @@ def test_a_schema_that_is_made_later_is_served_from_then_on(
     metrics.wait_for(lambda it: it.failures.total() >= 2)
 
     late.execute("ALTER TABLE hidden RENAME TO outbox_message")
-    add_due(late, 5)
+    late.add_due(5)
     metrics.wait_for(lambda it: it.accepted == 5)
 
     assert service.stop()
@@ -326,7 +275,7 @@ class AtStatement:
 def test_a_stop_at_any_statement_leaves_no_row_leased_and_loses_none(
     mysql_shop: Shop, broker: RecordingBroker, serve: Serve, number: int
 ) -> None:
-    ids = add_due(mysql_shop, 25)
+    ids = mysql_shop.add_due(25)
     engines = InstanceEngines(mysql_shop.engine.url)
     service = serve(mysql_shop, broker, workers=1, engines=[engines])
     started, reached = threading.Event(), threading.Event()
@@ -363,7 +312,7 @@ def test_a_stop_at_any_statement_leaves_no_row_leased_and_loses_none(
 def test_a_connection_that_is_lost_at_any_statement_loses_nothing_and_parks_nothing(
     mysql_shop: Shop, broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics, number: int
 ) -> None:
-    ids = add_due(mysql_shop, 25)
+    ids = mysql_shop.add_due(25)
     engines = InstanceEngines(mysql_shop.engine.url)
     service = serve(mysql_shop, broker, workers=1, engines=[engines])
     reached = threading.Event()

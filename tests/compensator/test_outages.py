@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from broker_adapter.http import HttpBroker
-from compensator.admission.circuit_breaker import BreakerOptions, BreakerState
+from compensator.admission.circuit_breaker import BreakerOptions
 from compensator.admission.gate import Gates
-from compensator.service.service import CompensatorService
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source
 from compensator.work.source_schedule import HeldBack
-from compensator.work.source_turn import TurnOptions
 from outbox_core import ManualClock, Message
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, SchemaMissing
 from tests.broker_adapter.servers import ServerProcess
-from tests.compensator.serving import Asked, Simulation, WatchedMetrics, add_due, source_of
+from tests.compensator.serving import Asked, Serve, Simulation, WatchedMetrics, gates_of, source_of
 from tests.fixtures.databases import sqlite_database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop, open_shop
@@ -52,11 +49,11 @@ class Town:
     def __init__(self, folder: Path, closing: ExitStack, *, shops: int) -> None:
         self.clock = ManualClock()
         self.outage = Outage()
-        gates = Gates(clock=self.clock, random=Random(0), breaker=EXACT)
+        gates = gates_of(self.clock, breaker=EXACT)
         self.shops = [self._shop(folder / str(number), closing) for number in range(shops)]
         made = [self._source(shop, gates, closing) for shop in self.shops]
         self.engines = [engines for _, engines in made]
-        self.simulation = Simulation([source for source, _ in made], self.clock, turn=TurnOptions(batch_rows=50))
+        self.simulation = Simulation([source for source, _ in made], self.clock, batch_rows=50)
 
     def _shop(self, folder: Path, closing: ExitStack) -> Shop:
         folder.mkdir()
@@ -84,7 +81,7 @@ def town(tmp_path: Path) -> object:
 
 def test_an_outage_costs_one_batch_and_no_attempt_however_long_it_lasts(town: Town) -> None:
     for shop in town.shops:
-        add_due(shop, 200)
+        shop.add_due(200)
 
     town.simulation.run_until(PROBE_MS - 1)
     batches = list(town.batches)
@@ -97,7 +94,7 @@ def test_an_outage_costs_one_batch_and_no_attempt_however_long_it_lasts(town: To
 
 def test_while_it_is_open_no_database_is_asked_again(town: Town) -> None:
     for shop in town.shops:
-        add_due(shop, 200)
+        shop.add_due(200)
     for _ in town.shops:
         town.simulation.step()
     asked = Asked(*(engine for made in town.engines for engine in (made.work, made.reads)))
@@ -109,7 +106,7 @@ def test_while_it_is_open_no_database_is_asked_again(town: Town) -> None:
 
 def test_each_probe_is_one_small_batch_of_one_source(town: Town) -> None:
     for shop in town.shops:
-        add_due(shop, 200)
+        shop.add_due(200)
 
     town.simulation.run_until(PROBE_MS * (1 + 2 + 4) + 3)  # the first outage, and two probes that fail
 
@@ -120,7 +117,7 @@ def test_each_probe_is_one_small_batch_of_one_source(town: Town) -> None:
 def test_when_the_broker_is_back_everything_is_sent_at_the_stated_rate(town: Town) -> None:
     ids = [f"{number}-{row:04d}" for number in range(3) for row in range(1_000)]
     for number, shop in enumerate(town.shops):
-        add_due(shop, 1_000, prefix=str(number))
+        shop.add_due(1_000, prefix=str(number))
     town.simulation.run_until(PROBE_MS - 1)
     town.outage.on = False
     for shop in town.shops:
@@ -142,7 +139,7 @@ def test_when_the_broker_is_back_everything_is_sent_at_the_stated_rate(town: Tow
 
 def test_a_broker_that_asks_for_a_pause_gets_it(town: Town) -> None:
     town.outage.error = BrokerThrottled("slow down", retry_after_ms=45_000)
-    add_due(town.shops[0], 10)
+    town.shops[0].add_due(10)
 
     town.simulation.run_until(44_999)
 
@@ -152,7 +149,7 @@ def test_a_broker_that_asks_for_a_pause_gets_it(town: Town) -> None:
 def test_a_long_pause_hides_neither_how_old_the_oldest_rows_are_nor_that_a_database_fails(town: Town) -> None:
     town.outage.error = BrokerThrottled("slow down", retry_after_ms=3_600_000)
     for shop in town.shops:
-        add_due(shop, 200)
+        shop.add_due(200)
     town.simulation.run_until(10 * 60_000)
     polled = [(name, turn.oldest_due_us) for _, name, turn in town.simulation.turns if turn.oldest_due_us is not None]
 
@@ -165,9 +162,7 @@ def test_a_long_pause_hides_neither_how_old_the_oldest_rows_are_nor_that_a_datab
         town.simulation.run_until(11 * 60_000)
 
 
-def test_sources_of_another_broker_are_not_held_up(
-    tmp_path: Path, serve: Callable[..., CompensatorService], metrics: WatchedMetrics
-) -> None:
+def test_sources_of_another_broker_are_not_held_up(tmp_path: Path, serve: Serve, metrics: WatchedMetrics) -> None:
     with ExitStack() as closing:
         out, well = Outage(), RecordingBroker()
         shops = []
@@ -176,21 +171,21 @@ def test_sources_of_another_broker_are_not_held_up(
             shops.append(closing.enter_context(open_shop(sqlite_database(tmp_path / name))))
         breaker = BreakerOptions(backoff=Backoff(initial_ms=3_600_000, max_ms=3_600_000))
         for shop in shops:
-            add_due(shop, 300)
+            shop.add_due(300)
 
         service = serve(shops, [out.broker, well], breaker=breaker)
         service.start()
         well.wait_for(lambda it: len(it.stored) == 300)
-        metrics.wait_for(lambda it: it.breakers == [BreakerState.OPEN])
+        metrics.wait_for(lambda it: it.breakers == ["open"])
         brokers = {check.name: check.observed for check in service.health().checks}["brokers"]
 
         assert service.stop()
-        assert brokers == f"broker {id(out.broker)}: circuit breaker {BreakerState.OPEN}", "others are out, too"
+        assert brokers == f"broker {id(out.broker)}: circuit breaker open", "others are out, too"
         assert len(out.broker.batches) == 1
 
 
 def test_all_sources_go_on_together_when_the_probe_of_one_has_been_taken(
-    tmp_path: Path, serve: Callable[..., CompensatorService], metrics: WatchedMetrics
+    tmp_path: Path, serve: Serve, metrics: WatchedMetrics
 ) -> None:
     with ExitStack() as closing:
         outage = Outage(calls=3)
@@ -199,7 +194,7 @@ def test_all_sources_go_on_together_when_the_probe_of_one_has_been_taken(
             (tmp_path / str(number)).mkdir()
             shops.append(closing.enter_context(open_shop(sqlite_database(tmp_path / str(number)))))
         for number, shop in enumerate(shops):
-            add_due(shop, 40, prefix=str(number))
+            shop.add_due(40, prefix=str(number))
         service = serve(shops, outage.broker)
         service.start()
         # A turn is told of once its rows are put off: from then on nothing puts them off again.
@@ -217,20 +212,20 @@ def test_all_sources_go_on_together_when_the_probe_of_one_has_been_taken(
 
 @pytest.mark.processes
 def test_a_real_broker_may_be_killed_and_come_back(
-    mysql_shop: Shop, tmp_path: Path, serve: Callable[..., CompensatorService], metrics: WatchedMetrics
+    mysql_shop: Shop, tmp_path: Path, serve: Serve, metrics: WatchedMetrics
 ) -> None:
     server = ServerProcess(tmp_path / "broker-data")
     server.start()
     broker = HttpBroker(server.url)
     try:
-        add_due(mysql_shop, 20, prefix="before")
+        mysql_shop.add_due(20, prefix="before")
         service = serve(mysql_shop, broker)
         service.start()
         metrics.wait_for(lambda it: it.accepted == 20)
 
         server.kill()
-        ids = add_due(mysql_shop, 300, prefix="during")
-        metrics.wait_for(lambda it: it.breakers.count(BreakerState.OPEN) >= 3)
+        ids = mysql_shop.add_due(300, prefix="during")
+        metrics.wait_for(lambda it: it.breakers.count("open") >= 3)
         parked = [row for row in mysql_shop.rows() if row["state"] != "pending" or row["attempts"] > 2]
         server.start()
         mysql_shop.end_delays()

@@ -10,17 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from compensator.service.service import CompensatorService
-from compensator.work.source import Source
-from compensator.work.source_turn import TurnOptions
 from outbox_core import ManualClock, Message
 from outbox_core.common.errors import BrokerUnavailable, DatabaseUnavailable
-from tests.compensator.serving import WAIT_SECONDS, Simulation, WatchedMetrics, add_due, name_of, split
+from tests.compensator.serving import WAIT_SECONDS, Serve, Simulation, Sources, WatchedMetrics, name_of, split
 from tests.compensator.test_many_sources import Told
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
-
-Sources = Callable[..., Source]
 
 
 class Counted:
@@ -50,7 +45,7 @@ class Counted:
 def test_an_outage_among_many_batches_gives_back_what_was_claimed_ahead(
     mysql_shop: Shop, sources: Sources, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, good: int
 ) -> None:
-    ids = add_due(mysql_shop, 200)
+    ids = mysql_shop.add_due(200)
 
     def rule(_batch: Sequence[Message]) -> None:
         if len(broker.batches) > good:
@@ -62,7 +57,7 @@ def test_an_outage_among_many_batches_gives_back_what_was_claimed_ahead(
     claims = Counted(source.batches.claim)
     monkeypatch.setattr(source.batches, "claim", claims)
 
-    turn = Simulation([source], clock, turn=TurnOptions(batch_rows=10)).step()
+    turn = Simulation([source], clock, batch_rows=10).step()
 
     left = mysql_shop.rows()
     assert turn.report.outage is not None
@@ -90,7 +85,7 @@ def test_ordered_keys_go_on_in_order_while_the_batch_before_is_not_settled(
     monkeypatch.setattr(source.batches, "send", sends)
     monkeypatch.setattr(source.batches, "settle", settles)
 
-    turn = Simulation([source], clock, turn=TurnOptions(batch_rows=10)).step()
+    turn = Simulation([source], clock, batch_rows=10).step()
 
     by_key: dict[str, list[int]] = defaultdict(list)
     for message in broker.stored:
@@ -103,7 +98,7 @@ def test_ordered_keys_go_on_in_order_while_the_batch_before_is_not_settled(
 def test_what_was_sent_while_the_batch_before_could_not_be_settled_is_settled_and_not_sent_again(
     mysql_shop: Shop, sources: Sources, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = add_due(mysql_shop, 100)
+    ids = mysql_shop.add_due(100)
     broker = RecordingBroker()
     source = sources(mysql_shop, broker)
     sends = Counted(source.batches.send)
@@ -118,7 +113,7 @@ def test_what_was_sent_while_the_batch_before_could_not_be_settled_is_settled_an
     monkeypatch.setattr(source.batches, "settle", settles)
 
     with pytest.raises(DatabaseUnavailable):
-        Simulation([source], clock, turn=TurnOptions(batch_rows=10)).step()
+        Simulation([source], clock, batch_rows=10).step()
 
     left = {row["id"] for row in mysql_shop.rows()}
     assert len(broker.ids) == 30
@@ -129,19 +124,19 @@ def test_a_full_table_lets_the_others_go_before_its_next_batch(
     mysql_shop: Shop, sources: Sources, clock: ManualClock
 ) -> None:
     full, other = split(mysql_shop, range(2))
-    add_due(mysql_shop, 500, prefix="full", table=full)
-    late = add_due(mysql_shop, 3, prefix="other", table=other)
+    mysql_shop.add_due(500, prefix="full", table=full)
+    late = mysql_shop.add_due(3, prefix="other", table=other)
     broker = RecordingBroker()
 
-    Simulation([sources(mysql_shop, broker)], clock, turn=TurnOptions(batch_rows=50)).step()
+    Simulation([sources(mysql_shop, broker)], clock, batch_rows=50).step()
 
     assert set(late) <= set(broker.ids[:100])
 
 
 def test_a_source_that_is_lost_in_its_turn_is_let_go_of_before_the_next_claim(
-    mysql_shop: Shop, serve: Callable[..., CompensatorService], metrics: WatchedMetrics
+    shop: Shop, serve: Serve, metrics: WatchedMetrics
 ) -> None:
-    told = Told(name_of(mysql_shop))
+    told = Told(name_of(shop))
     entered, go_on = threading.Event(), threading.Event()
 
     def hang(_batch: Sequence[Message]) -> None:
@@ -149,8 +144,8 @@ def test_a_source_that_is_lost_in_its_turn_is_let_go_of_before_the_next_claim(
         go_on.wait(WAIT_SECONDS)
 
     broker = RecordingBroker(hang)
-    add_due(mysql_shop, 100)
-    service = serve(mysql_shop, broker, assignment=told, beat_ms=20)
+    shop.add_due(100)
+    service = serve(shop, broker, assignment=told, beat_ms=20)
     service.start()
     assert entered.wait(WAIT_SECONDS)
 
@@ -159,4 +154,4 @@ def test_a_source_that_is_lost_in_its_turn_is_let_go_of_before_the_next_claim(
     go_on.set()
     metrics.wait_for(lambda it: bool(it.turns))  # the turn ended by itself, with nobody stopping the service
 
-    assert (len(broker.stored), len(mysql_shop.rows())) == (10, 90)
+    assert (len(broker.stored), len(shop.rows())) == (10, 90)

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
 from broker_adapter.embedded import EmbeddedBroker
 from outbox.store.row import cancel_row, publish_row
-from outbox_core import CancelStatus, Message, SystemClock
+from outbox_core import CancelStatus, ManualClock, Message, SystemClock
 from outbox_core.common.errors import (
     BrokerError,
     BrokerRefused,
@@ -25,14 +25,7 @@ from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
 HOUR_US = 3_600_000_000
-
-
-def add_due(shop: Shop, count: int, *, topic: str = "topic") -> list[str]:
-    """Rows of a dead sender, their leases over."""
-    rows = [publish_row(Message(id=f"{topic}-{number:05d}", topic=topic, body=b"x")) for number in range(count)]
-    with shop.engine.begin() as connection:
-        shop.store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
-    return [row.id for row in rows]
+MINUTE_MS = 60_000
 
 
 def raising(error: BrokerError, *, when: Callable[[Message], bool]) -> Callable[[Sequence[Message]], None]:
@@ -46,7 +39,7 @@ def raising(error: BrokerError, *, when: Callable[[Message], bool]) -> Callable[
 
 
 def test_a_pass_goes_on_until_nothing_is_due(sqlite_shop: Shop, broker: RecordingBroker) -> None:
-    ids = add_due(sqlite_shop, 250)
+    ids = sqlite_shop.add_due(250)
 
     report = sqlite_shop.scan(broker, batch_rows=100).run()
 
@@ -56,7 +49,7 @@ def test_a_pass_goes_on_until_nothing_is_due(sqlite_shop: Shop, broker: Recordin
 
 
 def test_a_rejected_row_is_parked_with_the_reason_and_holds_up_nobody(shop: Shop, broker: RecordingBroker) -> None:
-    ids = add_due(shop, 10)
+    ids = shop.add_due(10)
     broker.rejects[ids[0]] = "too strange"
 
     report = shop.scan(broker, batch_rows=3).run()
@@ -69,7 +62,7 @@ def test_a_rejected_row_is_parked_with_the_reason_and_holds_up_nobody(shop: Shop
 
 
 def test_a_deferred_row_waits_by_its_own_backoff_and_holds_up_nobody(shop: Shop, broker: RecordingBroker) -> None:
-    ids = add_due(shop, 10)
+    ids = shop.add_due(10)
     broker.defers[ids[0]] = "no queue named trips"
 
     report = shop.scan(broker, batch_rows=3).run()
@@ -84,7 +77,7 @@ def test_a_deferred_row_waits_by_its_own_backoff_and_holds_up_nobody(shop: Shop,
 
 
 def test_a_reason_that_is_no_utf_8_is_written_escaped(shop: Shop, broker: RecordingBroker) -> None:
-    rejected, deferred = add_due(shop, 2)
+    rejected, deferred = shop.add_due(2)
     broker.rejects[rejected] = "strange \ud800"
     broker.defers[deferred] = "no queue named \udcff"
 
@@ -98,7 +91,7 @@ def test_a_reason_that_is_no_utf_8_is_written_escaped(shop: Shop, broker: Record
 
 @pytest.mark.parametrize("place", [0, 77, 199])
 def test_a_row_that_has_its_whole_batch_refused_is_found_and_parked_alone(sqlite_shop: Shop, place: int) -> None:
-    ids = add_due(sqlite_shop, 200)
+    ids = sqlite_shop.add_due(200)
     broker = RecordingBroker(raising(BrokerRefused("one is bad"), when=lambda message: message.id == ids[place]))
 
     report = sqlite_shop.scan(broker).run()
@@ -116,7 +109,7 @@ def test_a_row_that_has_its_whole_batch_refused_is_found_and_parked_alone(sqlite
 def test_a_row_that_cannot_be_a_message_is_parked_and_holds_up_nobody(
     shop: Shop, broker: RecordingBroker, broken: dict[str, object]
 ) -> None:
-    ids = add_due(shop, 5)
+    ids = shop.add_due(5)
     message = shop.tables.message
     with shop.engine.begin() as connection:
         connection.execute(update(message).where(message.c.id == ids[2]).values(**broken))
@@ -130,7 +123,7 @@ def test_a_row_that_cannot_be_a_message_is_parked_and_holds_up_nobody(
 
 
 def test_a_broker_that_calls_a_message_invalid_gets_it_parked(sqlite_shop: Shop) -> None:
-    ids = add_due(sqlite_shop, 8)
+    ids = sqlite_shop.add_due(8)
 
     def rule(batch: Sequence[Message]) -> None:
         if any(message.id == ids[5] for message in batch):
@@ -147,7 +140,7 @@ def test_a_broker_that_calls_a_message_invalid_gets_it_parked(sqlite_shop: Shop)
     "error", [BrokerUnavailable("no answer"), StorageFailed("disk full")], ids=lambda it: type(it).__name__
 )
 def test_an_outage_ends_the_pass_parks_nothing_and_burns_no_attempts(shop: Shop, error: BrokerError) -> None:
-    add_due(shop, 30)
+    shop.add_due(30)
     broker = RecordingBroker(raising(error, when=lambda _: True))
 
     report = shop.scan(broker, batch_rows=10).run()
@@ -161,7 +154,7 @@ def test_an_outage_ends_the_pass_parks_nothing_and_burns_no_attempts(shop: Shop,
 
 
 def test_after_many_outages_everything_is_sent(sqlite_shop: Shop) -> None:
-    ids = add_due(sqlite_shop, 10)
+    ids = sqlite_shop.add_due(10)
     broker = RecordingBroker(raising(BrokerUnavailable("no answer"), when=lambda _: True))
 
     for _ in range(60):
@@ -175,7 +168,7 @@ def test_after_many_outages_everything_is_sent(sqlite_shop: Shop) -> None:
 
 
 def test_a_throttled_batch_is_due_when_the_broker_says(sqlite_shop: Shop) -> None:
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
     slow_down = BrokerThrottled("slow down", retry_after_ms=30_000_000)
 
     sqlite_shop.scan(RecordingBroker(raising(slow_down, when=lambda _: True))).run()
@@ -187,7 +180,7 @@ def test_a_throttled_batch_is_due_when_the_broker_says(sqlite_shop: Shop) -> Non
 
 
 def test_a_topic_without_permission_waits_and_holds_up_no_other(shop: Shop) -> None:
-    forbidden, allowed = add_due(shop, 3, topic="forbidden"), add_due(shop, 3, topic="allowed")
+    forbidden, allowed = (shop.add_due(3, prefix=name, topic=name) for name in ("forbidden", "allowed"))
     broker = RecordingBroker(raising(NotAuthorized("no role"), when=lambda message: message.topic == "forbidden"))
 
     report = shop.scan(broker).run()
@@ -200,7 +193,7 @@ def test_a_topic_without_permission_waits_and_holds_up_no_other(shop: Shop) -> N
 
 
 def test_an_outage_in_the_middle_of_a_parted_batch_puts_the_rest_off(sqlite_shop: Shop) -> None:
-    ids = add_due(sqlite_shop, 8)
+    ids = sqlite_shop.add_due(8)
 
     def rule(batch: Sequence[Message]) -> None:
         if len(batch) == 8:
@@ -280,3 +273,86 @@ def test_logs_name_the_rows_and_never_show_bodies(
     shown = [str(vars(record)) for record in caplog.records]
     assert any("messages_parked" in one and "m-1" in one for one in shown)
     assert not any("the secret" in one for one in shown)
+
+
+# -- what is logged of messages that the broker refuses for now ------------------------------------------------------
+
+Warnings = Callable[[], list[dict[str, object]]]
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Warnings:
+    """Returns the fields of the warnings since the last call."""
+    caplog.set_level(logging.WARNING)
+
+    def read() -> list[dict[str, object]]:
+        found = [vars(record) for record in caplog.records if record.getMessage().startswith("messages_retried")]
+        caplog.clear()
+        return found
+
+    return read
+
+
+def test_each_topic_is_one_warning_with_the_row_tried_most_often(
+    sqlite_shop: Shop, broker: RecordingBroker, warnings: Warnings
+) -> None:
+    often, seldom = sqlite_shop.add_due(2, prefix="t", topic="trips")
+    [hotel, accepted] = sqlite_shop.add_due(2, prefix="h", topic="hotels")
+    message = sqlite_shop.tables.message
+    with sqlite_shop.engine.begin() as connection:
+        connection.execute(update(message).where(message.c.id == often).values(attempts=8))
+    broker.defers = {often: "no queue named trips", seldom: "no queue", hotel: "no queue"}
+
+    sqlite_shop.scan(broker).run()
+
+    names = ("source", "topic", "rows", "message_id", "attempts", "reason")
+    assert sorted(tuple(one[name] for name in names) for one in warnings()) == [
+        ("scanned", "hotels", 1, hotel, 2, "deferred by the broker: no queue"),
+        ("scanned", "trips", 2, often, 9, "deferred by the broker: no queue named trips"),
+    ]
+    assert broker.ids == [accepted]
+
+
+def test_an_outage_is_no_warning_of_its_rows(sqlite_shop: Shop, warnings: Warnings) -> None:
+    sqlite_shop.add_due(3)
+
+    sqlite_shop.scan(RecordingBroker(raising(BrokerUnavailable("down"), when=lambda _: True))).run()
+
+    assert warnings() == []
+
+
+def test_a_topic_is_logged_again_after_a_minute(
+    sqlite_shop: Shop, broker: RecordingBroker, warnings: Warnings, clock: ManualClock
+) -> None:
+    [row_id] = sqlite_shop.add_due(1)
+    broker.defers[row_id] = "no queue"
+    scan, counts = sqlite_shop.scan(broker, clock=clock), []
+
+    for passed_ms in (0, MINUTE_MS - 1, 1):
+        clock.advance(passed_ms)
+        sqlite_shop.end_delays()
+        scan.run()
+        counts.append(len(warnings()))
+
+    assert counts == [1, 0, 1]
+
+
+def test_beyond_the_limit_the_topic_logged_longest_ago_is_forgotten(
+    sqlite_shop: Shop, broker: RecordingBroker, warnings: Warnings, clock: ManualClock
+) -> None:
+    scan = sqlite_shop.scan(broker, clock=clock)
+    rows = [publish_row(Message(id=f"m-{number:04d}", topic=f"topic-{number}", body=b"")) for number in range(1_001)]
+    with sqlite_shop.engine.begin() as connection:
+        sqlite_shop.store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
+    broker.defers = {row.id: "no queue" for row in rows}
+    scan.run()
+    first_of_all = len(warnings())
+
+    message = sqlite_shop.tables.message
+    with sqlite_shop.engine.begin() as connection:
+        connection.execute(delete(message).where(message.c.id.not_in(["m-0000", "m-1000"])))
+    sqlite_shop.end_delays()
+    scan.run()
+
+    assert first_of_all == 1_001
+    assert [one["topic"] for one in warnings()] == ["topic-0"]

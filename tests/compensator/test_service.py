@@ -9,14 +9,13 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from compensator.core.batch_totals import BatchTotals
 from compensator.entry.status_server import StatusServer
 from compensator.service.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMetrics
-from compensator.service.service import CompensatorService
 from compensator.service.source_upkeep import UpkeepOptions
 from compensator.work.source import SourceCounts
 from compensator.work.source_schedule import MoreRowsDue, PacingOptions
@@ -26,8 +25,8 @@ from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
 from tests.compensator.serving import (
     HOUR_US,
     WAIT_SECONDS,
+    Serve,
     WatchedMetrics,
-    add_due,
     advance_until,
     name_of,
     wait_until_stopping,
@@ -37,7 +36,6 @@ from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop, open_shop
 from tests.outbox_broker.polling import until
 
-Serve = Callable[..., CompensatorService]
 COUNT_OFTEN = UpkeepOptions(gauges_ms=1, gauges_idle_ms=1, gauges_check_ms=20)
 
 
@@ -47,14 +45,14 @@ def test_the_service_outlives_a_database_that_crashes(
 ) -> None:
     with mariadb_server.fresh_database() as database, open_shop(database) as shop:
         service = serve(shop, broker)
-        add_due(shop, 5, prefix="before")
+        shop.add_due(5, prefix="before")
         service.start()
         metrics.wait_for(lambda it: it.accepted == 5)
 
         mariadb_server.kill9()
         metrics.wait_for(lambda it: it.failures.total() >= 2)
         mariadb_server.restart()
-        add_due(shop, 5, prefix="after")
+        shop.add_due(5, prefix="after")
         metrics.wait_for(lambda it: it.accepted == 10)
         well = service.health().is_healthy
 
@@ -77,7 +75,7 @@ def test_rows_whose_settling_the_crash_took_are_settled_once_the_server_is_back_
 
     with mariadb_server.fresh_database() as database, open_shop(database) as shop:
         broker.rule = crash
-        ids = add_due(shop, 3)
+        ids = shop.add_due(3)
         service = serve(shop, broker)
         service.start()
         assert taken.wait(WAIT_SECONDS)
@@ -102,7 +100,7 @@ def test_stop_finishes_the_batch_in_hand_and_claims_no_more(sqlite_shop: Shop, s
         go_on.wait(WAIT_SECONDS)
 
     broker = RecordingBroker(hang)
-    add_due(sqlite_shop, 30)
+    sqlite_shop.add_due(30)
     service = serve(sqlite_shop, broker)
     service.start()
     assert entered.wait(WAIT_SECONDS)
@@ -129,7 +127,7 @@ def test_stop_says_no_when_the_batch_does_not_end_in_time(
         entered.set()
         go_on.wait(WAIT_SECONDS)
 
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
     service = serve(sqlite_shop, RecordingBroker(hang), stop_timeout_ms=1)
     service.start()
     assert entered.wait(WAIT_SECONDS)
@@ -189,7 +187,7 @@ def test_a_broker_that_is_out_does_not_make_the_compensator_ill(
     def rule(_batch: Sequence[Message]) -> None:
         raise BrokerUnavailable("down")
 
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
     service = serve(sqlite_shop, RecordingBroker(rule))
 
     service.start()
@@ -207,7 +205,7 @@ def test_a_broker_that_is_out_does_not_make_the_compensator_ill(
 def test_metrics_say_what_turns_did_and_how_the_tables_stand(
     sqlite_shop: Shop, broker: RecordingBroker, metrics: WatchedMetrics, serve: Serve
 ) -> None:
-    ids = add_due(sqlite_shop, 25)
+    ids = sqlite_shop.add_due(25)
     broker.rejects[ids[3]] = "too strange"
     source = name_of(sqlite_shop)
 
@@ -232,7 +230,7 @@ def test_metrics_say_what_turns_did_and_how_the_tables_stand(
 def test_the_age_of_the_oldest_due_row_is_the_databases_own_figure(
     shop: Shop, broker: RecordingBroker, metrics: WatchedMetrics, serve: Serve
 ) -> None:
-    add_due(shop, 3, due_for_us=HOUR_US)
+    shop.add_due(3, due_for_us=HOUR_US)
 
     backlog = shop.scan(broker).backlog()
     serve(shop, broker).start()
@@ -315,7 +313,7 @@ def test_a_service_that_stops_is_not_ready_and_still_alive(
         entered.set()
         go_on.wait(WAIT_SECONDS)
 
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
     service = serve(sqlite_shop, RecordingBroker(hang), stop_timeout_ms=1)
     service.start()
     assert entered.wait(WAIT_SECONDS)
@@ -338,7 +336,7 @@ def test_a_process_whose_every_worker_is_stuck_is_not_alive(sqlite_shop: Shop, s
         go_on.wait(WAIT_SECONDS)
 
     clock = ManualClock()
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
     service = serve(sqlite_shop, RecordingBroker(hang), clock=clock, workers=1)
     service.start()
     assert entered.wait(WAIT_SECONDS)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from compensator.entry.single_pass import run_single_pass
-from compensator.work.source import Source
-from compensator.work.source_turn import TurnOptions, Turns
+from compensator.work.source_turn import TurnOptions
 from outbox_core import ManualClock, Message
 from outbox_core.common.errors import DatabaseUnavailable, OutboxError, SchemaMissing
-from tests.compensator.serving import add_due
+from tests.compensator.serving import Sources, turns_of
 from tests.outbox.deadlock import short_lock_waits
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
-Sources = Callable[..., Source]
 LEASE_MS = 600_000
 
 
@@ -38,8 +36,8 @@ class Archive:
 def test_a_turn_settles_first_what_the_turn_before_could_not(shop: Shop, sources: Sources, clock: ManualClock) -> None:
     archive = Archive(shop)
     broker = RecordingBroker(archive.hide)
-    add_due(shop, 3)
-    turns = Turns(sources(shop, broker), options=TurnOptions(), clock=clock)
+    shop.add_due(3)
+    turns = turns_of(sources(shop, broker), clock=clock)
 
     with pytest.raises(SchemaMissing):
         turns.take(going_on=lambda: True)
@@ -63,8 +61,8 @@ def test_a_turn_settles_what_the_turn_before_waited_for_in_vain(
     holder = mysql_shop.closing.enter_context(mysql_shop.other_engine(isolation_level="READ COMMITTED").connect())
     message = f"{mysql_shop.database.schema}.message"
     broker = RecordingBroker(lambda _: holder.exec_driver_sql(f"UPDATE {message} SET last_error = 'held'") and None)
-    add_due(mysql_shop, 3)
-    turns = Turns(sources(mysql_shop, broker), options=TurnOptions(), clock=clock)
+    mysql_shop.add_due(3)
+    turns = turns_of(sources(mysql_shop, broker), clock=clock)
 
     with short_lock_waits(), pytest.raises(DatabaseUnavailable, match="1205"):
         turns.take(going_on=lambda: True)
@@ -81,8 +79,8 @@ def test_what_could_not_be_settled_while_the_lease_lasted_is_sent_again(
 ) -> None:
     archive = Archive(shop)
     broker = RecordingBroker(archive.hide)
-    add_due(shop, 3)
-    turns = Turns(sources(shop, broker), options=TurnOptions(), clock=clock)
+    shop.add_due(3)
+    turns = turns_of(sources(shop, broker), clock=clock)
     with pytest.raises(SchemaMissing):
         turns.take(going_on=lambda: True)
     archive.bring_back()
@@ -102,7 +100,7 @@ def test_a_single_pass_settles_before_it_ends_what_a_database_refused(
 ) -> None:
     archive = Archive(shop)
     broker = RecordingBroker(archive.hide)
-    add_due(shop, 3)
+    shop.add_due(3)
     source = sources(shop, broker)
     settle_again = source.batches.settle_again
     refusals: list[OutboxError] = []

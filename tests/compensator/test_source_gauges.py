@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from compensator.admission.circuit_breaker import OUT_WITHOUT_PROBE_MS, BreakerState
+from compensator.admission.circuit_breaker import OUT_WITHOUT_PROBE_MS
 from compensator.core.batch_totals import BatchTotals
 from compensator.retention.retention import Retention, RetentionOptions
-from compensator.service.service import CompensatorService
 from compensator.service.source_upkeep import Upkeep, UpkeepOptions
-from compensator.work.source import Source, SourceCounts
+from compensator.work.source import SourceCounts
 from compensator.work.source_schedule import NoRowsDue
 from compensator.work.source_turn import TurnReport
 from outbox.consumers.inbox_table import InboxStore
@@ -18,11 +17,10 @@ from outbox.store.archive_purge import ArchiveStore
 from outbox.store.order_table import OrderStore
 from outbox_core import ManualClock, Message, SystemClock
 from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable
-from tests.compensator.serving import HOUR_US, QUICK_BREAKER, WatchedMetrics, add_due, advance_until, name_of
+from tests.compensator.serving import HOUR_US, QUICK_BREAKER, Serve, Sources, WatchedMetrics, advance_until, name_of
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
-Serve = Callable[..., CompensatorService]
 BREAKER_OPEN = "outbox_compensator_breaker_open"
 OLDEST_DUE = "outbox_oldest_due_age_seconds"
 LAST_SUCCESS = "outbox_compensator_last_success_timestamp_seconds"
@@ -44,7 +42,7 @@ def test_a_beat_that_changes_the_assignment_keeps_the_last_success_of_a_source_t
     sqlite_shop: Shop, broker: RecordingBroker, serve: Serve, metrics: WatchedMetrics
 ) -> None:
     source = name_of(sqlite_shop)
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
     service = serve(sqlite_shop, broker)
     service.start()
     metrics.wait_for(lambda it: it.accepted == 1)
@@ -64,11 +62,11 @@ def test_a_broker_that_was_out_is_not_reported_for_ever_where_nothing_is_due_for
 
     clock, broker = ManualClock(), RecordingBroker(refuse)
     labels = {"broker": f"broker {id(broker)}"}
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
     service = serve(sqlite_shop, broker, clock=clock)
     before = metrics.value(BREAKER_OPEN, **labels)
     service.start()
-    metrics.wait_for(lambda it: it.breakers == [BreakerState.OPEN])
+    metrics.wait_for(lambda it: it.breakers == ["open"])
     out = metrics.value(BREAKER_OPEN, **labels)
 
     sqlite_shop.execute("DELETE FROM outbox_message")  # as another instance does that drains the backlog
@@ -94,7 +92,7 @@ def test_what_ends_after_its_source_was_given_away_brings_back_no_gauge(metrics:
 
 
 def test_a_count_and_a_round_of_retention_that_the_database_refuses_count_as_failures(
-    sqlite_shop: Shop, broker: RecordingBroker, sources: Callable[..., Source], metrics: WatchedMetrics
+    sqlite_shop: Shop, broker: RecordingBroker, sources: Sources, metrics: WatchedMetrics
 ) -> None:
     dialect, engine = sqlite_shop.engine.dialect, sqlite_shop.background_engine()
     retention = Retention(
@@ -123,10 +121,10 @@ def test_a_broker_that_asks_for_a_pause_of_an_hour_leaves_the_compensator_ready(
         raise BrokerThrottled("slow down", retry_after_ms=3_600_000)
 
     clock, broker, source = ManualClock(), RecordingBroker(throttle), name_of(sqlite_shop)
-    add_due(sqlite_shop, 1)
+    sqlite_shop.add_due(1)
     service = serve(sqlite_shop, broker, clock=clock)
     service.start()
-    metrics.wait_for(lambda it: it.breakers == [BreakerState.OPEN])
+    metrics.wait_for(lambda it: it.breakers == ["open"])
 
     for _ in range(3):
         clock.advance(20_000)

@@ -11,8 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from compensator.entry.status_server import StatusLimits, StatusServer
-from compensator.service.service import CompensatorService
-from tests.compensator.serving import WAIT_SECONDS
+from tests.compensator.serving import WAIT_SECONDS, Serve
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 from tests.outbox_broker.polling import until
@@ -24,7 +23,7 @@ Start = Callable[[StatusLimits], StatusServer]
 
 
 @pytest.fixture
-def start(sqlite_shop: Shop, broker: RecordingBroker, serve: Callable[..., CompensatorService]) -> Iterator[Start]:
+def start(sqlite_shop: Shop, broker: RecordingBroker, serve: Serve) -> Iterator[Start]:
     """Starts a status page with a test's own limits."""
     with ExitStack() as stack:
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,11 @@ from sqlalchemy.orm import Session
 from compensator.core.config import load
 from compensator.entry.composition import wire
 from compensator.entry.single_pass import run_single_pass
-from compensator.work.source import Source
-from compensator.work.source_turn import TurnOptions, Turns
 from outbox import Telemetry
 from outbox.telemetry.metrics import OutboxMetrics
 from outbox.telemetry.tracing import OpenTelemetryTracing
 from outbox_core import ManualClock, SystemClock
-from tests.compensator.serving import add_due
+from tests.compensator.serving import Sources, turns_of
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop
 from tests.outbox.telemetry.spans import Spans, context_of, ids, linked
@@ -37,7 +35,7 @@ def spans() -> Iterator[Spans]:
 
 
 def test_a_compensators_send_is_a_span_that_links_to_where_the_message_was_made_and_is_counted_as_its_own(
-    shop: Shop, broker: RecordingBroker, sources: Callable[..., Source], clock: ManualClock, spans: Spans
+    shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock, spans: Spans
 ) -> None:
     counted = OutboxMetrics()
     telemetry = Telemetry(metrics=counted, tracing=OpenTelemetryTracing(provider=spans.provider))
@@ -47,7 +45,7 @@ def test_a_compensators_send_is_a_span_that_links_to_where_the_message_was_made_
         box.publish("orders", "1", session=session)
     shop.end_leases()
     source = sources(shop, broker, telemetry=telemetry)
-    Turns(source, options=TurnOptions(), clock=clock).take(going_on=lambda: True)
+    turns_of(source, clock=clock).take(going_on=lambda: True)
 
     created, sent = spans.one("create"), spans.one("send")
     assert linked(sent) == [ids(created)]
@@ -58,7 +56,7 @@ def test_a_compensators_send_is_a_span_that_links_to_where_the_message_was_made_
 def test_a_compensator_that_is_put_together_from_its_configuration_counts_what_it_sends(
     sqlite_shop: Shop, tmp_path: Path
 ) -> None:
-    add_due(sqlite_shop, 3, topic="orders")
+    sqlite_shop.add_due(3, topic="orders")
     sources = [{"url": sqlite_shop.database.url}]
     flags = {"broker": {"url": f"embedded:{tmp_path / 'data'}"}, "compensator": {"sources": sources}}
     parts = wire(load(flags, file=None), clock=SystemClock())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from sqlalchemy import Connection, select, update
@@ -11,24 +11,24 @@ from sqlalchemy import Connection, select, update
 from compensator.admission.rate_limiter import RateOptions
 from compensator.service.source_upkeep import Upkeep, UpkeepOptions
 from compensator.work.engines import InstanceEngines
-from compensator.work.source import TABLES_ASKED_EVERY_MS, Source
+from compensator.work.source import TABLES_ASKED_EVERY_MS
 from compensator.work.source_schedule import DatabaseFailure, HeldBack, MoreRowsDue, NoRowsDue, PacingOptions
-from compensator.work.source_turn import TurnOptions, TurnReport, Turns
+from compensator.work.source_turn import TurnReport
 from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox_core import ManualClock, Message
 from outbox_core.common.errors import BrokerThrottled, SchemaMissing
 from tests.compensator.serving import (
     Asked,
     Simulation,
+    Sources,
     WatchedMetrics,
-    add_due,
     rows_left,
     split,
+    turns_of,
 )
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 
-Sources = Callable[..., Source]
 TEN_MINUTES_MS = 600_000
 # As many as a source can have; MySQL takes a minute of a processor to make a thousand.
 IDLE_TABLES = {"mariadb": 1_024, "mysql": 128}
@@ -37,9 +37,8 @@ IDLE_TABLES = {"mariadb": 1_024, "mysql": 128}
 def test_a_full_batch_goes_on_at_once(
     sqlite_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
 ) -> None:
-    add_due(sqlite_shop, 250)
-    turn = TurnOptions(batch_rows=10, batches_max=3)
-    simulation = Simulation([sources(sqlite_shop, broker)], clock, turn=turn)
+    sqlite_shop.add_due(250)
+    simulation = Simulation([sources(sqlite_shop, broker)], clock, batch_rows=10, batches_max=3)
 
     outcomes = [simulation.step().outcome for _ in range(9)]
 
@@ -72,7 +71,7 @@ def test_an_idle_source_costs_less_than_a_fifth_of_a_statement_a_second_with_gau
 def test_rows_that_the_broker_has_refused_for_a_minute_are_a_gauge_until_nothing_is_pending(
     shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock, metrics: WatchedMetrics
 ) -> None:
-    tried, _ = add_due(shop, 2)
+    tried, _ = shop.add_due(2)
     message = shop.tables.message
     with shop.engine.begin() as connection:
         connection.execute(update(message).where(message.c.id == tried).values(attempts=RETRYING_ATTEMPTS))
@@ -120,7 +119,7 @@ def test_idle_tables_of_a_source_cost_one_statement_a_look_however_many_they_are
 
     looks = [simulation.step() for _ in range(5)]
     idle = len(asked.statements)
-    add_due(mysql_shop, 2, table=names[77])
+    mysql_shop.add_due(2, table=names[77])
     simulation.step()
 
     assert clock.monotonic_ms() < TABLES_ASKED_EVERY_MS
@@ -134,7 +133,7 @@ def test_a_row_is_sent_as_soon_as_its_lease_ends_though_the_source_was_idle(
     pacing = PacingOptions(idle_ms=60_000)
     simulation = Simulation([sources(shop, broker, pacing=pacing)], clock, pacing=pacing)
     simulation.run_until(TEN_MINUTES_MS)
-    store, row = shop.store, add_due(shop, 1)
+    store, row = shop.store, shop.add_due(1)
     with shop.engine.begin() as connection:  # as if its sender had died just now, 40 seconds before the lease ends
         store.claim(connection, row, token="e" * 32, lease_us=40_000_000)
 
@@ -156,7 +155,7 @@ def test_a_batch_is_filled_from_many_tables(
 ) -> None:
     names = split(mysql_shop, range(20))
     for name in names:
-        add_due(mysql_shop, 3, prefix=name, table=name)
+        mysql_shop.add_due(3, prefix=name, table=name)
 
     turn = Simulation([sources(mysql_shop, broker)], clock).step()
 
@@ -169,10 +168,9 @@ def test_a_table_with_a_long_backlog_keeps_no_other_waiting(
     mysql_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
 ) -> None:
     full, other = split(mysql_shop, range(2))
-    add_due(mysql_shop, 500, prefix="full", table=full)
-    late = add_due(mysql_shop, 3, prefix="other", table=other)
-    turn = TurnOptions(batch_rows=50, batches_max=1)
-    simulation = Simulation([sources(mysql_shop, broker)], clock, turn=turn)
+    mysql_shop.add_due(500, prefix="full", table=full)
+    late = mysql_shop.add_due(3, prefix="other", table=other)
+    simulation = Simulation([sources(mysql_shop, broker)], clock, batch_rows=50, batches_max=1)
 
     simulation.step()
     simulation.step()
@@ -188,7 +186,7 @@ def test_tables_that_are_made_meanwhile_are_served_a_minute_later(
     simulation.step()
 
     names = split(mysql_shop, [5])
-    add_due(mysql_shop, 2, table=names[0])
+    mysql_shop.add_due(2, table=names[0])
     simulation.run_until(TABLES_ASKED_EVERY_MS + 10_000)
 
     assert len(broker.stored) == 2
@@ -211,7 +209,7 @@ def test_a_table_that_went_away_fails_one_look_and_no_more(
 def test_a_rate_limit_is_kept_from_batch_to_batch(
     sqlite_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
 ) -> None:
-    add_due(sqlite_shop, 500)
+    sqlite_shop.add_due(500)
     source = sources(sqlite_shop, broker, limit=RateOptions(rows_per_second=100))
     simulation = Simulation([source], clock)
 
@@ -226,10 +224,10 @@ def test_a_rate_limit_is_kept_from_batch_to_batch(
 def test_no_row_is_claimed_beyond_the_rate(
     sqlite_shop: Shop, broker: RecordingBroker, sources: Sources, clock: ManualClock
 ) -> None:
-    add_due(sqlite_shop, 100)
+    sqlite_shop.add_due(100)
     source = sources(sqlite_shop, broker, limit=RateOptions(rows_per_second=30))
 
-    turn = Turns(source, options=TurnOptions(batch_rows=50), clock=clock).take(going_on=lambda: True)
+    turn = turns_of(source, clock=clock, batch_rows=50).take(going_on=lambda: True)
 
     assert turn.report.claimed == 30
     assert [row["attempts"] for row in sqlite_shop.rows()].count(1) == 70
@@ -238,7 +236,7 @@ def test_no_row_is_claimed_beyond_the_rate(
 def test_one_row_at_fault_is_put_off_alone_and_the_rest_of_its_batch_is_sent(
     shop: Shop, sources: Sources, clock: ManualClock
 ) -> None:
-    ids = add_due(shop, 40)
+    ids = shop.add_due(40)
     poison = ids[13]
 
     def rule(batch: Sequence[Message]) -> None:
@@ -259,13 +257,13 @@ def test_one_row_at_fault_is_put_off_alone_and_the_rest_of_its_batch_is_sent(
 def test_an_adapter_that_fails_for_everything_is_asked_a_bounded_number_of_times_and_ever_more_seldom(
     sqlite_shop: Shop, sources: Sources, clock: ManualClock
 ) -> None:
-    add_due(sqlite_shop, 400)
+    sqlite_shop.add_due(400)
 
     def rule(_batch: Sequence[Message]) -> None:
         raise RuntimeError("a defect of an adapter")
 
     broker = RecordingBroker(rule)
-    simulation = Simulation([sources(sqlite_shop, broker)], clock, turn=TurnOptions(batch_rows=200, batches_max=1))
+    simulation = Simulation([sources(sqlite_shop, broker)], clock, batch_rows=200, batches_max=1)
 
     first, second = simulation.step(), simulation.step()
 
@@ -289,8 +287,8 @@ def ask_for_an_hours_pause(_batch: Sequence[Message]) -> None:
 def test_a_source_whose_database_failed_is_polled_at_each_turn_until_it_answers_though_its_broker_asks_for_a_pause(
     sqlite_shop: Shop, sources: Sources, clock: ManualClock
 ) -> None:
-    add_due(sqlite_shop, 1)
-    turns = Turns(sources(sqlite_shop, RecordingBroker(ask_for_an_hours_pause)), options=TurnOptions(), clock=clock)
+    sqlite_shop.add_due(1)
+    turns = turns_of(sources(sqlite_shop, RecordingBroker(ask_for_an_hours_pause)), clock=clock)
 
     def age_us() -> int | None:
         return turns.take(going_on=lambda: True).oldest_due_us
@@ -312,8 +310,8 @@ def test_a_source_whose_database_failed_is_polled_at_each_turn_until_it_answers_
 def test_a_source_that_another_instance_served_is_polled_anew_though_its_broker_asks_for_a_pause(
     sqlite_shop: Shop, sources: Sources, clock: ManualClock
 ) -> None:
-    add_due(sqlite_shop, 1)
-    turns = Turns(sources(sqlite_shop, RecordingBroker(ask_for_an_hours_pause)), options=TurnOptions(), clock=clock)
+    sqlite_shop.add_due(1)
+    turns = turns_of(sources(sqlite_shop, RecordingBroker(ask_for_an_hours_pause)), clock=clock)
     known = [turns.take(going_on=lambda: True).oldest_due_us is not None for _ in range(2)]
 
     turns.forget_poll()

@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.orm import Session
 
-from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
@@ -90,7 +89,7 @@ def scan(point: str, url: str, schema: str, broker: DyingBroker) -> None:
         store=MessageStore(dialect=engine.dialect, schema=schema or None),
         broker=broker,
         policy=RelayPolicy(),
-        options=ClaimOptions(lease_ms=LEASE_MS),
+        lease_ms=LEASE_MS,
     ).run()
 
 

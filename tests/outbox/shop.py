@@ -6,21 +6,24 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, String, create_engine, func, literal_column, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.schema import CreateSchema
 
-from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
+from outbox.store.row import publish_row
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import connect_once
-from outbox_core import Broker, Clock
+from outbox_core import Broker, Clock, Message
 from tests.fixtures.databases import Database
 from tests.fixtures.table_scan import Scan
+
+if TYPE_CHECKING:
+    from tests.fixtures.command_line import Done
 
 BUSY_LIMITS = SenderLimits(lease_ms=60_000, lease_margin_ms=1_000, close_timeout_ms=120_000)
 CONNECTIONS_END_SECONDS_MAX = 60
@@ -89,9 +92,33 @@ class Shop:
             store=self.store,
             broker=broker,
             policy=RelayPolicy(outage_delay_ms=60_000),
-            options=ClaimOptions(batch_rows=batch_rows, lease_ms=lease_ms),
+            batch_rows=batch_rows,
+            lease_ms=lease_ms,
             clock=clock,
         )
+
+    def command(self, *arguments: str, columns: int = 200) -> Done:
+        """Run `outbox` with these arguments on this database."""
+        from tests.fixtures.command_line import outbox  # not in the programs that tests start: it takes them a second
+
+        schema = ["--schema", self.database.schema] if self.database.schema else []
+        return outbox(*arguments, "--url", self.database.url, *schema, columns=columns)
+
+    def add_due(
+        self,
+        count: int,
+        *,
+        prefix: str = "m",
+        topic: str = "topic",
+        table: str | None = None,
+        due_for_us: int = 1_000_000,
+    ) -> list[str]:
+        """Add rows of a dead sender, their leases over for a second; returns their ids."""
+        rows = [publish_row(Message(id=f"{prefix}-{number:04d}", topic=topic, body=b"x")) for number in range(count)]
+        store = MessageStore(dialect=self.engine.dialect, schema=self.database.schema, table=table)
+        with self.engine.begin() as connection:
+            store.insert(connection, rows, token="d" * 32, lease_us=-due_for_us)
+        return [row.id for row in rows]
 
     def end_leases(self, *, at_us: int = 1) -> None:
         """Let every lease be over, as if its time had passed by the database's clock: long ago, or at a moment."""

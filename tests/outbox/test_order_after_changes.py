@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import pytest
 
 from compensator.core.batch_totals import BatchTotals, add
-from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy
 from outbox.delivery.relay import HOLD_DELAY_MS_MIN, IN_FLIGHT_DELAY_MS, PARKED_DELAY_MS, hold_delay_ms
-from outbox.migrate.schema_upgrade import upgrade
+from outbox.migrate import upgrade
 from outbox.store.database import background_engine
 from outbox.store.order_table import Barrier
 from outbox.store.schema import RowState, message_table_names, split_message_table_name
@@ -56,7 +55,7 @@ def passing(shop: Shop, broker: RecordingBroker, table: str) -> BatchTotals:
     try:
         return Scan(
             engine=engine, store=shop.store.at(MessageTable(schema, table)), broker=broker,
-            policy=RelayPolicy(), options=ClaimOptions(),
+            policy=RelayPolicy(),
         ).run()  # fmt: skip
     finally:
         engine.dispose()

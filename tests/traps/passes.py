@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import Engine
 
-from compensator.work.claim_and_relay import ClaimOptions
 from outbox import RelayPolicy
 from outbox.store.database import background_engine
 from outbox_core import Broker
@@ -20,7 +19,7 @@ def one_pass(shop: Shop, broker: Broker, *, engine: Engine, batch_rows: int = 20
         store=shop.store,
         broker=broker,
         policy=RelayPolicy(outage_delay_ms=60_000),
-        options=ClaimOptions(batch_rows=batch_rows, lease_ms=60_000),
+        batch_rows=batch_rows,
     )
     try:
         scan.run()

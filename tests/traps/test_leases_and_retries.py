@@ -15,7 +15,6 @@ from outbox.delivery.relay import Relay
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
 from outbox.store.order_table import OrderStore
-from outbox.store.row import publish_row
 from outbox.store.schema import RowState
 from outbox_core import Message
 from tests.outbox.innodb_locks import open_transactions
@@ -25,14 +24,6 @@ from tests.traps.naive import make_naive_outbox, rows_read, run, transaction
 from tests.traps.passes import one_pass
 
 HOUR_US = 3_600_000_000
-
-
-def add_due(shop: Shop, count: int, *, prefix: str = "due") -> list[str]:
-    """Rows of a dead sender, their leases over."""
-    rows = [publish_row(Message(id=f"{prefix}-{number:05d}", topic="topic", body=b"x")) for number in range(count)]
-    with shop.engine.begin() as connection:
-        shop.store.insert(connection, rows, token="d" * 32, lease_us=-HOUR_US)
-    return [row.id for row in rows]
 
 
 def test_naive_an_owner_that_was_paused_overwrites_the_one_that_took_over(mysql_shop: Shop) -> None:
@@ -49,7 +40,7 @@ def test_naive_an_owner_that_was_paused_overwrites_the_one_that_took_over(mysql_
 
 
 def test_a_row_that_is_taken_over_in_the_middle_of_its_settle_has_one_entry_in_the_archive(shop: Shop) -> None:
-    [row_id] = add_due(shop, 1)
+    [row_id] = shop.add_due(1)
     background = background_engine(shop.engine)
     thieves = background_engine(shop.engine)
     store = shop.store
@@ -89,7 +80,7 @@ def test_naive_a_workers_name_that_comes_again_is_no_fence(mysql_shop: Shop) -> 
 
 
 def test_each_claim_has_a_token_of_its_own(shop: Shop) -> None:
-    add_due(shop, 3)
+    shop.add_due(3)
     tokens: list[str] = []
 
     def note(_batch: Sequence[Message]) -> None:
@@ -103,7 +94,7 @@ def test_each_claim_has_a_token_of_its_own(shop: Shop) -> None:
     broker = RecordingBroker(note)
     broker.rejects = {}
     one_pass(shop, broker, engine=shop.engine)
-    add_due(shop, 1, prefix="more")
+    shop.add_due(1, prefix="more")
     one_pass(shop, broker, engine=shop.engine)
 
     assert len(tokens) == len(set(tokens)) >= 2
@@ -137,9 +128,9 @@ def test_naive_a_few_rows_that_always_fail_hold_up_all_behind_them(mysql_shop: S
 
 
 def test_rows_that_always_fail_hold_up_nobody(shop: Shop) -> None:
-    add_due(shop, 20)
+    ids = shop.add_due(20)
     broker = RecordingBroker()
-    broker.rejects = {f"due-{number:05d}": "never" for number in range(5)}
+    broker.rejects = dict.fromkeys(ids[:5], "never")
 
     one_pass(shop, broker, engine=shop.engine, batch_rows=5)
 
@@ -157,7 +148,7 @@ def test_naive_a_purge_by_age_takes_what_was_never_sent(mysql_shop: Shop) -> Non
 
 
 def test_retention_takes_nothing_that_was_not_sent_however_old_it_is(shop: Shop) -> None:
-    ids = add_due(shop, 3)
+    ids = shop.add_due(3)
     shop.execute(f"UPDATE {shop.tables.message.fullname} SET created_at_us = 1")
     background = background_engine(shop.engine)
     dialect, schema = shop.engine.dialect, shop.database.schema
@@ -186,7 +177,7 @@ def test_naive_a_count_of_the_backlog_reads_all_of_it_each_time(mysql_shop: Shop
 
 
 def test_the_figures_of_the_backlog_read_no_more_than_their_bound(mysql_shop: Shop) -> None:
-    add_due(mysql_shop, 2_000)
+    mysql_shop.add_due(2_000)
 
     with mysql_shop.engine.connect() as connection:
         before = rows_read(connection)
@@ -203,7 +194,7 @@ def test_nothing_is_sent_inside_a_transaction_of_the_database(mysql_shop: Shop, 
     def look(_batch: Sequence[Message]) -> None:
         open_while_sending.append(open_transactions(mysql_shop))
 
-    add_due(mysql_shop, 10)
+    mysql_shop.add_due(10)
     broker.rule = look
     box = mysql_shop.box(broker)
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from random import Random
 
 import pytest
 from sqlalchemy import Connection
 
-from compensator.admission.circuit_breaker import BreakerOptions
-from compensator.admission.gate import Gates
 from compensator.work.source import Source
-from compensator.work.source_turn import TurnOptions, Turns
 from outbox_core import ManualClock
-from tests.compensator.serving import HOUR_US, add_due, source_of
+from tests.compensator.serving import HOUR_US, gates_of, source_of, turns_of
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop
 from tests.traps.naive import rows_read, run, transaction
@@ -26,7 +22,7 @@ FEW = 500
 @pytest.fixture
 def source(mysql_shop: Shop, broker: RecordingBroker, clock: ManualClock) -> Iterator[Source]:
     """The shop as a source, on a clock that stands still."""
-    gates = Gates(clock=clock, random=Random(0), breaker=BreakerOptions())
+    gates = gates_of(clock)
     made, engines = source_of(mysql_shop, broker, gates=gates, clock=clock)
     yield made
     engines.close()
@@ -45,9 +41,9 @@ def old_transaction(mysql_shop: Shop, source: Source) -> Iterator[Connection]:
 def drain(shop: Shop, source: Source, clock: ManualClock) -> None:
     """Rows that have been due for an hour are sent and deleted, by turns."""
     for first in range(0, DELETED, 1_000):
-        add_due(shop, 1_000, prefix=f"old-{first}", due_for_us=HOUR_US)
+        shop.add_due(1_000, prefix=f"old-{first}", due_for_us=HOUR_US)
     clock.advance(60_000)
-    turns = Turns(source, options=TurnOptions(batch_rows=1_000), clock=clock)
+    turns = turns_of(source, clock=clock, batch_rows=1_000)
     while turns.take(going_on=lambda: True).report.claimed:
         pass
 
@@ -89,7 +85,7 @@ def test_looks_and_batches_go_on_where_the_last_one_ended_whatever_was_deleted_b
     source.poll()
 
     idle = pages_read(mysql_shop, source.poll)
-    ids = add_due(mysql_shop, 5)
+    ids = mysql_shop.add_due(5)
     [found] = source.poll().due
     with mysql_shop.engine.connect() as connection:
         due = mysql_shop.store.due_rows(connection, limit=2, from_us=found.due_at_us)
@@ -103,9 +99,9 @@ def test_looks_and_batches_go_on_where_the_last_one_ended_whatever_was_deleted_b
 
 
 def test_the_walk_is_a_range_of_the_index_with_both_ends_however_few_rows_there_are(mysql_shop: Shop) -> None:
-    add_due(mysql_shop, 20, prefix="before", due_for_us=HOUR_US)
-    add_due(mysql_shop, 20, prefix="after", due_for_us=-HOUR_US)
-    add_due(mysql_shop, 3, prefix="due")
+    mysql_shop.add_due(20, prefix="before", due_for_us=HOUR_US)
+    mysql_shop.add_due(20, prefix="after", due_for_us=-HOUR_US)
+    mysql_shop.add_due(3, prefix="due")
 
     with mysql_shop.engine.connect() as connection:
         from_us = mysql_shop.rows()[0]["created_at_us"] - HOUR_US // 2

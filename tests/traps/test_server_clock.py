@@ -13,7 +13,6 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from compensator.core.batch_totals import BatchTotals
-from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
@@ -68,7 +67,7 @@ class Stage:
                 store=self.shop.store,
                 broker=self.broker,
                 policy=RelayPolicy(outage_delay_ms=5_000),
-                options=ClaimOptions(lease_ms=LEASE_S * 1_000),
+                lease_ms=LEASE_S * 1_000,
             ).run()
         finally:
             background.dispose()

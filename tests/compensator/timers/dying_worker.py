@@ -8,22 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from random import Random
 from typing import Any
 
 from sqlalchemy import event
 
-from compensator.admission.circuit_breaker import BreakerOptions
-from compensator.admission.gate import Gates
-from compensator.work.claim_and_relay import Batches, ClaimOptions
 from compensator.work.engines import InstanceEngines
-from compensator.work.source import Source, source_name
 from compensator.work.timer_turn import TimerTurnOptions, take_timer_turn
-from outbox import RelayPolicy
-from outbox.store.message_table import MessageStore
 from outbox_core import SystemClock
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TakenTimers, TimedRow, TimingStore
+from tests.compensator.serving import source_at
 from tests.fixtures.dying_broker import DyingBroker, die, nothing
 
 
@@ -77,20 +71,7 @@ def main() -> None:
         if name == point:
             event.listen(engines.work, moment, partial(on_statement, begins))
     clock = SystemClock()
-    gates = Gates(clock=clock, random=Random(0), breaker=BreakerOptions())
-    resource = source_name(engines.work.url, schema or None)
-    batches = Batches(
-        engine=engines.work,
-        store=MessageStore(dialect=engines.work.dialect, schema=schema or None),
-        broker=broker,
-        policy=RelayPolicy(),
-        options=ClaimOptions(lease_ms=3_600_000),
-        source=resource.name,
-    )
-    source = Source(
-        resource, schema=schema or None, broker="broker", work=engines.work, reads=engines.reads,
-        batches=batches, gate=gates.gate("broker"), clock=clock,
-    )  # fmt: skip
+    source, _ = source_at(engines.work.url, schema or None, broker, engines=engines, clock=clock, lease_ms=3_600_000)
     take_timer_turn(source, queue, range(store.slots), options=TimerTurnOptions(), clock=clock, going_on=lambda: True)
     if point == "the end":
         die()

@@ -8,7 +8,6 @@ from datetime import timedelta
 
 import pytest
 
-from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
 from outbox import Outbox
 from outbox_core import Message, SystemClock
@@ -16,14 +15,13 @@ from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_cluster import RedisClusterServers, redirections, redis_cluster
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
-from tests.compensator.serving import WatchedMetrics
+from tests.compensator.serving import Serve, WatchedMetrics
 from tests.compensator.timers.timer_workers import SOON, held, move, opened, patient, source_over, timer, worker_over
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
 
 pytestmark = pytest.mark.slow
 
-Serve = Callable[..., CompensatorService]
 SLOTS = 16
 HOUR = timedelta(hours=1)
 SOON_DUE = timedelta(milliseconds=300)

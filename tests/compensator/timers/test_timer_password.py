@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from outbox_core import SystemClock
 from outbox_core.common.errors import NotAuthenticated
 from outbox_core.messages.connect import connect_timing
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server, wait_until
-from tests.compensator.serving import WatchedMetrics
+from tests.compensator.serving import Serve, WatchedMetrics
 from tests.compensator.timers.timer_workers import SLOTS, SOON, held, publish, source_over
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
@@ -80,7 +80,7 @@ def test_rows_go_out_while_the_password_is_wrong_and_timers_fire_again_once_it_i
     protected: RedisServer,
     passwords: PasswordsOfServer,
     file: Path,
-    serve: Callable[..., CompensatorService],
+    serve: Serve,
     metrics: WatchedMetrics,
     caplog: pytest.LogCaptureFixture,
     cure: str,

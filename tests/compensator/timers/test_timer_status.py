@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from typer.testing import CliRunner
 
 from compensator.assignment import open_assignment
-from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
 from compensator.work.timer_rebuild import RebuildOptions
 from outbox_broker.delay_service.cli import app
@@ -20,7 +18,7 @@ from outbox_core import SystemClock
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
-from tests.compensator.serving import WatchedMetrics, name_of
+from tests.compensator.serving import Serve, WatchedMetrics, name_of
 from tests.compensator.timers.timer_workers import SLOTS, SOON, patient, publish, source_over, store_url
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
@@ -40,7 +38,7 @@ def test_each_slot_has_the_compensator_that_serves_it_and_gauges_of_its_timers(
     sqlite_shop: Shop,
     server: RedisServer,
     prompt: PromptBroker,
-    serve: Callable[..., CompensatorService],
+    serve: Serve,
     metrics: WatchedMetrics,
 ) -> None:
     assignment = open_assignment(sqlite_shop.database.url)
@@ -101,7 +99,7 @@ def test_a_rebuild_shows_how_far_it_is(
     sqlite_shop: Shop,
     server: RedisServer,
     prompt: PromptBroker,
-    serve: Callable[..., CompensatorService],
+    serve: Serve,
     metrics: WatchedMetrics,
 ) -> None:
     publish(sqlite_shop, prompt, store_url(server), count=COUNT)

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from compensator.assignment import open_assignment
-from compensator.assignment.instance_registry_port import LeaseOptions
-from compensator.service.service import CompensatorService
+from compensator.assignment import LeaseOptions, open_assignment
 from compensator.service.timer_worker import TimerWorker
 from outbox_core import Message, SystemClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
@@ -21,7 +19,7 @@ from outbox_core.messages.message import DUE_HEADER
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_cluster import STEADY_MS, redis_cluster
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
-from tests.compensator.serving import WatchedMetrics
+from tests.compensator.serving import Serve, WatchedMetrics
 from tests.compensator.timers.timer_workers import (
     SLOTS,
     SOON,
@@ -37,7 +35,6 @@ from tests.compensator.timers.timer_workers import (
 from tests.outbox.recording_broker import PromptBroker
 from tests.outbox.shop import Shop
 
-Serve = Callable[..., CompensatorService]
 HOUR_MS = 3_600_000
 SOON_MS = timedelta(milliseconds=300)
 
@@ -206,7 +203,7 @@ def test_workers_and_polls_beside_each_other_send_each_row_once(
     shop: Shop,
     prompt: PromptBroker,
     server: RedisServer,
-    serve: Callable[..., CompensatorService],
+    serve: Serve,
     metrics: WatchedMetrics,
 ) -> None:
     with ExitStack() as closing:
@@ -227,7 +224,7 @@ def test_an_outage_of_the_broker_loses_nothing_and_burns_no_attempt(
     shop: Shop,
     prompt: PromptBroker,
     server: RedisServer,
-    serve: Callable[..., CompensatorService],
+    serve: Serve,
     metrics: WatchedMetrics,
 ) -> None:
     def refuse(_: Any) -> None:

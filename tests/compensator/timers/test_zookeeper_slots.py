@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import pytest
 
 from broker_adapter.http import HttpBroker
 from compensator.assignment import LeaseOptions
-from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
 from outbox_core import SystemClock
 from outbox_core.messages.connect import connect_timing
@@ -21,7 +20,7 @@ from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_server import RedisServer
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.assignment.zookeeper_fleet import ZooKeeperFleet
-from tests.compensator.serving import WatchedMetrics
+from tests.compensator.serving import Serve, WatchedMetrics
 from tests.compensator.timers.timer_workers import (
     SLOTS,
     SOON,
@@ -143,7 +142,7 @@ def test_a_compensator_that_finds_no_zookeeper_fires_every_timer(
     server: RedisServer,
     store: TimingStore,
     prompt: PromptBroker,
-    serve: Callable[..., CompensatorService],
+    serve: Serve,
     metrics: WatchedMetrics,
 ) -> None:
     fleet = ZooKeeperFleet("127.0.0.1:1")

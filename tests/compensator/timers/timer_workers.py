@@ -7,11 +7,9 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from random import Random
 
 from sqlalchemy import update
 
-from compensator.admission.gate import Gates
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.timer_worker import TimerWorker, TimerWorkerOptions
 from compensator.work.source import Source
@@ -20,7 +18,7 @@ from outbox_core.common.backoff import Backoff
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TimedRow, Timer, TimingStore
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer
-from tests.compensator.serving import QUICK_BREAKER, source_of
+from tests.compensator.serving import QUICK_BREAKER, gates_of, source_of
 from tests.outbox.shop import Shop
 
 SLOTS = 4
@@ -54,7 +52,7 @@ def opened(url: str) -> Iterator[TimingStore]:
 @contextlib.contextmanager
 def source_over(shop: Shop, broker: Broker) -> Iterator[Source]:
     """A source over a shop, with gates of its own."""
-    gates = Gates(clock=SystemClock(), random=Random(0), breaker=QUICK_BREAKER)
+    gates = gates_of(SystemClock(), breaker=QUICK_BREAKER)
     source, engines = source_of(shop, broker, gates=gates)
     try:
         yield source

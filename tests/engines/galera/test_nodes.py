@@ -27,7 +27,6 @@ from outbox.store.database import background_engine, error_code
 from outbox.store.database_identity import DatabaseIdentity
 from outbox_core.runtime.logs import event_name
 from spark_reconcile.sources.dbapi_reader import Place, reading
-from tests.compensator.serving import add_due
 from tests.engines.galera.galera_cluster import WAIT_SECONDS, GaleraCluster
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
@@ -370,7 +369,7 @@ def test_of_two_compensators_that_claim_the_same_rows_on_two_nodes_one_is_rolled
 ) -> None:
     """Row locks are a node's own, so both claim all rows; the cluster's certification lets one of them commit."""
     caplog.set_level(logging.INFO)
-    ids = add_due(galera_shop, 40)
+    ids = galera_shop.add_due(40)
     both_claimed = threading.Barrier(2)
     turns = count()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
 from outbox_core.common.clock import SystemClock
 from outbox_core.messages.broker_port import Broker
@@ -27,7 +26,7 @@ from outbox_core.messages.message import (
 from outbox_core.messages.timing_port import TimingStore
 from tests.broker_adapter.redis.redis_server import HOST, wait_until
 from tests.compensator.conftest import metrics, serve
-from tests.compensator.serving import WatchedMetrics
+from tests.compensator.serving import Serve, WatchedMetrics
 from tests.compensator.timers.timer_workers import SOON, held, opened, publish, source_over, store_url, worker_over
 from tests.engines.redis.stepped_server import SteppedServer, stepped_server
 from tests.outbox.recording_broker import PromptBroker
@@ -207,7 +206,7 @@ def test_rows_go_out_by_the_polls_while_a_node_that_stepped_has_their_timers_for
     sqlite_shop: Shop,
     stepped: SteppedServer,
     timing: TimingStore,
-    serve: Callable[..., CompensatorService],
+    serve: Serve,
     metrics: WatchedMetrics,
     ahead_seconds: int,
 ) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 
 import pytest
 
 from broker_adapter.redis.timers.slot_scripts import slot_of
-from compensator.service.service import CompensatorService
 from compensator.service.timer_worker import TimerWorker
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerUnavailable
@@ -20,7 +19,7 @@ from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.message import AckStatus, CancelStatus, Message, PublishStatus
 from tests.broker_adapter.redis.redis_server import RedisServer, wait_until
 from tests.compensator.conftest import metrics, serve
-from tests.compensator.serving import WatchedMetrics
+from tests.compensator.serving import Serve, WatchedMetrics
 from tests.compensator.timers.timer_workers import SOON, opened, publish, source_over
 from tests.engines.redis.stepped_server import SteppedCluster, stepped_cluster
 from tests.engines.redis.test_clock_steps import HOUR_SECONDS, DueTimes
@@ -47,7 +46,7 @@ def cluster() -> Iterator[SteppedCluster]:
 def test_rows_are_sent_once_and_not_early_when_a_master_steps_and_a_replica_with_another_clock_takes_over(
     sqlite_shop: Shop,
     cluster: SteppedCluster,
-    serve: Callable[..., CompensatorService],
+    serve: Serve,
     metrics: WatchedMetrics,
     ahead: int,
     ahead_after: int,

@@ -8,12 +8,11 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from compensator.admission.circuit_breaker import BreakerState
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.connect import connect
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import publish_until_stored
-from tests.compensator.serving import WatchedMetrics, add_due, serving
+from tests.compensator.serving import WatchedMetrics, serving
 from tests.engines.fault_conformance import *  # noqa: F403
 from tests.engines.fault_conformance import check_fault_under_load, is_taken
 from tests.engines.outbox_load import wait_for
@@ -48,9 +47,9 @@ def test_while_no_broker_is_there_no_attempt_is_counted_and_the_breaker_opens_un
         wait_for(lambda: is_taken(broker, Message(id="before", topic=topic, body=b"x")))
         cluster.kill_broker()
         refusal_without_route(engine, topic)
-        ids = add_due(shop, 50, topic=topic)
+        ids = shop.add_due(50, topic=topic)
         service.start()
-        metrics.wait_for(lambda it: it.breakers.count(BreakerState.OPEN) >= 3)
+        metrics.wait_for(lambda it: it.breakers.count("open") >= 3)
         waiting = shop.rows()
         cluster.start()
         wait_for(lambda: is_taken(broker, Message(id="after", topic=topic, body=b"x")))  # else rows wait a minute more

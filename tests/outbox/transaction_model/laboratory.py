@@ -22,7 +22,6 @@ from sqlalchemy.exc import SAWarning
 from sqlalchemy.util import greenlet_spawn
 
 from broker_adapter.embedded import EmbeddedBroker
-from compensator.work.claim_and_relay import ClaimOptions
 from outbox import Outbox, RelayPolicy, SenderLimits
 from outbox.store.database import background_engine
 from outbox.store.message_table import MessageStore
@@ -111,7 +110,6 @@ class Laboratory:
             store=MessageStore(dialect=with_messages.watching.dialect, schema=with_messages.database.schema),
             broker=self._broker,
             policy=RelayPolicy(outage_delay_ms=60_000),
-            options=ClaimOptions(lease_ms=60_000),
         )
 
     def check(self, programs: Sequence[Program]) -> dict[int, Failed]:
