@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import io
 import json
 import os
 import pty
@@ -12,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,8 @@ from sqlalchemy import func, select, update
 from sqlalchemy.engine import make_url
 
 from compensator.assignment import LeaseOptions, open_assignment
-from outbox.admin.message_admin import AdminAction, MessageSelection
+from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelection
 from outbox.admin.schema_message_admin import BATCH_ROWS, SchemaAdmin
-from outbox.cli import command
 from outbox.migrate import schema_upgrade
 from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.database import background_engine
@@ -32,7 +29,9 @@ from outbox.store.row import publish_row
 from outbox.store.schema import RowState, message_table
 from outbox_core import Message
 from outbox_core.assignment.resource import Resource
+from tests.fixtures.command_line import Done
 from tests.fixtures.databases import Database, Server
+from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop, open_shop
 
@@ -60,34 +59,6 @@ def state_of(shop: Shop, table: str | None = None) -> dict[str, str]:
     message = message_table(shop.store.table.schema, table or shop.store.table.name)
     with shop.engine.connect() as connection:
         return {row.id: row.state for row in connection.execute(select(message.c.id, message.c.state))}
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a command came to."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def outbox(shop: Shop, *arguments: str, columns: int = 200) -> Done:
-    """The command; nobody is at its terminal. In this process: a hundred starts of Python would take a minute."""
-    schema = ["--schema", shop.database.schema] if shop.database.schema else []
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(stdout),
-        contextlib.redirect_stderr(stderr),
-    ):
-        patch.setattr(sys, "stdin", io.StringIO())
-        patch.setenv("COLUMNS", str(columns))
-        try:
-            command.main([*arguments, "--url", shop.database.url, *schema])
-            status = 0
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-    return Done(status, stdout.getvalue(), stderr.getvalue())
 
 
 def ids_in(done: Done) -> list[str]:
@@ -119,7 +90,7 @@ def test_a_list_is_filtered_by_state_topic_key_and_age(sqlite_shop: Shop) -> Non
     add(sqlite_shop, "of-key", key="order 7")
 
     found = {
-        filters: ids_in(outbox(sqlite_shop, "messages", "list", "--json", *filters.split("|")))
+        filters: ids_in(sqlite_shop.command("messages", "list", "--json", *filters.split("|")))
         for filters in (
             "--older-than|1h",
             "--state|parked",
@@ -143,19 +114,19 @@ def test_a_list_has_a_line_a_message_and_its_error_below_however_narrow_the_term
     with sqlite_shop.engine.begin() as connection:
         connection.execute(update(sqlite_shop.tables.message).values(last_error="refused: " + "because " * 20))
 
-    shown = outbox(sqlite_shop, "messages", "list", columns=40).stdout.splitlines()
+    shown = sqlite_shop.command("messages", "list", columns=40).stdout.splitlines()
 
     assert shown[0].startswith(f"{'0123456789abcdef' * 2}  a.topic.with.a.long.name  key={'k' * 40}  parked  attempts=")
     assert shown[1:] == ["    refused: " + "because " * 20]
 
 
 def test_an_empty_list_says_so(sqlite_shop: Shop) -> None:
-    assert outbox(sqlite_shop, "messages", "list", "--state", "parked").stdout == "no such messages\n"
+    assert sqlite_shop.command("messages", "list", "--state", "parked").stdout == "no such messages\n"
 
 
 @pytest.mark.parametrize("age", ["15", "m", "-1m", "1.5h", "1w", "9999999999d"])
 def test_an_age_that_is_none_is_a_usage_error(sqlite_shop: Shop, age: str) -> None:
-    done = outbox(sqlite_shop, "messages", "list", f"--older-than={age}")
+    done = sqlite_shop.command("messages", "list", f"--older-than={age}")
 
     assert done.returncode == 2
     assert re.fullmatch(r"error: an age is a number and one of s, m, h, d, like 15m.*\n", done.stderr)
@@ -164,8 +135,8 @@ def test_an_age_that_is_none_is_a_usage_error(sqlite_shop: Shop, age: str) -> No
 def test_show_says_all_but_the_body_and_what_headers_say(shop: Shop) -> None:
     add(shop, "m-1", key="order 7", headers={"authorization": "the other secret"}, deliver_at_ms=1_900_000_000_000)
 
-    people = outbox(shop, "messages", "show", "m-1")
-    program = json.loads(outbox(shop, "messages", "show", "m-1", "--json").stdout)
+    people = shop.command("messages", "show", "m-1")
+    program = json.loads(shop.command("messages", "show", "m-1", "--json").stdout)
 
     assert people.returncode == 0
     assert re.search(r"^due for +3,\d{3}\.\d s", people.stdout, re.MULTILINE)
@@ -181,9 +152,9 @@ def test_show_with_body_shows_it_and_the_headers(shop: Shop) -> None:
     add(shop, "m-1", headers={"a": "b"}, body="süß\n\x1b[31m[bold]".encode())
     add(shop, "m-2", body=b"\xff\x00")
 
-    people = outbox(shop, "messages", "show", "m-1", "--body").stdout
-    program = json.loads(outbox(shop, "messages", "show", "m-1", "--body", "--json").stdout)
-    binary = json.loads(outbox(shop, "messages", "show", "m-2", "--body", "--json").stdout)
+    people = shop.command("messages", "show", "m-1", "--body").stdout
+    program = json.loads(shop.command("messages", "show", "m-1", "--body", "--json").stdout)
+    binary = json.loads(shop.command("messages", "show", "m-2", "--body", "--json").stdout)
 
     assert people.endswith("süß\n\\x1b[31m[bold]\n")
     assert (program["body"], program["body_is_cut"], program["headers"]) == ("süß\n\x1b[31m[bold]", False, {"a": "b"})
@@ -195,9 +166,9 @@ def test_show_cuts_a_long_body_and_says_so(shop: Shop) -> None:
     add(shop, "m-2", body=b"x" + "ü".encode() * 100_000)
 
     whole, cut_inside = [
-        json.loads(outbox(shop, "messages", "show", name, "--body", "--json").stdout) for name in ("m-1", "m-2")
+        json.loads(shop.command("messages", "show", name, "--body", "--json").stdout) for name in ("m-1", "m-2")
     ]
-    people = outbox(shop, "messages", "show", "m-1", "--body").stdout
+    people = shop.command("messages", "show", "m-1", "--body").stdout
 
     assert (len(whole["body"]), len(cut_inside["body"])) == (32_768, 32_768)
     assert whole["body_is_cut"]
@@ -210,9 +181,9 @@ def test_show_finds_what_is_sent_in_the_archive_and_says_when_it_knows_nothing(
     add(sqlite_shop, "m-1")
     sqlite_shop.scan(broker).run()
 
-    sent = outbox(sqlite_shop, "messages", "show", "m-1")
-    as_json = outbox(sqlite_shop, "messages", "show", "m-1", "--json")
-    unknown = outbox(sqlite_shop, "messages", "show", "m-2")
+    sent = sqlite_shop.command("messages", "show", "m-1")
+    as_json = sqlite_shop.command("messages", "show", "m-1", "--json")
+    unknown = sqlite_shop.command("messages", "show", "m-2")
 
     assert (sent.returncode, unknown.returncode) == (1, 1)
     assert re.fullmatch(r"m-1 was sent to topic at \S+Z: stored\n", sent.stdout)
@@ -226,7 +197,7 @@ def test_what_a_message_holds_cannot_steer_the_terminal(sqlite_shop: Shop) -> No
     with sqlite_shop.engine.begin() as connection:
         connection.execute(update(sqlite_shop.tables.message).values(last_error=nasty))
 
-    for done in (outbox(sqlite_shop, "messages", "list"), outbox(sqlite_shop, "messages", "show", "m-1")):
+    for done in (sqlite_shop.command("messages", "list"), sqlite_shop.command("messages", "show", "m-1")):
         assert done.returncode == 0
         assert not set(done.stdout) & {"\x1b", "\x07", "\r", "\u202e"}
         assert r"\x1b]0;owned\x07[red]" in done.stdout
@@ -238,7 +209,7 @@ def test_an_id_that_other_code_has_written_cannot_steer_the_terminal(sqlite_shop
     with sqlite_shop.engine.begin() as connection:
         connection.execute(update(sqlite_shop.tables.message).values(id="\x1b]0;owned\x07"))
 
-    listed = outbox(sqlite_shop, "messages", "list")
+    listed = sqlite_shop.command("messages", "list")
 
     assert listed.returncode == 0
     assert not set(listed.stdout) & {"\x1b", "\x07"}
@@ -250,11 +221,11 @@ def test_all_that_the_filters_leave_is_changed_in_every_table_of_the_schema(spli
         add(split_shop, f"p-{number}", f"q-{number}", table=table, state=RowState.PARKED)
         add(split_shop, f"other-{number}", table=table, state=RowState.PARKED, topic="other")
 
-    listed = ids_in(outbox(split_shop, "messages", "list", "--topic", "topic", "--json"))
-    trial = outbox(split_shop, "messages", "discard", "--all", "--topic", "topic", "--dry-run")
+    listed = ids_in(split_shop.command("messages", "list", "--topic", "topic", "--json"))
+    trial = split_shop.command("messages", "discard", "--all", "--topic", "topic", "--dry-run")
     before = [state_of(split_shop, table) for table in TABLES]
-    done = outbox(split_shop, "messages", "discard", "--all", "--topic", "topic", "--yes")
-    retried = outbox(split_shop, "messages", "retry", "--all", "--yes", "--json")
+    done = split_shop.command("messages", "discard", "--all", "--topic", "topic", "--yes")
+    retried = split_shop.command("messages", "retry", "--all", "--yes", "--json")
 
     assert sorted(listed) == sorted(f"{one}-{number}" for number in range(4) for one in "pq")
     assert (trial.returncode, trial.stdout) == (0, "would discard: 8 of 8\n")
@@ -268,8 +239,8 @@ def test_ids_are_found_in_whatever_table_they_are(split_shop: Shop) -> None:
     for number, table in enumerate(TABLES):
         add(split_shop, f"m-{number}", table=table)
 
-    parked = outbox(split_shop, "messages", "park", "m-0", "m-2", "m-3", "unknown")
-    shown = json.loads(outbox(split_shop, "messages", "show", "m-2", "--json").stdout)
+    parked = split_shop.command("messages", "park", "m-0", "m-2", "m-3", "unknown")
+    shown = json.loads(split_shop.command("messages", "show", "m-2", "--json").stdout)
 
     assert (parked.returncode, parked.stdout) == (1, "park: 3 of 4\n")
     assert (shown["table"], shown["state"]) == ("message_0001", "parked")
@@ -280,10 +251,10 @@ def test_a_trial_by_ids_counts_those_alone_that_would_be_changed(split_shop: Sho
     add(split_shop, "parked", table="message_0000", state=RowState.PARKED)
     add(split_shop, "pending", table="message_0001")
 
-    trial = outbox(split_shop, "messages", "discard", "parked", "pending", "unknown", "--dry-run")
-    as_json = outbox(split_shop, "messages", "park", "parked", "pending", "--dry-run", "--json")
-    whole = outbox(split_shop, "messages", "retry", "parked", "pending", "--dry-run")
-    done = outbox(split_shop, "messages", "discard", "parked", "pending", "unknown", "--yes")
+    trial = split_shop.command("messages", "discard", "parked", "pending", "unknown", "--dry-run")
+    as_json = split_shop.command("messages", "park", "parked", "pending", "--dry-run", "--json")
+    whole = split_shop.command("messages", "retry", "parked", "pending", "--dry-run")
+    done = split_shop.command("messages", "discard", "parked", "pending", "unknown", "--yes")
 
     assert (trial.returncode, trial.stdout) == (1, "would discard: 1 of 3\n")
     assert json.loads(as_json.stdout) == {"action": "park", "asked": 2, "changed": 0, "would_change": 1}
@@ -314,7 +285,7 @@ def test_many_are_changed_by_primary_key_in_small_transactions(split_shop: Shop,
 def test_a_change_of_all_is_bounded_and_says_that_there_may_be_more(sqlite_shop: Shop) -> None:
     add(sqlite_shop, "m-1", "m-2", "m-3")
 
-    done = outbox(sqlite_shop, "messages", "park", "--all", "--limit", "2", "--yes")
+    done = sqlite_shop.command("messages", "park", "--all", "--limit", "2", "--yes")
 
     assert (done.returncode, done.stdout) == (0, "park: 2 of 2\n")
     assert done.stderr == "there may be more than these 2; run it again for the rest\n"
@@ -328,12 +299,85 @@ def test_what_somebody_is_just_sending_is_not_among_all(sqlite_shop: Shop) -> No
         leased = update(sqlite_shop.tables.message).where(row).values(token="x" * 32, due_at_us=2**62)
         connection.execute(leased)
 
-    done = outbox(sqlite_shop, "messages", "park", "--all", "--yes")
-    shown = outbox(sqlite_shop, "messages", "show", "in-hand")
+    done = sqlite_shop.command("messages", "park", "--all", "--yes")
+    shown = sqlite_shop.command("messages", "show", "in-hand")
 
     assert done.stdout == "park: 1 of 1\n"
     assert state_of(sqlite_shop) == {"free": "parked", "in-hand": "pending"}
     assert "pending, in hand" in shown.stdout
+
+
+def test_a_parked_row_is_sent_after_retry(shop: Shop, broker: RecordingBroker) -> None:
+    add(shop, "m-1")
+    broker.rejects["m-1"] = "not today"
+    shop.scan(broker).run()
+    broker.rejects.clear()
+
+    done = shop.command("messages", "retry", "m-1", "unknown")
+    report = shop.scan(broker).run()
+
+    assert (done.returncode, done.stdout, report.accepted) == (1, "retry: 1 of 2\n", 1)
+    assert broker.ids == ["m-1"]
+
+
+def test_what_an_operator_parked_is_not_sent_and_may_be_deleted(shop: Shop, broker: RecordingBroker) -> None:
+    add(shop, "m-1")
+
+    parked, again = (shop.command("messages", "park", "m-1") for _ in range(2))
+    claimed = shop.scan(broker).run().claimed
+    listed = shop.command("messages", "list", "--state", "parked", "--json")
+    discarded = shop.command("messages", "discard", "m-1", "--yes")
+
+    assert (parked.stdout, again.stdout, claimed) == ("park: 1 of 1\n", "park: 0 of 1\n", 0)
+    assert json.loads(listed.stdout)["last_error"] == "parked by an operator"
+    assert "secret" not in listed.stdout
+    assert (discarded.returncode, discarded.stdout) == (0, "discard: 1 of 1\n")
+    assert state_of(shop) == {}
+
+
+def test_what_might_still_be_sent_is_never_deleted(shop: Shop) -> None:
+    add(shop, "m-1")
+
+    refused = shop.command("messages", "discard", "m-1", "--yes")
+
+    assert (refused.returncode, refused.stdout) == (1, "discard: 0 of 1\n")
+    assert "`outbox messages park` sets a pending one aside first" in refused.stderr
+    assert state_of(shop) == {"m-1": "pending"}
+
+
+def test_what_somebody_is_just_sending_stays_theirs(shop: Shop) -> None:
+    shop.add_due(1, due_for_us=-HOUR_US)
+    before = shop.rows()
+
+    done = [shop.command("messages", action, "m-0000") for action in ("retry", "park")]
+
+    assert [one.stdout for one in done] == ["retry: 0 of 1\n", "park: 0 of 1\n"]
+    assert shop.rows() == before
+
+
+@pytest.mark.parametrize("action", AdminAction)
+def test_a_change_locks_the_rows_that_it_names_and_no_producer_waits_for_it(
+    fresh_mysql_shop: Shop, action: AdminAction
+) -> None:
+    shop = fresh_mysql_shop  # what is read and locked is counted
+    ids = shop.add_due(1_000)
+    with shop.engine.begin() as connection:
+        if action is not AdminAction.PARK:
+            connection.execute(update(shop.tables.message).values(state=RowState.PARKED))
+    background = shop.background_engine()
+    admin = MessageAdmin(dialect=shop.engine.dialect, schema=shop.database.schema)
+
+    with background.connect() as connection, background.connect() as producer:
+        changed = admin.change(connection, action, [*ids[100:300], "m-0150x", "zzzz"])
+        locked = rows_locked(shop, connection)
+        for name in ("0000", "m-0150y", "zzzz-last"):
+            fresh = publish_row(Message(id=name, topic="topic", body=b""))
+            shop.store.insert(producer, [fresh], token="e" * 32, lease_us=HOUR_US)
+        producer.rollback()
+        connection.rollback()
+
+    assert changed == 200
+    assert 200 <= locked <= 420  # the row's own lock, and the index's where the row moves in it
 
 
 @pytest.mark.parametrize(
@@ -355,7 +399,7 @@ def test_what_is_not_said_clearly_changes_nothing(sqlite_shop: Shop, arguments: 
     add(sqlite_shop, "m-1", state=RowState.PARKED)
     add(sqlite_shop, "m-2")
 
-    done = outbox(sqlite_shop, "messages", *arguments)
+    done = sqlite_shop.command("messages", *arguments)
 
     assert done.returncode == 2
     assert re.fullmatch(rf"error: .*{re.escape(says)}.*\n", done.stderr)
@@ -410,11 +454,6 @@ def interruptible() -> Iterator[None]:
 def test_an_interrupt_ends_between_two_batches_and_says_how_far_it_came(
     sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from typer.testing import CliRunner
-
-    from outbox.admin.message_admin import MessageAdmin
-    from outbox.cli import messages_command
-
     add(sqlite_shop, *[f"m-{number:04d}" for number in range(3 * BATCH_ROWS)], state=RowState.PARKED)
     discard = MessageAdmin.discard
     batches = 0
@@ -429,9 +468,9 @@ def test_an_interrupt_ends_between_two_batches_and_says_how_far_it_came(
 
     monkeypatch.setattr(MessageAdmin, "discard", interrupted)
 
-    done = CliRunner().invoke(messages_command.app, ["discard", "--all", "--yes", "--url", sqlite_shop.database.url])
+    done = sqlite_shop.command("messages", "discard", "--all", "--yes")
 
-    assert done.exit_code == 130
+    assert done.returncode == 130
     assert done.stdout == f"discard: {BATCH_ROWS} of {3 * BATCH_ROWS}\n"
     assert len(state_of(sqlite_shop)) == 2 * BATCH_ROWS  # the second batch was rolled back
 
@@ -446,7 +485,7 @@ def test_a_discarded_message_holds_up_its_ordered_key_no_more(shop: Shop, broker
     shop.scan(broker).run()
     parked = state_of(shop)["first"]
 
-    done = outbox(shop, "messages", "discard", "first", "--yes")
+    done = shop.command("messages", "discard", "first", "--yes")
     shop.end_leases()
     shop.scan(broker).run()
 
@@ -460,8 +499,8 @@ def test_status_sums_all_tables_and_names_those_with_something_in_them(split_sho
     add(split_shop, "m-1", "m-2", table="message_0000")
     add(split_shop, "m-3", table="message_0002", state=RowState.PARKED)
 
-    program = outbox(split_shop, "status", "--json")
-    people = outbox(split_shop, "status")
+    program = split_shop.command("status", "--json")
+    people = split_shop.command("status")
 
     figures = json.loads(program.stdout)
     assert (program.returncode, people.returncode) == (1, 1)
@@ -475,22 +514,22 @@ def test_status_sums_all_tables_and_names_those_with_something_in_them(split_sho
 
 
 def test_status_shows_who_shares_the_sources_and_which_are_nobodys(shop: Shop) -> None:
-    without = json.loads(outbox(shop, "status", "--json").stdout)
+    without = json.loads(shop.command("status", "--json").stdout)
     ours, theirs = [
         open_assignment(shop.database.url, schema=shop.database.schema, zone=zone, options=LONG_LEASES)
         for zone in ("zone-a", None)
     ]
     sources = [Resource(f"source-{number}") for number in range(5)]
     ours.beat(sources)
-    alone = outbox(shop, "status")
+    alone = shop.command("status")
     theirs.beat(sources)
     ours.beat(sources)
     theirs.beat(sources)
-    shared = json.loads(outbox(shop, "status", "--json").stdout)["compensators"]
+    shared = json.loads(shop.command("status", "--json").stdout)["compensators"]
     with shop.engine.begin() as connection:
         mine = shop.tables.instance.c.id == ours.instance
         connection.execute(update(shop.tables.instance).where(mine).values(alive_until_us=1))
-    dead = outbox(shop, "status")
+    dead = shop.command("status")
     for one in (ours, theirs):
         one.leave()
 
@@ -506,23 +545,23 @@ def test_status_shows_who_shares_the_sources_and_which_are_nobodys(shop: Shop) -
 def test_status_knows_tables_from_before_leases(sqlite_shop: Shop) -> None:
     sqlite_shop.execute("DROP TABLE outbox_compensator_lease")
 
-    done = outbox(sqlite_shop, "status")
+    done = sqlite_shop.command("status")
 
     assert (done.returncode, "outbox db upgrade" in done.stdout) == (1, True)
 
 
 def test_status_says_by_its_exit_status_whether_all_is_well(sqlite_shop: Shop) -> None:
-    old = outbox(sqlite_shop, "status")
+    old = sqlite_shop.command("status")
     with sqlite_shop.engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE outbox_alembic_version (version_num VARCHAR(32))")
         connection.exec_driver_sql(f"INSERT INTO outbox_alembic_version VALUES ('{schema_upgrade.head()}')")
 
-    well = outbox(sqlite_shop, "status")
+    well = sqlite_shop.command("status")
     add(sqlite_shop, "m-1")
-    overdue = outbox(sqlite_shop, "status", "--overdue-seconds", "60")
-    allowed = outbox(sqlite_shop, "status", "--overdue-seconds", "7200")
+    overdue = sqlite_shop.command("status", "--overdue-seconds", "60")
+    allowed = sqlite_shop.command("status", "--overdue-seconds", "7200")
     add(sqlite_shop, "m-2", state=RowState.PARKED)
-    parked = outbox(sqlite_shop, "status", "--overdue-seconds", "7200")
+    parked = sqlite_shop.command("status", "--overdue-seconds", "7200")
 
     assert [done.returncode for done in (old, well, overdue, allowed, parked)] == [1, 0, 1, 0, 1]
     reasons = [
@@ -543,13 +582,13 @@ def test_without_tables_the_cure_is_named(sqlite_shop: Shop) -> None:
     sqlite_shop.execute("DROP TABLE outbox_message")
 
     for arguments in (["status"], ["messages", "list"], ["messages", "retry", "m-1"]):
-        done = outbox(sqlite_shop, *arguments)
+        done = sqlite_shop.command(*arguments)
         assert done.returncode == 2
         assert re.fullmatch(r"error: the outbox tables are missing .*outbox db upgrade --url URL.*\n", done.stderr)
 
 
 def test_a_command_without_subcommands_is_used_without_one(sqlite_shop: Shop) -> None:
-    usage = outbox(sqlite_shop, "status", "--help").stdout.splitlines()[0]
+    usage = sqlite_shop.command("status", "--help").stdout.splitlines()[0]
 
     assert usage == "Usage: outbox status [OPTIONS]"
 
@@ -567,7 +606,7 @@ def test_a_password_is_read_from_its_file_and_never_shown(
             other = Shop(replace(mariadb, url=url), shop.engine)
             found = {
                 name: [
-                    outbox(other, *command, "--password-file", str(tmp_path / name))
+                    other.command(*command, "--password-file", str(tmp_path / name))
                     for command in (["messages", "list"], ["messages", "retry", "--all", "--yes"], ["db", "current"])
                 ]
                 for name in ("right", "wrong", "missing")
@@ -590,8 +629,8 @@ def test_a_user_who_may_only_read_is_told_which_grants_are_missing(mariadb: Data
         with open_shop(mariadb) as shop:
             add(shop, "m-1", state=RowState.PARKED)
             other = Shop(replace(mariadb, url=url), shop.engine)
-            read = outbox(other, "messages", "list")
-            written = outbox(other, "messages", "retry", "m-1")
+            read = other.command("messages", "list")
+            written = other.command("messages", "retry", "m-1")
     finally:
         shared_mariadb.execute(f"DROP USER '{user}'@'%'")
 
@@ -606,17 +645,17 @@ def test_status_warns_of_rows_that_were_refused_for_a_minute_and_are_not_due(
 ) -> None:
     add(shop, "m-1", topic="without-a-queue")
     broker.defers["m-1"] = "no queue"
-    outbox(shop, "db", "upgrade")
+    shop.command("db", "upgrade")
     for _ in range(RETRYING_ATTEMPTS - 2):  # the producer's own is the first
         shop.scan(broker).run()
         shop.end_delays()
     shop.scan(broker).run()
 
-    warned, people = json.loads(outbox(shop, "status", "--json").stdout), outbox(shop, "status")
+    warned, people = json.loads(shop.command("status", "--json").stdout), shop.command("status")
     message = shop.tables.message
     with shop.engine.begin() as connection:
         connection.execute(update(message).values(attempts=RETRYING_ATTEMPTS - 1))
-    before = json.loads(outbox(shop, "status", "--json").stdout)
+    before = json.loads(shop.command("status", "--json").stdout)
 
     assert (warned["due"], warned["pending"], warned["retrying"], warned["ok"]) == (0, 1, 1, False)
     assert "retrying" in people.stdout

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from compensator.core.config import load
 from compensator.entry.composition import wire
 from outbox import Inbox, Outbox
 from outbox.alembic import include_object
-from outbox.cli import command
 from outbox.migrate import upgrade
 from outbox_core import SystemClock
 from spark_reconcile.sources.dbapi_reader import Place, reading
 from spark_reconcile.sources.sql_statements import Leg, outbox_statements
+from tests.fixtures.command_line import outbox
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER
@@ -66,11 +65,9 @@ class Named:
 
     def run(self, *arguments: str) -> str:
         """What a command prints."""
-        stdout = io.StringIO()
-        with redirect_stdout(stdout), pytest.raises(SystemExit) as ended:
-            command.main([*arguments, *self.arguments])
-        assert ended.value.code in (0, 1, None), stdout.getvalue()
-        return stdout.getvalue()
+        done = outbox(*arguments, *self.arguments)
+        assert done.returncode in (0, 1), done.stdout
+        return done.stdout
 
 
 def quoted(name: str) -> str:

@@ -11,17 +11,15 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
-from typer.testing import CliRunner
 
 from compensator.core.config import load
 from compensator.entry.composition import wire
 from outbox import Inbox, NotTried, Outbox, consumer
-from outbox.cli import messages_command, status_command
-from outbox.cli.db_command import app as db_app
 from outbox.migrate import upgrade
 from outbox.store.database_identity import SchemaOwner
 from outbox_core import SystemClock
-from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
+from tests.fixtures.command_line import outbox
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import Durability
 from tests.fixtures.servers import local_server
@@ -136,12 +134,9 @@ def compensate(url: str, schema: str) -> None:
         parts.close()
 
 
-def command(app: Any, *arguments: str) -> Callable[[str, str], None]:
+def command(*arguments: str) -> Callable[[str, str], None]:
     def run(url: str, schema: str) -> None:
-        result = CliRunner().invoke(app, [*arguments, "--url", url, "--schema", schema])
-        if isinstance(result.exception, OutboxError):
-            raise result.exception
-        assert result.exit_code == 0, result.output
+        outbox(*arguments, "--url", url, "--schema", schema).raise_error()
 
     return run
 
@@ -152,9 +147,9 @@ USES = [
     pytest.param(handle, id="inbox"),
     pytest.param(consume, id="consumer"),
     pytest.param(compensate, id="compensator"),
-    pytest.param(command(status_command.app), id="status"),
-    pytest.param(command(messages_command.app, "list"), id="messages"),
-    pytest.param(command(db_app, "upgrade"), id="db upgrade"),
+    pytest.param(command("status"), id="status"),
+    pytest.param(command("messages", "list"), id="messages"),
+    pytest.param(command("db", "upgrade"), id="db upgrade"),
 ]
 
 
@@ -203,7 +198,7 @@ def test_the_owner_is_not_refused(two: Two, use: Callable[[str, str], None]) -> 
 @pytest.mark.parametrize("use", USES)
 def test_a_schema_that_is_shared_on_purpose_serves_both(two: Two, use: Callable[[str, str], None]) -> None:
     upgrade(two.owner, schema=two.schema)
-    command(db_app, "upgrade", "--shared")(two.stranger, two.schema)
+    command("db", "upgrade", "--shared")(two.stranger, two.schema)
 
     use(two.owner, two.schema)
     two.ask(f"DELETE FROM {two.schema}.inbox")
@@ -234,7 +229,7 @@ def test_a_place_of_its_own_is_the_other_cure(two: Two) -> None:
 def test_a_copy_under_another_name_becomes_its_service_s_own(two: Two) -> None:
     """Business and schema were restored elsewhere, the business under another name."""
     upgrade(two.owner, schema=two.schema, is_shared=True)
-    command(db_app, "upgrade", "--owner", f"{two.business}_test")(two.stranger, two.schema)
+    command("db", "upgrade", "--owner", f"{two.business}_test")(two.stranger, two.schema)
 
     publish(two.stranger, two.schema)
     with pytest.raises(ConfigurationError, match=f"belongs to the database {two.business}_test"):
@@ -266,13 +261,13 @@ def test_an_upgrade_that_is_in_no_database_says_whose_the_schema_is(
         upgrade(nowhere, schema=two.schema)
     assert two.ask(f"SHOW DATABASES LIKE '{two.schema}'") == []
 
-    command(db_app, "upgrade", *options)(nowhere, two.schema)
+    command("db", "upgrade", *options)(nowhere, two.schema)
     upgrade(nowhere, schema=two.schema)
 
     assert two.owners() == [recorded]
 
 
-@pytest.mark.parametrize("use", [compensate, command(status_command.app), command(messages_command.app, "list")])
+@pytest.mark.parametrize("use", [compensate, command("status"), command("messages", "list")])
 def test_a_compensator_that_is_in_no_database_is_no_stranger(two: Two, use: Callable[[str, str], None]) -> None:
     upgrade(two.owner, schema=two.schema)
 

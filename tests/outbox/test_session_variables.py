@@ -5,11 +5,10 @@ On connections of our own they are pinned. On the business's none is set, and ou
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,13 +21,13 @@ from sqlalchemy.orm import Session
 from compensator.retention.retention import Retention, RetentionOptions
 from compensator.work.engines import InstanceEngines
 from outbox import Inbox, Outbox
-from outbox.cli import command
 from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine
 from outbox.store.order_table import OrderStore
 from outbox_core.messages.timing_port import Timer
+from tests.fixtures.command_line import outbox
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
@@ -220,11 +219,9 @@ TABLES = ["message", "message_0000", "message_0001", "message_0002"]
 
 def run(*arguments: str) -> str:
     """What a command prints."""
-    stdout = io.StringIO()
-    with redirect_stdout(stdout), pytest.raises(SystemExit) as ended:
-        command.main(list(arguments))
-    assert ended.value.code in (0, 1, None), stdout.getvalue()
-    return stdout.getvalue()
+    done = outbox(*arguments)
+    assert done.returncode in (0, 1), done.stdout
+    return done.stdout
 
 
 def compensate(place: Hostile, engine: Engine, folder: Path) -> None:

@@ -9,10 +9,8 @@ from contextlib import closing
 import pytest
 from sqlalchemy import create_engine, event, func, select, text
 from sqlalchemy.orm import Session
-from typer.testing import CliRunner
 
 from outbox import Outbox, RelayPolicy
-from outbox.cli.db_command import app
 from outbox.delivery.relay import Relay
 from outbox.migrate import schema_upgrade
 from outbox.store.database import background_engine
@@ -21,6 +19,7 @@ from outbox.store.schema import message_table, message_table_names
 from outbox.store.table_placement import Placement
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.common.table_place import TablePlace
+from tests.fixtures.command_line import outbox
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Shop
@@ -153,10 +152,10 @@ def test_a_row_is_settled_in_the_table_that_it_stands_in(mysql_like: Database, s
 def test_db_upgrade_makes_the_tables_of_a_split_and_may_run_again(mysql_like: Database, schemas: list[str]) -> None:
     options = ["--url", str(mysql_like.url), "--schema", schemas[0], "--schema", schemas[1], "--tables", "8"]
 
-    first = CliRunner().invoke(app, ["upgrade", *options], catch_exceptions=False)
-    again = CliRunner().invoke(app, ["upgrade", *options[:-1], "16"], catch_exceptions=False)
+    first = outbox("db", "upgrade", *options)
+    again = outbox("db", "upgrade", *options[:-1], "16")
 
-    assert first.exit_code == again.exit_code == 0
+    assert first.returncode == again.returncode == 0
     engine = create_engine(mysql_like.url)
     with engine.connect() as connection:
         names = [message_table_names(connection, TablePlace(schema)) for schema in schemas]

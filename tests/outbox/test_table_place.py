@@ -13,19 +13,17 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
-from typer.testing import CliRunner
 
 from compensator.core.config import load
 from compensator.entry.composition import wire
 from compensator.work.claim_and_relay import TableScan
 from outbox import Inbox, Outbox
-from outbox.cli import messages_command, status_command
-from outbox.cli.db_command import app as db_app
-from outbox.migrate.schema_upgrade import upgrade
+from outbox.migrate import upgrade
 from outbox_core import SystemClock
-from outbox_core.common.errors import ConfigurationError, OutboxError
+from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.sources.dbapi_reader import Place, reading
 from spark_reconcile.sources.sql_statements import outbox_statements
+from tests.fixtures.command_line import outbox
 from tests.fixtures.databases import Database
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
@@ -122,8 +120,8 @@ def test_no_statement_of_ours_leaves_the_database_to_the_connection(statements: 
     source.retention.run()
     parts.close()
     for command in (["list"], ["show", "m-1"], ["park", "--all", "--yes"], ["discard", "--all", "--yes"]):
-        CliRunner().invoke(messages_command.app, [command[0], *command[1:], "--url", url])
-    CliRunner().invoke(status_command.app, ["--url", url])
+        outbox("messages", *command, "--url", url)
+    outbox("status", "--url", url)
     upgrade(url, tables=4)
 
     assert len(batch.rows) == 1
@@ -291,11 +289,9 @@ def lease_without(url: URL) -> None:
         parts.close()
 
 
-def invoke(app: Any, *arguments: str) -> Callable[[URL], None]:
+def invoke(*arguments: str) -> Callable[[URL], None]:
     def run(url: URL) -> None:
-        result = CliRunner().invoke(app, [*arguments, "--url", shown(url)])
-        assert isinstance(result.exception, OutboxError), result.output
-        raise result.exception
+        outbox(*arguments, "--url", shown(url)).raise_error()
 
     return run
 
@@ -311,10 +307,10 @@ def shown(url: URL) -> str:
         pytest.param(handle_without, id="inbox"),
         pytest.param(compensate_without, id="compensator"),
         pytest.param(lease_without, id="leases"),
-        pytest.param(invoke(db_app, "upgrade"), id="db upgrade"),
-        pytest.param(invoke(db_app, "current"), id="db current"),
-        pytest.param(invoke(status_command.app), id="status"),
-        pytest.param(invoke(messages_command.app, "list"), id="messages"),
+        pytest.param(invoke("db", "upgrade"), id="db upgrade"),
+        pytest.param(invoke("db", "current"), id="db current"),
+        pytest.param(invoke("status"), id="status"),
+        pytest.param(invoke("messages", "list"), id="messages"),
         pytest.param(lambda url: Place.of(shown(url)).schema_of(None), id="proof"),
     ],
 )
@@ -342,9 +338,9 @@ def once_default(mysql_like_of_module: LocalServer) -> Iterator[Database]:
         pytest.param(publish_without, id="publish"),
         pytest.param(handle_without, id="inbox"),
         pytest.param(compensate_without, id="compensator"),
-        pytest.param(invoke(db_app, "upgrade"), id="db upgrade"),
-        pytest.param(invoke(status_command.app), id="status"),
-        pytest.param(invoke(messages_command.app, "list"), id="messages"),
+        pytest.param(invoke("db", "upgrade"), id="db upgrade"),
+        pytest.param(invoke("status"), id="status"),
+        pytest.param(invoke("messages", "list"), id="messages"),
         pytest.param(prove_without, id="proof"),
     ],
 )
@@ -384,7 +380,7 @@ def test_an_upgrade_refuses_a_table_of_the_business_s_before_it_changes_anything
 
 @pytest.mark.parametrize(
     "use",
-    [pytest.param(invoke(db_app, "upgrade"), id="db upgrade"), pytest.param(compensate_without, id="compensator")],
+    [pytest.param(invoke("db", "upgrade"), id="db upgrade"), pytest.param(compensate_without, id="compensator")],
 )
 def test_a_url_that_leads_into_a_schema_of_outbox_tables_is_refused_with_the_cure(
     mysql_like: Database, use: Callable[[URL], None]

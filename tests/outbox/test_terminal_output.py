@@ -9,7 +9,6 @@ import pytest
 
 from outbox.cli.command import main
 from tests.outbox.shop import Shop
-from tests.outbox.test_messages_command import outbox
 
 CLEAR = "\x1b[2J"
 SHOWN = "\\x1b[2J"
@@ -22,7 +21,7 @@ def test_status_shows_names_of_compensators_and_sources_as_text(sqlite_shop: Sho
         connection.execute(instance.insert().values(living))
         connection.execute(lease.insert().values(source=f"[/red]{CLEAR}s", instance=None, until_us=0, epoch=1))
 
-    done = outbox(sqlite_shop, "status")
+    done = sqlite_shop.command("status")
 
     assert f"[/red]{SHOWN}" in done.stdout
     assert "[bold]a" in done.stdout

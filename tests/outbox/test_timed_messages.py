@@ -20,8 +20,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, Telemetry
-from outbox.admin.message_output import print_sent
-from outbox.admin.schema_message_admin import SchemaAdmin
 from outbox.migrate import schema_upgrade
 from outbox.producer.timer_adder import TimerAdder, TimerLimits
 from outbox.store.message_table import MessageStore
@@ -296,19 +294,15 @@ def test_a_withdrawal_is_archived_as_the_reconciliation_reads_it(
 
 
 def test_the_command_says_that_a_withdrawn_message_was_canceled(
-    shop: Shop, prompt: PromptBroker, timers: KeptTimers, capsys: pytest.CaptureFixture[str]
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
 ) -> None:
     box = shop.box(prompt, timing=timers)
     message = publish(box, delay=HOUR)
     cancel(box, message.id)
-    sent = SchemaAdmin(shop.engine, schema=shop.database.schema).sent(message.id)
+    text, as_json = shop.command("messages", "show", message.id), shop.command("messages", "show", message.id, "--json")
 
-    print_sent(sent, as_json=False)
-    print_sent(sent, as_json=True)
-
-    text, as_json = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(rf"{message.id} for {message.topic} was canceled at \S+Z, before it was sent", text)
-    assert json.loads(as_json)["state"] == "canceled"
+    assert re.fullmatch(rf"{message.id} for {message.topic} was canceled at \S+Z, before it was sent\n", text.stdout)
+    assert json.loads(as_json.stdout)["state"] == "canceled"
 
 
 def test_a_cancel_finds_what_its_own_transaction_published(

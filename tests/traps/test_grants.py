@@ -10,10 +10,8 @@ from sqlalchemy import Engine, create_engine, delete, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
-from typer.testing import CliRunner
 
 from compensator.retention.retention import Retention, RetentionOptions
-from outbox.cli.db_command import app
 from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import schema_upgrade
 from outbox.store.archive_purge import ArchiveStore
@@ -40,11 +38,9 @@ class Users:
 
     def create(self) -> None:
         """Run what `outbox db grants` prints for each of them."""
-        schema = [] if self._shop.database.schema is None else ["--schema", self._shop.database.schema]
         for role in ROLES:
             user = f"{role}{self._suffix}"
-            arguments = ["grants", "--url", self._shop.database.url, "--role", role, "--user", user, *schema]
-            printed = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+            printed = self._shop.command("db", "grants", "--role", role, "--user", user).stdout
             with self._shop.engine.begin() as connection:
                 for statement in [f"CREATE USER {user}", *printed.splitlines()]:
                     connection.exec_driver_sql(statement.rstrip(";").replace("%", "%%"))
