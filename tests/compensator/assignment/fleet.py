@@ -67,6 +67,10 @@ class Fleet:
             rows = connection.execute(select(self.shop.tables.lease)).mappings()
             return {row["source"]: dict(row) for row in rows}
 
+    def holders(self) -> dict[str, str]:
+        """The instance of each lease that somebody has, by source."""
+        return {name: row["instance"] for name, row in self.leases().items() if row["instance"] is not None}
+
     def engine_of(self, number: int) -> Engine:
         """The engine of the instance that was made as number so and so."""
         return self._engines[number]

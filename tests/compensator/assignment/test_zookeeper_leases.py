@@ -1,11 +1,9 @@
-"""Compensators that share sources and slots by leases in a real ZooKeeper: joins, leaves, deaths, outages."""
+"""Compensators that share sources and slots by leases in a real ZooKeeper: offers, sessions, outages, settings."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from compensator.assignment import LeasedAssignment, LeaseOptions, UnleasedAssig
 from compensator.core.config import load
 from compensator.entry.composition import wire
 from outbox_core import SystemClock
-from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.logs import event_name
 from tests.compensator.assignment.fleet import names
@@ -25,7 +22,6 @@ from tests.fixtures.cutting_tcp_proxy import cutting_tcp_proxy
 from tests.fixtures.zookeeper_server import ZooKeeper, zookeeper
 from tests.outbox_broker.cluster.conftest import eventually
 
-SLOT = "mysql://host:3306/db?zone=a#timers-0"
 RESTART_MS = 6_000
 """A client waits as long for a server's answer to its connection, which one that just starts may not give."""
 REQUEST_MS_MAX = 1_000
@@ -39,63 +35,6 @@ def zookeeper_fleet(running_zookeeper: ZooKeeper) -> Iterator[ZooKeeperFleet]:
     made = ZooKeeperFleet(running_zookeeper.hosts)
     yield made
     made.close()
-
-
-def test_a_lone_instance_has_all_at_its_first_beat(zookeeper_fleet: ZooKeeperFleet) -> None:
-    one = zookeeper_fleet.instance(zone="b")
-    sources = [*names(3, zone="a"), Resource(SLOT), Resource(".")]
-
-    held = one.beat(sources)
-
-    assert held == {source.name for source in sources}
-    assert zookeeper_fleet.holders() == dict.fromkeys(held, one.instance)
-
-
-def test_who_joins_is_given_its_share_without_a_gap(zookeeper_fleet: ZooKeeperFleet) -> None:
-    one, two = zookeeper_fleet.instance(), zookeeper_fleet.instance()
-    sources = names(10)
-    one.beat(sources)
-
-    joined = two.beat(sources)
-    shares = zookeeper_fleet.settle([one, two], sources)
-
-    assert joined == frozenset()
-    assert [len(held) for held in shares] == [5, 5]
-    assert Counter(zookeeper_fleet.holders().values()) == {one.instance: 5, two.instance: 5}
-
-
-def test_no_source_is_without_an_instance_while_they_move(zookeeper_fleet: ZooKeeperFleet) -> None:
-    one, two = zookeeper_fleet.instance(), zookeeper_fleet.instance()
-    sources = names(10)
-    held = {one: one.beat(sources), two: two.beat(sources)}
-
-    for beating in itertools.islice(itertools.cycle([one, two]), 40):
-        held[beating] = beating.beat(sources)
-        assert {name for names_held in held.values() for name in names_held} == {source.name for source in sources}
-    shares = zookeeper_fleet.settle([one, two], sources)
-
-    assert [len(share) for share in shares] == [5, 5]
-
-
-def test_who_leaves_gives_everything_up_at_once_and_takes_nothing_of_others(zookeeper_fleet: ZooKeeperFleet) -> None:
-    one, two = zookeeper_fleet.instance(), zookeeper_fleet.instance()
-    sources = names(10)
-    zookeeper_fleet.settle([one, two], sources)
-
-    one.leave()
-    one.leave()
-
-    assert one.beat(sources) == frozenset()
-    assert set(zookeeper_fleet.holders().values()) == {two.instance}
-    assert len(zookeeper_fleet.settle([two], sources)[0]) == 10
-
-
-def test_a_source_that_is_configured_no_more_is_given_up(zookeeper_fleet: ZooKeeperFleet) -> None:
-    one = zookeeper_fleet.instance()
-    one.beat(names(3))
-
-    eventually(lambda: one.beat(names(2)) and len(zookeeper_fleet.holders()) == 2, what="a lease that was released")
-    assert one.beat(names(3)) == {source.name for source in names(3)}
 
 
 def test_what_another_took_of_an_offer_stays_its_own_when_who_offered_it_releases(
@@ -117,43 +56,15 @@ def test_what_another_took_of_an_offer_stays_its_own_when_who_offered_it_release
     assert {name for name, holder in zookeeper_fleet.holders().items() if holder == two.instance} >= taken
 
 
-def test_what_a_dead_one_held_is_taken_by_the_others_and_it_comes_back_as_another(
-    zookeeper_fleet: ZooKeeperFleet,
-) -> None:
-    one, two = zookeeper_fleet.instance(), zookeeper_fleet.instance()
-    sources = names(10)
-    zookeeper_fleet.settle([one, two], sources)
+def test_one_whose_session_ended_comes_back_as_another(zookeeper_fleet: ZooKeeperFleet) -> None:
+    one = zookeeper_fleet.instance()
+    one.beat(names(1))
     former = one.instance
 
-    zookeeper_fleet.end_session(one)
+    zookeeper_fleet.die(one)
 
-    assert len(zookeeper_fleet.settle([two], sources)[0]) == 10
-    assert [len(held) for held in zookeeper_fleet.settle([one, two], sources)] == [5, 5]
-    assert one.instance != former
-    assert one.failed_beats == 0
-
-
-def test_resources_of_a_zone_go_to_its_instances(zookeeper_fleet: ZooKeeperFleet) -> None:
-    one, two = zookeeper_fleet.instance(zone="a"), zookeeper_fleet.instance(zone="b")
-    sources = [*names(4, zone="a"), *names(4, zone="b", prefix="zoned")]
-
-    shares = zookeeper_fleet.settle([one, two], sources)
-
-    assert shares == [{source.name for source in sources[:4]}, {source.name for source in sources[4:]}]
-
-
-def test_a_source_that_no_other_knows_stays_served(zookeeper_fleet: ZooKeeperFleet) -> None:
-    old, new = zookeeper_fleet.instance(), zookeeper_fleet.instance()
-    known, more = names(4), names(8)
-    shares: list[frozenset[str]] = []
-
-    def is_complete() -> bool:
-        shares[:] = [old.beat(known), new.beat(more)]
-        return len(shares[0]) + len(shares[1]) == 8
-
-    eventually(is_complete, what="each source with one instance")
-
-    assert shares[0] | shares[1] == {source.name for source in more}
+    assert zookeeper_fleet.settle([one], names(1)) == [{"source-0000"}]
+    assert one.instance not in {former, ""}
 
 
 def test_a_beat_without_a_change_asks_zookeeper_nothing(running_zookeeper: ZooKeeper) -> None:

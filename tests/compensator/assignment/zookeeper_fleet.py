@@ -62,7 +62,7 @@ class ZooKeeperFleet:
         self._instances.append(LeasedAssignment(registry))
         return self._instances[-1]
 
-    def end_session(self, instance: LeasedAssignment) -> None:
+    def die(self, instance: LeasedAssignment) -> None:
         """End an instance's session, as ZooKeeper does when it has heard nothing of it."""
         end_session(self.hosts, self._sessions[instance.instance])
 

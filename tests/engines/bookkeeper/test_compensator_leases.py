@@ -33,7 +33,7 @@ def test_what_a_dead_instance_held_is_taken_while_another_server_leads(cluster: 
     fleet.settle([one, two], sources)
 
     cluster.zookeeper.kill9_leader()
-    fleet.end_session(one)
+    fleet.die(one)
     eventually(lambda: len(two.beat(sources)) == len(sources), what="everything with the other instance")
     cluster.restore()
 
