@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from compensator.core.batch_totals import BatchTotals
 from compensator.entry.status_server import StatusServer
 from compensator.service.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMetrics
 from compensator.service.source_upkeep import UpkeepOptions
@@ -388,9 +387,3 @@ def test_the_status_page_is_served_over_ip_version_6(
 
     server.stop()
     assert scrape[0] == 200
-
-
-def test_a_report_adds_up() -> None:
-    names = ("batches", "claimed", "accepted", "retried", "held", "parked", "stale", "defects")
-
-    assert set(BatchTotals.__dataclass_fields__) == {*names, "outage"}
