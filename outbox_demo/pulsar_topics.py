@@ -8,8 +8,8 @@ from typing import Any, Final
 import pulsar
 
 from broker_adapter.publishing.broker_url import BrokerUrl
-from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import ClientSettings
+from broker_adapter.pulsar.durability_inspection import AdminApi
 from broker_adapter.pulsar.producer_connection import pulsar_client
 from outbox_core.common.errors import ConfigurationError
 from outbox_demo.foreign_client import WAIT_MS, ReceivedMessage

@@ -14,9 +14,8 @@ import msgspec
 
 from broker_adapter.publishing.broker_url import BrokerUrl, host_and_port
 from broker_adapter.rocketmq import NAME_SERVER_PORT
-from broker_adapter.rocketmq.durability_inspection import BrokerSettings
-from broker_adapter.rocketmq.message_conversion import TOPIC_HEADER, topic_name
-from broker_adapter.rocketmq.remoting import ask
+from broker_adapter.rocketmq.durability_inspection import BrokerSettings, ask
+from broker_adapter.rocketmq.rocketmq_publisher import TOPIC_HEADER, topic_name
 from broker_adapter.rocketmq.signature import Credentials
 from outbox_core.common.errors import ConfigurationError
 from outbox_demo.foreign_client import ReceivedMessage

@@ -24,7 +24,7 @@ import jpype
 from benchmarks.broker_adapter.publish_rounds import BODY, TOPIC, Publisher, arguments, compare, report
 from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from broker_adapter.rocketmq.protocol import service_pb2 as service
-from broker_adapter.rocketmq.proxy_channel import ProxyServers, connect
+from broker_adapter.rocketmq.proxy_connection import ProxyServers, connect
 from broker_adapter.rocketmq.signature import Credentials
 from outbox_core.common.clock import SystemClock
 from tests.broker_adapter.http.test_tls import certificate

@@ -7,9 +7,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from broker_adapter.nats.connection import NatsConnection
+from broker_adapter.nats.connection import NatsConnection, NatsFrame, NoAnswerReason
 from broker_adapter.nats.errors import ApiError
-from broker_adapter.nats.outstanding_publishes import NatsFrame, NoAnswerReason
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
 from outbox_core.messages.durability_inspection import Weakness
 

@@ -9,11 +9,10 @@ from typing import Final
 from nkeys import NkeysError, from_seed
 
 from broker_adapter.nats.connection import Login
-from broker_adapter.nats.failover_connection import NatsServers
 from broker_adapter.nats.nats_publisher import NatsPublisher
-from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.nats.process_session import NatsServers
+from broker_adapter.publishing.broker_url import BrokerUrl, tls_context
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
-from broker_adapter.publishing.tls_context import tls_context
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
 

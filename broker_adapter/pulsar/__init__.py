@@ -8,8 +8,8 @@ from typing import Final
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
-from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import TLS_SCHEME, URL_OPTIONS, ClientSettings
+from broker_adapter.pulsar.durability_inspection import AdminApi
 from broker_adapter.pulsar.producer_connection import PulsarConnection
 from broker_adapter.pulsar.pulsar_publisher import PulsarPublisher
 from outbox_core.common.clock import SystemClock

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.message_headers import headers_with_type
 from broker_adapter.publishing.treatment import refused_result
-from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import ClientSettings
-from broker_adapter.pulsar.durability_inspection import NOT_CHECKED, inspect_topics
+from broker_adapter.pulsar.durability_inspection import NOT_CHECKED, AdminApi, inspect_topics
 from broker_adapter.pulsar.errors import explained, treatment_of
 from broker_adapter.pulsar.producer_connection import PulsarConnection, PulsarRecord
 from outbox_core.common.clock import Clock

@@ -8,12 +8,10 @@ from typing import Final
 import pika
 
 from broker_adapter.publishing.admin_http import admin_url, check_login_encrypted
-from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.publishing.broker_url import BrokerUrl, tls_context
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
-from broker_adapter.publishing.tls_context import tls_context
-from broker_adapter.rabbitmq.durability_inspection import Inspector
-from broker_adapter.rabbitmq.management_api import ManagementApi
-from broker_adapter.rabbitmq.process_connection import ProcessConnection
+from broker_adapter.rabbitmq.connection import ProcessConnection
+from broker_adapter.rabbitmq.durability_inspection import Inspector, ManagementApi
 from broker_adapter.rabbitmq.rabbitmq_publisher import RabbitMqPublisher
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker

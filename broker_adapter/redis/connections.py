@@ -26,8 +26,7 @@ from redis.retry import Retry
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.errors import CLIENT_ERRORS
-from broker_adapter.redis.login import login_settings
-from broker_adapter.redis.redis_options import database_of
+from broker_adapter.redis.redis_options import database_of, login_settings
 from broker_adapter.redis.sentinel_servers import open_sentinel_servers, refuse_sentinel_options
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.process_fork import notice_fork, reset_in_children

@@ -5,11 +5,10 @@ from __future__ import annotations
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.redis.connections import opener
-from broker_adapter.redis.master_settings import MasterSettings
+from broker_adapter.redis.durability_inspection import MasterSettings
 from broker_adapter.redis.redis_options import URL_OPTIONS, RedisOptions, port_of
-from broker_adapter.redis.redis_publisher import RedisPublisher
+from broker_adapter.redis.redis_publisher import RedisPublisher, StreamStore
 from broker_adapter.redis.script_sender import ScriptSender
-from broker_adapter.redis.stream_store import StreamStore
 from broker_adapter.redis.timers import open_timers
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError

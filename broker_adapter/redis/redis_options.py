@@ -1,9 +1,12 @@
-"""The options of Redis in a broker's URL."""
+"""The options and the login of Redis in a broker's URL."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
+
+from redis.credentials import CredentialProvider
 
 from broker_adapter.publishing.broker_url import URL_NAME_DEFAULT, BrokerUrl
 from outbox_core.common.errors import ConfigurationError
@@ -86,3 +89,34 @@ def checked_slots(slots: int, *, url_name: str = URL_NAME_DEFAULT) -> int:
     if not 1 <= slots <= SLOTS_MAX or slots & (slots - 1):
         raise ConfigurationError(f"slots in {url_name} is a power of two from 1 to {SLOTS_MAX}, not {slots}")
     return slots
+
+
+class PasswordFile(CredentialProvider):
+    """A user, and the password in the file that an option of a URL names. It is read for each new connection, so a new
+    password needs no restart. Thread-safe.
+    """
+
+    def __init__(self, url: BrokerUrl, *, user: str | None, option: str, password: str) -> None:
+        """`password`: what the file said at first."""
+        self._url = url
+        self._user = user
+        self._option = option
+        self._password = password
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """User and password as the file says it now; where it cannot be read, as it said it last."""
+        with contextlib.suppress(ConfigurationError):
+            self._password = self._url.secret(self._option) or self._password
+        return (self._password,) if self._user is None else (self._user, self._password)
+
+
+def login_settings(url: BrokerUrl, *, user: str | None, password: str | None, option: str) -> dict[str, Any]:
+    """The client's settings for a user and a password: that in the file which `option` names, if the URL has it.
+
+    Raises ConfigurationError where the file cannot be read.
+    """
+    in_file = url.secret(option)
+    if not in_file:
+        return {"username": user, "password": password, "credential_provider": None}
+    provider = PasswordFile(url, user=user, option=option, password=in_file)
+    return {"username": None, "password": None, "credential_provider": provider}

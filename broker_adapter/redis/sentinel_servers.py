@@ -13,8 +13,7 @@ from redis.sentinel import Sentinel
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.errors import CLIENT_ERRORS
-from broker_adapter.redis.login import login_settings
-from broker_adapter.redis.redis_options import SENTINEL_OPTIONS
+from broker_adapter.redis.redis_options import SENTINEL_OPTIONS, login_settings
 from outbox_core.common.errors import ConfigurationError
 
 SENTINEL_TIMEOUT_S_MAX: Final = 1.0

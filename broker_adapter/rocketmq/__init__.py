@@ -15,13 +15,11 @@ from typing import Final
 
 import grpc
 
-from broker_adapter.publishing.broker_url import BrokerUrl, host_and_port
+from broker_adapter.publishing.broker_url import BrokerUrl, host_and_port, tls_context
 from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
-from broker_adapter.publishing.tls_context import tls_context
 from broker_adapter.rocketmq.durability_inspection import BrokerSettings
-from broker_adapter.rocketmq.proxy_channel import ProxyServers
-from broker_adapter.rocketmq.proxy_connection import ProxyConnection
+from broker_adapter.rocketmq.proxy_connection import ProxyConnection, ProxyServers
 from broker_adapter.rocketmq.rocketmq_publisher import RocketMqPublisher
 from broker_adapter.rocketmq.signature import Credentials
 from outbox_core.common.clock import SystemClock

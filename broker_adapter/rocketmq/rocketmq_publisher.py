@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from broker_adapter.publishing.client_pool import ClientPool
+from broker_adapter.publishing.message_headers import CLOUDEVENTS_HEADER_PREFIX, headers_with_type
 from broker_adapter.publishing.treatment import Treatment, refused_result
 from broker_adapter.rocketmq.durability_inspection import BrokerSettings
-from broker_adapter.rocketmq.errors import Refusal, treatment_of
-from broker_adapter.rocketmq.message_conversion import engine_message, message_group, requests_of, topic_name
-from broker_adapter.rocketmq.outage_detector import MISSING, OutageDetector
+from broker_adapter.rocketmq.errors import Refusal, exception_for, treatment_of
 from broker_adapter.rocketmq.protocol import definition_pb2 as definition
-from broker_adapter.rocketmq.proxy_connection import ProxyConnection
-from broker_adapter.rocketmq.topic_route import TopicRoute, route_weaknesses
+from broker_adapter.rocketmq.proxy_connection import ProxyConnection, TopicRoute, route_weaknesses
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, BrokerRefused
 from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection
-from outbox_core.messages.message import Message, PublishResult, PublishStatus
+from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
 
 _EMPTY: Final = Refusal("MESSAGE_BODY_EMPTY", "RocketMQ stores no message with an empty body: give it one")
 _BEHIND: Final = Refusal("BEHIND", "an earlier message of its key was put off")
+ATTRIBUTE_PREFIX: Final = "CE_"
+EVENT_CONTENT_TYPE: Final = "CE_contenttype"
+TOPIC_HEADER: Final = "outbox-topic"
+EMPTY_HEADER: Final = "outbox-empty-headers"
+GROUP_BYTES_MAX: Final = 64
+REQUEST_BYTES_MAX: Final = 1 << 20
+REQUEST_MESSAGES_MAX: Final = 1_000
+TOPICS_MAX: Final = 1_000
+ASKED_MAX: Final = 8
+MISSING: Final = "TOPIC_NOT_FOUND"
 
 
 class RocketMqPublisher:
@@ -173,3 +182,98 @@ def _result(message: Message, refusal: Refusal | None) -> PublishResult:
     if refusal is None:
         return PublishResult(message.id, PublishStatus.STORED)
     return refused_result(message, treatment_of(refusal), str(refusal))
+
+
+def topic_name(topic: str) -> str:
+    """The topic's name on RocketMQ, which knows no dots: each is an underscore."""
+    return topic.replace(".", "_")
+
+
+def message_group(message: Message, route: TopicRoute) -> str | None:
+    """The group of a message on a topic that keeps order; None where the message needs none.
+
+    It is the key; a hash of one that RocketMQ would refuse as a group. On a topic that takes nothing without a group a
+    message without a key is a group of its own.
+    """
+    if not route.takes_fifo:
+        return None
+    if message.key is None:
+        return None if route.takes_normal else message.id
+    key = message.key.encode()
+    if len(key) <= GROUP_BYTES_MAX and message.key.isprintable() and not message.key.isspace():
+        return message.key
+    return hashlib.sha256(key).hexdigest()
+
+
+def engine_message(message: Message, *, group: str | None) -> definition.Message:
+    """The message as RocketMQ takes it, under our id, which is its key for searches, too."""
+    # What is given to it by name is copied, which takes twice as long.
+    converted = definition.Message(body=message.body)
+    converted.topic.name = topic_name(message.topic)
+    converted.user_properties.update(_properties(message))
+    system = converted.system_properties
+    system.message_id = message.id
+    system.keys.append(message.id)
+    system.body_encoding = definition.IDENTITY
+    system.message_type = definition.NORMAL if group is None else definition.FIFO
+    if group is not None:
+        system.message_group = group
+    system.born_host = "outbox-mq"
+    if message.created_at_ms:
+        system.born_timestamp.FromMilliseconds(message.created_at_ms)
+    return converted
+
+
+def requests_of(indexes: Iterable[int], sizes: Mapping[int, int]) -> Iterator[list[int]]:
+    """Messages of one topic, by their indexes in the batch, in as few requests as their bytes allow."""
+    request: list[int] = []
+    total = 0
+    for index in indexes:
+        if request and (total + sizes[index] > REQUEST_BYTES_MAX or len(request) == REQUEST_MESSAGES_MAX):
+            yield request
+            request, total = [], 0
+        request.append(index)
+        total += sizes[index]
+    if request:
+        yield request
+
+
+def _properties(message: Message) -> dict[str, str]:
+    """RocketMQ drops a property without a value: the names of such headers stand in one of their own."""
+    properties = headers_with_type(message, attribute_prefix=ATTRIBUTE_PREFIX)
+    kind = properties.get(CONTENT_TYPE)
+    if kind is not None and any(name.lower().startswith(CLOUDEVENTS_HEADER_PREFIX) for name in message.headers):
+        properties[EVENT_CONTENT_TYPE] = kind
+    if topic_name(message.topic) != message.topic:
+        properties[TOPIC_HEADER] = message.topic
+    empty = [name for name, value in properties.items() if not value]
+    if empty:
+        properties = {name: value for name, value in properties.items() if value} | {EMPTY_HEADER: ",".join(empty)}
+    return properties
+
+
+class OutageDetector:
+    """Remembers existing topics, to distinguish an outage of all brokers from a topic that never existed: seconds after
+    the last broker died a name server says of each topic that it is not there. Thread-safe.
+    """
+
+    def __init__(self, *, addresses: str) -> None:
+        """`addresses`: the proxies'."""
+        self._addresses = addresses
+        self._names: dict[str, None] = {}
+
+    def add(self, topics: Iterable[str]) -> None:
+        """These are there now."""
+        self._names = dict.fromkeys([*self._names, *topics][-TOPICS_MAX:])
+
+    def check_outage(self, missing: Refusal, router: ProxyConnection, *, deadline_ms: int) -> None:
+        """Raise BrokerUnavailable where a topic is missing, and so are all that were there: that is the brokers' fault.
+
+        Not where none was ever there. A few are asked: the brokers that are alive serve most topics.
+        """
+        router.forget_routes()
+        asked_topics = list(self._names)[-ASKED_MAX:]
+        answers = [router.route(topic, deadline_ms=deadline_ms) for topic in asked_topics]
+        if answers and all(isinstance(answer, Refusal) and answer.code == MISSING for answer in answers):
+            text = f"no broker serves a topic that was there before: {missing.words}"
+            raise exception_for(Refusal("NO_BROKER", text), addresses=self._addresses)

@@ -10,7 +10,10 @@ from functools import partial
 from typing import Any, Final
 
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
-from broker_adapter.redis.script_sender import Argument, Script, ScriptCall
+from broker_adapter.redis.durability_inspection import MasterSettings
+from broker_adapter.redis.redis_options import RedisOptions
+from broker_adapter.redis.redis_publisher import RedisPublisher
+from broker_adapter.redis.script_sender import Argument, Script, ScriptCall, ScriptSender
 from broker_adapter.redis.timers.group_admin import RedisGroupAdmin, group_arguments
 from broker_adapter.redis.timers.slot_scripts import (
     ACK,
@@ -20,9 +23,10 @@ from broker_adapter.redis.timers.slot_scripts import (
     MOVES_MAX,
     NACK,
     TAKE,
+    SlotScripts,
     slot_of,
 )
-from broker_adapter.redis.timers.timer_messages import TimerReceipt, decode_message
+from broker_adapter.redis.timers.timer_messages import TimerReceipt, TimerStore, decode_message
 from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner, is_no_group
 from broker_adapter.redis.timers.topic_wakeups import IDLE_MS, TopicWakeups
 from outbox_core.common.clock import Clock
@@ -342,3 +346,25 @@ def _cancel_status(codes: set[int]) -> CancelStatus:
     if 1 in codes:
         return CancelStatus.CANCELED
     return CancelStatus.TOO_LATE if 2 in codes else CancelStatus.UNKNOWN
+
+
+def open_timers(
+    sender: ScriptSender, options: RedisOptions, *, strict: bool, timeout_ms: int, clock: Clock
+) -> TimerBroker:
+    """A broker on the timer store; does no I/O until it is used."""
+    masters = MasterSettings(sender, options, clock=clock)
+    scripts = SlotScripts(options.prefix)
+    runner = TimerScriptRunner(
+        sender,
+        scripts,
+        replicas=masters.replicas_to_wait_for,
+        slots=options.slots,
+        timeout_ms=timeout_ms,
+        clock=clock,
+    )
+    store = TimerStore(runner, window_ms=options.window_ms, clock=clock)
+    publishing = PublishOnlyBroker(
+        RedisPublisher(sender, store, masters, options, clock=clock), strict=strict, timeout_ms=timeout_ms, clock=clock
+    )
+    wakeups = TopicWakeups(sender, scripts, clock=clock)
+    return TimerBroker(publishing, runner, wakeups, window_ms=options.window_ms, clock=clock)

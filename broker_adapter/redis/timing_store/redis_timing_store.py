@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
-from broker_adapter.redis.connections import Servers
+from broker_adapter.publishing.broker_url import BrokerUrl
+from broker_adapter.redis.connections import Servers, opener
 from broker_adapter.redis.durability_inspection import VERSION_MIN, clock_ahead_ms
 from broker_adapter.redis.errors import exception_for
+from broker_adapter.redis.redis_options import PREFIX_DEFAULT, SENTINEL_OPTIONS, checked_slots, port_of
 from broker_adapter.redis.script_sender import Argument, Deadline, ScriptCall, ScriptSender
 from broker_adapter.redis.timers.slot_scripts import REGISTER, slot_of
 from broker_adapter.redis.timing_store.timing_scripts import (
@@ -26,7 +29,7 @@ from broker_adapter.redis.timing_store.timing_scripts import (
     row_of,
 )
 from broker_adapter.redis.wake_subscription import WakeSubscription
-from outbox_core.common.clock import Clock
+from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, ConfigurationError, StorageFailed
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.timing_port import (
@@ -40,6 +43,7 @@ from outbox_core.messages.timing_port import (
     TimedRow,
     Timer,
     TimerPage,
+    TimingStore,
 )
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -55,6 +59,11 @@ ANNOUNCED_MS: Final = 30_000
 """For so long the latest server of a slot is shown: some of its announcements may fail."""
 _BUILDING: Final = "building/"
 _POLICY: Final = "noeviction"
+NAME_DEFAULT: Final = "outbox"
+SLOTS_DEFAULT: Final = 4
+_OPTIONS: Final = SENTINEL_OPTIONS | {"prefix", "name", "slots"}
+_URL_NAME: Final = "the timing store's URL"
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 
 
 class RedisTimingStore:
@@ -309,3 +318,25 @@ def _ms(answer: int) -> int | None:
 
 def _is_complete(generation: bytes) -> bool:
     return bool(generation) and not generation.startswith(_BUILDING.encode())
+
+
+def open_timing_store(url: str, *, timeout_ms: int | None = None) -> TimingStore:
+    """The timing store for redis://, redis+cluster://, redis+sentinel:// or over TLS rediss://, rediss+cluster://,
+    rediss+sentinel://; does no I/O until it is used.
+
+    `?name=`: of the source, one for each message schema that uses this Redis; `?slots=`: a power of two; `?prefix=`: of
+    all keys. All processes of a source give the same. Raises ConfigurationError.
+    """
+    parsed = BrokerUrl.parse(url, port=port_of(url), options=_OPTIONS, url_name=_URL_NAME)
+    bound_ms = parsed.timeout_ms if timeout_ms is None else timeout_ms
+    name = parsed.options.get("name", NAME_DEFAULT)
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"name in {_URL_NAME} is 1 to 255 of A-Z a-z 0-9 . _ -, not {name!r}")
+    sender = ScriptSender(opener(parsed, timeout_ms=bound_ms, ca_file=None), addresses=parsed.addresses)
+    return RedisTimingStore(
+        sender,
+        TimingKeys(parsed.options.get("prefix", PREFIX_DEFAULT), name),
+        slots=checked_slots(parsed.number("slots", default=SLOTS_DEFAULT), url_name=_URL_NAME),
+        timeout_ms=bound_ms,
+        clock=SystemClock(),
+    )

@@ -17,8 +17,8 @@ import requests
 
 from broker_adapter.publishing.admin_http import AdminHttp
 from broker_adapter.publishing.broker_url import BrokerUrl
-from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import URL_OPTIONS, ClientSettings
+from broker_adapter.pulsar.durability_inspection import AdminApi
 from outbox_broker.http.server import Tls
 from tests.broker_adapter.http.test_tls import certificate
 

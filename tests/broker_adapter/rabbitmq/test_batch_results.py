@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from broker_adapter.rabbitmq.batch_results import PIPELINED_BYTES, RabbitMqBatchResults
-from broker_adapter.rabbitmq.channel import Answer, ConfirmOutcome
+from broker_adapter.rabbitmq.connection import Answer, ConfirmOutcome
+from broker_adapter.rabbitmq.rabbitmq_publisher import PIPELINED_BYTES, RabbitMqBatchResults
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, NotAuthorized, StorageFailed
 from outbox_core.messages.message import Message, PublishStatus
 

@@ -10,11 +10,10 @@ import pytest
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis import open_broker as open_redis
 from broker_adapter.redis.connections import opener
-from broker_adapter.redis.master_settings import MasterSettings
+from broker_adapter.redis.durability_inspection import MasterSettings
 from broker_adapter.redis.redis_options import URL_OPTIONS, RedisOptions
-from broker_adapter.redis.redis_publisher import RedisPublisher
+from broker_adapter.redis.redis_publisher import RedisPublisher, StreamStore
 from broker_adapter.redis.script_sender import ScriptSender
-from broker_adapter.redis.stream_store import StreamStore
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.rocketmq.message_conversion import (
+from broker_adapter.rocketmq.protocol import definition_pb2 as definition
+from broker_adapter.rocketmq.proxy_connection import TopicRoute, route_weaknesses
+from broker_adapter.rocketmq.rocketmq_publisher import (
     REQUEST_BYTES_MAX,
     REQUEST_MESSAGES_MAX,
     engine_message,
@@ -12,8 +14,6 @@ from broker_adapter.rocketmq.message_conversion import (
     requests_of,
     topic_name,
 )
-from broker_adapter.rocketmq.protocol import definition_pb2 as definition
-from broker_adapter.rocketmq.topic_route import TopicRoute, route_weaknesses
 from outbox_core.messages.message import Message
 
 

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from broker_adapter.rocketmq.protocol import definition_pb2 as definition
-from broker_adapter.rocketmq.proxy_channel import ProxyServers
-from broker_adapter.rocketmq.proxy_channel import connect as connect_to_proxy
+from broker_adapter.rocketmq.proxy_connection import ProxyServers
+from broker_adapter.rocketmq.proxy_connection import connect as connect_to_proxy
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerError, BrokerRefused, BrokerUnavailable, NotAuthenticated, StorageFailed
 from outbox_core.messages.broker_port import Broker

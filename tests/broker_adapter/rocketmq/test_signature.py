@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.rocketmq.remoting import decoded
+from broker_adapter.rocketmq.durability_inspection import decoded
 from broker_adapter.rocketmq.signature import Credentials, request_metadata
 
 

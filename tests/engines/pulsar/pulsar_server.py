@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import requests
 
-from broker_adapter.pulsar.admin_api import AdminApi
 from broker_adapter.pulsar.client_settings import ClientSettings
+from broker_adapter.pulsar.durability_inspection import AdminApi
 from outbox_demo.ports import free_port
 from tests.engines.java_server import JavaProgram, JavaServer
 from tests.engines.pulsar.pulsar_security import ADMIN, PulsarSecurity
