@@ -36,11 +36,6 @@ class Row:
     target: str = "-"
 
 
-def _storage(part: str, name: str, label: str) -> Row:
-    engines = ("ours", "rocksdb", "lmdb", "sqlite")
-    return Row("storage.engines", label, [(part, name, engine, "median") for engine in engines])
-
-
 def _adapter(kind: str, label: str, target: str = "-") -> Row:
     engines = ("redis", "nats", "rabbitmq", "kafka", "rocketmq", "pulsar")
     return Row("broker_adapter", label, [("engines", engine, kind, "ratio") for engine in engines], target)
@@ -121,15 +116,6 @@ ROWS: Final = (
         [("cluster", name, "median") for name in ("p50_ms", "p99_ms")], "p99 under 20"),
     Row("delay.cluster.lateness-hour", "the same, a node's memory in MiB in the second / last tenth",
         [("cluster", name, "median") for name in ("early_memory_mib", "memory_mib")], "under 512, and flat"),
-    _storage("log", "append_by_1_per_second", "log, messages a second, a sync each: ours / RocksDB / LMDB / SQLite"),
-    _storage("log", "append_by_100_per_second", "the same, a sync for 100"),
-    _storage("log", "append_by_1000_per_second", "the same, a sync for 1,000"),
-    _storage("log", "read_per_second", "log, read in order, messages a second"),
-    _storage("log", "disk_bytes_to_payload", "log, bytes on the disk to payload"),
-    _storage("schedule", "insert_per_second", "schedule, inserts a second"),
-    _storage("schedule", "take_per_second", "schedule, due messages taken a second"),
-    _storage("schedule", "cancel_per_second", "schedule, cancels by id a second"),
-    _storage("schedule", "disk_bytes_to_payload", "schedule, bytes on the disk to payload"),
 )  # fmt: skip
 
 

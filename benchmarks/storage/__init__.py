@@ -1,1 +1,0 @@
-"""The broker's log and schedule beside embedded storage engines. Not beside brokers: those are in benchmarks.broker."""
