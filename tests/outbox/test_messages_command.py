@@ -650,9 +650,11 @@ def test_status_warns_of_rows_that_were_refused_for_a_minute_and_are_not_due(
         shop.scan(broker).run()
         shop.end_delays()
     shop.scan(broker).run()
+    message = shop.tables.message
+    with shop.engine.begin() as connection:  # its delay is a second, which the command may take
+        connection.execute(update(message).values(due_at_us=message.c.due_at_us + HOUR_US))
 
     warned, people = json.loads(shop.command("status", "--json").stdout), shop.command("status")
-    message = shop.tables.message
     with shop.engine.begin() as connection:
         connection.execute(update(message).values(attempts=RETRYING_ATTEMPTS - 1))
     before = json.loads(shop.command("status", "--json").stdout)
