@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
 
-from outbox_broker.server.admin_http_client import AdminHttpClient
+from broker_adapter.http.admin_client import AdminClient
 from outbox_core import Broker, connect
 from outbox_core.common.errors import BrokerUnavailable
 
@@ -18,7 +18,7 @@ class ScheduledMessageQuery:
     """The messages in the delay service at a URL. Raises BrokerError."""
 
     def __init__(self, url: str) -> None:
-        self._client = AdminHttpClient(url=url, timeout_ms=TIMEOUT_MS)
+        self._client = AdminClient(url=url, timeout_ms=TIMEOUT_MS)
         self._broker: Broker = connect(url, timeout_ms=TIMEOUT_MS)
 
     def count(self, topics: Collection[str]) -> int:

@@ -1,1 +1,1 @@
-"""The command `outbox broker`, its process, and commands for operators of a running broker."""
+"""The commands of `outbox broker` that need no client, and the process of `serve`."""

@@ -1,6 +1,6 @@
-"""Commands `outbox broker serve | check | scheduled | refused | token | group | delete-topic | delete-group`.
+"""The commands `outbox broker serve | token`, which need no client; broker_adapter/http/broker_cli.py adds the others.
 
-They run a broker, and query one; only `serve` loads the server's libraries.
+Only `serve` loads the server's libraries.
 """
 
 from __future__ import annotations
@@ -11,27 +11,14 @@ import re
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated
-from urllib.parse import quote, urlencode
+from typing import Annotated, Final
 
 import typer
 
-from outbox_broker.server import delete_cli, group_cli, refused_cli
-from outbox_broker.server.admin_http_client import AdminHttpClient
-from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.logs import LogFormat
-from outbox_core.runtime.terminal_text import escaped, utc_text
 
-app = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
-app.add_typer(group_cli.app, name="group")
-app.add_typer(refused_cli.app, name="refused")
-app.command("delete-topic")(delete_cli.delete_topic)
-app.command("delete-group")(delete_cli.delete_group)
-
-
-@app.callback()
-def _broker() -> None:
-    """Run the broker, and probe one."""
+app: Final = typer.Typer(no_args_is_help=True, help="Run the broker.")
 
 
 @app.command()
@@ -75,61 +62,6 @@ def serve(
         "shutdown_timeout_ms": shutdown_timeout_ms, "log_level": log_level, "log_format": log_format,
     }  # fmt: skip
     run(load(flags, file=config))
-
-
-@app.command()
-def check(
-    url: group_cli.Url = "http://127.0.0.1:7788",
-    timeout_ms: group_cli.Timeout = 2_000,
-    ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
-    live: Annotated[bool, typer.Option("--live/--ready", help="Ask only whether the process is alive.")] = False,
-) -> None:
-    """Exit 0 where a broker can serve. For probes where there is no curl.
-
-    Example: outbox broker check --ready --url http://127.0.0.1:7788
-    """
-    path = "/livez" if live else "/readyz"
-    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file)
-    status, text = client.request("GET", path)
-    if status != 200:
-        raise BrokerUnavailable(f"{client.shown_url} is not ready: {text[:500]}")
-    print(escaped(text, but="\n"))
-
-
-@app.command()
-def scheduled(
-    message_id: Annotated[str | None, typer.Argument(help="One message; without, how many are due when.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
-    bucket: Annotated[str, typer.Option(help="Count by minute, hour or day.")] = "hour",
-    url: group_cli.Url = "http://127.0.0.1:7788",
-    timeout_ms: group_cli.Timeout = 30_000,
-    ca_file: group_cli.CaFile = None,
-    token_file: group_cli.TokenFile = None,
-) -> None:
-    """Count scheduled messages by due time, or find one.
-
-    A line for each bucket of time (UTC, tab, count); of one message, when and where it is due.
-
-    Ask a broker, or a delay service.
-
-    Example: outbox broker scheduled --topic orders --bucket day
-    """
-    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    if message_id is not None:
-        message = client.request_json("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
-        print(f"{utc_text(message['deliver_at_ms'])}\t{escaped(message['topic'])}\t{escaped(message['id'])}")
-        return
-    query, lines = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}, 0
-    while True:
-        page = client.request_json("GET", f"/v1/scheduled?{urlencode(query)}")
-        for count in page["counts"]:
-            print(f"{utc_text(count['at_ms'])}\t{count['messages']}")
-        lines += len(page["counts"])
-        if page["next_from_ms"] is None:
-            if not lines:  # not on stdout, which programs read line by line
-                print("nothing is scheduled", file=sys.stderr)
-            return
-        query["from_ms"] = str(page["next_from_ms"])
 
 
 @app.command()

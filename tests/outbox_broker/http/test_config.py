@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.http.admin_client import AdminClient
 from outbox_broker.common.engine_options import SEGMENT_BYTES_MIN, EngineOptions
 from outbox_broker.config.broker_config import load
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import bind
-from outbox_broker.server.admin_http_client import AdminHttpClient
 from outbox_core.common.errors import ConfigurationError
 
 
@@ -116,7 +116,7 @@ def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:x", "http://[::1", "ftp://127.0.0.1", "127.0.0.1:1"])
 def test_a_broker_is_not_asked_at_what_is_no_address(url: str) -> None:
     with pytest.raises(ConfigurationError, match="looks like http"):
-        AdminHttpClient(url=url, timeout_ms=1_000).request("GET", "/readyz")
+        AdminClient(url=url, timeout_ms=1_000).request("GET", "/readyz")
 
 
 def test_an_address_that_is_not_this_machines_is_told_from_a_port_in_use() -> None:

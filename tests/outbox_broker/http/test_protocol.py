@@ -11,7 +11,7 @@ import pytest
 import requests
 from typer.testing import CliRunner
 
-from outbox_broker.server.cli import app
+from broker_adapter.http.broker_cli import app
 
 Client = Callable[..., requests.Response]
 MSGPACK = "application/msgpack"

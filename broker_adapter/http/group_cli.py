@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from outbox_broker.server.admin_http_client import AdminHttpClient
-from outbox_broker.server.dead_letter_table import print_dead
+from broker_adapter.http.admin_client import AdminClient
 from outbox_core.common.errors import UsageError
+from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app = typer.Typer(no_args_is_help=True, help="Declare, show and move consumer groups.")
 
@@ -25,7 +29,10 @@ TokenFile = Annotated[
     Path | None, typer.Option(envvar="OUTBOX_BROKER__TOKEN_FILE", help="File that holds the bearer token.")
 ]
 DEAD_PAGE_BYTES_MAX: Final = 128 * 1024 * 1024
-_URL = "http://127.0.0.1:7788"
+NO_ID: Final = "(damaged)"
+PIPED_WIDTH: Final = 1_000
+"""Output to a file or another program uses one line per entry of a history."""
+_URL: Final = "http://127.0.0.1:7788"
 
 
 @app.command()
@@ -37,7 +44,7 @@ def show(
 
     Example: outbox broker group show orders billing
     """
-    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     print(json.dumps(client.request_json("GET", _path(topic, group)), indent=2))
 
 
@@ -58,7 +65,7 @@ def declare(
 
     Example: outbox broker group declare orders billing --filter "region = 'eu'" --max-attempts 5
     """
-    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     path = _path(topic, group)
     is_new = client.request("GET", path)[0] == HTTPStatus.NOT_FOUND
     settings: dict[str, Any] = {} if is_new else client.request_json("GET", path)["settings"]
@@ -87,7 +94,7 @@ def seek(
     """
     if (to_ms is None) == (to_offset is None):
         raise UsageError("give --to-ms or --to-offset, one of them")
-    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     body = {"to_ms": to_ms} if to_ms is not None else {"to_offset": to_offset}
     client.request_json("POST", f"{_path(topic, group)}/seek", body)
     print(f"{topic}/{group} moved")
@@ -107,7 +114,7 @@ def pause(
 
     Example: outbox broker group pause orders billing --resume
     """
-    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     client.request_json("POST", f"{_path(topic, group)}/{'resume' if resume else 'pause'}", {})
     print(f"{topic}/{group} {'goes on' if resume else 'is paused'}")
 
@@ -131,7 +138,7 @@ def dead(
 
     Example: outbox broker group dead orders billing --limit 50
     """
-    client = AdminHttpClient(
+    client = AdminClient(
         url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file, answer_bytes_max=bytes_max
     )
     query = {"limit": str(limit)} | ({} if after is None else {"after": after})
@@ -139,7 +146,7 @@ def dead(
     if as_json:
         print(json.dumps(page, indent=2))
     else:
-        print_dead(page["dead"], following=page["next"])
+        _print_dead(page["dead"], following=page["next"])
 
 
 @app.command()
@@ -157,7 +164,7 @@ def redrive(
 
     Example: outbox broker group redrive orders billing --per-second 100
     """
-    client = AdminHttpClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     body: dict[str, Any] = {"ids": message_id} if message_id else {"all": True}
     if per_second is not None:
         body["per_second"] = per_second
@@ -167,3 +174,31 @@ def redrive(
 
 def _path(topic: str, group: str) -> str:
     return f"/v1/topics/{quote(topic, safe='')}/groups/{quote(group, safe='')}"
+
+
+def _print_dead(letters: Sequence[Mapping[str, Any]], *, following: str | None) -> None:
+    """Print a page of dead letters, and the option for the next one."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    if not letters:
+        console.print("no dead letters", markup=False)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "attempts", "when", "reason", "how they went"):
+        table.add_column(
+            name, overflow="fold", no_wrap=name == "id", justify="right" if name == "attempts" else "left"
+        )  # ids are copied
+    for letter in letters:
+        table.add_row(
+            Text(escaped(letter["id"]) or NO_ID), str(letter["attempts"]), utc_text(letter["dead_at_ms"]),
+            Text(escaped(letter["reason"])), Text(_history(letter["history"])),
+        )  # fmt: skip
+    console.print(table)
+    if following is not None:
+        console.print(f"more: --after {escaped(following)}", markup=False, highlight=False)
+
+
+def _history(failures: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a history as text: number of attempts and reason, one line per group of equal consecutive failures."""
+    return "\n".join(f"{failure['attempts']} x {escaped(failure['reason'])}" for failure in failures)
