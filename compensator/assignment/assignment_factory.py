@@ -14,7 +14,7 @@ from compensator.assignment.lease_store import LeaseStore
 from compensator.assignment.leased_assignment import LeasedAssignment
 from outbox.store.database import background_engine, open_engine
 from outbox.store.database_url import sync_url
-from outbox.store.databases.supported import database_of
+from outbox.store.databases.supported import database_named, database_of
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
 
@@ -85,5 +85,5 @@ def lease_engine(database: URL | str, *, wait_ms_max: int) -> Engine:
 
 def _with_timeouts(database: URL | str, seconds: int) -> URL | str:
     url = sync_url(database)
-    bounds = {name: str(seconds) for name in ("connect_timeout", "read_timeout", "write_timeout")}
-    return url.update_query_dict(bounds) if url.get_driver_name() == "pymysql" else url
+    product = database_named(url.get_backend_name())
+    return url.update_query_dict(product.timeout_options(url, connect_seconds=seconds, statement_seconds=seconds))

@@ -9,7 +9,7 @@ from sqlalchemy.engine import URL
 
 from outbox.store.database import background_engine, open_engine
 from outbox.store.database_url import sync_url
-from outbox.store.databases.supported import database_of
+from outbox.store.databases.supported import database_named, database_of
 
 STATEMENT_SECONDS_MAX: Final = 60
 """A server that does not answer for so long is dead; our longest statement deletes 200 rows by primary key."""
@@ -59,11 +59,7 @@ def autocommit_engine(engine: Engine, *, recycle_seconds: int = READS_RECYCLE_SE
 
 def _bounded(database: URL | str) -> URL | str:
     url = sync_url(database)
-    if url.get_driver_name() != "pymysql":
-        return url
-    bounds = {
-        "connect_timeout": CONNECT_SECONDS_MAX,
-        "read_timeout": STATEMENT_SECONDS_MAX,
-        "write_timeout": STATEMENT_SECONDS_MAX,
-    }
-    return url.update_query_dict({name: str(value) for name, value in bounds.items() if name not in url.query})
+    bounds = database_named(url.get_backend_name()).timeout_options(
+        url, connect_seconds=CONNECT_SECONDS_MAX, statement_seconds=STATEMENT_SECONDS_MAX
+    )
+    return url.update_query_dict({name: value for name, value in bounds.items() if name not in url.query})

@@ -16,7 +16,8 @@ from compensator.work.due_tables import DuePoll, DueTables
 from compensator.work.low_water_mark import LowWaterMarks, PollResult
 from compensator.work.pending_row_reader import PendingRowReader
 from compensator.work.source_schedule import PacingOptions
-from outbox.store.database import MYSQL_DIALECTS, database_errors
+from outbox.store.database import database_errors
+from outbox.store.databases.supported import database_named
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, SchemaMissing
@@ -139,9 +140,11 @@ class Source:
 
 def source_name(url: URL, schema: str | None, *, zone: str | None = None) -> Resource:
     """Returns `host:port/schema`, or the database without a schema, the same in every instance that names the database
-    so; for SQLite, the file. What is not printable ASCII in it is percent-encoded, since leases name it.
+    so; for a file, the kind of database and the file. What is not printable ASCII in it is percent-encoded, since
+    leases name it.
     """
-    if url.get_backend_name() not in MYSQL_DIALECTS:
+    default_port = database_named(url.get_backend_name()).default_port
+    if default_port is None:
         return Resource(quote(f"{url.get_backend_name()}:{url.database or ''}", safe=_IN_NAMES), zone)
-    where = f"{url.host or 'localhost'}:{url.port or 3306}/{schema or url.database or ''}"
+    where = f"{url.host or 'localhost'}:{url.port or default_port}/{schema or url.database or ''}"
     return Resource(quote(where, safe=_IN_NAMES), zone)

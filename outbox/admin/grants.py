@@ -1,4 +1,4 @@
-"""The grants that each role needs on MySQL and MariaDB, table by table. Runs none of them."""
+"""The grants that each role needs, table by table, where there are users. Runs none of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final, assert_never
 from sqlalchemy import Connection
 
 from outbox.alembic import is_of_outbox
+from outbox.store.databases.supported import database_of
 from outbox.store.schema import OutboxTables, message_table_names, outbox_tables
 from outbox.store.table_placement import table_place, tables_in
 from outbox_core.common.table_place import VERSION_TABLE, TablePlace
 
 _WRITE: Final = "SELECT, INSERT, UPDATE, DELETE"
-_MAKE: Final = "CREATE, ALTER, INDEX, DROP"
 
 
 class Role(StrEnum):
@@ -26,21 +26,22 @@ class Role(StrEnum):
     MIGRATE = "migrate"
 
 
-def grants(connection: Connection, role: Role, *, schema: str | None, user: str, host: str) -> list[str]:
+def grants(connection: Connection, role: Role, *, schema: str | None, account: str) -> list[str]:
     """Returns the statements, for the tables that there are now; those of `migrate` also for tables to be made.
 
-    Only `app` gets business tables: those of the connection's database. Raises ConfigurationError without a place.
+    `account`: as Database.account() quotes the user. Only `app` gets business tables: those of the connection's
+    database. Raises ConfigurationError without a place.
     """
-    place = table_place(connection.dialect, schema)
-    account = f"{_text(user)}@{_text(host)}"
+    place, database = table_place(connection.dialect, schema), database_of(connection.dialect)
+    makes = role is Role.MIGRATE
     return [
-        f"GRANT {privileges} ON {'.'.join(name if name == '*' else _quoted(name) for name in names)} TO {account};"
-        for *names, privileges in _needed(connection, role, place)
+        database.grant(privileges, schema=granted_schema, table=table, account=account, makes=makes)
+        for granted_schema, table, privileges in _needed(connection, role, place)
     ]
 
 
-def _needed(connection: Connection, role: Role, place: TablePlace) -> Iterator[tuple[str, str, str]]:
-    """Yields databases, tables and privileges."""
+def _needed(connection: Connection, role: Role, place: TablePlace) -> Iterator[tuple[str, str | None, str]]:
+    """Yields schemas, tables (None: all of the schema) and privileges."""
     tables, database = outbox_tables(place), str(place.schema)
     messages = message_table_names(connection, place)
     match role:
@@ -57,9 +58,9 @@ def _needed(connection: Connection, role: Role, place: TablePlace) -> Iterator[t
         case Role.MIGRATE if place.prefix:
             outbox_names = {table.name for table in tables.metadata.sorted_tables} | {*messages, VERSION_TABLE}
             for name in sorted(outbox_names):
-                yield database, name, f"{_MAKE}, {_WRITE}"
+                yield database, name, _WRITE
         case Role.MIGRATE:
-            yield database, "*", f"{_MAKE}, {_WRITE}"
+            yield database, None, _WRITE
         case _:
             assert_never(role)
 
@@ -91,13 +92,3 @@ def _business_tables(connection: Connection, business: str | None) -> set[str]:
     split = set(message_table_names(connection, place))
     existing = tables_in(connection, business)
     return {name for name in existing - outbox_names - split if not is_of_outbox(name, ())}
-
-
-def _quoted(name: str) -> str:
-    doubled = name.replace("`", "``")  # by hand: SQLAlchemy also doubles %, which no driver undoes here
-    return f"`{doubled}`"
-
-
-def _text(value: str) -> str:
-    doubled = value.replace("\\", "\\\\").replace("'", "''")
-    return f"'{doubled}'"

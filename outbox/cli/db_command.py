@@ -10,10 +10,10 @@ import typer
 from outbox.admin.grants import Role
 from outbox.admin.grants import grants as grants_of
 from outbox.migrate import schema_upgrade
-from outbox.store.database import MYSQL_DIALECTS, background_engine, database_errors, open_engine
+from outbox.store.database import background_engine, database_errors, open_engine
 from outbox.store.database_url import database_url
+from outbox.store.databases.supported import database_of
 from outbox.store.schema import TABLES_MAX
-from outbox_core.common.errors import ConfigurationError
 
 app: typer.Typer = typer.Typer(help="Make and upgrade the outbox tables.", no_args_is_help=True)
 
@@ -77,10 +77,9 @@ def grants(
     engine = open_engine(database_url(url, password_file=password_file))
     background = background_engine(engine)
     try:
-        if engine.dialect.name not in MYSQL_DIALECTS:
-            raise ConfigurationError("SQLite has no users: whoever may write the file has every grant")
+        account = database_of(engine.dialect).account(user or role, host=host)
         with database_errors(engine.url), background.connect() as connection:
-            for statement in grants_of(connection, role, schema=schema, user=user or role, host=host):
+            for statement in grants_of(connection, role, schema=schema, account=account):
                 typer.echo(statement)
     finally:
         background.dispose()

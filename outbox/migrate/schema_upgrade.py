@@ -148,7 +148,7 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
         ) from last_error
     raise DatabaseUnavailable(
         f"an open transaction kept holding an outbox table for {LOCK_TRIES_MAX} tries; find it in "
-        "information_schema.innodb_trx, end it, and run the upgrade again: it goes on where it stopped"
+        f"{database.open_transactions}, end it, and run the upgrade again: it goes on where it stopped"
     )
 
 

@@ -35,8 +35,8 @@ from outbox.producer.statement_effect import (
 )
 from outbox.producer.transaction_continuity import UNSEEN, Continuity
 from outbox.producer.unit_of_work import UnitOfWork, next_moment
-from outbox.store.database import MYSQL_DIALECTS, is_autocommit
-from outbox.store.databases.supported import known_database
+from outbox.store.database import is_autocommit
+from outbox.store.databases.supported import database_of, known_database
 from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError, TransactionDoomed, UsageError
 
 OutboxT = TypeVar("OutboxT")
@@ -264,7 +264,7 @@ class DriverTransaction:
         refused.
         """
         self.ended_by = self.ended_by or words
-        self.is_idle = self.continuity.is_sqlite  # elsewhere the next statement begins another
+        self.is_idle = not self.continuity.begins_by_itself
 
     def committed(self) -> None:
         """Called after the COMMIT: run the registered functions."""
@@ -494,7 +494,7 @@ def _known(connection: Connection) -> DriverTransaction | None:
 
 def _execute(cursor: Any, statement: str, _parameters: object, context: ExecutionContext) -> None:
     """Called before each statement of a tracked dialect."""
-    parsed = statement_effect(statement, mysql=context.dialect.name in MYSQL_DIALECTS)
+    parsed = statement_effect(statement, context.dialect)
     if parsed is READS:
         return
     connection = context.root_connection
@@ -512,7 +512,7 @@ def _execute(cursor: Any, statement: str, _parameters: object, context: Executio
         if transaction.is_idle:
             if not _WRITES_ROWS.match(first_words(statement)):
                 return  # it stands at once, by itself
-            _begin_before_rows(context.root_connection, cursor)
+            database_of(context.dialect).begin_before_rows(connection, cursor)
             transaction.is_idle = False
         transaction.writes = True
         _check_status_behind(context, transaction)
@@ -542,10 +542,10 @@ def _follow(
 ) -> None:
     """Called before a statement that does more to a transaction than to write in it."""
     if transaction.is_idle and parsed.effect is Effect.BEGINS_SAVEPOINT:
-        # SQLite would begin a transaction with it, and commit that with its RELEASE.
-        _begin_before_rows(connection, cursor)
+        # The savepoint would begin a transaction that its RELEASE commits (as SQLite's does).
+        database_of(connection.dialect).begin_before_rows(connection, cursor)
         transaction.is_idle = False
-    _note(transaction, parsed, statement, mysql=connection.dialect.name in MYSQL_DIALECTS)
+    _note(transaction, parsed, statement)
     if parsed is ENDS and transaction.is_joined and first_words(statement).upper().startswith("SET "):
         # Autocommit: no other transaction begins, and whoever gets the connection next does not expect that.
         transaction.end_unseen(first_words(statement))
@@ -568,16 +568,7 @@ def _shall_doubt(connection: Connection, transaction: DriverTransaction) -> bool
     return is_ours and not is_two_phase and not is_autocommit(connection)
 
 
-def _begin_before_rows(connection: Connection, cursor: Any) -> None:
-    """Begin a transaction on SQLite, as the servers and its driver's own mode do before a row is written: behind a
-    COMMIT by hand the row would stand at once, whatever becomes of the Session and its messages.
-    """
-    driver_connection: Any = connection.connection.driver_connection
-    if not driver_connection.in_transaction:  # the COMMIT may have failed
-        cursor.execute("BEGIN")
-
-
-def _note(transaction: DriverTransaction, parsed: StatementEffect, statement: str, *, mysql: bool) -> None:
+def _note(transaction: DriverTransaction, parsed: StatementEffect, statement: str) -> None:
     match parsed.effect:
         case Effect.READS:
             return
@@ -585,8 +576,8 @@ def _note(transaction: DriverTransaction, parsed: StatementEffect, statement: st
             transaction.writes = True
         case Effect.ENDS:
             words = first_words(statement)
-            # SQLite is without a transaction after a COMMIT; elsewhere the next statement begins one.
-            transaction.end_by_statement(words, begins_another=mysql or words.upper().startswith("BEGIN"))
+            begins_another = transaction.continuity.begins_by_itself or words.upper().startswith("BEGIN")
+            transaction.end_by_statement(words, begins_another=begins_another)
         case Effect.BEGINS_SAVEPOINT:
             transaction.begin_savepoint(parsed.savepoint)
         case Effect.ROLLS_BACK_TO_SAVEPOINT:
@@ -702,7 +693,7 @@ def without_frames(error: BaseException) -> BaseException:
 
 
 def _restore_savepoints(connection: Connection, statement: str) -> None:
-    effect = statement_effect(statement, mysql=connection.dialect.name in MYSQL_DIALECTS).effect
+    effect = statement_effect(statement, connection.dialect).effect
     if effect is Effect.ROLLS_BACK_TO_SAVEPOINT and connection.dialect in _watched:
         driver_transaction(connection).restore()
 

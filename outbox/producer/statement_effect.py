@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from sqlalchemy.engine import Dialect
+
+from outbox.store.databases.supported import known_database
+
 
 class Effect(StrEnum):
     """The effect on the transaction. `ends` includes MySQL's implicit commits before it runs the statement; `may_end`
@@ -46,26 +50,6 @@ _SAVEPOINT: Final = re.compile(
     re.IGNORECASE,
 )
 _ENDS_EVERYWHERE: Final = re.compile(r"(?:COMMIT|ROLLBACK|BEGIN|END)\b", re.IGNORECASE)
-# https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html and
-# https://mariadb.com/kb/en/sql-statements-that-cause-an-implicit-commit/. XA only reads here: the servers reject it
-# inside a transaction that it did not begin, and what it begins ends by SQLAlchemy's own two-phase commit alone.
-_ENDS_ON_MYSQL: Final = re.compile(
-    r"START\s+TRANSACTION\b"
-    r"|(?:CREATE|DROP)\s+(?!(?:OR\s+REPLACE\s+)?TEMPORARY\b)"
-    r"|(?:ALTER|RENAME|TRUNCATE|GRANT|REVOKE|FLUSH|RESET|INSTALL|UNINSTALL)\b"
-    r"|(?:LOCK|UNLOCK)\s+TABLES?\b"
-    r"|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:NO_WRITE_TO_BINLOG\s+|LOCAL\s+)?TABLES?\b"
-    r"|(?:CACHE|LOAD)\s+INDEX\b"
-    r"|(?:START|STOP)\s+(?:ALL\s+)?(?:SLAVES?|REPLICAS?)\b|CHANGE\s+(?:MASTER|REPLICATION)\b"
-    r"|SET\s+PASSWORD\b"
-    r"|SET\b[^;]*\bAUTOCOMMIT\b\s*:?=\s*(?:1|ON|TRUE|DEFAULT)\b",
-    re.IGNORECASE,
-)
-# Stored procedures, prepared statements, and MariaDB's compound statements, which run outside of procedures too; in its
-# Oracle mode BEGIN alone opens one. Functions and triggers are left out: the servers let none end a transaction.
-_MAY_END_ON_MYSQL: Final = re.compile(
-    r"BEGIN\s+(?!WORK\b)\w|(?:CALL|EXECUTE|IF|CASE|WHILE|REPEAT|FOR|LOOP|DECLARE)\b", re.IGNORECASE
-)
 # What a semicolon may stand in without ending a statement.
 _QUOTED: Final = re.compile(
     r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|/\*(?!M?!).*?\*/|--\s[^\n]*|#[^\n]*", re.DOTALL
@@ -86,21 +70,24 @@ _BY_FIRST_WORD: Final = {"SELECT ": READS, "INSERT ": WRITES, "UPDATE ": WRITES,
 """The first words of nearly all statements: looked up before any pattern is matched."""
 
 
-def statement_effect(statement: str, *, mysql: bool) -> StatementEffect:
-    """Returns the statement's effect, from its first words; of several in one, which MySQL runs, `may_end`."""
+def statement_effect(statement: str, dialect: Dialect) -> StatementEffect:
+    """Returns the statement's effect, from its first words; of several in one, where a driver sends them, `may_end`. Of
+    a database that is not ours, what ends a transaction on each.
+    """
     common_effect = _BY_FIRST_WORD.get(statement[:7].upper())
     if common_effect is not None and ";" not in statement:
         return common_effect
-    start = _start(statement)
+    start, database = _start(statement), known_database(dialect)
     savepoint = _SAVEPOINT.match(statement, start)
     if savepoint is not None:
         return _savepoint_effect(savepoint)
-    if mysql and _MAY_END_ON_MYSQL.match(statement, start):
+    if database is not None and _matches(database.may_end_transaction, statement, start):
         return MAY_END
-    if _ENDS_EVERYWHERE.match(statement, start) or (mysql and _ENDS_ON_MYSQL.match(statement, start)):
+    if _ENDS_EVERYWHERE.match(statement, start):
         return ENDS
-    # asyncmy and aiomysql send several unasked, others where they are told to.
-    if mysql and ";" in statement and _FURTHER_STATEMENT.search(_QUOTED.sub("", statement[start:])):
+    if database is not None and _matches(database.ends_transaction, statement, start):
+        return ENDS
+    if database is not None and database.runs_several_statements and _is_several(statement, start):
         return MAY_END
     if _READS.match(statement, start):
         return READS
@@ -113,6 +100,14 @@ def first_words(statement: str) -> str:
     """Returns the statement's first words for an error message, without any values."""
     words = _FIRST_WORDS.match(statement, _start(statement))
     return "" if words is None else " ".join(words[0].split())
+
+
+def _matches(pattern: re.Pattern[str] | None, statement: str, start: int) -> bool:
+    return pattern is not None and pattern.match(statement, start) is not None
+
+
+def _is_several(statement: str, start: int) -> bool:
+    return ";" in statement and _FURTHER_STATEMENT.search(_QUOTED.sub("", statement[start:])) is not None
 
 
 def _start(statement: str) -> int:

@@ -7,12 +7,14 @@ rolls back for some errors of one statement. A savepoint and the driver's status
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, Final
 
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPIConnection
+
+from outbox.store.databases.database_port import Failure
+from outbox.store.databases.supported import failure_of, known_database
 
 UNSEEN: Final = "a statement that went past SQLAlchemy"
 """What ended the transaction, where only the driver's status shows that something did."""
@@ -20,34 +22,23 @@ UNSEEN: Final = "a statement that went past SQLAlchemy"
 # One name is enough: a doubt is settled before the next one. MySQL and MariaDB alone have statements that raise doubts.
 _BEGIN: Final = "SAVEPOINT outbox_continuity"
 _RELEASE: Final = "RELEASE SAVEPOINT outbox_continuity"
-_NO_SUCH_SAVEPOINT: Final = 1305
-_IN_TRANSACTION: Final = 1
-"""SERVER_STATUS_IN_TRANS, of the status that MySQL's protocol has in the answers without rows."""
-
-_HAS_TRANSACTION: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "pymysql": lambda connection: connection.server_status & _IN_TRANSACTION != 0,
-    "aiomysql": lambda connection: connection.driver_connection.get_transaction_status(),
-    "mysqlconnector": lambda connection: connection.in_transaction,
-    "pysqlite": lambda connection: connection.in_transaction,
-    "aiosqlite": lambda connection: connection.driver_connection.in_transaction,
-}
-"""By SQLAlchemy's name of the driver, its status, which is never asked of the server. mysqlclient has none, and asyncmy
-0.2.18 ignores a status of 0, so that it says "in a transaction" for ever. PyMySQL and aiomysql take no status from an
-answer with rows: it may be late there, so statements are read as well.
-"""
 
 
 class Continuity:
     """What is known of one transaction of a driver's connection. Not thread-safe, as the connection is not."""
 
-    __slots__ = ("_driver_connection", "_errors", "_has_transaction", "_was_open", "doubted", "is_sqlite")
+    __slots__ = ("_driver_connection", "_errors", "_has_transaction", "_was_open", "begins_by_itself", "doubted")
 
     def __init__(self, driver_connection: DBAPIConnection | None, dialect: Dialect) -> None:
         self._driver_connection: Any = driver_connection
-        self._has_transaction = None if driver_connection is None else _HAS_TRANSACTION.get(dialect.driver)
+        database = known_database(dialect)
+        self._has_transaction = (
+            None if database is None or driver_connection is None else database.transaction_status.get(dialect.driver)
+        )
         self._was_open: bool = False
         self._errors: type[Exception] = dialect.loaded_dbapi.Error
-        self.is_sqlite: bool = dialect.name == "sqlite"
+        self.begins_by_itself: bool = database is None or database.begins_by_itself
+        """Whether a statement behind its end begins another one; so do those of a database that is not ours."""
         self.doubted: str | None = None
         """The words of the statement that may have ended the transaction, until the server is asked."""
 
@@ -74,7 +65,7 @@ class Continuity:
         try:
             self._send(_RELEASE)
         except self._errors as error:
-            if error.args[:1] != (_NO_SUCH_SAVEPOINT,):
+            if failure_of(error) is not Failure.SAVEPOINT_MISSING:
                 raise
             self.doubted, self._was_open = None, False
             return words

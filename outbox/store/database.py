@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox.store.database_url import read_url
 from outbox.store.databases.database_port import WRITE_LOCK_FIRST, Failure
-from outbox.store.databases.supported import database_named, database_of, failure_of, known_database
+from outbox.store.databases.supported import EXAMPLE_URLS, database_named, database_of, failure_of, known_database
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -27,7 +27,6 @@ T = TypeVar("T")
 _POOL_PINGS: Final = "outbox_pool_pings"
 """The execution option of engines whose pool pings a connection before it lends it, as those that open_engine makes."""
 
-MYSQL_DIALECTS: Final = frozenset({"mysql", "mariadb"})
 CONFLICT_RETRIES_MAX: Final = 3
 _CONFLICTS: Final = frozenset({Failure.CONFLICT, Failure.LOCK_WAIT_TIMEOUT})
 _SCHEMA_MISSING: Final = frozenset({Failure.DATABASE_MISSING, Failure.TABLE_MISSING})
@@ -227,10 +226,7 @@ def _create(database: URL | str) -> Engine:
         pings_itself = product.pings and not is_async
         engine = create_engine(url, pool_pre_ping=pings_itself, execution_options=options, **arguments)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        raise ConfigurationError(
-            f"not a database URL that can work ({error}); use one like mysql+pymysql://user@host/database "
-            "or sqlite:///file.db"
-        ) from error
+        raise ConfigurationError(f"not a database URL that can work ({error}); use one like {EXAMPLE_URLS}") from error
     if is_async:
         product.replace_ended(engine.pool, engine.dialect)
     event.listen(engine, "handle_error", _leave_read_only_server)

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Engine, literal_column, select
+from sqlalchemy import Connection, Engine, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
-from outbox.store.database import MYSQL_DIALECTS, is_schema_missing
+from outbox.store.database import is_schema_missing
 from outbox.store.databases.database_port import Failure
-from outbox.store.databases.supported import failure_of
+from outbox.store.databases.supported import database_of, failure_of, known_database
 from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import connect_once, table_place, tables_missing
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
@@ -28,6 +27,8 @@ from outbox_core.common.table_place import TablePlace
 _KEY: Final = "outbox.identity"
 _NOT_THERE: Final = frozenset({Failure.DATABASE_MISSING, Failure.TABLE_MISSING, Failure.PRIVILEGE_MISSING})
 """The server's answers where another outbox's tables are, or none."""
+_TAKES_WRITES: Final = frozenset({"0", "OFF", "FALSE"})
+"""What Database.read_only_flag() is on a server that is no follower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class DatabaseIdentity:
         """
         if connection.engine.pool is self._engine.pool:
             return True
-        if (connection.dialect.name in MYSQL_DIALECTS) is not (self._engine.dialect.name in MYSQL_DIALECTS):
+        if known_database(connection.dialect) is not database_of(self._engine.dialect):
             return False
         return self._read(connection).id == self._own
 
@@ -78,8 +79,9 @@ class DatabaseIdentity:
         return own
 
     def _read(self, connection: Connection) -> _Identity:
-        if connection.dialect.name not in MYSQL_DIALECTS:
-            return _Identity(_file_of(connection))
+        file = database_of(connection.dialect).file_of(connection)
+        if file is not None:
+            return _Identity(file)
         connect_once(self._engine)
         place = table_place(self._engine.dialect, self._schema)
         identities: dict[TablePlace, _Identity] = connection.info.setdefault(_KEY, {})
@@ -92,7 +94,8 @@ class DatabaseIdentity:
 def _identity_at(connection: Connection, place: TablePlace) -> _Identity:
     """Returns what a server says, by the driver alone: nothing of SQLAlchemy's may begin a transaction for it."""
     identity = outbox_tables(place).identity
-    question = str(select(identity.c.id, literal_column("@@global.read_only")).compile(dialect=connection.dialect))
+    read_only_flag = database_of(connection.dialect).read_only_flag()
+    question = str(select(identity.c.id, read_only_flag).compile(dialect=connection.dialect))
     driver_error: Any = connection.dialect.loaded_dbapi.Error
     with closing(connection.connection.cursor()) as cursor:
         try:
@@ -109,14 +112,7 @@ def _identity_at(connection: Connection, place: TablePlace) -> _Identity:
             if failure_of(error) not in _NOT_THERE:
                 raise DatabaseUnavailable(f"a connection did not say which database it is on ({error})") from error
             return _Identity(None)
-    return _Identity(None) if row is None else _Identity(str(row[0]), reads=str(row[1]).upper() not in {"0", "OFF"})
-
-
-def _file_of(connection: Connection) -> str:
-    with closing(connection.connection.cursor()) as cursor:
-        cursor.execute("PRAGMA database_list")
-        files: list[tuple[Any, ...]] = list(cursor.fetchall())
-    return next(str(Path(file).resolve()) for _, name, file in files if name == "main")
+    return _Identity(None) if row is None else _Identity(str(row[0]), reads=str(row[1]).upper() not in _TAKES_WRITES)
 
 
 # -- to whom a named schema belongs ------------------------------------------------------------------------------------
@@ -129,7 +125,7 @@ class SchemaOwner:
     name: str | None = None
     is_shared: bool = False
     folds_case: bool = False
-    """Whether the server takes database names that differ in case alone for one (lower_case_table_names)."""
+    """Whether the server takes names that differ in case alone for one (Database.case_folding_flag)."""
 
     def admits(self, business: str | None) -> bool:
         """Returns whether the service in this database may use the schema.
@@ -146,7 +142,7 @@ def owner_of(connection: Connection, place: TablePlace) -> SchemaOwner:
     if place.schema is None or place.prefix:
         return SchemaOwner()
     identity = outbox_tables(place).identity
-    folds: ColumnElement[int] = literal_column("@@lower_case_table_names")
+    folds = database_of(connection.dialect).case_folding_flag()
     question = select(identity.c.owner, identity.c.is_shared, folds).where(identity.c.number == 1).limit(1)
     try:
         row = connection.execute(question).first()

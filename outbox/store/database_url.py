@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from outbox.store.databases.supported import SYNC_DRIVERS
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.config_files import read_secret
-
-_SYNC_DRIVERS: Final = {"asyncmy": "mysql+pymysql", "aiomysql": "mysql+pymysql", "aiosqlite": "sqlite"}
-"""By the name of an async driver, the dialect and driver that reach the same database from a command."""
 
 
 def database_url(text: str, *, password_file: Path | None) -> URL:
@@ -29,7 +26,7 @@ def sync_url(database: URL | str) -> URL:
     """
     url = read_url(database)
     _, _, driver = url.drivername.partition("+")
-    return url.set(drivername=_SYNC_DRIVERS[driver]) if driver in _SYNC_DRIVERS else url
+    return url.set(drivername=SYNC_DRIVERS[driver]) if driver in SYNC_DRIVERS else url
 
 
 def read_url(text: URL | str) -> URL:

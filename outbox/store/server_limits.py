@@ -1,5 +1,5 @@
-"""Limits of a MySQL server: its largest packet, and whether its tables support transactions. A message's own limits are
-in outbox_core.messages.limits.
+"""Limits of a server: its largest statement, and whether its tables support transactions. A message's own limits are in
+outbox_core.messages.limits.
 
 Both are read on the connections that the business uses: after a failover the server may have other settings.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
-from outbox.store.database import MYSQL_DIALECTS
+from outbox.store.databases.supported import database_of
 from outbox.store.row import OutboxRow
 from outbox.store.table_placement import MessageTable
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
@@ -24,12 +25,6 @@ ROW_BYTES_MAX: Final = 2 * 1024
 STATEMENT_BYTES_MAX: Final = 4 * 1024
 """The bytes of the INSERT before its rows."""
 _PACKET_KEY: Final = "outbox.max_allowed_packet"
-_PACKET: Final = "SELECT @@max_allowed_packet LIMIT 1"
-_ENGINE_OF: Final = (
-    "SELECT t.engine, e.transactions FROM information_schema.tables t "
-    "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
-    "WHERE t.table_schema = %s AND t.table_name = %s LIMIT 1"
-)
 
 
 def row_bytes(row: OutboxRow) -> int:
@@ -45,8 +40,9 @@ class ServerLimits:
         self._packet_bytes: int | None = None
         self._sound: set[MessageTable] = set()
         self._driver_error = _driver_error(engine.dialect)
-        if engine.dialect.name in MYSQL_DIALECTS:
-            event.listen(engine, "connect", self._connected)
+        query = database_of(engine.dialect).statement_bytes_query
+        if query is not None:
+            event.listen(engine, "connect", partial(self._connected, query))
 
     def refuse_early(self, row: OutboxRow) -> None:
         """Raise InvalidMessage for a row that is too large for an INSERT, if the server's limit is known. No I/O."""
@@ -59,36 +55,38 @@ class ServerLimits:
 
         The server would close the connection at a larger packet, and the caller would get only the driver's error.
         """
-        if connection.dialect.name not in MYSQL_DIALECTS:
-            return None
-        packet_bytes = self._packet_bytes_of(connection)
+        database = database_of(connection.dialect)
+        packet_bytes: int | None = None
+        if database.statement_bytes_query is not None:
+            packet_bytes = self._packet_bytes_of(connection, database.statement_bytes_query)
         if packet_bytes is not None:
             for row in rows:
                 _refuse_too_large(row, packet_bytes)
-        for table in {row.table or table for row in rows} - self._sound:
-            self._refuse_without_transactions(connection, table)
+        if database.storage_engine_query is not None:
+            for table in {row.table or table for row in rows} - self._sound:
+                self._refuse_without_transactions(connection, table, query=database.storage_engine_query)
         return packet_bytes
 
-    def _packet_bytes_of(self, connection: Connection) -> int | None:
+    def _packet_bytes_of(self, connection: Connection, query: str) -> int | None:
         """Returns the limit as read on this connection, which may be older than this Outbox, or another engine's."""
         info = connection.info
         if _PACKET_KEY not in info:
-            for (max_allowed_packet,) in _ask(connection, _PACKET):
+            for (max_allowed_packet,) in _ask(connection, query):
                 info[_PACKET_KEY] = self._packet_bytes = int(max_allowed_packet)
         packet_bytes: int | None = info.get(_PACKET_KEY)
         return packet_bytes
 
-    def _connected(self, connection: Any, record: Any) -> None:
+    def _connected(self, query: str, connection: Any, record: Any) -> None:
         """Read the limits on a new connection, without SQLAlchemy, so that no transaction begins."""
         if _PACKET_KEY not in record.info:
             with suppress(self._driver_error), closing(connection.cursor()) as cursor:
-                cursor.execute(_PACKET)
+                cursor.execute(query)
                 for (max_allowed_packet,) in cursor.fetchall():
                     record.info[_PACKET_KEY] = int(max_allowed_packet)
         self._packet_bytes = record.info.get(_PACKET_KEY, self._packet_bytes)
 
-    def _refuse_without_transactions(self, connection: Connection, table: MessageTable) -> None:
-        for engine, transactions in _ask(connection, _ENGINE_OF, table.schema, table.name):
+    def _refuse_without_transactions(self, connection: Connection, table: MessageTable, *, query: str) -> None:
+        for engine, transactions in _ask(connection, query, table.schema, table.name):
             if transactions != "YES":
                 raise ConfigurationError(
                     f"{table.schema}.{table.name} is on the storage engine {engine}, which keeps no transactions: a "

@@ -12,10 +12,10 @@ from functools import cached_property
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.engine import Dialect
 
-from outbox.store.database import MYSQL_DIALECTS
+from outbox.store.databases.supported import database_of
 from outbox.store.schema import TABLES_MAX, plain_message_table_name, split_message_table_name
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
-from outbox_core.common.table_place import BESIDE, SIGNS_OF_SCHEMA, SQLITE_PLACE, TablePlace, left_beside, place_among
+from outbox_core.common.table_place import BESIDE, SIGNS_OF_SCHEMA, TablePlace, left_beside
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,18 +33,17 @@ def table_place(dialect: Dialect, schema: str | None) -> TablePlace:
     option files decide that too, so a URL does not say, and a later USE of a pooled connection must not. Raises
     ConfigurationError if that is needed and there is none.
     """
-    if dialect.name not in MYSQL_DIALECTS:
-        return SQLITE_PLACE
-    if not _is_connected(dialect):
+    database = database_of(dialect)
+    if database.has_schemas and not _is_connected(dialect):
         raise RuntimeError("the engine has not connected yet, so the place of its tables is unknown: connect_once()")
-    return place_among(schema, current=dialect.default_schema_name)
+    return database.place(schema, current=dialect.default_schema_name)
 
 
 def is_left_beside(connection: Connection, schema: str | None) -> bool:
     """Returns whether no place was named and the tables may be in the schema that once was the default: unsent rows
     there would be left behind by whoever began with new tables. For connections that found no tables.
     """
-    if schema is not None or connection.dialect.name not in MYSQL_DIALECTS:
+    if schema is not None or not database_of(connection.dialect).has_schemas:
         return False
     if table_place(connection.dialect, schema).schema == BESIDE:
         return False
@@ -70,7 +69,7 @@ def tables_in(connection: Connection, schema: str | None) -> set[str]:
 
 def connect_once(engine: Engine) -> None:
     """Let the engine's dialect learn from a connection what table_place() needs, unless it has connected before."""
-    if engine.dialect.name not in MYSQL_DIALECTS or _is_connected(engine.dialect):
+    if not database_of(engine.dialect).has_schemas or _is_connected(engine.dialect):
         return
     with engine.connect() as connection:
         if not _is_connected(engine.dialect):  # a pool of another engine, with connections that it has made
@@ -118,8 +117,9 @@ class Placement:
                 f"tables must be 1 to {TABLES_MAX} and a multiple of the number of schemas ({len(schemas)}), "
                 f"not {tables}"
             )
-        if tables > 1 and dialect.name == "sqlite":
-            raise ConfigurationError("SQLite has one message table: leave `tables` at 1")
+        database = database_of(dialect)
+        if tables > 1 and not database.has_schemas:
+            raise ConfigurationError(f"{database.products[0]} has one message table: leave `tables` at 1")
         self._dialect = dialect
         self._count = tables
         self.schemas: Sequence[str | None] = tuple(schemas)

@@ -1,7 +1,8 @@
 """What each driver of MySQL and MariaDB tells of a transaction that ends out of sight: only a savepoint never errs.
 
 The outbox reads the status of PyMySQL and aiomysql, and not asyncmy's, which stays at "in a transaction". Where a new
-version of a driver fails here, see whether its status can be relied on (outbox/producer/transaction_continuity.py).
+version of a driver fails here, see whether its status can be relied on (transaction_status in
+outbox/store/databases/mysql.py).
 """
 
 from __future__ import annotations

@@ -1,11 +1,20 @@
 """Database: the questions whose answers differ by database, each asked once. Opens no connection.
 
 One class, so that whoever adds a database reads this page from top to bottom and answers it in one file, beside
-mysql.py and sqlite.py; supported.py then lists that file.
+mysql.py and sqlite.py; supported.py then lists that file. Nothing else of the SDK, of the compensator and of the
+revisions asks which database it is on.
+
+What they take for granted of each, and ask no question for: SQLAlchemy has a dialect of it, which knows the schema that
+a connection is in (`default_schema_name`) and whether an error is a disconnect; where there are schemas, CREATE SCHEMA
+IF NOT EXISTS and information_schema.tables; SAVEPOINT, ROLLBACK TO and RELEASE, whose names are compared without case;
+COMMIT, ROLLBACK, BEGIN and END outside of a savepoint end a transaction. And a transaction goes on after a statement of
+it that failed, unless has_rolled_back() says otherwise: so an inbox's mark finds out that it is a duplicate, and a
+connection that it is on another database, without a savepoint.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -16,6 +25,8 @@ from sqlalchemy import ColumnElement, Connection, Delete, Engine, FromClause, In
 from sqlalchemy.engine import URL, Dialect
 from sqlalchemy.pool import Pool
 from sqlalchemy.types import TypeEngine
+
+from outbox_core.common.table_place import TablePlace
 
 Write = TypeVar("Write", Update, Delete)
 
@@ -54,6 +65,8 @@ class Failure(StrEnum):
     STATEMENT_TOO_LARGE = "statement_too_large"
     LOG_FORMAT = "log_format"
     """The server's log of changes cannot hold transactions of our isolation level."""
+    SAVEPOINT_MISSING = "savepoint_missing"
+    """A statement names a savepoint that the transaction has not, or a stored procedure that there is not."""
     ALTERED_BESIDE = "altered_beside"
     """There is a table, column, index or row of this name, or a table cannot be described while it is altered."""
 
@@ -62,13 +75,66 @@ class Database(ABC):
     """What one database does differently. Stateless, so thread-safe; a statement is for its own dialect alone."""
 
     names: frozenset[str]
-    """SQLAlchemy's names of its dialects."""
+    """SQLAlchemy's names of its dialects, which URLs begin with."""
+    products: tuple[str, ...]
+    """What its makers call it, for messages: several names where one file is of several."""
+    example_url: str
+    """A URL of it, for messages."""
+    sync_drivers: Mapping[str, str]
+    """By SQLAlchemy's name of each async driver, the dialect and driver that reach the same database from a command."""
     paramstyle: Literal["qmark", "format"]
     """The positional style that all its drivers accept in a tuple of parameters."""
     tables_a_statement_max: int
     """How many SELECTs a UNION ALL may have."""
     reads_snapshots: bool
     """Whether a transaction's plain reads may miss what was committed since its first one, and locking reads see it."""
+
+    # -- the place of the tables, and whose they are -------------------------------------------------------------------
+
+    has_schemas: bool
+    """Whether a server has schemas (MySQL calls them databases): the outbox's tables may then have one of their own,
+    and messages may be split over several tables. If so, place() is asked once a connection has said which one it is
+    in.
+    """
+    default_port: int | None
+    """The port of a URL that names none; None: the database is a file, which the URL's `database` names."""
+
+    @abstractmethod
+    def place(self, schema: str | None, *, current: str | None) -> TablePlace:
+        """Returns where the outbox's tables are: `schema` is the one that the user names, if any, `current` the one
+        that a new connection of the business is in. Raises ConfigurationError if there is neither, where there are
+        schemas.
+        """
+
+    @abstractmethod
+    def file_of(self, connection: Connection) -> str | None:
+        """Returns the resolved path of the file that a connection has open, which is the identity of its database;
+        asked by the driver alone, so that no transaction begins. None on a server, without I/O: a row of the tables
+        tells them from others by whatever node or address they are reached.
+        """
+
+    @abstractmethod
+    def read_only_flag(self) -> ColumnElement[Any]:
+        """Returns the server's flag that it takes no writes, as a follower: 0, OFF or false where it takes some.
+        Selected beside the row of file_of(), in one statement.
+        """
+
+    @abstractmethod
+    def case_folding_flag(self) -> ColumnElement[Any]:
+        """Returns the server's flag that it takes names of schemas that differ in case alone for one: 0 where not."""
+
+    @abstractmethod
+    def account(self, user: str, *, host: str) -> str:
+        """Returns a user, quoted as grant() names it; `host`: where it connects from, for a server that distinguishes
+        users by that. Raises ConfigurationError where there are no users.
+        """
+
+    @abstractmethod
+    def grant(self, privileges: str, *, schema: str, table: str | None, account: str, makes: bool = False) -> str:
+        """Returns the statement, with its semicolon, that grants an account() SELECT, INSERT, UPDATE, DELETE or several
+        of these on a table; None: on all tables of the schema, those that are yet to be made as well. `makes`: and to
+        create, alter, index and drop.
+        """
 
     # -- types -------------------------------------------------------------------------------------------------------
 
@@ -172,6 +238,12 @@ class Database(ABC):
         """Returns arguments of create_engine() that bound how long a new connection may take, unless the URL does."""
 
     @abstractmethod
+    def timeout_options(self, url: URL, *, connect_seconds: int, statement_seconds: int) -> Mapping[str, str]:
+        """Returns options of the URL with which its driver gives up a new connection, and a statement that the server
+        does not answer, after so long; none where the driver has no such options.
+        """
+
+    @abstractmethod
     def prepare_engine(self, engine: Engine) -> None:
         """Give an engine of the business real transactions, with savepoints inside them, where its driver has others.
         Idempotent. Raises ConfigurationError where it cannot serve several threads.
@@ -218,6 +290,47 @@ class Database(ABC):
 
         SQLAlchemy 2.0 cannot tell the engine beforehand: its Sessions have no execution options. Raises
         OperationalError where the lock is not free in time.
+        """
+
+    # -- the limits of a server ----------------------------------------------------------------------------------------
+
+    statement_bytes_query: str | None
+    """Selects the most bytes that a statement may have on this connection, in one row, for the driver's cursor; None:
+    as many as a body that the outbox takes.
+    """
+    storage_engine_query: str | None
+    """Selects the storage engine of a table, and "YES" if it keeps transactions, by schema and name as two parameters
+    of the driver's cursor; no row where there is no such table. None: all tables keep them.
+    """
+    open_transactions: str
+    """Where an operator finds the open transaction that keeps an upgrade waiting for a table, for messages."""
+
+    # -- the effects of statements on their transaction ----------------------------------------------------------------
+
+    ends_transaction: re.Pattern[str] | None
+    """Matches the beginning of statements that end a transaction, with an implicit commit for instance, besides COMMIT,
+    ROLLBACK, BEGIN and END; a transaction that has messages refuses them before they are sent.
+    """
+    may_end_transaction: re.Pattern[str] | None
+    """Matches the beginning of statements that run others which are not in their text, as stored procedures do, and may
+    end a transaction with them: a savepoint of ours tells it afterwards. Matched before `ends_transaction`.
+    """
+    runs_several_statements: bool
+    """Whether a driver sends several statements in one text, of which a later one may end the transaction."""
+    begins_by_itself: bool
+    """Whether a statement behind the end of a transaction begins the next one, by the server or the driver; if not,
+    begin_before_rows() does before rows are written.
+    """
+    transaction_status: Mapping[str, Callable[[Any], bool]]
+    """By SQLAlchemy's name of the driver, whether its connection (as the pool has it) is in a transaction, by what the
+    driver knows: no I/O. Leave out drivers that err: with a transaction that is taken for open, one that has ended
+    loses messages; without a status, what ends a transaction past SQLAlchemy is seen later, or by errors alone.
+    """
+
+    @abstractmethod
+    def begin_before_rows(self, connection: Connection, cursor: Any) -> None:
+        """Begin a transaction by the driver's cursor, if its connection has none: a statement has ended one, and what
+        follows shall be in another. Called only where none begins by itself.
         """
 
     # -- errors ------------------------------------------------------------------------------------------------------

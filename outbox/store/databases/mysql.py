@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -28,14 +29,23 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import Pool
 from sqlalchemy.types import TypeEngine
 
-from outbox.store.databases.database_port import BACKGROUND_LOCK_WAIT_SECONDS, Database, Failure, Write
+from outbox.store.databases.database_port import (
+    BACKGROUND_LOCK_WAIT_SECONDS,
+    NO_OPTIONS,
+    Database,
+    Failure,
+    Write,
+)
 from outbox.store.databases.sql_text import name_in_sql, text_of
 from outbox_core.common.mysql_session import pin_session
+from outbox_core.common.table_place import TablePlace, place_among
 
 _UTF8: Final = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 
 _CONNECT_TIMEOUT_SECONDS: Final = 10
 _IS_NEW: Final = "outbox.is_new"
+_IN_TRANSACTION: Final = 1
+"""SERVER_STATUS_IN_TRANS, of the status that the protocol has in the answers without rows."""
 
 _DEADLOCK: Final = 1213
 _LOCK_WAIT_TIMEOUT: Final = 1205
@@ -55,6 +65,7 @@ _CODES: Final[Mapping[Failure, frozenset[int]]] = {
     Failure.READ_ONLY_TRANSACTION: frozenset({1792}),
     Failure.STATEMENT_TOO_LARGE: frozenset({1153}),
     Failure.LOG_FORMAT: frozenset({1665}),
+    Failure.SAVEPOINT_MISSING: frozenset({1305}),
     Failure.ALTERED_BESIDE: frozenset({1050, 1060, 1061, 1062, 1684}),
 }
 _FAILURES: Final[Mapping[int, Failure]] = {code: failure for failure, codes in _CODES.items() for code in codes}
@@ -74,9 +85,37 @@ class MySql(Database):
     """MySQL and MariaDB: one protocol, one storage engine."""
 
     names: frozenset[str] = frozenset({"mysql", "mariadb"})
+    products: tuple[str, ...] = ("MySQL", "MariaDB")
+    example_url: str = "mysql+pymysql://user@host/database"
+    sync_drivers: Mapping[str, str] = {"asyncmy": "mysql+pymysql", "aiomysql": "mysql+pymysql"}
     paramstyle: Literal["format"] = "format"
     tables_a_statement_max: int = 2_048
     reads_snapshots: bool = True
+
+    # -- the place of the tables, and whose they are -------------------------------------------------------------------
+
+    has_schemas: bool = True
+    default_port: int = 3306
+
+    def place(self, schema: str | None, *, current: str | None) -> TablePlace:
+        return place_among(schema, current=current)
+
+    def file_of(self, connection: Connection) -> None:
+        return None
+
+    def read_only_flag(self) -> ColumnElement[Any]:
+        return literal_column("@@global.read_only")
+
+    def case_folding_flag(self) -> ColumnElement[Any]:
+        return literal_column("@@lower_case_table_names")
+
+    def account(self, user: str, *, host: str) -> str:
+        return f"{_quoted_text(user)}@{_quoted_text(host)}"
+
+    def grant(self, privileges: str, *, schema: str, table: str | None, account: str, makes: bool = False) -> str:
+        granted = f"CREATE, ALTER, INDEX, DROP, {privileges}" if makes else privileges
+        name = "*" if table is None else _quoted_name(table)
+        return f"GRANT {granted} ON {_quoted_name(schema)}.{name} TO {account};"
 
     # -- types -------------------------------------------------------------------------------------------------------
 
@@ -167,6 +206,12 @@ class MySql(Database):
             return {"connect_args": {"connect_timeout": _CONNECT_TIMEOUT_SECONDS}}
         return {}
 
+    def timeout_options(self, url: URL, *, connect_seconds: int, statement_seconds: int) -> Mapping[str, str]:
+        if url.get_driver_name() != "pymysql":
+            return NO_OPTIONS
+        statement = str(statement_seconds)
+        return {"connect_timeout": str(connect_seconds), "read_timeout": statement, "write_timeout": statement}
+
     def prepare_engine(self, engine: Engine) -> None:
         pass
 
@@ -212,6 +257,53 @@ class MySql(Database):
     def take_write_lock(self, connection: Connection) -> None:
         pass
 
+    # -- the limits of a server ----------------------------------------------------------------------------------------
+
+    statement_bytes_query: str = "SELECT @@max_allowed_packet LIMIT 1"
+    storage_engine_query: str = (
+        "SELECT t.engine, e.transactions FROM information_schema.tables t "
+        "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
+        "WHERE t.table_schema = %s AND t.table_name = %s LIMIT 1"
+    )
+    open_transactions: str = "information_schema.innodb_trx"
+
+    # -- the effects of statements on their transaction ----------------------------------------------------------------
+
+    # https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html and
+    # https://mariadb.com/kb/en/sql-statements-that-cause-an-implicit-commit/. XA only reads here: the servers reject it
+    # inside a transaction that it did not begin, and what it begins ends by SQLAlchemy's own two-phase commit alone.
+    ends_transaction: re.Pattern[str] = re.compile(
+        r"START\s+TRANSACTION\b"
+        r"|(?:CREATE|DROP)\s+(?!(?:OR\s+REPLACE\s+)?TEMPORARY\b)"
+        r"|(?:ALTER|RENAME|TRUNCATE|GRANT|REVOKE|FLUSH|RESET|INSTALL|UNINSTALL)\b"
+        r"|(?:LOCK|UNLOCK)\s+TABLES?\b"
+        r"|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:NO_WRITE_TO_BINLOG\s+|LOCAL\s+)?TABLES?\b"
+        r"|(?:CACHE|LOAD)\s+INDEX\b"
+        r"|(?:START|STOP)\s+(?:ALL\s+)?(?:SLAVES?|REPLICAS?)\b|CHANGE\s+(?:MASTER|REPLICATION)\b"
+        r"|SET\s+PASSWORD\b"
+        r"|SET\b[^;]*\bAUTOCOMMIT\b\s*:?=\s*(?:1|ON|TRUE|DEFAULT)\b",
+        re.IGNORECASE,
+    )
+    # Stored procedures, prepared statements, and MariaDB's compound statements, which run outside of procedures too; in
+    # its Oracle mode BEGIN alone opens one. Functions and triggers are left out: the servers let none end a
+    # transaction.
+    may_end_transaction: re.Pattern[str] = re.compile(
+        r"BEGIN\s+(?!WORK\b)\w|(?:CALL|EXECUTE|IF|CASE|WHILE|REPEAT|FOR|LOOP|DECLARE)\b", re.IGNORECASE
+    )
+    runs_several_statements: bool = True  # asyncmy and aiomysql send several unasked, others where they are told to
+    begins_by_itself: bool = True
+    # mysqlclient has none, and asyncmy 0.2.18 ignores a status of 0, so that it says "in a transaction" for ever.
+    # PyMySQL and aiomysql take no status from an answer with rows: it may be late there, so statements are read as
+    # well.
+    transaction_status: Mapping[str, Callable[[Any], bool]] = {
+        "pymysql": lambda connection: connection.server_status & _IN_TRANSACTION != 0,
+        "aiomysql": lambda connection: connection.driver_connection.get_transaction_status(),
+        "mysqlconnector": lambda connection: connection.in_transaction,
+    }
+
+    def begin_before_rows(self, connection: Connection, cursor: Any) -> None:
+        pass
+
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def failure(self, driver_error: BaseException) -> Failure | None:
@@ -227,6 +319,16 @@ class MySql(Database):
         # killed query, NOWAIT, a duplicate) leave the transaction open.
         code = _code(driver_error)
         return code in _ENDS_TRANSACTION or (code == _LOCK_WAIT_TIMEOUT and _rolls_back_on_timeout(connection))
+
+
+def _quoted_name(name: str) -> str:
+    doubled = name.replace("`", "``")  # by hand: SQLAlchemy also doubles %, which no driver undoes here
+    return f"`{doubled}`"
+
+
+def _quoted_text(value: str) -> str:
+    doubled = value.replace("\\", "\\\\").replace("'", "''")
+    return f"'{doubled}'"
 
 
 def _pin(connection: Any, _record: object) -> None:

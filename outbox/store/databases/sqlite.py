@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from sqlalchemy import (
@@ -28,6 +29,7 @@ from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from outbox.store.databases.database_port import NO_OPTIONS, WRITE_LOCK_FIRST, Database, Failure, Write
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.table_place import SQLITE_PLACE, TablePlace
 
 _BUSY_TIMEOUT_MS: Final = 30_000
 _FAILURES: Final[Mapping[str, Failure]] = {
@@ -42,9 +44,38 @@ class Sqlite(Database):
     """SQLite: one file, one writer, texts compared byte by byte and types that bound nothing."""
 
     names: frozenset[str] = frozenset({"sqlite"})
+    products: tuple[str, ...] = ("SQLite",)
+    example_url: str = "sqlite:///file.db"
+    sync_drivers: Mapping[str, str] = {"aiosqlite": "sqlite"}
     paramstyle: Literal["qmark"] = "qmark"
     tables_a_statement_max: int = 400  # of at most 500 SELECTs in a compound
     reads_snapshots: bool = False
+
+    # -- the place of the tables, and whose they are -------------------------------------------------------------------
+
+    has_schemas: bool = False
+    default_port: None = None
+
+    def place(self, schema: str | None, *, current: str | None) -> TablePlace:
+        return SQLITE_PLACE
+
+    def file_of(self, connection: Connection) -> str:
+        with closing(connection.connection.cursor()) as cursor:
+            cursor.execute("PRAGMA database_list")
+            files: list[tuple[Any, ...]] = list(cursor.fetchall())
+        return next(str(Path(file).resolve()) for _, name, file in files if name == "main")
+
+    def read_only_flag(self) -> ColumnElement[Any]:
+        return literal_column("0")
+
+    def case_folding_flag(self) -> ColumnElement[Any]:
+        return literal_column("0")
+
+    def account(self, user: str, *, host: str) -> str:
+        raise ConfigurationError("SQLite has no users: whoever may write the file has every grant")
+
+    def grant(self, privileges: str, *, schema: str, table: str | None, account: str, makes: bool = False) -> str:
+        return self.account(account, host="")  # which raises
 
     # -- types -------------------------------------------------------------------------------------------------------
 
@@ -119,6 +150,9 @@ class Sqlite(Database):
     def connect_arguments(self, url: URL) -> dict[str, Any]:
         return {}
 
+    def timeout_options(self, url: URL, *, connect_seconds: int, statement_seconds: int) -> Mapping[str, str]:
+        return NO_OPTIONS
+
     def prepare_engine(self, engine: Engine) -> None:
         """Give it BEGIN, savepoints inside it, WAL, a busy timeout.
 
@@ -168,6 +202,30 @@ class Sqlite(Database):
         except BaseException:
             connection.exec_driver_sql("BEGIN")  # who goes on after this error must not write outside of a transaction
             raise
+
+    # -- the limits of a server ----------------------------------------------------------------------------------------
+
+    statement_bytes_query: None = None
+    storage_engine_query: None = None
+    open_transactions: str = "a process that has the file open"
+
+    # -- the effects of statements on their transaction ----------------------------------------------------------------
+
+    ends_transaction: None = None
+    may_end_transaction: None = None
+    runs_several_statements: bool = False
+    begins_by_itself: bool = False
+    transaction_status: Mapping[str, Callable[[Any], bool]] = {
+        "pysqlite": lambda connection: connection.in_transaction,
+        "aiosqlite": lambda connection: connection.driver_connection.in_transaction,
+    }
+
+    def begin_before_rows(self, connection: Connection, cursor: Any) -> None:
+        # As the servers and its driver's own mode do before a row is written: behind a COMMIT by hand the row would
+        # stand at once, whatever becomes of the Session and its messages.
+        driver_connection: Any = connection.connection.driver_connection
+        if not driver_connection.in_transaction:  # the COMMIT may have failed
+            cursor.execute("BEGIN")
 
     # -- errors ------------------------------------------------------------------------------------------------------
 

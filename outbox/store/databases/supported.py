@@ -17,6 +17,14 @@ from outbox_core.common.errors import ConfigurationError
 _DATABASES: Final[tuple[Database, ...]] = (MySql(), SQLITE)
 _BY_NAME: Final[Mapping[str, Database]] = {name: database for database in _DATABASES for name in database.names}
 
+_NAMES: Final = [product for database in _DATABASES for product in database.products]
+_PRODUCTS: Final = f"{', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
+EXAMPLE_URLS: Final = " or ".join(database.example_url for database in _DATABASES)
+"""For messages."""
+SYNC_DRIVERS: Final[Mapping[str, str]] = {
+    driver: sync_driver for database in _DATABASES for driver, sync_driver in database.sync_drivers.items()
+}
+"""By the name of an async driver, the dialect and driver that reach the same database from a command."""
 TABLE_OPTIONS: Final[Mapping[str, Any]] = {
     option: value for database in _DATABASES for option, value in database.table_options.items()
 }
@@ -32,10 +40,7 @@ def database_named(name: str) -> Database:
     """Returns the database of SQLAlchemy's name for a dialect or a URL's backend; raises as database_of() does."""
     database = _BY_NAME.get(name)
     if database is None:
-        raise ConfigurationError(
-            f"the outbox runs on MySQL, MariaDB and SQLite, not on {name}; "
-            "use a URL like mysql+pymysql://user@host/database or sqlite:///file.db"
-        )
+        raise ConfigurationError(f"the outbox runs on {_PRODUCTS}, not on {name}; use a URL like {EXAMPLE_URLS}")
     return database
 
 
