@@ -16,10 +16,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    schema: str | None = context.config.attributes["schema"]
+    place = context.config.attributes["place"]
     ${upgrades if upgrades else "pass"}
 
 
 def downgrade() -> None:
-    schema: str | None = context.config.attributes["schema"]
+    place = context.config.attributes["place"]
     ${downgrades if downgrades else "pass"}

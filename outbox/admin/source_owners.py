@@ -38,7 +38,7 @@ def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None
     """Returns the shares; None if no compensator has ever used leases here. Reads without locks."""
     place = table_place(dialect, schema)
     tables = outbox_tables(place)
-    if not inspect(connection).has_table(tables.lease.name, schema=place.schema):  # tables of revision 0001
+    if not inspect(connection).has_table(tables.lease.name, schema=place.schema):  # of an upgrade that was cut
         return None
     leases = connection.execute(select(tables.lease.c.source, tables.lease.c.instance).limit(SOURCES_MAX)).all()
     columns = tables.instance.c

@@ -107,6 +107,59 @@ def test_mysql_columns_are_as_exact_as_the_code_needs(mysql_like: Database) -> N
     assert engines == ["InnoDB"]
 
 
+def test_the_inbox_has_the_key_and_the_index_that_the_code_knows(database: Database) -> None:
+    """Alembic's comparison looks at no primary key."""
+    schema_upgrade.upgrade(database.url, schema=database.schema)
+    inbox = outbox_tables(database.place).inbox
+
+    with opened(database) as engine:
+        inspector = inspect(engine)
+        key = inspector.get_pk_constraint(inbox.name, schema=inbox.schema)["constrained_columns"]
+        indexes = [index["column_names"] for index in inspector.get_indexes(inbox.name, schema=inbox.schema)]
+
+    assert key == [column.name for column in inbox.primary_key.columns] == ["consumer_group", "topic", "message_id"]
+    assert indexes == [["handled_at_us"]]
+
+
+@pytest.mark.parametrize("missing", [[], ["identity"], ["compensator_lease", "order_queue"]], ids=" ".join)
+def test_an_upgrade_that_was_cut_goes_on_where_it_stopped_and_keeps_the_rows(
+    database: Database, missing: list[str]
+) -> None:
+    schema_upgrade.upgrade(database.url, schema=database.schema)
+    place, tables = database.place, outbox_tables(database.place)
+    with opened(database) as engine:
+        with engine.begin() as connection:
+            connection.execute(
+                tables.inbox.insert().values(consumer_group="g", message_id="m", topic="t", handled_at_us=1)
+            )
+            in_schema = f"{place.schema}." if place.schema else ""
+            for name in [*(place.named(one) for one in missing), "outbox_alembic_version"]:
+                connection.execute(text(f"DROP TABLE {in_schema}{name}"))
+
+        assert schema_upgrade.upgrade(engine, schema=database.schema) == schema_upgrade.head()
+
+        with engine.connect() as connection:
+            assert differences(connection, place) == []
+            assert len(connection.execute(tables.inbox.select()).all()) == 1
+            assert len(connection.execute(tables.identity.select()).all()) == 1
+
+
+def test_a_downgrade_drops_every_table_and_the_upgrade_may_follow_again(database: Database) -> None:
+    schema_upgrade.upgrade(database.url, schema=database.schema)
+    with opened(database) as engine:
+        config = schema_upgrade.alembic_config()
+        with engine.begin() as connection:
+            config.attributes.update(connection=connection, place=database.place)
+            command.downgrade(config, "base")
+
+        left = inspect(engine).get_table_names(schema=database.place.schema)
+        reached = schema_upgrade.upgrade(engine, schema=database.schema)
+
+        assert (left, reached) == (["outbox_alembic_version"], schema_upgrade.head())
+        with engine.connect() as connection:
+            assert differences(connection, database.place) == []
+
+
 def test_upgrade_again_changes_nothing_and_keeps_the_rows(database: Database) -> None:
     schema_upgrade.upgrade(database.url, schema=database.schema)
     with opened(database) as engine:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from alembic.util import CommandError
@@ -13,6 +18,8 @@ from outbox.migrate import schema_upgrade
 from outbox.store.database import open_engine
 from tests.fixtures.databases import Database
 from tests.migrations.test_migrations import differences
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
@@ -36,31 +43,71 @@ def upgraded_by_another(database: Database, *, before: str) -> Iterator[Engine]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("begun", "before"), [(None, "CREATE INDEX"), (None, "INSERT"), ("0001", "ALTER TABLE"), ("0001", "UPDATE")]
-)
-def test_an_upgrade_goes_on_where_another_one_has_done_its_next_step(
-    mysql_like: Database, begun: str | None, before: str
-) -> None:
-    if begun is not None:
-        schema_upgrade.upgrade(mysql_like.url, schema=mysql_like.schema, revision=begun)
+def test_an_upgrade_goes_on_where_another_one_has_done_its_next_step(mysql_like: Database) -> None:
+    goes_on(mysql_like, before="CREATE INDEX")
 
-    with upgraded_by_another(mysql_like, before=before) as engine:
-        reached = schema_upgrade.upgrade(engine, schema=mysql_like.schema)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["CREATE TABLE", "INSERT"])
+def test_an_upgrade_goes_on_where_another_one_has_created_its_table_or_row(mariadb: Database, before: str) -> None:
+    # On MySQL the look for the table or row keeps the other upgrade, which runs in this thread, from creating it or the
+    # schema.
+    goes_on(mariadb, before=before)
+
+
+def goes_on(database: Database, *, before: str) -> None:
+    with upgraded_by_another(database, before=before) as engine:
+        reached = schema_upgrade.upgrade(engine, schema=database.schema)
         with engine.connect() as connection:
-            left = differences(connection, mysql_like.place)
+            left = differences(connection, database.place)
 
     assert reached == schema_upgrade.head()
     assert left == []
 
 
-@pytest.mark.slow
-def test_an_upgrade_goes_on_where_another_one_has_created_its_table(mariadb: Database) -> None:
-    # On MySQL the look for the table keeps the other upgrade, which runs in this thread, from creating it.
-    with upgraded_by_another(mariadb, before="CREATE TABLE") as engine:
-        reached = schema_upgrade.upgrade(engine, schema=mariadb.schema)
+LATER_REVISION = """
+import sqlalchemy as sa
+from alembic import context
+from outbox.migrate import idempotent_ddl
 
-    assert reached == schema_upgrade.head()
+revision, down_revision = "0002", "0001"
+
+def upgrade():
+    place = context.config.attributes["place"]
+    idempotent_ddl.add_column(f"{place.prefix}message", sa.Column("note", sa.Integer), schema=place.schema)
+"""
+UPGRADE_OF_A_LATER_RELEASE = """
+import sys
+from outbox.migrate import schema_upgrade
+from tests.fixtures.databases import Database
+from tests.migrations.test_upgrades_side_by_side import upgraded_by_another
+
+name, url, schema, before = sys.argv[1:]
+with upgraded_by_another(Database(name=name, url=url, schema=schema), before=before) as engine:
+    print(schema_upgrade.upgrade(engine, schema=schema))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("before", ["ALTER TABLE", "UPDATE"])
+def test_an_upgrade_of_a_later_release_goes_on_where_another_one_has_done_its_next_step(
+    mysql_like: Database, tmp_path: Path, before: str
+) -> None:
+    schema_upgrade.upgrade(mysql_like.url, schema=mysql_like.schema)
+    for package in ("outbox", "outbox_core"):
+        (tmp_path / package).symlink_to(ROOT / package)
+    shutil.copytree(ROOT / "migrations", tmp_path / "migrations")
+    (tmp_path / "migrations/versions/0002_later.py").write_text(LATER_REVISION)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    arguments = [mysql_like.name, mysql_like.url, str(mysql_like.schema), before]
+
+    done = subprocess.run(
+        [sys.executable, "-c", UPGRADE_OF_A_LATER_RELEASE, *arguments],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (0, "0002\n"), done.stderr
 
 
 def test_an_unknown_revision_is_not_tried_again(sqlite: Database) -> None:

@@ -286,8 +286,8 @@ def test_an_upgrade_that_waits_for_a_reader_lets_producers_through(
 ) -> None:
     schema = mysql_like.schema
     with open_shop(mysql_like) as shop:
-        shop.execute(f"DROP DATABASE {schema}")
-        schema_upgrade.upgrade(shop.engine, schema=schema, revision="0001")
+        # As an upgrade leaves it that was cut behind its first table: the next step alters that one.
+        shop.execute(f"DROP INDEX ix_message_state_due ON {schema}.message")
         reached: list[str | None] = []
         upgrade = threading.Thread(
             target=lambda: reached.append(schema_upgrade.upgrade(mysql_like.url, schema=schema)), daemon=True

@@ -18,10 +18,12 @@ from sqlalchemy import (
     Insert,
     Select,
     Table,
+    TextClause,
     event,
     func,
     insert,
     literal_column,
+    text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL, Dialect
@@ -36,7 +38,6 @@ from outbox.store.databases.database_port import (
     Failure,
     Write,
 )
-from outbox.store.databases.sql_text import name_in_sql, text_of
 from outbox_core.common.mysql_session import pin_session
 from outbox_core.common.table_place import TablePlace, place_among
 
@@ -159,7 +160,7 @@ class MySql(Database):
         if isinstance(hinted, Delete):
             # A hint is allowed only in the multi-table form: DELETE table FROM table FORCE INDEX ...
             table = cast("Table", hinted.table)
-            return hinted.prefix_with(text_of(name_in_sql(dialect, table.schema, table.name)))
+            return hinted.prefix_with(_name_in_sql(dialect, table))
         return hinted
 
     def along_index(self, statement: Select[Any], table: FromClause, index: str, dialect: Dialect) -> Select[Any]:
@@ -319,6 +320,17 @@ class MySql(Database):
         # killed query, NOWAIT, a duplicate) leave the transaction open.
         code = _code(driver_error)
         return code in _ENDS_TRANSACTION or (code == _LOCK_WAIT_TIMEOUT and _rolls_back_on_timeout(connection))
+
+
+def _name_in_sql(dialect: Dialect, table: Table) -> TextClause:
+    """Returns a table's name as the server reads it in SQL, quoted where it needs it. SQLAlchemy's own quoting doubles
+    % for the driver, which its text() does as well; and there a colon in a name would be a parameter's.
+    """
+    quote = dialect.identifier_preparer.quote
+    name = ".".join(quote(part) for part in (table.schema, table.name) if part is not None)
+    if dialect.paramstyle in {"format", "pyformat"}:
+        name = name.replace("%%", "%")
+    return text(name.replace(":", r"\:"))
 
 
 def _quoted_name(name: str) -> str:
