@@ -18,7 +18,7 @@ from spark_reconcile.load.duplicate_sources import NamedSources, check_archives
 from spark_reconcile.load.spark_session import Size
 from spark_reconcile.load.table_extents import TableExtent, extent_of
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, PlausibleTimes
-from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, reading
+from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
 from spark_reconcile.sources.log_segments import survey
 from spark_reconcile.sources.sql_statements import (
     Leg,
@@ -183,7 +183,7 @@ def _group(reader: DbApiReader, schema: str | None, group: str) -> tuple[object,
 
 def _table(reader: DbApiReader, rule: BusinessRule) -> tuple[object, ...]:
     schema, _, table = rule.table.rpartition(".")
-    database = None if reader.place.backend is Backend.SQLITE else schema or reader.place.database
+    database = None if reader.place.backend.is_file else schema or reader.place.database
     return "rule", rule.name, *reader.identity(), database, table
 
 

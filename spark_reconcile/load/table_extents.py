@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
-from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place
+from spark_reconcile.sources.dbapi_reader import DbApiReader, Place
 from spark_reconcile.sources.sql_statements import Leg, Statement
 
 
@@ -49,6 +49,6 @@ def _end_ms(reader: DbApiReader, statement: Statement, order: str) -> int | None
 
 
 def _place(place: Place, schema: str | None) -> str:
-    if place.backend is Backend.SQLITE:
+    if place.backend.is_file:
         return str(Path(place.database).resolve())
     return f"{place}, schema {schema}" if schema else str(place)

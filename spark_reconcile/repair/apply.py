@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, assert_never
 
 from spark_reconcile.repair.plan import Repair, RepairAction
-from spark_reconcile.sources.dbapi_reader import Backend, Place, for_driver, now_us, quoted, writing
+from spark_reconcile.sources.dbapi_reader import Place, quoted, writing
 
 _WRITTEN: Final = ("id", "topic", "message_key", "body", "body_sha256", "deliver_at_ms", "created_at_us")
 _JSON_HEADERS: Final = '{"content-type":"application/json"}'
@@ -48,7 +48,7 @@ def _apply(cursor: Any, place: Place, schema: str | None, repair: Repair) -> boo
 
 def _make_due(cursor: Any, place: Place, table: str, message_id: str) -> bool:
     """Make a pending row without a lease due. A row under a lease is being sent, or falls due when the lease ends."""
-    now = now_us(place)
+    now = place.backend.now_us
     sql = (
         f"UPDATE {table} SET due_at_us = {now} "  # noqa: S608 - checked names
         f"WHERE id = ? AND state = 'pending' AND token IS NULL AND due_at_us > {now}"
@@ -58,8 +58,8 @@ def _make_due(cursor: Any, place: Place, table: str, message_id: str) -> bool:
 
 def _write(cursor: Any, place: Place, table: str, repair: Repair, *, kind: str, headers: str | None) -> bool:
     """Insert the message, or the cancel, with its original content and id, due now; not if the id is pending."""
-    now, row = now_us(place), repair.row or {}
-    marks, dual = ", ".join("?" * len(_WRITTEN)), "" if place.backend is Backend.SQLITE else "FROM DUAL"
+    now, row = place.backend.now_us, repair.row or {}
+    marks, dual = ", ".join("?" * len(_WRITTEN)), place.backend.from_nothing
     absent = f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE id = ?)"  # noqa: S608 - checked
     sql = (
         f"INSERT INTO {table} ({', '.join(_WRITTEN)}, headers, kind, state, due_at_us, attempts) "
@@ -69,9 +69,7 @@ def _write(cursor: Any, place: Place, table: str, repair: Repair, *, kind: str, 
 
 
 def _changed(cursor: Any, place: Place, sql: str, parameters: Sequence[object]) -> bool:
-    if place.backend is Backend.MYSQL:
-        sql = for_driver(sql)
-    cursor.execute(sql, tuple(parameters))
+    cursor.execute(place.backend.for_driver(sql), tuple(parameters))
     return bool(cursor.rowcount == 1)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from spark_reconcile.core.settings import BusinessRule, Settings
-from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, reading
+from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
 
 KEYS_A_QUERY: Final = 200
 """So many keys of rows are compared with so many of messages by one statement: each with each."""
@@ -37,9 +37,9 @@ def equal_keys(
 
 
 def _equal_in(place: Place, rule: BusinessRule, of_rows: Sequence[str], of_messages: Sequence[str]) -> dict[Pair, str]:
-    if place.backend is Backend.SQLITE or rule.key_format is not None:
-        return _folded_alike(of_rows, of_messages)
     schema, _, table = rule.table.rpartition(".")
+    if rule.key_format is not None or place.backend.collation_query(table, rule.key_column, schema or None) is None:
+        return _folded_alike(of_rows, of_messages)
     with reading(place) as reader:
         charset, collation = reader.collation(table, rule.key_column, schema=schema or None)
         if _NAME.fullmatch(charset) and _NAME.fullmatch(collation):
@@ -55,7 +55,9 @@ def _collated_alike(
     for rows in _chunks(of_rows):
         for messages in _chunks(of_messages):
             left, right = (" UNION ALL ".join(["SELECT ? AS k"] * len(keys)) for keys in (rows, messages))
-            row, message = (f"CONVERT({side}.k USING {charset}) COLLATE {collation}" for side in "rm")
+            row, message = (
+                reader.place.backend.collated(f"{side}.k", charset=charset, collation=collation) for side in "rm"
+            )
             # The names are the catalog's, the values are bound.
             sql = f"SELECT r.k, m.k FROM ({left}) AS r JOIN ({right}) AS m ON {row} = {message}"  # noqa: S608
             pairs |= {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
@@ -21,7 +20,8 @@ from outbox_core.common.table_place import BESIDE, SIGNS_OF_SCHEMA, left_beside
 from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, KeyFormat, Operator, Settings
 from spark_reconcile.core.time_range import EVER_MS, Span
 from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS, or_null, outside
-from spark_reconcile.sources.dbapi_reader import Backend, DbApiReader, Place, quoted
+from spark_reconcile.sources.databases.source_database import DATE, DAY_MS, INTEGERS
+from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted
 
 COLUMNS: Final = (
     "leg", "id", "topic", "message_key", "consumer_group", "body_sha256", "deliver_at_ms", "created_ms", "at_ms",
@@ -29,15 +29,9 @@ COLUMNS: Final = (
 )  # fmt: skip
 NUMBERS: Final = frozenset({"deliver_at_ms", "created_ms", "at_ms", "attempts", "due_unit_ms"})
 LEG_SCHEMA: Final = ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in COLUMNS)
-_INTEGERS: Final = ("int", "bigint", "mediumint", "smallint", "tinyint", "integer")
-_TIMES: Final = ("datetime", "timestamp", "date")
 _BYTES: Final = ("binary", "blob", "bytea")
 _FLOATS: Final = ("float", "double", "real")
 _UUID_PARTS: Final = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
-_DATE: Final = "date"
-DAY_MS: Final = 24 * 3_600_000
-_FRACTION: Final = re.compile(r"(?:datetime|timestamp)\((\d)\)")
-_MILLISECOND_DIGITS: Final = 3
 _SPLIT: Final = re.compile(r"message_[0-9]{4}")
 _NEEDED: Final[Mapping[str, frozenset[str]]] = {
     "message": frozenset({"id", "kind", "state", "due_at_us", "attempts", "topic", "message_key", "body_sha256",
@@ -178,7 +172,7 @@ def business_statement(
         selected["due_unit_ms"] = _unit_ms(place, rule, rule.deliver_at_column, columns)
     parameters: list[str | int | float | bool] = []
     conditions = [_condition(place, condition, parameters) for condition in rule.where]
-    whole = columns[rule.key_column].startswith(_INTEGERS)
+    whole = columns[rule.key_column].startswith(INTEGERS)
     if span is not None:
         is_sought = reader.leads_index(table, rule.time_column, schema=schema or None)
         _between(place, rule, columns, conditions, parameters, span=span, latest_ms=latest_ms, is_sought=is_sought)
@@ -209,65 +203,26 @@ def _between(
     place: Place, rule: BusinessRule, columns: Mapping[str, str], conditions: list[str],
     parameters: list[str | int | float | bool], *, span: Span, latest_ms: int, is_sought: bool,
 ) -> None:  # fmt: skip
-    """Conditions on the bare time column, so that an index on it serves, if there is one (`is_sought`); SQLite's texts
-    are computed with.
-    """
+    """Conditions on the time column: the bare one where an index on it serves, if there is one (`is_sought`)."""
     column, kind = quoted(place, rule.time_column), columns[rule.time_column]
     times = (span.since_ms, span.until_ms, EARLIEST_MS, latest_ms)
     bounds: list[str | int] = [*times]
     nothing = f"{column} IS NULL"
-    if kind.startswith(_INTEGERS):
+    if kind.startswith(INTEGERS):
         bounds = [bound * 1000 if rule.time_unit == "us" else bound for bound in times]
         if rule.time_unit == "s":
             bounds = [span.since_ms // 1000, -(-span.until_ms // 1000), EARLIEST_MS // 1000, latest_ms // 1000]
-    elif place.backend is Backend.SQLITE:
-        column = f"({_time(place, rule, rule.time_column, columns)})"
-        nothing = f"{column} IS NULL"
     else:
-        bounds = [_datetime(bound) for bound in times]
-        nothing += f" OR {_no_such_day(column, kind, latest_ms=latest_ms, is_sought=is_sought)}"
+        compared = place.backend.time_bounds(column, kind, times, latest_ms=latest_ms, is_sought=is_sought)
+        column, nothing, bounds = compared.column, compared.nothing, [*compared.bounds]
     # A row without a time, or with one that cannot be true, is of no hour, and still asks for its message.
     conditions.append(f"(({column} >= ? AND {column} < ?) OR {nothing} OR {outside(column)})")
     parameters += bounds
 
 
-def _no_such_day(column: str, kind: str, *, latest_ms: int, is_sought: bool) -> str:
-    """Condition: a date of MySQL is of no day that the calendar has, like 31 February, or of month 00 or day 00.
-
-    In an index these stand between the last moment of a month and the first of the next one; without an index on the
-    column every row is looked at in any case.
-    """
-    if not is_sought:
-        return f"({_since_epoch(column)}) IS NULL"
-    last = datetime.fromtimestamp(latest_ms / 1000, UTC)
-    months = [
-        datetime(year, month, 1, tzinfo=UTC)
-        for year in range(datetime.fromtimestamp(EARLIEST_MS / 1000, UTC).year, last.year + 1)
-        for month in range(1, 13)
-    ]
-    # The last moment by the column's own precision: to look a finer one up in the index, MySQL rounds it up.
-    digits = _FRACTION.match(kind)
-    moment = "" if is_date(kind) else " 23:59:59" + (f".{'9' * int(digits[1])}" if digits else "")
-    return " OR ".join(
-        f"({column} > '{month - timedelta(days=1):%Y-%m-%d}{moment}' AND {column} < '{month:%Y-%m-%d}')"
-        for month in months
-        if month <= last
-    )
-
-
-def _since_epoch(column: str) -> str:
-    """A date as microseconds, null for a day that there is not: MariaDB counts 31 February on into March."""
-    is_day = f"DAYOFMONTH({column}) BETWEEN 1 AND DAYOFMONTH(LAST_DAY({column}))"
-    return f"CASE WHEN {is_day} THEN TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column}) END"
-
-
 def is_date(kind: str) -> bool:
     """Whether a column of this type has days, and no time of the day."""
-    return kind == _DATE
-
-
-def _datetime(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    return kind == DATE
 
 
 def narrowed(statement: Statement, *, ids: Sequence[str], keys: Sequence[str]) -> Statement | None:
@@ -318,7 +273,7 @@ def _message_statement(
 
 def _is_left_beside(reader: DbApiReader, schema: str | None) -> bool:
     """Whether the tables may be in the schema that once was the default, as outbox.store.table_placement has it."""
-    is_default = reader.place.backend is Backend.MYSQL and schema == reader.place.database != BESIDE
+    is_default = not reader.place.backend.is_file and schema == reader.place.database != BESIDE
     return is_default and set(reader.tables(schema=BESIDE)) >= SIGNS_OF_SCHEMA
 
 
@@ -362,17 +317,11 @@ def _condition(place: Place, condition: Condition, parameters: list[str | int | 
 def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:
     """A column of times as milliseconds since the epoch, in SQL. Raises ConfigurationError for other types."""
     column, kind = quoted(place, name), columns[name]
-    if kind.startswith(_INTEGERS):
+    if kind.startswith(INTEGERS):
         return _bounded(place, name, rule.time_unit)
-    if place.backend is Backend.SQLITE and kind.startswith((*_TIMES, "text")):
-        # SQLite counts 31 February on into March: no such day is no time.
-        day = f"substr({column}, 1, 10)"
-        return (
-            f"CASE WHEN typeof({column}) != 'text' OR date(julianday({day})) = {day} "
-            f"THEN CAST(ROUND((julianday({column}) - 2440587.5) * 86400000.0) AS INTEGER) END"
-        )
-    if kind.startswith(_TIMES):
-        return f"(({_since_epoch(column)}) DIV 1000)"
+    time_ms = place.backend.time_ms(column, kind)
+    if time_ms is not None:
+        return time_ms
     raise ConfigurationError(
         f"rule {rule.name}: column {name} is of type {kind}; times are integers since the epoch or datetimes"
     )
@@ -388,30 +337,23 @@ def _bounded(place: Place, name: str, unit: str) -> str:
     milli = {"s": f"{column} * 1000", "ms": column, "us": _milli(place, name)}[unit]
     most = EVER_MS // 1000 if unit == "s" else EVER_MS * (1000 if unit == "us" else 1)
     bounded = f"CASE WHEN {column} > {most} THEN {EVER_MS} WHEN {column} < -{most} THEN -{EVER_MS} ELSE {milli} END"
-    return f"CAST({bounded} AS {'INTEGER' if place.backend is Backend.SQLITE else 'SIGNED'})"
+    return place.backend.whole_number(bounded)
 
 
 def _unit_ms(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:
     """The unit in which a column of times is written, in milliseconds and at least one, in SQL.
 
-    What is written is rounded: by the code that writes it, up or down, and half up by MySQL's DATETIME, which has whole
-    seconds unless it says otherwise.
+    What is written is rounded: by the code that writes it, up or down, or by the database.
     """
     column, kind = quoted(place, name), columns[name]
-    if kind.startswith(_INTEGERS):
+    if kind.startswith(INTEGERS):
         return "1000" if rule.time_unit == "s" else "1"
-    if place.backend is Backend.SQLITE:
-        day, fraction = len("2026-11-01"), f"instr({column}, '.') > 0"
-        return f"CASE WHEN length({column}) <= {day} THEN {DAY_MS} WHEN {fraction} THEN 1 ELSE 1000 END"
-    if kind == _DATE:
-        return str(DAY_MS)
-    digits = _FRACTION.match(kind)
-    return str(10 ** max(0, _MILLISECOND_DIGITS - int(digits[1]))) if digits else "1000"
+    return place.backend.time_unit_ms(column, kind)
 
 
 def _milli(place: Place, name: str) -> str:
     """Microseconds as milliseconds, rounded down, in SQL."""
-    return f"{quoted(place, name)} {'/' if place.backend is Backend.SQLITE else 'DIV'} 1000"
+    return place.backend.milli(quoted(place, name))
 
 
 def key_text(place: Place, rule: BusinessRule, columns: Mapping[str, str]) -> str:
@@ -419,7 +361,7 @@ def key_text(place: Place, rule: BusinessRule, columns: Mapping[str, str]) -> st
     not the one that the business publishes.
     """
     column, kind = quoted(place, rule.key_column), columns[rule.key_column]
-    text = f"CAST({column} AS {'TEXT' if place.backend is Backend.SQLITE else 'CHAR'})"
+    text = place.backend.text(column)
     is_bytes = any(name in kind for name in _BYTES)
     if any(name in kind for name in _FLOATS):
         raise ConfigurationError(
@@ -433,16 +375,12 @@ def key_text(place: Place, rule: BusinessRule, columns: Mapping[str, str]) -> st
                 f"say with key_format ({' or '.join(KeyFormat)}) how the business writes it in the message's key"
             )
         case None:
-            # Plus 0: the text of a ZEROFILL has zeros that the number has not, and that of a BIT is its bytes.
-            is_number = place.backend is Backend.MYSQL and kind.startswith((*_INTEGERS, "bit", "decimal"))
-            return f"CAST({column} + 0 AS CHAR)" if is_number else text
+            return place.backend.key_text(column, kind)
         case KeyFormat.HEX:
-            return f"LOWER(HEX({column}))" if is_bytes else f"LOWER({text})"
+            return f"LOWER({place.backend.hex_digits(column)})" if is_bytes else f"LOWER({text})"
         case KeyFormat.UUID:
-            digits = f"LOWER(HEX({column}))" if is_bytes else f"LOWER(REPLACE({text}, '-', ''))"
+            digits = f"LOWER({place.backend.hex_digits(column)})" if is_bytes else f"LOWER(REPLACE({text}, '-', ''))"
             parts = [f"SUBSTR({digits}, {begin}, {length})" for begin, length in _UUID_PARTS]
-            if place.backend is Backend.SQLITE:
-                return " || '-' || ".join(parts)
-            return f"CONCAT_WS('-', {', '.join(parts)})"
+            return place.backend.joined(parts, by="-")
         case _:
             assert_never(rule.key_format)
