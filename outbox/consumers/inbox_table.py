@@ -9,9 +9,9 @@ from functools import cached_property
 
 from sqlalchemy import Connection, Insert, Table, bindparam, delete, insert, select
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 
-from outbox.store.database import is_schema_missing
+from outbox.store.database import is_duplicate, is_schema_missing
 from outbox.store.database_identity import StrangerCheck
 from outbox.store.databases.supported import database_of
 from outbox.store.schema import outbox_tables
@@ -51,12 +51,13 @@ class InboxStore:
             # so that its error would hide the deadlock's.
             connection.execute(self._insert, {"group": group, "id": message_id, "on_topic": topic})
             is_new = True
-        except IntegrityError:
-            is_new = False
         except DBAPIError as error:
-            if is_schema_missing(error) and is_left_beside(connection, self._schema):
+            if is_duplicate(error):
+                is_new = False
+            elif is_schema_missing(error) and is_left_beside(connection, self._schema):
                 raise tables_missing(connection, self._schema) from error
-            raise
+            else:
+                raise
         # Behind the INSERT, the transaction's first statement; a duplicate may be another service's message.
         self._strangers.run(connection)
         return is_new

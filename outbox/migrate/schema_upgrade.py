@@ -156,7 +156,7 @@ def _is_of_another_upgrade(error: DBAPIError | CommandError) -> bool:
     """Returns whether another process has done this step since it was found undone, or is doing it."""
     if isinstance(error, CommandError):
         return _REVISION_MOVED in str(error)
-    return failure_of(error.orig) is Failure.ALTERED_BESIDE
+    return failure_of(error.orig) in {Failure.ALTERED_BESIDE, Failure.DUPLICATE_KEY}
 
 
 def _upgrade_all(

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 from outbox.producer.engine_hooks import refuse_autocommit, without_frames
 from outbox.producer.unit_of_work import UnitOfWork
-from outbox.store.database import is_mendable, is_schema_missing, translate
+from outbox.store.database import is_duplicate, is_mendable, is_schema_missing, translate
 from outbox.store.database_identity import DatabaseIdentity, StrangerCheck
 from outbox.store.databases.supported import database_of
 from outbox.store.message_table import MessageStore
@@ -104,7 +104,7 @@ class UnitWriter:
             self._strangers.run(connection)
         except DBAPIError as error:
             error.hide_parameters = True  # the caller may log it, and they are bodies
-            if isinstance(error, IntegrityError):
+            if is_duplicate(error):
                 raise DuplicateMessageId(_duplicate_id(unit.rows)) from error
             if is_schema_missing(error) and is_left_beside(connection, self._store.schema):
                 raise tables_missing(connection, self._store.schema) from error

@@ -182,6 +182,11 @@ def is_conflict(error: DBAPIError) -> bool:
     return failure_of(error.orig) in _CONFLICTS
 
 
+def is_duplicate(error: DBAPIError) -> bool:
+    """Returns whether there is a row of this key. An IntegrityError may also say that a row breaks another rule."""
+    return failure_of(error.orig) is Failure.DUPLICATE_KEY
+
+
 def is_schema_missing(error: DBAPIError) -> bool:
     """Returns whether the error means that a table, schema or column of ours is missing."""
     return failure_of(error.orig) in _SCHEMA_MISSING

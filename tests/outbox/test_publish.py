@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -25,6 +26,7 @@ from outbox import ConfigurationError, DuplicateMessageId, InvalidMessage, NoTra
 from outbox_core import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.refused_topics import refuse_topics
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -296,6 +298,21 @@ def test_a_message_id_used_twice_fails_the_commit_and_rolls_back(shop: Shop, bro
 
     assert shop.payments() == [1]
     assert len(shop.rows()) == 1
+
+
+def test_a_message_that_the_database_refuses_for_another_reason_is_not_called_a_duplicate(
+    shop: Shop, broker: RecordingBroker
+) -> None:
+    box = shop.box(broker, sender=NO_SENDER)
+    refuse_topics(shop, "message")
+
+    with Session(shop.engine) as session:
+        session.add(Payment(id=1))
+        box.publish("topic", "", session=session)
+        with pytest.raises(IntegrityError):
+            session.commit()
+
+    assert (shop.payments(), shop.rows()) == ([], [])
 
 
 def test_an_error_of_the_insert_shows_nothing_of_the_messages(shop: Shop, broker: RecordingBroker) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import func, insert, select, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -17,6 +18,7 @@ from outbox import Inbox, InvalidMessage, NoTransaction, Outbox, Outcome, Transa
 from outbox_core.common.errors import ConfigurationError, NotSupported
 from outbox_core.messages.capabilities import Capability
 from tests.outbox.recording_broker import RecordingBroker
+from tests.outbox.refused_topics import refuse_topics
 from tests.outbox.shop import Payment, Shop
 
 WAIT_SECONDS = 300
@@ -52,6 +54,16 @@ def test_another_id_group_or_topic_is_another_message(sqlite_shop: Shop, other: 
 
     assert handle(sqlite_shop, inbox, **other) is Outcome.HANDLED
     assert sqlite_shop.payments() == [1]
+
+
+def test_a_mark_that_the_database_refuses_for_another_reason_is_not_taken_for_a_duplicate(shop: Shop) -> None:
+    """As where the business has put a rule on the table, of the topics that it knows for instance."""
+    refuse_topics(shop, "inbox")
+
+    with pytest.raises(IntegrityError):
+        handle(shop, inbox_of(shop))
+
+    assert shop.payments() == []
 
 
 def test_a_handler_that_fails_leaves_no_mark_and_no_effect(shop: Shop) -> None:

@@ -67,8 +67,10 @@ class Failure(StrEnum):
     """The server's log of changes cannot hold transactions of our isolation level."""
     SAVEPOINT_MISSING = "savepoint_missing"
     """A statement names a savepoint that the transaction has not, or a stored procedure that there is not."""
+    DUPLICATE_KEY = "duplicate_key"
+    """There is a row of this primary or unique key; no other rule that a row breaks."""
     ALTERED_BESIDE = "altered_beside"
-    """There is a table, column, index or row of this name, or a table cannot be described while it is altered."""
+    """There is a table, column or index of this name, or a table cannot be described while it is altered."""
 
 
 class Database(ABC):

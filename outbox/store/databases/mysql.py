@@ -67,7 +67,8 @@ _CODES: Final[Mapping[Failure, frozenset[int]]] = {
     Failure.STATEMENT_TOO_LARGE: frozenset({1153}),
     Failure.LOG_FORMAT: frozenset({1665}),
     Failure.SAVEPOINT_MISSING: frozenset({1305}),
-    Failure.ALTERED_BESIDE: frozenset({1050, 1060, 1061, 1062, 1684}),
+    Failure.DUPLICATE_KEY: frozenset({1062, 1586}),
+    Failure.ALTERED_BESIDE: frozenset({1050, 1060, 1061, 1684}),
 }
 _FAILURES: Final[Mapping[int, Failure]] = {code: failure for failure, codes in _CODES.items() for code in codes}
 _ENDS_TRANSACTION: Final = frozenset(

@@ -36,6 +36,7 @@ _FAILURES: Final[Mapping[str, Failure]] = {
     "no such table": Failure.TABLE_MISSING,
     "has no column named": Failure.TABLE_MISSING,
     "unable to open database file": Failure.FILE_UNREACHABLE,
+    "UNIQUE constraint failed": Failure.DUPLICATE_KEY,
 }
 """By a part of the error's text: a missing table has no number of its own."""
 

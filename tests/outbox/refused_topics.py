@@ -1,0 +1,20 @@
+"""A rule of the business's on a table of the outbox's, which takes no row of a topic that is not listed."""
+
+from __future__ import annotations
+
+from tests.outbox.shop import Shop
+
+
+def refuse_topics(shop: Shop, table: str) -> None:
+    """Refuse every row of this table: `inbox` or `message`."""
+    place = shop.database.place
+    name = place.named(table)
+    if place.schema is None:
+        shop.execute(f"CREATE TRIGGER refuse BEFORE INSERT ON {name} BEGIN SELECT RAISE(ABORT, 'no such topic'); END")
+        return
+    column = "VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY"
+    shop.execute(f"CREATE TABLE {place.schema}.topics (name {column}) ENGINE=InnoDB")
+    shop.execute(
+        f"ALTER TABLE {place.schema}.{name} ADD CONSTRAINT listed FOREIGN KEY (topic) "
+        f"REFERENCES {place.schema}.topics (name)"
+    )
