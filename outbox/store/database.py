@@ -6,8 +6,8 @@ No tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final, TypeVar
+from contextlib import closing, contextmanager
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, ExceptionContext
@@ -210,6 +210,29 @@ def is_unreachable(error: BaseException | None) -> bool:
 def is_mendable(error: DBAPIError) -> bool:
     """Returns whether translate() gives a cure that the driver's text lacks: tables, privileges, a read-only server."""
     return failure_of(error.orig) in _MENDABLE
+
+
+def ask_driver(connection: Connection, query: str, *parameters: str | None) -> list[Any]:
+    """Returns the rows of a query by the driver alone: nothing of SQLAlchemy's may begin a transaction for it. `query`
+    is as SQLAlchemy compiles it, with each % doubled for the drivers that format parameters into it.
+
+    Raises DBAPIError where the connection is lost, as SQLAlchemy does for a statement of its own: else the rollback
+    that follows fails with an error that says nothing and hides this one, which a driver tells its first user alone.
+    Raises the driver's error for any other.
+    """
+    dialect: Any = connection.dialect
+    driver_error = dialect.loaded_dbapi.Error
+    with closing(connection.connection.cursor()) as cursor:
+        try:
+            cursor.execute(query, parameters)
+            return list(cursor.fetchall())
+        except driver_error as error:
+            if not dialect.is_disconnect(error, connection.connection, cursor):
+                raise
+            connection.invalidate(error)
+            raise DBAPIError.instance(
+                query, parameters, error, driver_error, connection_invalidated=True, dialect=dialect
+            ) from error
 
 
 def is_autocommit(connection: Connection) -> bool:

@@ -7,16 +7,15 @@ A URL does not say where a connection leads: `creator`, `connect_args`, option f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
-from outbox.store.database import is_schema_missing
+from outbox.store.database import ask_driver, is_schema_missing
 from outbox.store.databases.database_port import Failure
 from outbox.store.databases.supported import database_of, failure_of, known_database
 from outbox.store.schema import outbox_tables
@@ -92,26 +91,17 @@ class DatabaseIdentity:
 
 
 def _identity_at(connection: Connection, place: TablePlace) -> _Identity:
-    """Returns what a server says, by the driver alone: nothing of SQLAlchemy's may begin a transaction for it."""
     identity = outbox_tables(place).identity
     read_only_flag = database_of(connection.dialect).read_only_flag()
     question = str(select(identity.c.id, read_only_flag).compile(dialect=connection.dialect))
-    driver_error: Any = connection.dialect.loaded_dbapi.Error
-    with closing(connection.connection.cursor()) as cursor:
-        try:
-            cursor.execute(question)
-            row: Any = cursor.fetchone()
-        except driver_error as error:
-            if connection.dialect.is_disconnect(error, None, cursor):
-                # As SQLAlchemy does for a statement of its own: else the rollback that follows fails with an error that
-                # says nothing, and hides this one.
-                connection.invalidate(error)
-                raise DBAPIError.instance(
-                    question, (), error, driver_error, connection_invalidated=True, dialect=connection.dialect
-                ) from error
-            if failure_of(error) not in _NOT_THERE:
-                raise DatabaseUnavailable(f"a connection did not say which database it is on ({error})") from error
-            return _Identity(None)
+    driver_error: type[Exception] = connection.dialect.loaded_dbapi.Error
+    try:
+        rows = ask_driver(connection, question)
+    except driver_error as error:
+        if failure_of(error) not in _NOT_THERE:
+            raise DatabaseUnavailable(f"a connection did not say which database it is on ({error})") from error
+        return _Identity(None)
+    row = next(iter(rows), None)
     return _Identity(None) if row is None else _Identity(str(row[0]), reads=str(row[1]).upper() not in _TAKES_WRITES)
 
 

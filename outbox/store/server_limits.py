@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import DBAPIError
 
+from outbox.store.database import ask_driver
 from outbox.store.databases.supported import database_of
 from outbox.store.row import OutboxRow
 from outbox.store.table_placement import MessageTable
@@ -98,20 +98,11 @@ class ServerLimits:
 
 def _ask(connection: Connection, question: str, *parameters: str | None) -> Sequence[tuple[Any, ...]]:
     """Returns no rows if the query fails: the next statement on the connection will report the cause. A lost connection
-    is reported here, since the driver tells its first user alone how it was lost.
+    is reported here.
     """
-    driver_error = _driver_error(connection.dialect)
-    with closing(connection.connection.cursor()) as cursor:
-        try:
-            cursor.execute(question, parameters)
-            return list(cursor.fetchall())
-        except driver_error as error:
-            if not connection.dialect.is_disconnect(error, connection.connection, cursor):  # type: ignore[arg-type]
-                return []
-            connection.invalidate(error)
-            raise DBAPIError.instance(
-                question, None, error, driver_error, connection_invalidated=True, dialect=connection.dialect
-            ) from error
+    with suppress(_driver_error(connection.dialect)):
+        return ask_driver(connection, question, *parameters)
+    return []
 
 
 def _driver_error(dialect: Dialect) -> type[Exception]:

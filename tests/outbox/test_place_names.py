@@ -128,10 +128,11 @@ def publish_and_send(place: Named) -> None:
 
 
 def leave(place: Named) -> None:
-    """Rows that nobody sends, as after a crash."""
-    engine = place.engine()
-    box = Outbox(engine, broker=RecordingBroker(), schema=place.schema, tables=2, ordered={"ordered"}, sender=NO_SENDER)
-    publish(place, box, engine)
+    """Rows that nobody sends, as after a crash, written by another engine's sessions."""
+    box = Outbox(
+        place.engine(), broker=RecordingBroker(), schema=place.schema, tables=2, ordered={"ordered"}, sender=NO_SENDER
+    )
+    publish(place, box, place.engine())
     box.close()
     assert place.count(*TABLES) == 2
     for name in TABLES:
