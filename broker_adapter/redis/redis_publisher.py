@@ -23,11 +23,10 @@ from outbox_core.messages.capabilities import Capability
 from outbox_core.messages.durability_inspection import Inspection, Weakness
 from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.log_interval import LogInterval
 
 logger: EventLogger = EventLogger(__name__)
 
-_TRIMMED_AGAIN_MS: Final = 60_000
-_TRIMMED_TOPICS_MAX: Final = 1_000
 HEADER_FIELD_PREFIX: Final = "h:"
 
 
@@ -86,7 +85,7 @@ class RedisPublisher:
         self._masters = masters
         self._options = options
         self._clock = clock or SystemClock()
-        self._told_trimmed_until_ms: dict[str, int] = {}
+        self._trimmed_topics = LogInterval(self._clock)
 
     @property
     def product(self) -> str:
@@ -163,14 +162,10 @@ class RedisPublisher:
 
     def _tell_trimmed(self, part: _Part) -> None:
         """Log what ?maxlen= deleted, a line a topic and minute: a warning where a group had not settled all of it."""
-        topic, now_ms = part.place, self._clock.monotonic_ms()
+        topic = part.place
         for answer in part.call.outcome if isinstance(part.call.outcome, list) else ():
-            if not isinstance(answer, list) or self._told_trimmed_until_ms.get(topic, now_ms) > now_ms:
+            if not isinstance(answer, list) or not self._trimmed_topics.is_time(topic):
                 continue
-            self._told_trimmed_until_ms.pop(topic, None)  # so that the oldest line stays the first entry
-            self._told_trimmed_until_ms[topic] = now_ms + _TRIMMED_AGAIN_MS
-            if len(self._told_trimmed_until_ms) > _TRIMMED_TOPICS_MAX:
-                del self._told_trimmed_until_ms[next(iter(self._told_trimmed_until_ms))]
             entries, groups = answer[0], [name.decode(errors="replace") for name in answer[1::3]]
             fields = {
                 "topic": topic, "entries": entries,

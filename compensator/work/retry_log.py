@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from typing import Final
 
 from compensator.work.poison_row_isolation import SentBatch
 from outbox.store.message_table import ERROR_CHARS_MAX
@@ -12,12 +10,9 @@ from outbox.store.row import OutboxRow
 from outbox_core.common.clock import Clock
 from outbox_core.messages.delivery_decision import Retry
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.log_interval import LogInterval
 
 logger: EventLogger = EventLogger(__name__)
-
-REPEAT_MS: Final = 60_000
-TOPICS_MAX: Final = 1_000
-"""The limit of remembered topics; the one whose warning is the oldest is forgotten first."""
 
 
 class RetryLog:
@@ -26,9 +21,7 @@ class RetryLog:
     def __init__(self, source: str, *, clock: Clock) -> None:
         """`source` is the name that logs and metrics give it."""
         self._source = source
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._logged_at_ms: dict[str, int] = {}
+        self._topics = LogInterval(clock)
 
     def write(self, sent: SentBatch) -> None:
         """Log the retries of a batch by topic, with the message tried most often. An outage, which is no row's attempt,
@@ -44,20 +37,8 @@ class RetryLog:
             if row.id in reasons:
                 topics[row.topic].append(row)
         for topic, rows in topics.items():
-            if self._is_time(topic):
+            if self._topics.is_time(topic):
                 row = max(rows, key=lambda row: row.attempts)
                 reason = reasons[row.id][:ERROR_CHARS_MAX]
                 fields = {"source": self._source, "topic": topic, "rows": len(rows), "attempts": row.attempts}
                 logger.warning("messages_retried", extra={**fields, "message_id": row.id, "reason": reason})
-
-    def _is_time(self, topic: str) -> bool:
-        now_ms = self._clock.monotonic_ms()
-        with self._lock:
-            at_ms = self._logged_at_ms.get(topic)
-            if at_ms is not None and now_ms - at_ms < REPEAT_MS:
-                return False
-            self._logged_at_ms.pop(topic, None)  # so that the oldest warning stays the first entry
-            self._logged_at_ms[topic] = now_ms
-            if len(self._logged_at_ms) > TOPICS_MAX:
-                del self._logged_at_ms[next(iter(self._logged_at_ms))]
-        return True

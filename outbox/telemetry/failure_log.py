@@ -6,7 +6,6 @@ one line. No record contains the parameters of a failed statement.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -15,10 +14,8 @@ from sqlalchemy.exc import StatementError
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.log_interval import LogInterval
 
-REPEAT_MS: Final = 60_000
-KINDS_MAX: Final = 1_000
-"""The limit of remembered kinds; the one whose first record is the oldest is forgotten first."""
 _CHAIN_MAX: Final = 100
 
 _Kind = tuple[object, ...]
@@ -29,9 +26,7 @@ class FailureLog:
 
     def __init__(self, logger: EventLogger, *, clock: Clock) -> None:
         self._logger = logger
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._logged: dict[_Kind, tuple[int, int]] = {}
+        self._tracebacks = LogInterval(clock)
 
     def write(self, event: str, error: BaseException, *, fields: Mapping[str, object], kind: _Kind = ()) -> None:
         """Log a failure. `kind` distinguishes failures of the same line of code, for instance by topic and group.
@@ -49,23 +44,12 @@ class FailureLog:
     def _write(
         self, event: str, error: BaseException, fields: Mapping[str, object], kind: _Kind, *, traced: bool
     ) -> None:
-        repeated = self._repeated((event, *kind, type(error), _raised_at(error)))
+        repeated = self._tracebacks.passed_over((event, *kind, type(error), _raised_at(error)))
         if repeated is None:
             self._logger.warning(event, extra=dict(fields))
             return
         hide_values(error)
         self._logger.error(event, extra={**fields, "repeated": repeated}, exc_info=error if traced else None)
-
-    def _repeated(self, kind: _Kind) -> int | None:
-        """Returns the count since the last traceback of the kind; None if that is less than a minute ago."""
-        now_ms = self._clock.monotonic_ms()
-        with self._lock:
-            at_ms, repeated = self._logged.pop(kind, (now_ms - REPEAT_MS, 0))
-            has_traceback = now_ms - at_ms >= REPEAT_MS
-            self._logged[kind] = (now_ms, 0) if has_traceback else (at_ms, repeated + 1)
-            if len(self._logged) > KINDS_MAX:
-                del self._logged[next(iter(self._logged))]
-        return repeated if has_traceback else None
 
 
 def root_cause(error: BaseException) -> BaseException:

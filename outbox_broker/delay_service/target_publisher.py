@@ -6,6 +6,7 @@ rows of an outbox. No timing here: the schedule brings messages again at the due
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -23,6 +24,7 @@ from outbox_core.messages.message import DUE_HEADER, Message, PublishResult, Pub
 from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.log_interval import LogInterval
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -31,8 +33,6 @@ PARKED_AGAIN_MS: Final = 3_600_000
 and it is put off again, unsent: so its reason is remembered after a restart, too."""
 REFUSALS_MAX: Final = 1_000
 """Refused messages that are listed; the oldest are forgotten first. The messages stay, with their reasons."""
-_LOG_AGAIN_MS: Final = 60_000
-_LOGGED_TOPICS_MAX: Final = 1_000
 
 
 class _StoredMessage(msgspec.Struct, array_like=True, frozen=True):
@@ -84,6 +84,7 @@ class TargetPublisher:
         """`count(what, topic, messages)` gets fired, deferred_by_target and refused_by_target."""
         self.refusals: dict[tuple[str, str], str] = {}
         """By topic and id, why the target refused messages for good, the newest last."""
+        self._refusals_lock = threading.Lock()
         self._taken_by_retry: set[tuple[str, str]] = set()
         """By topic and id, messages that the target took while a batch in flight had them: they come once more."""
         self._target = target
@@ -92,7 +93,8 @@ class TargetPublisher:
         self._backoff = backoff or Backoff()
         self._random = random or Random()
         self._stalls = TopicStalls()
-        self._logged_at_ms: dict[str, int] = {}
+        self._deferred_topics = LogInterval(clock)
+        """A full queue defers each second: a line a topic and minute says enough."""
 
     def deliver(self, batch: Sequence[TimedMessage]) -> DeliveryOutcome:
         """Publish messages; those that the target does not take come again, each at its own time. An outage ends it:
@@ -148,14 +150,16 @@ class TargetPublisher:
 
     def forget(self, topic: str, message_id: str) -> None:
         """List a message no more: it was sent, or canceled."""
-        self.refusals.pop((topic, message_id), None)
+        with self._refusals_lock:
+            self.refusals.pop((topic, message_id), None)
 
     def _parked(self, one: TimedMessage, error: str) -> TimedMessage:
         """Returns a message that was refused for good as it is kept, and lists it."""
-        self.refusals.pop((one.topic, one.id), None)
-        self.refusals[one.topic, one.id] = error
-        while len(self.refusals) > REFUSALS_MAX:
-            self.refusals.pop(next(iter(self.refusals)), None)
+        with self._refusals_lock:  # a retry or a cancel removes one meanwhile
+            self.refusals.pop((one.topic, one.id), None)
+            self.refusals[one.topic, one.id] = error
+            while len(self.refusals) > REFUSALS_MAX:
+                del self.refusals[next(iter(self.refusals))]
         due_ms = self._clock.now_ms() + PARKED_AGAIN_MS
         try:
             payload = _encode(msgspec.structs.replace(_stored(one), refused=error))
@@ -192,23 +196,12 @@ class TargetPublisher:
             self._count("fired", topic, messages)
         for topic, refusals in deferred.items():
             self._count("deferred_by_target", topic, len(refusals))
-            if self._is_time_to_log(topic):
+            if self._deferred_topics.is_time(topic):
                 _log("delivery_deferred", refusals)
         for topic, refusals in parked.items():
             self._count("refused_by_target", topic, len(refusals))
             _log("delivery_refused", refusals)
         return again
-
-    def _is_time_to_log(self, topic: str) -> bool:
-        """A full queue defers each second: a line a topic and minute says enough."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._logged_at_ms.get(topic, now_ms - _LOG_AGAIN_MS) < _LOG_AGAIN_MS:
-            return False
-        self._logged_at_ms.pop(topic, None)  # so that the oldest line stays the first entry
-        self._logged_at_ms[topic] = now_ms
-        if len(self._logged_at_ms) > _LOGGED_TOPICS_MAX:
-            del self._logged_at_ms[next(iter(self._logged_at_ms))]
-        return True
 
 
 def _log(event: str, refusals: Sequence[tuple[TimedMessage, str]]) -> None:

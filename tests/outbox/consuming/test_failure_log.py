@@ -14,10 +14,11 @@ from sqlalchemy.orm import Session
 
 from outbox import RetryLater, consumer, run_consumers
 from outbox.consumers.consumer_decorator import ConsumerRunner
-from outbox.telemetry.failure_log import KINDS_MAX, REPEAT_MS, FailureLog
+from outbox.telemetry.failure_log import FailureLog
 from outbox_core import Delivery, GroupConfig, ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.log_interval import LOG_AGAIN_MS, LOG_KEYS_MAX
 from outbox_core.runtime.logs import event_name, formatter
 from tests.outbox.shop import Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
@@ -180,7 +181,7 @@ def test_a_kind_shows_one_traceback_a_minute_and_says_how_often_it_failed_meanwh
     with tracked() as events:
         for _ in range(50):
             failures.write("handler_failed", failed(), fields={})
-        clock.advance(REPEAT_MS - 1)
+        clock.advance(LOG_AGAIN_MS - 1)
         failures.write("handler_failed", failed(), fields={})
         clock.advance(1)
         failures.write("handler_failed", failed(), fields={})
@@ -204,7 +205,7 @@ def test_kinds_are_told_apart_by_type_place_and_what_they_are_about(clock: Manua
 def test_no_more_kinds_are_remembered_than_the_bound(clock: ManualClock) -> None:
     failures, error = FailureLog(log, clock=clock), failed()
     with tracked() as events:
-        for number in [*range(KINDS_MAX + 1), KINDS_MAX, 0]:
+        for number in [*range(LOG_KEYS_MAX + 1), LOG_KEYS_MAX, 0]:
             failures.write("handler_failed", error, fields={}, kind=(number,))
 
-    assert len(events) == KINDS_MAX + 2
+    assert len(events) == LOG_KEYS_MAX + 2
