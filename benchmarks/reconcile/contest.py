@@ -35,10 +35,9 @@ from benchmarks.reconcile.records import START_MS
 from spark_reconcile.compare.file_digest_cache import FileDigestCache
 from spark_reconcile.compare.key_digests import MESSAGES
 from spark_reconcile.core.dataframes import listed
-from spark_reconcile.core.run_limits import RunLimits
-from spark_reconcile.core.settings import BusinessRule, Grace, Settings
+from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.settings import BusinessRule, Grace, RunLimits, Settings
 from spark_reconcile.core.settings_file import read_config, settings_of
-from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.evidence import Evidence
@@ -47,7 +46,7 @@ from spark_reconcile.recheck.run_context import RereadSuspects, RunContext
 from spark_reconcile.recheck.suspect_rereading import Suspects, ids_frame, keys_frame
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.runs.reconciliation import compare, judge_windows
-from spark_reconcile.sources.log_records import ACTION_SCHEMA
+from spark_reconcile.sources.broker_logs import ACTION_SCHEMA
 from spark_reconcile.sources.parquet_archives import read_archive
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg

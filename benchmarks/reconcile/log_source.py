@@ -22,7 +22,7 @@ import msgspec
 from benchmarks.reconcile.records import START_MS
 from outbox_core.journal import journal
 from spark_reconcile.sources import segment_cache
-from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.broker_logs import survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.classify.topic_mismatches import with_topic_mismatches
 from spark_reconcile.classify.window_placement import WindowPlacement
-from spark_reconcile.core.dataframes import union
-from spark_reconcile.core.parallel_jobs import in_parallel
+from spark_reconcile.core.dataframes import computed, grouped, in_parallel, union
+from spark_reconcile.core.plausible_times import EARLIEST_MS
 from spark_reconcile.core.settings import Grace
-from spark_reconcile.core.time_buckets import within
-from spark_reconcile.core.time_range import EVER_MS, Span
+from spark_reconcile.core.time_buckets import EVER_MS, Span, within
 from spark_reconcile.evidence.business_evidence import business_evidence
 from spark_reconcile.evidence.delivery_evidence import delivery_evidence
 from spark_reconcile.evidence.message_evidence import business_keys, message_evidence
@@ -20,12 +18,12 @@ from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.rules.business_row_rules import BUSINESS_ROW_RULES
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES
-from spark_reconcile.rules.plausible_times import EARLIEST_MS
 from spark_reconcile.rules.verdict_rule import Scope, VerdictRule, case_sql, lookup_sql
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
 
 RULES: Final[Mapping[Scope, Sequence[VerdictRule]]] = {
     Scope.MESSAGE: MESSAGE_RULES,
@@ -174,3 +172,64 @@ def judged(evidence: DataFrame, rules: Sequence[VerdictRule], bounds: Mapping[st
     return named.selectExpr(
         "*", *(f"{lookup_sql(rules, attribute, column='rule')} as {attribute}" for attribute in ("state", "severity"))
     )
+
+
+_PUBLISHED_ALONE: Final = "topic is not null and cancel = 0 and broker = 0 and outbox + archive > 0"
+BROADCAST_MAX: Final = 1_000_000
+_STORED_ALONE: Final = "topic is not null and broker > 0 and outbox + archive = 0"
+
+
+def with_topic_mismatches(messages: DataFrame, *, is_few: bool) -> DataFrame:
+    """Returns classified messages with the column `is_other_copy`: whether the copy on another topic has the message's
+    verdict. Those whose copies name two topics get `topic_differs`, unless a rule of higher precedence applies.
+
+    A message is identified by its topic and its id, so these look like one that was lost and one that was not
+    published. They are one mismatch: the broker's copy gets the verdict, since consumers saw that one.
+    An id with several copies on either side is not changed.
+    """
+    pairs = _pairs_of_few(messages) if is_few else _pairs_of_many(messages)
+    if pairs is None:
+        return messages.selectExpr("*", "false as is_other_copy")
+    marked = messages.join(pairs.hint("broadcast"), "id", "left")
+    differing = f"is_pair and (({_PUBLISHED_ALONE}) or ({_STORED_ALONE}))"
+    rule = rule_named(MESSAGE_RULES, "topic_differs")
+    before = ", ".join(f"'{earlier.name}'" for earlier in MESSAGE_RULES[: MESSAGE_RULES.index(rule)])
+    judged = overruled(marked, rule, where=f"{differing} and rule not in ({before})")
+    return judged.selectExpr(*messages.columns, f"coalesce({differing} and broker = 0, false) as is_other_copy")
+
+
+def _pairs_of_few(messages: DataFrame) -> DataFrame | None:
+    """Returns the ids with one copy on either side, with `is_pair`, by one job; None: there are none."""
+    alone = messages.where(f"({_PUBLISHED_ALONE}) or ({_STORED_ALONE})")
+    counted = grouped(alone, "id", published=f"count_if({_PUBLISHED_ALONE})", stored=f"count_if({_STORED_ALONE})")
+    pairs = computed(counted.where("published = 1 and stored = 1").selectExpr("id", "true as is_pair"), is_few=True)
+    return None if pairs.is_empty() else pairs.frame
+
+
+def _pairs_of_many(messages: DataFrame) -> DataFrame | None:
+    """Returns the same. Another publisher's messages, which may be very many, are joined before they are grouped."""
+    published = messages.where(_PUBLISHED_ALONE).select("id", "topic").localCheckpoint()
+    count = published.count()
+    if not count:
+        return None
+    single = grouped(published, "id", n="count(*)").where("n = 1").select("id")
+    # After a long outage of the broker millions of rows are unsent: too many to broadcast.
+    single = single.hint("broadcast") if count <= BROADCAST_MAX else single
+    stored = messages.where(_STORED_ALONE).select("id").join(single, "id", "left_semi")
+    pairs = grouped(stored, "id", n="count(*)").where("n = 1").selectExpr("id", "true as is_pair").localCheckpoint()
+    return None if pairs.isEmpty() else pairs
+
+
+def rule_named(rules: Sequence[VerdictRule], name: str) -> VerdictRule:
+    """Returns the rule of this name, which must be one of `rules`."""
+    return next(rule for rule in rules if rule.name == name)
+
+
+def overruled(frame: DataFrame, rule: VerdictRule, *, where: str) -> DataFrame:
+    """Returns the frame with the rule, state and severity of this rule in the rows that match `where` (SQL); null does
+    not match.
+    """
+    from pyspark.sql.functions import expr
+
+    verdict = {"rule": rule.name, "state": rule.state, "severity": rule.severity}
+    return frame.withColumns({name: expr(f"if({where}, '{value}', {name})") for name, value in verdict.items()})

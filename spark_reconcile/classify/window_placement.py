@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_reconcile.core.chart_time_axis import TimeAxis
-from spark_reconcile.core.time_buckets import HOUR_MS, hour, slot, window_of_message
-from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
+from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS
+from spark_reconcile.core.time_buckets import HOUR_MS, TimeAxis, hour, slot, window_of_message
 
 NO_WINDOW: Final = -1
 MESSAGE_AT_MS: Final = "if(created_ms > 0, created_ms, stored_ms)"

@@ -26,10 +26,16 @@ from spark_reconcile.cli.options import (
     given_settings,
 )
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.repair.apply import apply_repairs
-from spark_reconcile.repair.findings import confirmed_suspects, unconfirmed_count, unpublished_rows
-from spark_reconcile.repair.ineffective_repairs import why_unchanged
-from spark_reconcile.repair.plan import Repair, RepairAction, name_unpublished, plan_repairs
+from spark_reconcile.repair.apply import apply_repairs, why_unchanged
+from spark_reconcile.repair.plan import (
+    Repair,
+    RepairAction,
+    confirmed_suspects,
+    name_unpublished,
+    plan_repairs,
+    unconfirmed_count,
+    unpublished_rows,
+)
 from spark_reconcile.repair.plan_file import read_plan, still_to_do
 
 SHOWN_MAX = 20

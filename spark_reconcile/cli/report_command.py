@@ -11,7 +11,7 @@ import typer
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.cli.options import AsJson, Config, Output
-from spark_reconcile.core.local_folder_check import check_local_folder
+from spark_reconcile.core.settings import check_local_folder
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.time_arguments import moment_ms
 from spark_reconcile.results.summary import Summary

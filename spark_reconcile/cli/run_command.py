@@ -12,18 +12,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from outbox_core.common.clock import SystemClock
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.clock import Clock, SystemClock
+from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
+from outbox_core.runtime.event_logger import EventLogger
 from spark_reconcile.cli.interrupt import Stop, interruptible
 from spark_reconcile.cli.options import (
     EXIT_FINDINGS,
@@ -54,15 +55,14 @@ from spark_reconcile.cli.options import (
 from spark_reconcile.cli.repair_command import app as repair_app
 from spark_reconcile.cli.repair_command import repair as repair_findings
 from spark_reconcile.cli.report_command import report
-from spark_reconcile.cli.schedule import Schedule, ScheduledRuns
-from spark_reconcile.cli.step_progress import step_progress
+from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_arguments import length_ms, moment_ms
-from spark_reconcile.repair.findings import hour_folders
+from spark_reconcile.repair.plan import hour_folders
 from spark_reconcile.report.prometheus import FILE as METRICS_FILE
 from spark_reconcile.report.prometheus import write_metrics
 from spark_reconcile.results.summary import Summary
-from spark_reconcile.results.window_selection import newest_closed
+from spark_reconcile.results.window_store import newest_closed
 from spark_reconcile.rules.verdict_rule import State
 
 app = typer.Typer(cls=GuardedCommands, help="Prove that nothing was lost, invented or early.", no_args_is_help=True)
@@ -272,3 +272,94 @@ def _windows(summary: Summary) -> dict[str, int]:
         "hours still open": windows.open,
         "unsent in other hours": windows.outside,
     }
+
+
+Monotonic = Callable[[], float]
+
+
+@contextmanager
+def step_progress(console: Console, *, monotonic: Monotonic, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Yields a function to call with the name of each step as it begins; `quiet`: without a terminal nothing is shown.
+
+    The status line shows at once that sources are checked. Without a terminal nothing is written before the first step,
+    so that a refused setting stays one line.
+    """
+    started = monotonic()
+    if not console.is_terminal:
+
+        def write_line(step: str) -> None:
+            if not quiet:
+                console.print(f"{monotonic() - started:7.1f} s  {step}", markup=False, soft_wrap=True)
+
+        yield write_line
+        return
+    with console.status("checking the sources") as status:
+        yield lambda step: status.update(f"{step} ({monotonic() - started:.0f} s)")
+
+
+logger: EventLogger = EventLogger(__name__)
+
+RETRY_MS: Final = 60_000
+"""The time until a retry after a source was unavailable; an interval, if that is shorter."""
+AWAKE_EVERY_MS: Final = 1_000
+"""The longest wait: another thread may get a signal, whose handler then runs when the main thread next runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One run an interval, `after_ms` after its multiples: an hour is evaluated when it and the grace time are over."""
+
+    every_ms: int
+    after_ms: int
+
+    def next_ms(self, now_ms: int) -> int:
+        """Returns when the next run is due."""
+        return ((now_ms - self.after_ms) // self.every_ms + 1) * self.every_ms + self.after_ms
+
+
+class ScheduledRuns:
+    """Repeats a run once an interval, until stopped.
+
+    stop() may be called from any thread; a signal handler must call it from another thread.
+    """
+
+    def __init__(self, run_once: Callable[[int], None], *, schedule: Schedule, clock: Clock) -> None:
+        self._run_once = run_once
+        self._schedule = schedule
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._stopping = False
+        self.runs = 0
+        self.failures = 0
+
+    def run(self) -> None:
+        """Run now, then by the schedule, until stop()."""
+        while not self._stopping:
+            now_ms = self._clock.now_ms()
+            due_ms = self._schedule.next_ms(now_ms) if self._try(now_ms) else now_ms + self._retry_ms
+            self._wait_until(due_ms)
+
+    def stop(self) -> None:
+        """Stop after the current run, if there is one. Idempotent."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def _try(self, now_ms: int) -> bool:
+        self.runs += 1
+        try:
+            self._run_once(now_ms)
+        except (NotComparable, OutputBusy, OutputFailed, DatabaseUnavailable) as error:
+            self.failures += 1
+            logger.warning("reconciliation_failed", extra={"error": str(error), "failures": self.failures})
+            return False
+        return True
+
+    @property
+    def _retry_ms(self) -> int:
+        return min(RETRY_MS, self._schedule.every_ms)
+
+    def _wait_until(self, due_ms: int) -> None:
+        with self._changed:
+            while not self._stopping and (left_ms := due_ms - self._clock.now_ms()) > 0:
+                self._clock.wait(self._changed, min(left_ms, AWAKE_EVERY_MS))

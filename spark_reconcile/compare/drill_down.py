@@ -18,10 +18,8 @@ from spark_reconcile.compare.key_digests import (
     among,
     unsettled,
 )
-from spark_reconcile.core.dataframes import computed, fetched, union
-from spark_reconcile.core.parallel_jobs import in_parallel
-from spark_reconcile.core.time_buckets import NO_SLOT, hour, slot, within
-from spark_reconcile.core.time_range import Span
+from spark_reconcile.core.dataframes import computed, fetched, in_parallel, union
+from spark_reconcile.core.time_buckets import NO_SLOT, Span, hour, slot, within
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ import msgspec
 
 from spark_reconcile.compare.key_digests import DIGESTS, PARTED, SUMS_SCHEMA, digest
 from spark_reconcile.core.dataframes import listed, union
-from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.core.synced_files import sync_path
 from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS
 from spark_reconcile.sources.parquet_file_identity import Files

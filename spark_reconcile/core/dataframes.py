@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
 
 LITERAL_ROWS_MAX: Final = 5_000
 """Up to so many rows of a set are fetched and become literals of the query plans that use it."""
@@ -93,3 +95,15 @@ def gathered(frame: DataFrame, *, rows: int, rows_max: int) -> DataFrame:
     Few rows take less time than a task for each of many partitions, and are joined and grouped without a shuffle.
     """
     return frame.coalesce(1) if rows <= rows_max else frame
+
+
+JOBS_AT_ONCE_MAX: Final = 3
+
+
+def in_parallel(*jobs: Callable[[], Any]) -> list[Any]:
+    """Run Spark jobs concurrently, each from a thread of its own; returns their results in order.
+
+    Those of small data leave most of a cluster idle.
+    """
+    with ThreadPoolExecutor(max_workers=JOBS_AT_ONCE_MAX, thread_name_prefix="reconcile") as pool:
+        return [started.result() for started in [pool.submit(job) for job in jobs]]

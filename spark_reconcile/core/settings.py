@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,8 +11,35 @@ from typing import Final
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.message import check_group, check_topic
-from spark_reconcile.core.local_folder_check import check_local_folder
-from spark_reconcile.core.run_limits import RunLimits
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimits:
+    """How much a run reads, keeps and rechecks at once: how it works, and no verdict. For one machine.
+
+    Up to `snapshot_rows_max` rows of a database are read in one consistent snapshot, more in parallel ranges, table by
+    table; up to `medium_rows_max` rows Java is set for a medium amount of work. At most `suspects_max` findings are
+    rechecked, `suspects_a_part` at a time. Runs by the hour evaluate `windows_a_batch` hours together. A file whose
+    content has not changed for `file_rest_ms` is at rest: its digests are kept, in at most `digest_generations_max`
+    generations. Sealed segments of at least `kept_segment_bytes_min` are kept as Parquet: smaller ones are read in less
+    time than a Parquet file. Up to `one_partition_rows_max` rows are in one partition, and sets of them are literals of
+    query plans: they take less time than the tasks, shuffles and jobs of many. An export of the delay cluster may take
+    `delay_export_s_max`.
+    """
+
+    snapshot_rows_max: int = 500_000
+    medium_rows_max: int = 12_000_000
+    suspects_max: int = 100_000
+    suspects_a_part: int = 5_000
+    windows_a_batch: int = 24 * 7
+    file_rest_ms: int = 2_000
+    digest_generations_max: int = 24
+    kept_segment_bytes_min: int = 4 * MIB
+    delay_export_s_max: int = 3_600
+    one_partition_rows_max: int = 20_000
+
 
 GRACE_SECONDS_DEFAULT: Final = 60.0
 LATE_AFTER_SECONDS_DEFAULT: Final = 60.0
@@ -285,3 +313,29 @@ class Settings:
     def urls_of(self, rule: BusinessRule) -> list[str]:
         """Returns the databases that have a rule's table."""
         return list(rule.urls) or list(dict.fromkeys(outbox.url for outbox in self.all_outboxes))
+
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_CURES: Final[Mapping[str, str]] = {
+    "[broker] data": "copy the broker's data folder to this machine, or mount it, and name that folder",
+    "[output] folder": "name a local folder, or a mounted one, and copy its files afterwards",
+}
+
+
+def is_url(text: str) -> bool:
+    """Whether a setting begins with a scheme, like `s3a://bucket/archive` or `file:///archive`."""
+    return _URL.match(text) is not None
+
+
+def check_local_folder(folder: Path, setting: str) -> None:
+    """Raises ConfigurationError if a path was made from a URL: Path() turns `s3a://bucket` into `s3a:/bucket`.
+
+    A folder that exists is accepted, whatever its name.
+    """
+    schemes = [part for part in folder.parts[:-1] if _SCHEME.fullmatch(part)]
+    if schemes and not folder.exists():
+        raise ConfigurationError(
+            f"{setting} names a URL ({schemes[0]}//...), and must be a folder of this machine: {_CURES[setting]}. Only "
+            "[archive] parquet takes URLs that Spark can read"
+        )

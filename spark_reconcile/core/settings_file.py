@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote, urlsplit
 
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
 from outbox_core.runtime.config_files import read_secret, read_toml
-from spark_reconcile.core.local_folder_check import is_url
-from spark_reconcile.core.password_files import with_password
 from spark_reconcile.core.settings import (
     BusinessRule,
     CompletenessBound,
@@ -28,6 +28,7 @@ from spark_reconcile.core.settings import (
     Operator,
     OutboxSource,
     Settings,
+    is_url,
 )
 
 _UNTIL: Final = frozenset({"complete_until", "lag_seconds"})
@@ -291,3 +292,31 @@ def _archive(text: str, folder: Path | None) -> Path | str:
 def _path(text: str, folder: Path | None) -> Path:
     path = Path(text).expanduser()
     return path if folder is None or path.is_absolute() else folder / path
+
+
+def with_password(settings: Settings, password: str) -> Settings:
+    """Returns the settings with the password in each URL of MySQL or MariaDB that has none."""
+    return replace(
+        settings,
+        database_url=url_with_password(settings.database_url, password),
+        outboxes=tuple(replace(outbox, url=url_with_password(outbox.url, password)) for outbox in settings.outboxes),
+        rules=tuple(
+            replace(rule, urls=tuple(url_with_password(url, password) for url in rule.urls)) for rule in settings.rules
+        ),
+        inboxes=tuple(
+            replace(inbox, url=None if inbox.url is None else url_with_password(inbox.url, password))
+            for inbox in settings.inboxes
+        ),
+    )
+
+
+def url_with_password(url: str, password: str) -> str:
+    """Returns the URL unchanged if it has a password, or no user; what is no URL is refused where it is opened."""
+    try:
+        parts = urlsplit(url)
+        if not parts.username or parts.password is not None:
+            return url
+    except ValueError:
+        return url
+    user, _, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()

@@ -1,4 +1,5 @@
-"""Spark expressions that assign messages to time buckets by their id alone, which every record of a message has.
+"""Time ranges, and Spark expressions that assign messages to time buckets by their id alone, which every record of a
+message has.
 
 The ids that the outbox makes begin with 48 bits of milliseconds (UUIDv7, RFC 9562) as hex digits. So a prefix of the id
 is a time range, the same in every source, whatever its clock and whenever it saw the message: nine digits are a slot of
@@ -10,9 +11,21 @@ by their keys, so that a part has all records of a key.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
-from spark_reconcile.core.time_range import Span
+import msgspec
+
+EVER_MS: Final = 1 << 53
+"""Later than any time."""
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """The range [since_ms, until_ms) of the rows that are read."""
+
+    since_ms: int
+    until_ms: int
+
 
 SLOT_DIGITS: Final = 9
 SLOT_MS: Final = 1 << 12
@@ -68,3 +81,32 @@ def window_of_message(created: str, *, otherwise: str, slack_ms: int, slot: str 
 def _timed(column: str) -> str:
     """SQL condition: an id looks like one that begins with a time; a leading sign would not give a 64-bit number."""
     return f"length({column}) = 32 and substring({column}, 13, 1) = '7' and substring({column}, 1, 1) >= '0'"
+
+
+BUCKETS_MAX: Final = 60
+_WIDTHS_MS: Final = (
+    200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, HOUR_MS, 3 * HOUR_MS,
+    6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS, 7 * 24 * HOUR_MS, 14 * 24 * HOUR_MS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """The time axis of the report's charts: a range in at most BUCKETS_MAX + 1 equal buckets."""
+
+    start_ms: int
+    width_ms: int
+    buckets: int
+
+    @staticmethod
+    def over(first_ms: int, last_ms: int) -> TimeAxis:
+        """Returns an axis whose buckets begin at round times."""
+        span_ms = max(last_ms - first_ms, 1)
+        width_ms = next((width for width in _WIDTHS_MS if span_ms <= width * BUCKETS_MAX), span_ms // BUCKETS_MAX + 1)
+        start_ms = first_ms // width_ms * width_ms
+        return TimeAxis(start_ms, width_ms, (last_ms - start_ms) // width_ms + 1)
+
+    @property
+    def starts(self) -> range:
+        """Start times of the buckets, in milliseconds."""
+        return range(self.start_ms, self.start_ms + self.buckets * self.width_ms, self.width_ms)

@@ -17,7 +17,7 @@ from outbox_core.common.errors import FilterError
 from spark_reconcile.core.dataframes import computed, grouped, listed, union
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.rules.delivery_rules import FilterAnswer
-from spark_reconcile.sources.log_segments import LogSegment
+from spark_reconcile.sources.broker_logs import LogSegment
 
 if TYPE_CHECKING:
     import pyarrow as pa

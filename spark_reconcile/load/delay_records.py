@@ -6,6 +6,8 @@ Read it before the broker: a message that is handed over meanwhile is then in bo
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +16,56 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import DelaySource, Settings
 from spark_reconcile.evidence.message_evidence import HELD_SEQUENCE
-from spark_reconcile.sources.delay_export_process import DelayExport, export_delay
-from spark_reconcile.sources.log_records import MESSAGE_SCHEMA
-from spark_reconcile.sources.log_segments import LogSegment, survey
-from spark_reconcile.sources.message_range_expansion import single
+from spark_reconcile.sources.broker_logs import MESSAGE_SCHEMA, LogSegment, single, survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_USAGE: Final = 2
+_ERROR: Final = "error: "
+_SHOWN_MAX: Final = 500
+
+
+class DelayExport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `outbox delay export --json` prints: when it began, and since when all cancels are remembered."""
+
+    begun_ms: int
+    messages: int
+    cancels: int
+    cancels_since_ms: int
+
+
+def export_delay(source: DelaySource, folder: Path, *, seconds_max: int) -> DelayExport:
+    """Export to a folder that is not there yet, by a process of its own, which ends with its JVM and its clients.
+
+    The command is `outbox delay export`: it reads the shards' ledgers beside their owners, and writes logs in the
+    broker's format. Raises ConfigurationError, which names the cure, and NotComparable.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "outbox", "delay", "export", "--json"]
+    command += ["--store", source.store, "--folder", str(folder)]
+    command += ["--config", str(source.config)] if source.config is not None else []
+    try:
+        done = subprocess.run(  # noqa: S603 - our own command, its arguments are no shell's
+            command, capture_output=True, text=True, check=False, timeout=seconds_max, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotComparable(
+            f"the delay cluster {source.store} could not be read within {seconds_max} s: see whether its bookies answer"
+        ) from error
+    if done.returncode == 0:
+        return msgspec.json.decode(done.stdout, type=DelayExport)
+    error_line = next((line for line in reversed(done.stderr.splitlines()) if line.startswith(_ERROR)), "")
+    end = f"`outbox delay export` ended with status {done.returncode}: {done.stderr[-_SHOWN_MAX:]}"
+    reason = error_line.removeprefix(_ERROR) or end
+    why = f"the delay cluster {source.store} cannot be read: {reason}"
+    raise (ConfigurationError if done.returncode == _USAGE else NotComparable)(why)
+
 
 FOLDER: Final = "delay"
 """Subfolder of the output folder for the exports of a run."""
@@ -58,7 +100,7 @@ def read_delay(session: SparkSession, settings: Settings, source: DelaySource) -
     export = export_delay(source, folder, seconds_max=settings.limits.delay_export_s_max)
     whole = _frame(session, folder, "messages")
     messages = whole.selectExpr(
-        *(f"{HELD_SEQUENCE}L as sequence" if name == "sequence" else name for name in _names(MESSAGE_SCHEMA))
+        *(f"{HELD_SEQUENCE}L as sequence" if name == "sequence" else name for name in _message_columns(MESSAGE_SCHEMA))
     ).persist()
     read = messages.where("damage is null").count()
     if read != export.messages:
@@ -75,7 +117,7 @@ def _frame(session: SparkSession, folder: Path, log: str) -> DataFrame:
     return session.read.format("outbox_broker_log").option("log", log).option("segments", encoded).load()
 
 
-def _names(schema: str) -> list[str]:
+def _message_columns(schema: str) -> list[str]:
     return [column.split()[0] for column in schema.split(", ")]
 
 

@@ -14,26 +14,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from spark_reconcile.core.dataframes import gathered, listed, union
+from spark_reconcile.core.dataframes import gathered, in_parallel, listed, union
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.core.parallel_jobs import in_parallel
+from spark_reconcile.core.plausible_times import LATEST_MS, LegCount, PlausibleTimes
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.core.source_counts import LegCount
-from spark_reconcile.core.time_range import Span
-from spark_reconcile.evidence.cancel_answers import with_answers
+from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.evidence.filter_evaluation import FilterEvaluation
-from spark_reconcile.load.completeness_bound import Reach
-from spark_reconcile.load.delay_records import read_configured, with_delayed
-from spark_reconcile.load.kept_rows import NEVER_MS, archive_reach, inbox_reaches
+from spark_reconcile.evidence.message_evidence import with_answers
+from spark_reconcile.load.completeness_bound import NEVER_MS, Reach, archive_reach, inbox_reaches
+from spark_reconcile.load.delay_records import DelayExport, read_configured, with_delayed
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
 from spark_reconcile.load.read_plan import Read, SourcePlan, waves
 from spark_reconcile.load.spark_session import one_partition
-from spark_reconcile.rules.plausible_times import LATEST_MS, PlausibleTimes
-from spark_reconcile.sources.delay_export_process import DelayExport
-from spark_reconcile.sources.log_records import SCHEMAS
-from spark_reconcile.sources.log_segments import LogSegment, begins_whole, reach_ms, survey
-from spark_reconcile.sources.message_range_expansion import named_runs, single
+from spark_reconcile.sources.broker_logs import SCHEMAS, LogSegment, begins_whole, named_runs, reach_ms, single, survey
 from spark_reconcile.sources.parquet_archives import MISREAD, read_archive, refuse_misread
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.segment_cache import keep, split, sweep

@@ -12,11 +12,10 @@ import msgspec
 from outbox_core.journal import journal
 from outbox_core.journal.frame_scan import payload_bounds
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.sources.log_records import data_of
-from spark_reconcile.sources.log_segments import LogSegment, begins_whole
+from spark_reconcile.sources.broker_logs import LogSegment, begins_whole, data_of
 
 if TYPE_CHECKING:
-    from spark_reconcile.core.source_counts import LegCount
+    from spark_reconcile.core.plausible_times import LegCount
 
 FRAMES_AT_ONCE: Final = 16_384
 UNSYNCED_MS: Final = 60_000

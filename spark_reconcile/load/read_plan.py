@@ -6,20 +6,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from spark_reconcile.core.run_limits import RunLimits
-from spark_reconcile.core.settings import BusinessRule, Settings
-from spark_reconcile.core.time_range import Span
+from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS, PlausibleTimes
+from spark_reconcile.core.settings import BusinessRule, RunLimits, Settings
+from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.load.completeness_bound import Reach
-from spark_reconcile.load.duplicate_sources import NamedSources, check_archives
 from spark_reconcile.load.spark_session import Size
-from spark_reconcile.load.table_extents import TableExtent, extent_of
-from spark_reconcile.rules.plausible_times import EARLIEST_MS, PlausibleTimes
+from spark_reconcile.sources.broker_logs import survey
 from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
-from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.parquet_archives import check_archive
+from spark_reconcile.sources.parquet_file_identity import local_folder
 from spark_reconcile.sources.sql_statements import (
     Leg,
     Statement,
@@ -232,3 +233,86 @@ def _together(url_statements: Sequence[tuple[str, Statement]], limits: RunLimits
 
 def _wave(read: Read) -> int:
     return -1 if read.snapshot else list(Leg).index(read.statements[0].leg)
+
+
+class NamedSources:
+    """The sources named so far: each table by the identity of its database, independent of the spelling.
+
+    All rows of a source that is named twice would count twice.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[tuple[object, ...], list[tuple[str, frozenset[str]]]] = {}
+
+    def note(self, name: str, table: tuple[object, ...], *, parts: Sequence[str] = ()) -> None:
+        """Record `parts` of the table, or all of it. Raises ConfigurationError if any of that was named before."""
+        mine = frozenset(parts)
+        for other, theirs in self._named.get(table, ()):
+            if not mine or not theirs or mine & theirs:
+                raise ConfigurationError(
+                    f"{other} and {name} are the same source: all that it holds would be counted twice; name it once"
+                )
+        self._named.setdefault(table, []).append((name, mine))
+
+
+def check_archives(folders: Sequence[Path | str]) -> None:
+    """Raises ConfigurationError for a folder that does not exist, or is named twice, and what check_archive() raises.
+
+    For a URL only the text is compared: Spark opens it, with its own credentials.
+    """
+    once = NamedSources()
+    for folder in folders:
+        if isinstance(folder, str):
+            local = local_folder(folder)
+            once.note(f"[archive] {folder}", (local.resolve() if local else folder.rstrip("/"),))
+            continue
+        if not folder.is_dir():
+            raise ConfigurationError(f"[archive]: there is no folder {folder}; name the one that holds Parquet files")
+        once.note(f"[archive] {folder}", (folder.resolve(),))
+    for folder in folders:
+        check_archive(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableExtent:
+    """The archive of one outbox, or the inbox of one group in one table, as a whole, whatever a run reads: the times of
+    its first and last row in milliseconds, None if it is empty.
+    Rows whose time cannot be true are its ends only where it has no others.
+
+    `name` identifies the table among all databases, without user or password; `what`: the group, "" for an archive.
+    """
+
+    name: str
+    leg: Leg
+    what: str
+    first_ms: int | None
+    last_ms: int | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no row."""
+        return self.first_ms is None
+
+
+def extent_of(reader: DbApiReader, statement: Statement, *, what: str, schema: str | None) -> TableExtent:
+    """Query the extent for a statement, without its time range: two look-ups in an index, no scan."""
+    first, last = (_end_ms(reader, statement, order) for order in ("ASC", "DESC"))
+    name = f"{' '.join(filter(None, (statement.leg, what)))} in {_place(reader.place, schema)}"
+    return TableExtent(name=name, leg=statement.leg, what=what, first_ms=first, last_ms=last)
+
+
+def _end_ms(reader: DbApiReader, statement: Statement, order: str) -> int | None:
+    # The kind or the group; the other conditions are topics and the time range.
+    condition, time = statement.where[0], statement.range_by
+    given = statement.parameters[: condition.count("?")]
+    for true, bounds in ((f" AND {time} >= ? AND {time} <= ?", [EARLIEST_MS * 1000, LATEST_MS * 1000]), ("", [])):
+        sql = f"SELECT {time} FROM {statement.table} WHERE {condition}{true} ORDER BY {time} {order} LIMIT 1"  # noqa: S608 - checked
+        if rows := reader.rows(sql, [*given, *bounds]):
+            return int(rows[0][0]) // 1000
+    return None
+
+
+def _place(place: Place, schema: str | None) -> str:
+    if place.backend.is_file:
+        return str(Path(place.database).resolve())
+    return f"{place}, schema {schema}" if schema else str(place)

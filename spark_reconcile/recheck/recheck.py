@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.window_placement import WindowPlacement
-from spark_reconcile.core.dataframes import ComputedRows, computed, gathered, grouped, union
-from spark_reconcile.core.parallel_jobs import in_parallel
-from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.dataframes import ComputedRows, computed, gathered, grouped, in_parallel, union
+from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.recheck.run_context import RunContext
 from spark_reconcile.recheck.suspect_rereading import (

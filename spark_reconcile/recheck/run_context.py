@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_reconcile.classify.classification import ClassifiedEvidence, bounds_of, judge
+from spark_reconcile.classify.key_spelling_differences import Pair, equal_keys
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.core.time_range import Span
+from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.read_plan import SourcePlan
 from spark_reconcile.load.spark_session import few_rows
 from spark_reconcile.recheck.suspect_rereading import Suspects, reread_suspects
-from spark_reconcile.sources.key_collations import Pair, equal_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,15 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_reconcile.core.dataframes import ComputedRows, computed, gathered, listed, union
-from spark_reconcile.core.run_limits import RunLimits
-from spark_reconcile.core.settings import Settings
-from spark_reconcile.core.source_counts import LegCount
-from spark_reconcile.evidence.cancel_answers import answers, are_answered
+from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.settings import RunLimits, Settings
+from spark_reconcile.evidence.message_evidence import answers, are_answered
 from spark_reconcile.load.delay_records import read_delay
 from spark_reconcile.load.evidence import Evidence, read_log, sql_frame, united
 from spark_reconcile.load.read_plan import Read, SourcePlan
-from spark_reconcile.sources.log_segments import begins_whole, grown, survey
-from spark_reconcile.sources.message_range_expansion import named_runs, single
+from spark_reconcile.sources.broker_logs import begins_whole, grown, named_runs, single, survey
 from spark_reconcile.sources.sql_statements import Leg, narrowed
 
 if TYPE_CHECKING:

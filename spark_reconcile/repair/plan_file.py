@@ -30,8 +30,7 @@ from spark_reconcile.repair.plan import (
     Suspect,
     plan_repairs,
 )
-from spark_reconcile.sources.log_records import data_of, frames_behind
-from spark_reconcile.sources.log_segments import reach_ms, survey
+from spark_reconcile.sources.broker_logs import data_of, frames_behind, reach_ms, survey
 
 LINES_MAX: Final = 100_000
 LINE_BYTES_MAX: Final = 64 * 1024

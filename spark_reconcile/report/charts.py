@@ -9,10 +9,8 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from spark_reconcile.core.chart_time_axis import TimeAxis
-from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.results.summary import Latency, Summary, VerdictCount
-from spark_reconcile.results.time_series import Flow
+from spark_reconcile.core.time_buckets import TimeAxis
+from spark_reconcile.results.summary import Flow, InputExtent, Latency, Summary, VerdictCount
 from spark_reconcile.rules.verdict_rule import Severity, State
 
 _WIDTH: Final = 720

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS
 from spark_reconcile.core.time_buckets import HOUR_MS, hour
 from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.results.output_folder import write_whole
 from spark_reconcile.results.summary import Latency
-from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

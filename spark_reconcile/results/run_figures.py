@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.classification import RULES
-from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.plausible_times import LegCount, note_on
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.core.source_counts import LegCount
-from spark_reconcile.core.time_buckets import HOUR_MS
-from spark_reconcile.core.time_range import EVER_MS
-from spark_reconcile.load.dropped_messages import note_on_dropped
-from spark_reconcile.load.empty_sources import with_empty_notes
+from spark_reconcile.core.time_arguments import utc_text
+from spark_reconcile.core.time_buckets import EVER_MS, HOUR_MS, TimeAxis
+from spark_reconcile.load.completeness_bound import NEVER_MS
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.load.kept_rows import NEVER_MS
-from spark_reconcile.load.rule_topic_check import note_on_topic
-from spark_reconcile.results.summary import Example, VerdictCount
-from spark_reconcile.rules.plausible_times import note_on
+from spark_reconcile.load.name_checks import note_on_topic
+from spark_reconcile.results.summary import Example, InputExtent, VerdictCount
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
 
 TROUBLE: Final = f"severity in ('{Severity.ATTENTION}', '{Severity.FINDING}')"
 
@@ -177,3 +173,79 @@ def _expression(text: str, name: str) -> Column:
     from pyspark.sql.functions import expr
 
     return expr(text).alias(name)
+
+
+def with_empty_notes(
+    inputs: Sequence[InputExtent], counts: Sequence[LegCount], *, topics: Sequence[str]
+) -> list[InputExtent]:
+    """Returns the inputs, with notes on inboxes and archives that have no rows, and should: a single run cannot know
+    whether they ever had any.
+
+    `topics`: those to which this outbox publishes, by rules and rows; empty if its archive has files, too.
+    """
+    return [
+        replace(extent, note="; ".join(filter(None, (extent.note, _note(extent, counts, topics))))) for extent in inputs
+    ]
+
+
+def _note(extent: InputExtent, counts: Sequence[LegCount], topics: Sequence[str]) -> str:
+    if extent.rows:
+        return ""
+    # A run by the hour reads a time range: only a source without any row at all has no such time.
+    is_empty = extent.complete_since_ms is None
+    match extent.source:
+        case "inbox":
+            return _of_inbox(extent.what, counts, is_empty=is_empty)
+        case "archive" if is_empty:
+            return _of_archive(counts, topics)
+        case _:
+            return ""
+
+
+def _of_inbox(group: str, counts: Sequence[LegCount], *, is_empty: bool) -> str:
+    named = [count for count in counts if count.leg == "actions" and count.note.partition(" ")[2] == group]
+    acked = sum(count.rows for count in named if count.note == f"acked {group}")
+    if acked and is_empty:
+        return (
+            f"empty, while the broker has {acked:,} acknowledgements of this group: whether it was emptied cannot be "
+            "known; if its consumers have their inbox in another schema, name it in [[inboxes]]"
+        )
+    return "" if named else "the broker knows no action of this group yet"
+
+
+def _of_archive(counts: Sequence[LegCount], topics: Sequence[str]) -> str:
+    stored = sum(count.rows for count in counts if count.leg == "messages" and count.topic in topics)
+    if not stored:
+        return ""
+    return (
+        f"empty, while the broker has {stored:,} messages on topics of this outbox: whether it was emptied, or is off, "
+        "cannot be known"
+    )
+
+
+DROPPED: Final = "dropped"
+"""The kind of the action."""
+NAMED_MAX: Final = 3
+
+
+def note_on_dropped(counts: Iterable[LegCount]) -> str:
+    """Returns a note on the action log if retention dropped messages that a group had not settled; else empty.
+
+    The broker does so only where it is configured to (`retention_drops_unread`), and records for each group up to
+    where. These messages are in no log any more, so no verdict names them.
+    """
+    groups = ((count.note.partition(" "), count) for count in counts)
+    dropped = sorted(
+        (count.topic, group, count.last_place, count.last_ms) for (kind, _, group), count in groups if kind == DROPPED
+    )
+    named = [
+        f"{group} those of {topic} below {sequence:,} (the last at {utc_text(last_ms)})"
+        for topic, group, sequence, last_ms in dropped[:NAMED_MAX]
+    ]
+    if not named:
+        return ""
+    more = f"; and {len(dropped) - NAMED_MAX:,} more groups" if len(dropped) > NAMED_MAX else ""
+    return (
+        "retention dropped messages that groups had not settled, of which no verdict tells (retention_drops_unread of "
+        f"the broker): {'; '.join(named)}{more}"
+    )

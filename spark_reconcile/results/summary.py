@@ -7,10 +7,35 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spark_reconcile.core.settings import Grace
-from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.results.common_causes import Cause
-from spark_reconcile.results.time_series import Flow
+from spark_reconcile.core.time_buckets import TimeAxis
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Counts by time bucket: messages stored, first deliveries, acknowledgements, and verdicts that need attention."""
+
+    axis: TimeAxis
+    events: Mapping[str, Mapping[int, int]]
+    trouble: Mapping[State, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputExtent:
+    """One source: rows, their time range, since when it is complete (0: the beginning, None: never), and until when.
+
+    `complete_until_ms` None: until the time it was read.
+    """
+
+    source: str
+    what: str
+    rows: int
+    first_ms: int
+    last_ms: int
+    complete_since_ms: int | None
+    complete_until_ms: int | None = None
+    note: str = ""
+    """Remarks for users on how it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +117,19 @@ class WindowCounts:
     outside: int = 0
     earlier_findings: int = 0
     untimed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A cause of `count` verdicts, in a sentence. `source` and `what` as in an Input; `size_ms`: the offset of times,
+    positive if the source is ahead.
+    """
+
+    sentence: str
+    source: str
+    what: str
+    count: int
+    size_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_reconcile.core.chart_time_axis import TimeAxis
-from spark_reconcile.core.dataframes import grouped
-from spark_reconcile.core.parallel_jobs import in_parallel
+from spark_reconcile.core.dataframes import grouped, in_parallel
 from spark_reconcile.core.settings import BusinessRule
-from spark_reconcile.core.time_buckets import HOUR_MS, hour
+from spark_reconcile.core.time_buckets import HOUR_MS, TimeAxis, hour
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.results.run_figures import TROUBLE, Totals, loudest_first, verdict_count, verdict_of
 from spark_reconcile.results.summary import Example, Summary, VerdictCount, WindowCounts

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_reconcile.rules.fact_conditions import Fact
-from spark_reconcile.rules.plausible_times import newer
+from spark_reconcile.rules.fact_conditions import Fact, newer
 from spark_reconcile.rules.verdict_rule import Severity, State, VerdictRule
 
 _asked, _messages, _oldest_ms = Fact("asked"), Fact("messages"), Fact("oldest_ms")

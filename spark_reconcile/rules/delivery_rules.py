@@ -11,8 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from spark_reconcile.rules.fact_conditions import Fact
-from spark_reconcile.rules.plausible_times import newer
+from spark_reconcile.rules.fact_conditions import Fact, newer
 from spark_reconcile.rules.verdict_rule import Severity, State, VerdictRule
 
 

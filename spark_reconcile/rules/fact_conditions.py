@@ -131,6 +131,11 @@ Predicate = Compare | Conjunction | Disjunction | Negation | AlwaysTrue
 Operand = Term | int
 
 
+def newer(time: Fact, bound: Sum) -> Predicate:
+    """Returns a predicate: a fact is later than the bound, and plausible: records years ahead are not in transit."""
+    return (time > bound) & (time <= Fact("latest_ms"))
+
+
 def sql(predicate: Predicate, bounds: Mapping[str, int]) -> str:
     """Returns the predicate in Spark SQL; facts named in `bounds` become numbers, all others columns."""
     match predicate:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_reconcile.rules.fact_conditions import Fact
-from spark_reconcile.rules.plausible_times import newer
+from spark_reconcile.rules.fact_conditions import Fact, newer
 from spark_reconcile.rules.verdict_rule import Severity, State, VerdictRule
 
 _outbox, _parked, _archive, _broker = Fact("outbox"), Fact("parked"), Fact("archive"), Fact("broker")

@@ -1,40 +1,40 @@
 """Detects evidence that a source had in an earlier run and lost since, without a purge or deletion that explains it;
 and evidence that a first run must expect, since the broker has the other half of it.
 
-Compares sources as a whole: "no row in this time range" is not "no row". Reads only totals.json. Decision 88 says what
-is proven, and what cannot be known.
+Compares sources as a whole: "no row in this time range" is not "no row". What the sources had when a run last read them
+is in totals.json of the output folder. Decision 88 says what is proven, and what cannot be known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.dataframes import grouped, union
 from spark_reconcile.core.errors import NotComparable
+from spark_reconcile.core.plausible_times import LegCount
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_arguments import utc_text
-from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.load.kept_rows import kept_since
-from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
-from spark_reconcile.load.table_extents import TableExtent
-from spark_reconcile.load.unrecorded_effects import refuse_lost_actions
+from spark_reconcile.load.completeness_bound import kept_since
+from spark_reconcile.load.evidence import Evidence, log_frame
+from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, log_end
+from spark_reconcile.load.name_checks import KnownGroups, check_names, known_groups
+from spark_reconcile.load.read_plan import TableExtent
+from spark_reconcile.results.output_folder import write_whole
 from spark_reconcile.results.run_figures import inputs
-from spark_reconcile.results.source_history import (
-    GROUPS_MAX,
-    TOTALS_FILE,
-    BrokerGroups,
-    KeptTotals,
-    SourceTotals,
-    read_totals,
-    write_totals,
-)
-from spark_reconcile.sources.log_segments import begins_whole
+from spark_reconcile.sources.broker_logs import begins_whole, named_runs, single, survey
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from spark_reconcile.load.read_plan import SourcePlan
+
 
 LOGS: Final = {"messages": "message log", "actions": "action log"}
 NAMED_MAX: Final = 3
@@ -308,3 +308,170 @@ def _log_name(log: str, settings: Settings) -> str:
 
 def _folder(settings: Settings) -> str:
     return str(settings.broker_data.resolve())
+
+
+HANDED_OUT: Final = ("delivered", "extended", "requeued", "acked", "died", "redriven")
+"""Actions on a message that was delivered to a group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnrecordedEffects:
+    """Effects of one group on messages of one topic without a delivery in the action log."""
+
+    topic: str
+    group: str
+    effects: int
+    first_ms: int
+    last_ms: int
+
+    def __str__(self) -> str:
+        span = f"from {utc_text(self.first_ms)} to {utc_text(self.last_ms)}"
+        effects = f"{self.effects:,} effect{'' if self.effects == 1 else 's'}"
+        return f"the inbox of {self.group} has {effects} of messages of {self.topic} {span}"
+
+
+def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) -> str:
+    """Raises NotComparable if inboxes prove that the action log lost actions: effects without their deliveries.
+
+    The broker appends a delivery to its action log before it answers the pull, and inboxes are read before the logs. So
+    the delivery of every effect is in the log, with one exception: deliveries are synced only with the next settlement,
+    and a power cut may lose the last ones. A broker that starts after that appends an action (Opened) that is newer
+    than all of these effects, and they prove nothing then.
+
+    Returns a sentence if effects lack their deliveries without proof of a loss; empty if none do.
+    """
+    skew_ms = settings.grace.clock_skew_ms
+    last_ms = max(evidence.ends["actions"].last_ms, _last_ms(evidence.counts, "actions"))
+    if _last_ms(evidence.counts, Leg.INBOX) <= last_ms + skew_ms:
+        return ""
+    last = evidence.surveyed["actions"][-1]
+    # The broker may be running: actions appended since the log was read count, too.
+    now = [segment for segment in survey(settings.broker_data, "actions") if segment.first_offset >= last.first_offset]
+    since = log_frame(evidence.messages.sparkSession, "actions", now)
+    last_ms = max(last_ms, log_end(now).last_ms)
+    actions = union(evidence.actions, single(since), named_runs(since, evidence.messages, is_whole=False))
+    unrecorded = _without_hand_out(evidence.inboxes.where(f"at_ms > {last_ms + skew_ms}L"), evidence.messages, actions)
+    if not unrecorded:
+        return ""
+    named = _named(unrecorded, last_ms=last_ms)
+    if not is_proven(unrecorded, now_ms=now_ms, skew_ms=skew_ms):
+        return f"{named}: they are new, and the next run looks for them again"
+    raise NotComparable(
+        f"the end of the broker's action log is missing, so nothing is judged: {named}. Restore {last.path} from a "
+        "copy; where its machine lost power, start the broker, which hands these messages out again; else name the "
+        "folder of the broker that these groups consume from"
+    )
+
+
+def is_proven(effects: Sequence[UnrecordedEffects], *, now_ms: int, skew_ms: int) -> bool:
+    """Whether the first of these effects is so old that its delivery must be visible to every reader of the log.
+
+    Appended bytes are visible at once on the broker's machine; on others, when their file system revalidates the file.
+    """
+    return now_ms - min(group_effects.first_ms for group_effects in effects) > UNSYNCED_MS + skew_ms
+
+
+def _without_hand_out(effects: DataFrame, messages: DataFrame, actions: DataFrame) -> list[UnrecordedEffects]:
+    """Returns effects on messages that the broker has: on others no action is expected, and the rules classify them."""
+    kinds = ", ".join(f"'{kind}'" for kind in HANDED_OUT)
+    stored = messages.where("sequence is not null").select("topic", "id")
+    handed_out = actions.where(f"kind in ({kinds})").select("topic", "id", "consumer_group")
+    beyond = effects.join(stored, ["topic", "id"], "left_semi").join(
+        handed_out, ["topic", "id", "consumer_group"], "left_anti"
+    )
+    rows = grouped(
+        beyond, "topic", "consumer_group", effects="count(*)", first_ms="min(at_ms)", last_ms="max(at_ms)"
+    ).collect()
+    return sorted(
+        (
+            UnrecordedEffects(
+                topic=row["topic"], group=row["consumer_group"], effects=row["effects"], first_ms=row["first_ms"],
+                last_ms=row["last_ms"],
+            )
+            for row in rows
+        ),
+        key=lambda unrecorded: (unrecorded.group, unrecorded.topic),
+    )  # fmt: skip
+
+
+def _named(effects: Sequence[UnrecordedEffects], *, last_ms: int) -> str:
+    named = "; ".join(map(str, effects[:NAMED_MAX]))
+    more = f"; and {len(effects) - NAMED_MAX:,} more groups and topics" if len(effects) > NAMED_MAX else ""
+    last = f"its last action is of {utc_text(last_ms)}" if last_ms else "it has no action"
+    return f"{named}{more}, whose deliveries the action log does not have ({last})"
+
+
+def _last_ms(counts: Sequence[LegCount], leg: str) -> int:
+    return max((count.last_ms for count in counts if count.leg == leg), default=0)
+
+
+TOTALS_FILE: Final = "totals.json"
+FORMAT: Final = 1
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+SOURCES_MAX: Final = 10_000
+GROUPS_MAX: Final = 100_000
+"""Limit of the groups stored for one broker."""
+
+
+class SourceTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """One source: for an archive or an inbox, the times of its first and last row as a whole; for a log of the broker,
+    those of its records; times in milliseconds, 0 if it was empty.
+
+    `rows`: the number that the run read of the sources of this kind; in a run by the hour, of its time range;
+    `whole_rows`: the number that the newest whole run read of them. `end_offset`: for a log, the offset up to which it
+    was certainly on the disk. `noted_at_ms`: when the run began.
+    """
+
+    rows: int
+    first_ms: int
+    last_ms: int
+    complete_since_ms: int | None
+    noted_at_ms: int
+    end_offset: int = 0
+    whole_rows: int = 0
+
+
+class BrokerGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """The (topic, group) pairs that the action log of one broker knew, sorted, without those that were deleted."""
+
+    pairs: list[tuple[str, str]]
+    noted_at_ms: int
+
+
+class KeptTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals by the names of the sources, and groups by the brokers' data folders.
+
+    A source that is not among a run's settings keeps its entry: several settings may share one output folder.
+    """
+
+    format: int = FORMAT
+    sources: dict[str, SourceTotals] = {}
+    groups: dict[str, BrokerGroups] = {}
+
+
+def read_totals(output: Path) -> KeptTotals:
+    """Reads the totals of earlier runs; empty if there are none. Raises ConfigurationError for an unreadable file."""
+    path = output / TOTALS_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigurationError(f"{path} has more than {FILE_BYTES_MAX:,} bytes: no run wrote it; move it away")
+        totals = msgspec.json.decode(data, type=KeptTotals)
+    except FileNotFoundError:
+        return KeptTotals()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read ({error}); restore it from a copy, or move it away: then what vanished since "
+            "earlier runs cannot be noticed by the next one"
+        ) from error
+    if totals.format != FORMAT:
+        raise ConfigurationError(f"{path} was written by another version (format {totals.format}); move it away")
+    return totals
+
+
+def write_totals(output: Path, totals: KeptTotals) -> None:
+    """Replace the file atomically. Beyond SOURCES_MAX, sources read longest ago are dropped. Raises OSError."""
+    newest = sorted(totals.sources.items(), key=lambda item: -item[1].noted_at_ms)[:SOURCES_MAX]
+    kept = KeptTotals(sources=dict(sorted(newest)), groups=dict(sorted(totals.groups.items())))
+    write_whole(output / TOTALS_FILE, msgspec.json.format(msgspec.json.encode(kept)).decode())

@@ -32,33 +32,26 @@ from spark_reconcile.compare.file_digest_cache import FOLDER as DIGESTS
 from spark_reconcile.compare.file_digest_cache import CachedDigests, FileDigestCache
 from spark_reconcile.compare.id_digests import Legs, Tolerance, buckets, clean_buckets
 from spark_reconcile.compare.key_digests import MESSAGES, clean_parts, digest, parts, sums_of
-from spark_reconcile.core.chart_time_axis import TimeAxis
-from spark_reconcile.core.dataframes import union
+from spark_reconcile.core.dataframes import in_parallel, union
 from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed, SourceFailed
-from spark_reconcile.core.parallel_jobs import in_parallel
+from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS, LegCount
 from spark_reconcile.core.settings import Settings
-from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.core.time_arguments import utc_text
-from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS, hour, slot_start
-from spark_reconcile.core.time_range import Span
-from spark_reconcile.diagnosis.diagnosis import Tables, diagnose, window_tables
-from spark_reconcile.diagnosis.rows_of_other_hours import with_displaced_rows
+from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS, Span, TimeAxis, hour, slot_start
+from spark_reconcile.diagnosis.diagnosis import Tables, diagnose, window_tables, with_displaced_rows
 from spark_reconcile.load.completeness_bound import Reach, reach_of
 from spark_reconcile.load.evidence import SEGMENTS, Evidence, read_all
-from spark_reconcile.load.input_extent import InputExtent
+from spark_reconcile.load.name_checks import check_rule_topics
 from spark_reconcile.load.read_plan import SourcePlan, check_sources
-from spark_reconcile.load.rule_topic_check import check_rule_topics
 from spark_reconcile.load.spark_session import one_partition, pinned_session, running_session, spark_session
 from spark_reconcile.recheck.recheck import recheck
 from spark_reconcile.recheck.run_context import Pause, RunContext
 from spark_reconcile.report.writer import publish, write_aggregates
+from spark_reconcile.results.evidence_retention import first_looked_at_late, reaches, unjudged, with_notes, write_needed
 from spark_reconcile.results.latencies import Hour, keep_hours, latencies_of, sampled_hours
 from spark_reconcile.results.output_folder import Staging, remove_runs, staging
-from spark_reconcile.results.retention_gaps import first_looked_at_late, reaches, unjudged, with_notes
-from spark_reconcile.results.retention_hold_writer import write_needed
 from spark_reconcile.results.run_figures import axis_of, flow_events, hourly, inputs
-from spark_reconcile.results.summary import Summary, UnjudgedHours, WindowCounts
-from spark_reconcile.results.time_series import Flow
+from spark_reconcile.results.summary import Flow, InputExtent, Summary, UnjudgedHours, WindowCounts
 from spark_reconcile.results.verdict_tables import (
     business_verdicts,
     verdicts,
@@ -66,8 +59,15 @@ from spark_reconcile.results.verdict_tables import (
     write_verdicts,
     write_whole_tables,
 )
-from spark_reconcile.results.window_selection import batches, closed_windows, span_of, to_judge
-from spark_reconcile.results.window_store import Checkpoint, Window, WindowStore
+from spark_reconcile.results.window_store import (
+    Checkpoint,
+    Window,
+    WindowStore,
+    batches,
+    closed_windows,
+    span_of,
+    to_judge,
+)
 from spark_reconcile.results.window_totals import (
     Tally,
     bulk_of,
@@ -80,7 +80,6 @@ from spark_reconcile.results.window_totals import (
     trouble_of,
     verdict_counts_of,
 )
-from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
 from spark_reconcile.rules.verdict_rule import Scope
 from spark_reconcile.runs.lost_evidence_check import check_evidence, keep_totals
 from spark_reconcile.runs.window_fingerprints import fingerprints

@@ -12,16 +12,14 @@ from typing import Final
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.core.chart_time_axis import TimeAxis
 from spark_reconcile.core.errors import OutputFailed
-from spark_reconcile.core.time_buckets import HOUR_MS
+from spark_reconcile.core.time_buckets import HOUR_MS, TimeAxis
 from spark_reconcile.report.page import page_of
 from spark_reconcile.report.writer import NUMBERS, REPORT
+from spark_reconcile.results.evidence_retention import judged_late
 from spark_reconcile.results.latencies import kept_hour, latencies_of
 from spark_reconcile.results.output_folder import MANIFEST, RUN_ID, write_whole
-from spark_reconcile.results.retention_gaps import judged_late
-from spark_reconcile.results.summary import Summary
-from spark_reconcile.results.time_series import Flow
+from spark_reconcile.results.summary import Flow, Summary
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import counts_of, summary_of, trouble_of
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from outbox_core.journal import journal
 from outbox_core.messages.message import DUE_HEADER
-from spark_reconcile.sources.log_records import asked_due_ms
+from spark_reconcile.sources.broker_logs import asked_due_ms
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]

@@ -32,10 +32,11 @@ from pyspark.sql.types import StructType
 from outbox_core.journal import journal
 from outbox_core.journal.frame_scan import payload_bounds
 from spark_reconcile.sources.arrow_decoding import WIDEST_BYTES, UnusualEncoding, message_columns
-from spark_reconcile.sources.log_records import (
+from spark_reconcile.sources.broker_logs import (
     HEADER_SCHEMA,
     MESSAGE_SCHEMA,
     RUN_SCHEMA,
+    LogSegment,
     Row,
     action_rows,
     data_of,
@@ -43,7 +44,6 @@ from spark_reconcile.sources.log_records import (
     header_rows,
     message_rows,
 )
-from spark_reconcile.sources.log_segments import LogSegment
 
 BATCH_ROWS: Final = 16_384
 """A batch ends with the frame that reaches this number of rows."""

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.core.time_buckets import within
-from spark_reconcile.core.time_range import Span
-from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
+from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS
+from spark_reconcile.core.time_buckets import Span, within
 from spark_reconcile.sources.parquet_file_identity import Files, local_folder, path_of
 from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, CANCELS, Leg, archive_note
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.core.synced_files import sync_path
-from spark_reconcile.sources.log_segments import LogSegment
+from spark_reconcile.sources.broker_logs import LogSegment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Settings
 from spark_reconcile.cli.run_command import app
 from spark_reconcile.core.settings_file import read_config, settings_of
-from spark_reconcile.load.duplicate_sources import check_archives
+from spark_reconcile.load.read_plan import check_archives
 
 FILE = """
 [database]

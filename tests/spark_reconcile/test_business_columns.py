@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import BusinessRule
 from spark_reconcile.core.settings import KeyFormat
-from spark_reconcile.core.time_range import EVER_MS, Span
+from spark_reconcile.core.time_buckets import EVER_MS, Span
 from spark_reconcile.sources.dbapi_reader import Place, reading
 from spark_reconcile.sources.sql_source import Part, SqlReader
 from spark_reconcile.sources.sql_statements import business_statement

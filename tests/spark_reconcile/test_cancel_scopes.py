@@ -12,7 +12,7 @@ import pytest
 from outbox_broker.common.cancel_topic_patterns import covers
 from outbox_core.journal import journal
 from outbox_core.journal.journal import Frame
-from spark_reconcile.sources.log_records import action_rows
+from spark_reconcile.sources.broker_logs import action_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,7 @@ from sqlalchemy import create_engine, text
 from outbox_core.journal import journal
 from spark_reconcile import Settings, Summary, run, run_windows
 from spark_reconcile.repair.apply import apply_repairs
-from spark_reconcile.repair.findings import confirmed_suspects, hour_folders
-from spark_reconcile.repair.plan import RepairAction, plan_repairs
+from spark_reconcile.repair.plan import RepairAction, confirmed_suspects, hour_folders, plan_repairs
 from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database, sqlite_database
 from tests.spark_reconcile.timed_ids import with_timed_ids

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_reconcile import BusinessRule, Condition, Settings, Summary, run, run_windows
-from spark_reconcile.diagnosis.diagnosis import rule_matches
-from spark_reconcile.diagnosis.findings_outside_extent import extents_of
-from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.results.common_causes import (
-    Cause,
+from spark_reconcile.diagnosis.common_causes import (
     Offset,
     OutOfRangeFindings,
     RuleExtent,
     extent_causes,
+    extents_of,
     key_causes,
     offset_causes,
     shared_offset_ms,
 )
-from spark_reconcile.results.summary import VerdictCount
+from spark_reconcile.diagnosis.diagnosis import rule_matches
+from spark_reconcile.results.summary import Cause, InputExtent, VerdictCount
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.runs.stored_run import stored_run
 from tests.fixtures.databases import Database, sqlite_database

@@ -6,10 +6,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from spark_reconcile.core.chart_time_axis import BUCKETS_MAX, TimeAxis
+from spark_reconcile.core.time_buckets import BUCKETS_MAX, TimeAxis
 from spark_reconcile.report.charts import duration, flow_chart, heat_map, latency_bar, moment
-from spark_reconcile.results.summary import Latency
-from spark_reconcile.results.time_series import Flow
+from spark_reconcile.results.summary import Flow, Latency
 from spark_reconcile.results.window_totals import Tally, trouble_of
 from spark_reconcile.rules.verdict_rule import Scope, State
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from outbox_core.journal import journal
 from outbox_core.journal.frame_scan import payload_bounds
 from spark_reconcile.sources.arrow_decoding import WIDEST_BYTES, UnusualEncoding, message_columns
-from spark_reconcile.sources.log_records import HEADER_SCHEMA, MESSAGE_SCHEMA, header_rows, message_rows
-from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.broker_logs import HEADER_SCHEMA, MESSAGE_SCHEMA, header_rows, message_rows, survey
 from spark_reconcile.sources.log_source import LogReader, PushingLogReader
 from tests.spark_reconcile.world import write_log
 

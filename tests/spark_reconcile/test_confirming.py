@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_reconcile import Summary, run, run_windows
-from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.settings import RunLimits
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, PAID, TICKETS, World, append, archived, no_wait
 

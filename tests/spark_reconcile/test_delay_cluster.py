@@ -14,8 +14,7 @@ from outbox_core.journal import journal
 from outbox_core.messages.message import DUE_HEADER
 from spark_reconcile.core.settings_file import settings_of
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
-from spark_reconcile.sources.log_records import header_rows, message_rows
-from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.broker_logs import header_rows, message_rows, survey
 from spark_reconcile.sources.log_source import LogReader, SegmentPart
 from tests.spark_reconcile.world import NOW_MS
 

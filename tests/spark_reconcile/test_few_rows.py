@@ -13,7 +13,7 @@ from pyspark.sql.functions import expr
 
 from spark_reconcile import Settings
 from spark_reconcile.core.dataframes import LITERAL_ROWS_MAX, computed, gathered
-from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.load.evidence import read_all
 from spark_reconcile.load.read_plan import check_sources
 from tests.fixtures.databases import Database

@@ -17,7 +17,7 @@ import pytest
 from spark_reconcile import Settings, run_windows
 from spark_reconcile.compare.file_digest_cache import FOLDER, INDEX, FileDigestCache
 from spark_reconcile.compare.key_digests import digest
-from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.sources.parquet_archives import read_archive
 from spark_reconcile.sources.parquet_file_identity import Files

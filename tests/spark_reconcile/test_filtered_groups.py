@@ -16,11 +16,10 @@ from outbox_core.common.clock import ManualClock
 from outbox_core.journal import journal
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import Settings, Summary, run, run_windows
-from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.evidence.delivery_evidence import GroupFacts, GroupFilter, filters_in_force
 from spark_reconcile.evidence.filter_evaluation import FilterEvaluation, evaluate
-from spark_reconcile.evidence.group_filters import GroupFilter, filters_in_force
 from spark_reconcile.results.window_store import WindowStore
-from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.broker_logs import survey
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import timed_id
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, SECOND_MS, World, no_wait, write_log

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from spark_reconcile import InboxSource, OutboxSource, Settings
-from spark_reconcile.core.source_counts import LegCount
-from spark_reconcile.core.time_range import Span
-from spark_reconcile.load.kept_rows import NEVER_MS, archive_reach, inbox_reaches
+from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.time_buckets import Span
+from spark_reconcile.load.completeness_bound import NEVER_MS, archive_reach, inbox_reaches
 from spark_reconcile.load.read_plan import check_sources
 from spark_reconcile.sources.sql_statements import Leg
 from tests.fixtures.databases import Database

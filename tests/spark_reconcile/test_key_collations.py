@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from spark_reconcile import BusinessRule, Settings
+from spark_reconcile.classify.key_spelling_differences import KEYS_A_QUERY, OF_SPARK, equal_keys
 from spark_reconcile.core.settings import KeyFormat
-from spark_reconcile.sources.key_collations import KEYS_A_QUERY, OF_SPARK, equal_keys
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import PAID
 

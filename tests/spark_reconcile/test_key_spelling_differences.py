@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from spark_reconcile import Settings, Summary, run, run_windows
-from spark_reconcile.repair.findings import unpublished_rows
+from spark_reconcile.repair.plan import unpublished_rows
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MAIL, NOW_MS, PAID, TICKETS, World, no_wait
 

@@ -10,12 +10,12 @@ import pytest
 
 from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run
-from spark_reconcile.core.source_counts import LegCount
+from spark_reconcile.core.plausible_times import LegCount
 from spark_reconcile.load.evidence import read_all
 from spark_reconcile.load.lost_log_ends import beyond_the_end, torn_tail
 from spark_reconcile.load.read_plan import check_sources
-from spark_reconcile.sources import log_segments as segments_module
-from spark_reconcile.sources.log_segments import LogSegment, survey
+from spark_reconcile.sources import broker_logs as segments_module
+from spark_reconcile.sources.broker_logs import LogSegment, survey
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World
 

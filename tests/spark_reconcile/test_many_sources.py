@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import OutboxSource, Settings, State, run
 from spark_reconcile.core.settings_file import settings_of
-from spark_reconcile.core.time_range import Span
+from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.load.read_plan import check_sources
 from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, Leg
 from tests.fixtures.databases import Database

@@ -9,7 +9,7 @@ import pytest
 from outbox_broker.schedule import recent_cancels
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.evidence.message_evidence import CANCEL_MEMORY_MS, business_keys, message_evidence
-from spark_reconcile.sources.log_records import ACTION_SCHEMA, MESSAGE_SCHEMA
+from spark_reconcile.sources.broker_logs import ACTION_SCHEMA, MESSAGE_SCHEMA
 from spark_reconcile.sources.sql_statements import LEG_SCHEMA
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, REMINDER
 

@@ -8,8 +8,8 @@ import msgspec
 
 from outbox_core.runtime.retention_hold import RetentionHold
 from spark_reconcile.core.time_buckets import HOUR_MS
-from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.results.retention_hold_writer import needed_since, write_needed
+from spark_reconcile.results.evidence_retention import needed_since, write_needed
+from spark_reconcile.results.summary import InputExtent
 
 
 def test_evidence_is_needed_from_the_first_hour_on_that_was_never_judged() -> None:

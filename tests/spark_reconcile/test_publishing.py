@@ -9,10 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from spark_reconcile import Settings
-from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.writer import publish, write_aggregates
 from spark_reconcile.results.output_folder import staging
-from spark_reconcile.results.summary import Summary, VerdictCount, WindowCounts
+from spark_reconcile.results.summary import InputExtent, Summary, VerdictCount, WindowCounts
 from spark_reconcile.results.window_totals import Tally
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from spark_reconcile import BusinessRule, InboxSource, Settings, Summary
-from spark_reconcile.core.source_counts import LegCount
+from spark_reconcile.core.plausible_times import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
-from spark_reconcile.load.completeness_bound import Reach
+from spark_reconcile.load.completeness_bound import NEVER_MS, Reach
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.load.kept_rows import NEVER_MS
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.run_figures import inputs
-from spark_reconcile.results.summary import WindowCounts
+from spark_reconcile.results.summary import InputExtent, WindowCounts
 from spark_reconcile.sources.sql_statements import Leg
 
 HOUR_MS = 3_600_000

@@ -18,7 +18,7 @@ import pytest
 from outbox_core.journal import journal
 from spark_reconcile import InboxSource, Settings, State, Summary, run
 from spark_reconcile.classify.classification import RULES
-from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.sources.dbapi_reader import DbApiReader
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.faults import Planted, Verdict, plant_all

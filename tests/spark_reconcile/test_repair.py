@@ -22,8 +22,14 @@ from spark_reconcile import Settings
 from spark_reconcile.cli.repair_command import repair
 from spark_reconcile.cli.run_command import app
 from spark_reconcile.repair.apply import apply_repairs
-from spark_reconcile.repair.findings import hour_folders, unconfirmed_count, unpublished_rows
-from spark_reconcile.repair.plan import RepairAction, Suspect, plan_repairs
+from spark_reconcile.repair.plan import (
+    RepairAction,
+    Suspect,
+    hour_folders,
+    plan_repairs,
+    unconfirmed_count,
+    unpublished_rows,
+)
 from spark_reconcile.repair.plan_file import read_plan, still_to_do
 from spark_reconcile.results.window_store import Window, WindowStore
 from tests.fixtures.databases import Database

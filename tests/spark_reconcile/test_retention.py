@@ -16,7 +16,7 @@ from outbox_core.journal import journal
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import InboxSource, Summary, run
 from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
-from spark_reconcile.sources.log_segments import begins_whole, survey
+from spark_reconcile.sources.broker_logs import begins_whole, survey
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, TICKETS, World
 

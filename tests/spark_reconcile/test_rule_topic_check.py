@@ -11,8 +11,8 @@ import pytest
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Settings, run, run_windows
-from spark_reconcile.core.source_counts import LegCount
-from spark_reconcile.load.rule_topic_check import check_rule_topics, note_on_topic
+from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.load.name_checks import check_rule_topics, note_on_topic
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, no_wait
 

@@ -13,13 +13,13 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run, run_windows
 from spark_reconcile.core.errors import OutputBusy
-from spark_reconcile.core.run_limits import RunLimits
-from spark_reconcile.core.source_counts import LegCount
+from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.load.evidence import SEGMENTS, read_log
 from spark_reconcile.load.spark_session import PINNED, pinned_session
 from spark_reconcile.results.output_folder import staging
 from spark_reconcile.runs.reconciliation import only_run
-from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.broker_logs import survey
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World, archived, no_wait
 

@@ -21,15 +21,13 @@ from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, S
 from outbox_core.journal import journal
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
-from spark_reconcile.core.run_limits import RunLimits
-from spark_reconcile.core.time_range import Span
+from spark_reconcile.core.settings import RunLimits
+from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.load.read_plan import check_sources
 from spark_reconcile.load.spark_session import Size
+from spark_reconcile.sources.broker_logs import ACTION_SCHEMA, RUN_SCHEMA, action_rows, named_runs, single, survey
 from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
-from spark_reconcile.sources.log_records import ACTION_SCHEMA, RUN_SCHEMA, action_rows
-from spark_reconcile.sources.log_segments import survey
 from spark_reconcile.sources.log_source import BrokerLogSource, PushingLogReader, SegmentPart
-from spark_reconcile.sources.message_range_expansion import named_runs, single
 from spark_reconcile.sources.sql_source import Part, PushingSqlReader, SqlReader
 from spark_reconcile.sources.sql_statements import Leg, Statement, business_statement
 from tests.fixtures.certificate_authority import Authority

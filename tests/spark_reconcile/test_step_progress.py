@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from spark_reconcile.cli.step_progress import step_progress
+from spark_reconcile.cli.run_command import step_progress
 
 
 class Seconds:

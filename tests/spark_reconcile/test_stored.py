@@ -13,14 +13,20 @@ from typer.testing import CliRunner, Result
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Grace, Settings, Summary
 from spark_reconcile.cli.run_command import app
-from spark_reconcile.core.chart_time_axis import TimeAxis
-from spark_reconcile.load.input_extent import InputExtent
+from spark_reconcile.core.time_buckets import TimeAxis
 from spark_reconcile.report.writer import publish
-from spark_reconcile.results.common_causes import Cause
 from spark_reconcile.results.latencies import Hop, Hour, keep_hours
 from spark_reconcile.results.output_folder import staging
-from spark_reconcile.results.summary import Example, Latency, UnjudgedHours, VerdictCount, WindowCounts
-from spark_reconcile.results.time_series import Flow
+from spark_reconcile.results.summary import (
+    Cause,
+    Example,
+    Flow,
+    InputExtent,
+    Latency,
+    UnjudgedHours,
+    VerdictCount,
+    WindowCounts,
+)
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import Tally
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_reconcile import Settings, run_windows
-from spark_reconcile.core.run_limits import RunLimits
+from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.recheck.suspect_rereading import Suspects, parted
-from spark_reconcile.repair.findings import confirmed_suspects, hour_folders
+from spark_reconcile.repair.plan import confirmed_suspects, hour_folders
 from spark_reconcile.results.window_store import WindowStore
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.timed_ids import with_timed_ids

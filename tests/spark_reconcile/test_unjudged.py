@@ -11,10 +11,9 @@ import pytest
 
 from spark_reconcile import Settings, Summary, run_windows
 from spark_reconcile.core.time_buckets import HOUR_MS
-from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.prometheus import metrics_text
-from spark_reconcile.results.retention_gaps import first_looked_at_late, reaches, unjudged, with_notes
-from spark_reconcile.results.summary import UnjudgedHours
+from spark_reconcile.results.evidence_retention import first_looked_at_late, reaches, unjudged, with_notes
+from spark_reconcile.results.summary import InputExtent, UnjudgedHours
 from spark_reconcile.results.window_store import Window
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import NOW_MS, World, no_wait

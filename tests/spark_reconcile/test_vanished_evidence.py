@@ -20,26 +20,28 @@ from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import BusinessRule, InboxSource, NotComparable, Settings, Summary, run, run_windows
+from spark_reconcile.core.plausible_times import LegCount
 from spark_reconcile.core.settings_file import read_config, settings_of
-from spark_reconcile.core.source_counts import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.completeness_bound import Reach
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.load.known_groups import KnownGroups, check_names, known_groups
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end
-from spark_reconcile.load.read_plan import SourcePlan, check_sources
-from spark_reconcile.load.table_extents import TableExtent
-from spark_reconcile.load.unrecorded_effects import UnrecordedEffects, is_proven
-from spark_reconcile.results.source_history import (
+from spark_reconcile.load.name_checks import KnownGroups, check_names, known_groups
+from spark_reconcile.load.read_plan import SourcePlan, TableExtent, check_sources
+from spark_reconcile.runs.lost_evidence_check import (
     TOTALS_FILE,
     BrokerGroups,
     KeptTotals,
     SourceTotals,
+    UnrecordedEffects,
+    find_missing,
+    is_gone,
+    is_proven,
     read_totals,
+    shortened,
     write_totals,
 )
-from spark_reconcile.runs.lost_evidence_check import find_missing, is_gone, shortened
-from spark_reconcile.sources.log_segments import LogSegment, survey
+from spark_reconcile.sources.broker_logs import LogSegment, survey
 from spark_reconcile.sources.sql_statements import Leg
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import (

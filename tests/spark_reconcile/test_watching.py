@@ -9,12 +9,11 @@ import pytest
 
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.cli.schedule import RETRY_MS, Schedule, ScheduledRuns
+from spark_reconcile.cli.run_command import RETRY_MS, Schedule, ScheduledRuns
 from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed
 from spark_reconcile.core.time_arguments import length_ms, moment_ms
-from spark_reconcile.load.input_extent import InputExtent
 from spark_reconcile.report.prometheus import metrics_text, write_metrics
-from spark_reconcile.results.summary import Summary, VerdictCount, WindowCounts
+from spark_reconcile.results.summary import InputExtent, Summary, VerdictCount, WindowCounts
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from tests.outbox_broker.mounts import filled, small_disk
 

@@ -22,11 +22,10 @@ from spark_reconcile import (
 )
 from spark_reconcile.compare import drill_down
 from spark_reconcile.compare.key_digests import unsettled
-from spark_reconcile.core.run_limits import RunLimits
-from spark_reconcile.results.window_selection import closed_windows, newest_closed
-from spark_reconcile.results.window_store import Window, WindowStore
+from spark_reconcile.core.plausible_times import EARLIEST_MS
+from spark_reconcile.core.settings import RunLimits
+from spark_reconcile.results.window_store import Window, WindowStore, closed_windows, newest_closed
 from spark_reconcile.results.window_totals import Tally, findings_of, published_topics
-from spark_reconcile.rules.plausible_times import EARLIEST_MS
 from spark_reconcile.rules.verdict_rule import Scope
 from spark_reconcile.runs.stored_run import stored_hours
 from spark_reconcile.sources.dbapi_reader import DbApiReader

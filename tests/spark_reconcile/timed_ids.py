@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from outbox_core.journal import journal
-from spark_reconcile.rules.plausible_times import EARLIEST_MS, LATEST_MS
+from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS
 from tests.spark_reconcile.faults import Verdict
 from tests.spark_reconcile.world import World, sha
 

@@ -20,7 +20,7 @@ from outbox.store.row import CANCEL_TOPIC
 from outbox.store.schema import outbox_tables
 from outbox_core.journal import journal
 from spark_reconcile import BusinessRule, Condition, Grace, InboxSource, Settings
-from spark_reconcile.sources.log_segments import survey
+from spark_reconcile.sources.broker_logs import survey
 from tests.fixtures.databases import Database
 
 NOW_MS = 1_800_001_800_000

@@ -15,7 +15,7 @@ from pymysql.cursors import Cursor, SSCursor
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.common.mysql_session import pin_session
 from outbox_core.common.table_place import TablePlace, place_among
-from spark_reconcile.rules.plausible_times import EARLIEST_MS
+from spark_reconcile.core.plausible_times import EARLIEST_MS
 from spark_reconcile.sources.databases.source_database import (
     CONNECT_SECONDS,
     DATE,

@@ -26,7 +26,7 @@ from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from spark_reconcile.core.settings import DelaySource
-from spark_reconcile.sources.delay_export_process import export_delay
+from spark_reconcile.load.delay_records import export_delay
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish

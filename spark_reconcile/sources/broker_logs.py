@@ -1,24 +1,108 @@
-"""Converts a segment's bytes to rows: the only module that knows the format of the broker's logs. Without Spark.
+"""The broker's logs: surveys their segments, and converts the records to rows. Without Spark, but for `named_runs`.
 
-It relies only on outbox_core.journal: the segment's header, `read_frames` (checksums, torn tails), and the records
-MessageRecord and Action. An unknown kind of record is an error, not skipped.
+The only module that knows the format of the logs. It relies only on outbox_core.journal: the segment's header,
+`read_frames` (checksums, torn tails), and the records MessageRecord and Action. An unknown kind of record is an error,
+not skipped.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from outbox_core.common.errors import ConfigurationError
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
 from outbox_core.messages.message import DUE_HEADER
-from spark_reconcile.sources.log_segments import LogSegment
+from spark_reconcile.core.errors import NotComparable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment file at the time of the survey: records appended later are not read."""
+
+    path: str
+    first_offset: int
+    created_at_ms: int
+    size_bytes: int
+    last: bool
+    changed_ns: int = 0
+    """The modification time of the file: a folder restored from a copy has other files of the same names."""
+    known_bytes: int = 0
+    """Records that end within so many bytes were read before, and are skipped."""
+
+
+def survey(folder: Path, log: str) -> list[LogSegment]:
+    """Lists the segments of `messages` or `actions`, oldest first, and their sizes. Reads only headers.
+
+    Raises ConfigurationError if this is no broker's data folder, and NotComparable if a segment is missing in the
+    middle, truncated or damaged in its header.
+    """
+    paths = journal.segment_paths(folder / log)
+    if not paths:
+        raise ConfigurationError(
+            f"{folder} is not a broker's data folder: it has no segments in {log}/; name the folder that was given to "
+            "`outbox broker serve --data`"
+        )
+    segments = [_segment(path, last=index == len(paths) - 1) for index, path in enumerate(paths)]
+    for segment, following in pairwise(segments):
+        if segment.first_offset + segment.size_bytes - journal.HEADER_BYTES != following.first_offset:
+            raise NotComparable(
+                f"the broker's log has a hole between {segment.path} and {following.path}; restore the missing segment"
+            )
+    return segments
+
+
+def grown(before: list[LogSegment], now: list[LogSegment]) -> list[LogSegment]:
+    """Returns what was appended between two surveys."""
+    sizes = {segment.path: segment.size_bytes for segment in before}
+    return [
+        msgspec.structs.replace(segment, known_bytes=sizes.get(segment.path, 0))
+        for segment in now
+        if segment.size_bytes > sizes.get(segment.path, 0)
+    ]
+
+
+def reach_ms(segments: list[LogSegment]) -> int:
+    """Returns since when a log is complete: 0 if none of it was dropped."""
+    return 0 if begins_whole(segments) else segments[0].created_at_ms
+
+
+def begins_whole(segments: Sequence[LogSegment]) -> bool:
+    """Whether a log has its first segment: nothing of it was dropped."""
+    return segments[0].first_offset == 0
+
+
+def _segment(path: Path, *, last: bool) -> LogSegment:
+    try:
+        with path.open("rb") as file:
+            head = file.read(journal.HEADER_BYTES)
+        stat = path.stat()
+        if last and len(head) < journal.HEADER_BYTES:
+            return LogSegment(path=str(path), first_offset=int(path.stem), created_at_ms=0, size_bytes=0, last=True)
+        header = journal.SegmentHeader.decode(head)
+    except OSError as error:
+        raise NotComparable(f"cannot read the broker's segment {path}: {error.strerror}") from error
+    except journal.SegmentDamaged as damage:
+        raise NotComparable(f"the broker's segment {path} is damaged: {damage}; restore it from a copy") from damage
+    return LogSegment(
+        path=str(path),
+        first_offset=header.first_offset,
+        created_at_ms=header.created_at_ms,
+        size_bytes=stat.st_size,
+        last=last,
+        changed_ns=stat.st_mtime_ns,
+    )
+
 
 MESSAGE_SCHEMA: Final = (
     "id string, topic string, message_key string, sequence bigint, body_sha256 string, created_ms bigint, "
@@ -185,3 +269,30 @@ def _paced(
                 visible, count = pace.next_ms(at_ms, per_second=per_second, count_max=end - start)
                 yield (start, id_, None if messages is None else count), visible
                 start += count
+
+
+def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataFrame:
+    """Expands rows of RUN_SCHEMA on runs to rows of ACTION_SCHEMA, one for each message.
+
+    `is_whole`: nothing of both logs was dropped. Then a message that they do not have gets its sequence as a name, so
+    that it is classified; else it was dropped, and is no evidence. This relies on the log's rule that messages,
+    including copies of scheduled ones, are durable before they are delivered.
+    """
+    concerned = runs.where("messages is not null").withColumn("first", runs["sequence"])
+    expanded = concerned.selectExpr(
+        *(name for name in _action_columns() if name != "sequence"),
+        "explode(sequence(first, first + messages - 1)) as sequence",
+    )
+    ids_by_sequence = messages.where("sequence is not null").selectExpr("topic", "sequence", "id as known")
+    joined = expanded.join(ids_by_sequence, ["topic", "sequence"], "left" if is_whole else "inner")
+    return joined.selectExpr(*("coalesce(known, topic || '#' || sequence) as id" if name == "id" else name
+                               for name in _action_columns()))  # fmt: skip
+
+
+def single(runs: DataFrame) -> DataFrame:
+    """Returns the rows of RUN_SCHEMA on one message or a whole group, as rows of ACTION_SCHEMA."""
+    return runs.where("messages is null").select(*_action_columns())
+
+
+def _action_columns() -> list[str]:
+    return [column.split()[0] for column in ACTION_SCHEMA.split(", ")]

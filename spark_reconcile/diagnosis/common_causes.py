@@ -1,4 +1,7 @@
-"""Derives causes that explain many findings at once from measured numbers, with a sentence each. Pure.
+"""Measures what may explain many findings at once, and derives causes from it, with a sentence each.
+
+Three kinds: a rule none of whose keys match, findings outside of the times that a source covers, and a source whose
+times are off. The derivations, `key_causes`, `extent_causes` and `offset_causes`, are pure.
 
 A cause explains, and excuses nothing: behind a log's end messages may be lost as well. So no verdict, exit status or
 repair changes. Not seen: two faults of one rule of which neither has SHARE_MIN of its findings, and a clock that
@@ -8,13 +11,23 @@ as one of all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.rules.verdict_rule import Scope
+from spark_reconcile.core.dataframes import grouped, listed, union
+from spark_reconcile.core.settings import BusinessRule
+from spark_reconcile.results.summary import Cause, InputExtent, VerdictCount
+from spark_reconcile.rules.verdict_rule import FINDING, Scope, Severity
+from spark_reconcile.sources.sql_statements import CANCELS, Leg
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from spark_reconcile.load.evidence import Evidence
+
 
 FINDINGS_MIN: Final = 100
 """Fewer findings of a rule need no common cause: users read them one by one."""
@@ -26,19 +39,6 @@ OFFSET_ROWS_MIN: Final = 20
 _QUARTER_MS: Final = 900_000
 _ZONES: Final = range(-48, 57)
 """Offsets of time zones in quarters of an hour, from UTC-12:00 to UTC+14:00."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """A cause of `count` verdicts, in a sentence. `source` and `what` as in an Input; `size_ms`: the offset of times,
-    positive if the source is ahead.
-    """
-
-    sentence: str
-    source: str
-    what: str
-    count: int
-    size_ms: int = 0
 
 
 class SourceKind(StrEnum):
@@ -251,3 +251,199 @@ def _of_extent(side: str, some: Sequence[tuple[OutOfRangeFindings, int]]) -> str
 
 def _moment(time_ms: int) -> str:
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+_BROKER: Final = {SourceKind.MESSAGE_LOG: "message log", SourceKind.ACTION_LOG: "action log"}
+_SCHEMA: Final = "number bigint, scope string, rule string, of string, first_ms bigint, last_ms bigint"
+
+
+def extents_of(
+    verdict_counts: Sequence[VerdictCount], inputs: Sequence[InputExtent], rules: Sequence[BusinessRule]
+) -> list[RuleExtent]:
+    """Returns the extents of sources on which a rule with FINDINGS_MIN findings or more depends."""
+    counts: dict[tuple[Scope, str], int] = {}
+    for counted in verdict_counts:
+        if counted.severity is Severity.FINDING and not counted.echo:
+            counts[counted.scope, counted.rule] = counts.get((counted.scope, counted.rule), 0) + counted.count
+    return [
+        RuleExtent(
+            scope=scope, rule=name, of=of, source=extent.source, what=extent.what, rows=extent.rows,
+            first_ms=extent.first_ms, last_ms=extent.last_ms,
+        )
+        for (scope, name), kinds in DEPENDS_ON.items() if counts.get((scope, name), 0) >= FINDINGS_MIN
+        for kind in kinds for of, extent in _sources(kind, inputs, rules)
+    ]  # fmt: skip
+
+
+def findings_outside(table: DataFrame, business: DataFrame, extents: Sequence[RuleExtent]) -> list[OutOfRangeFindings]:
+    """Count the findings before and after these extents, by one aggregation. Those without a time count as neither."""
+    numbered = [
+        (index, extent.scope, extent.rule, extent.of, extent.first_ms, extent.last_ms)
+        for index, extent in enumerate(extents)
+    ]
+    extent_frame = listed(table.sparkSession, numbered, _SCHEMA).hint("broadcast")
+    joined = extent_frame.join(_findings(table, business), ["scope", "rule"]).where("of = '' or of = finding_of")
+    counted = grouped(
+        joined, "number",
+        findings="sum(n)", before="sum(if(time_ms > 0 and time_ms < first_ms, n, 0L))",
+        after="sum(if(time_ms > last_ms, n, 0L))",
+    )  # fmt: skip
+    return [
+        OutOfRangeFindings(
+            extent=extents[row["number"]], findings=row["findings"], before=row["before"], after=row["after"]
+        )
+        for row in sorted(counted.collect())
+    ]
+
+
+def _findings(table: DataFrame, business: DataFrame) -> DataFrame:
+    """Returns scope, rule, finding_of, time_ms, n; time: a message was sent, a delivery was acknowledged."""
+    of_messages = table.where(FINDING).selectExpr(
+        "scope", "rule", f"coalesce(if(scope = '{Scope.MESSAGE}', topic, consumer_group), '') as finding_of",
+        f"if(scope = '{Scope.MESSAGE}', greatest(at_ms, sent_ms), if(acked_ms > 0, acked_ms, at_ms)) as time_ms",
+        "1L as n",
+    )  # fmt: skip
+    rows = business.where(FINDING).selectExpr(
+        f"'{Scope.BUSINESS}' as scope", "rule", "business_rule as finding_of", "at_ms as time_ms", "rows as n"
+    )
+    return union(of_messages, rows)
+
+
+def _sources(
+    kind: SourceKind, inputs: Sequence[InputExtent], rules: Sequence[BusinessRule]
+) -> Iterator[tuple[str, InputExtent]]:
+    """Returns the sources of a kind, each with its topic or group; empty: all."""
+    topics = {rule.name: rule.topic for rule in rules}
+    for extent in inputs:
+        match kind:
+            case SourceKind.BUSINESS:
+                if extent.source == "business":
+                    yield topics[extent.what], extent
+            case SourceKind.INBOX:
+                if extent.source == "inbox":
+                    yield extent.what, extent
+            case SourceKind.ARCHIVE:
+                if extent.source == "archive":
+                    yield "", extent
+            case _:
+                if (extent.source, extent.what) == ("broker", _BROKER[kind]):
+                    yield "", extent
+
+
+SAMPLED_ROWS: Final = 20_000
+"""Approximate number of rows of a source that are compared, sampled by a hash of their ids or keys."""
+STEPS: Final = 200
+"""Percentiles are computed at each half percent."""
+_UNDER_KEY: Final = ("topic", "message_key")
+_MESSAGE: Final = ("topic", "id")
+
+
+class ComparedTimes(StrEnum):
+    """The compared times of each source."""
+
+    ARCHIVE = "archive"
+    INBOX = "inbox"
+    BUSINESS_TIME = "business time"
+    BUSINESS_DUE = "business due time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """By how many milliseconds the times of `rows` rows are ahead: STEPS + 1 percentiles, in order. `of`: a group, or
+    the number of a business rule.
+    """
+
+    compared: ComparedTimes
+    of: str
+    rows: int
+    percentiles_ms: Sequence[int]
+
+
+def measured_differences(evidence: Evidence, times: Collection[ComparedTimes]) -> list[Differences]:
+    """Returns the differences of the wanted sources (at least one); none for a source without rows to compare.
+
+    Times written by database clocks are compared with the broker's single clock: an archive row is written right after
+    the broker stored its message, and an inbox row between delivery and acknowledgement. A business row's times are
+    compared with its message's. One aggregation in Spark over sampled rows.
+    """
+    frames = [_FRAMES[compared](evidence) for compared in ComparedTimes if compared in times]
+    shares = ", ".join(f"{step / STEPS}D" for step in range(STEPS + 1))
+    percentiles = grouped(
+        union(*frames), "compared", "of",
+        n="count(*)", steps=f"percentile_approx(difference_ms, array({shares}), 10000)",
+    )  # fmt: skip
+    return [
+        Differences(
+            compared=ComparedTimes(row["compared"]), of=row["of"], rows=row["n"], percentiles_ms=list(row["steps"])
+        )
+        for row in sorted(percentiles.collect())
+    ]
+
+
+def _archive(evidence: Evidence) -> DataFrame:
+    """When the archive row was written minus when the broker stored its message; of messages sent at the first try."""
+    once = f"leg = '{Leg.ARCHIVE}' and topic != '{CANCELS}' and attempts <= 1 and coalesce(note, '') != 'duplicate'"
+    sampled = _sampled("id", _rows(evidence, Leg.ARCHIVE))
+    sent = evidence.rows.where(f"{once} and {sampled}").select(*_MESSAGE, "at_ms")
+    stored = evidence.messages.where(f"stored_ms is not null and {sampled}").select(*_MESSAGE, "stored_ms")
+    return _difference(sent.join(stored, list(_MESSAGE)), ComparedTimes.ARCHIVE, "''", "at_ms - stored_ms")
+
+
+def _inbox(evidence: Evidence) -> DataFrame:
+    """How far the time of the inbox row is outside of the time from delivery to acknowledgement; 0 if within."""
+    sampled = _sampled("id", _rows(evidence, Leg.INBOX))
+    effects = evidence.inboxes.where(f"leg = '{Leg.INBOX}' and {sampled}").select(*_MESSAGE, "consumer_group", "at_ms")
+    taken = evidence.actions.where(f"kind in ('delivered', 'acked') and {sampled}")
+    delivered = grouped(
+        taken, *_MESSAGE, "consumer_group",
+        handed_ms="min(if(kind = 'delivered', at_ms, null))", acked_ms="min(if(kind = 'acked', at_ms, null))",
+    ).where("handed_ms is not null and acked_ms is not null")  # fmt: skip
+    apart = "if(at_ms < handed_ms, at_ms - handed_ms, greatest(at_ms - acked_ms, 0L))"
+    return _difference(
+        effects.join(delivered, [*_MESSAGE, "consumer_group"]), ComparedTimes.INBOX, "consumer_group", apart
+    )
+
+
+def _business_time(evidence: Evidence) -> DataFrame:
+    return _difference(_asked_and_sent(evidence), ComparedTimes.BUSINESS_TIME, "rule", "asked_ms - sent_ms")
+
+
+def _business_due(evidence: Evidence) -> DataFrame:
+    return _difference(_asked_and_sent(evidence), ComparedTimes.BUSINESS_DUE, "rule", "asked_due_ms - sent_due_ms")
+
+
+def _asked_and_sent(evidence: Evidence) -> DataFrame:
+    """Pairs of business and archive rows that are the only ones with their key, with the times of both."""
+    sampled = f"message_key != '' and {_sampled('message_key', _rows(evidence, Leg.BUSINESS))}"
+    rows = evidence.rows.where(sampled)
+    asked = grouped(
+        rows.where(f"leg = '{Leg.BUSINESS}'"), *_UNDER_KEY,
+        rule="min(note)", n="count(*)", asked_ms="min(created_ms)", asked_due_ms="min(deliver_at_ms)",
+    )  # fmt: skip
+    sent = grouped(
+        rows.where(f"leg = '{Leg.ARCHIVE}'"), *_UNDER_KEY,
+        sent_n="count(*)", sent_ms="min(created_ms)", sent_due_ms="min(deliver_at_ms)",
+    )  # fmt: skip
+    return asked.where("n = 1").join(sent.where("sent_n = 1"), list(_UNDER_KEY))
+
+
+def _difference(frame: DataFrame, compared: ComparedTimes, of: str, value: str) -> DataFrame:
+    named = frame.selectExpr(f"'{compared}' as compared", f"cast({of} as string) as of", f"{value} as difference_ms")
+    return named.where("difference_ms is not null")
+
+
+_FRAMES: Final = {
+    ComparedTimes.ARCHIVE: _archive,
+    ComparedTimes.INBOX: _inbox,
+    ComparedTimes.BUSINESS_TIME: _business_time,
+    ComparedTimes.BUSINESS_DUE: _business_due,
+}
+
+
+def _rows(evidence: Evidence, leg: Leg) -> int:
+    return sum(count.rows for count in evidence.counts if count.leg == leg)
+
+
+def _sampled(column: str, rows: int) -> str:
+    """SQL condition: a row is sampled; the same ids, or keys, in every source."""
+    return f"pmod(xxhash64({column}), {max(1, rows // SAMPLED_ROWS)}) = 0"

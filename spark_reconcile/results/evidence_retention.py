@@ -1,22 +1,26 @@
-"""Retention gaps: hours that were purged from a source before they were evaluated. Pure.
+"""Retention: hours that were purged from a source before they were evaluated, and since when evidence is still needed.
 
 If archive and log went together, an hour without a run looks like an hour without messages, and balances. Told are
 hours from the first one that was evaluated here, and from when the source was first seen: nobody had promised earlier
-ones.
+ones. The retention hold says since when evidence is needed: from the first hour that was never evaluated. Runs by the
+hour write it for the services that purge evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from outbox_core.runtime.retention_hold import JUDGED_FILE, Purgeable, RetentionHold
 from spark_reconcile.core.time_buckets import HOUR_MS
-from spark_reconcile.load.input_extent import InputExtent
-from spark_reconcile.results.summary import UnjudgedHours
-from spark_reconcile.results.window_selection import WINDOWS_MAX
-from spark_reconcile.results.window_store import Window
+from spark_reconcile.results.output_folder import write_whole
+from spark_reconcile.results.summary import InputExtent, UnjudgedHours
+from spark_reconcile.results.window_store import WINDOWS_MAX, Window
 
 _CURES: Final[Mapping[str, str]] = {
     "archive": "keep the archive for longer (--archive-days of the compensator, archive_days here)",
@@ -129,3 +133,35 @@ def _name(extent: InputExtent) -> str:
 
 def _told(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="minutes")
+
+
+_PURGED: Final = frozenset(Purgeable)
+
+
+def write_needed(
+    output: Path, shown: Collection[int], inputs: Iterable[InputExtent], *, slack_ms: int, now_ms: int
+) -> RetentionHold:  # fmt: skip
+    """Write the hold to the output folder; `shown`: all hours ever evaluated. Raises OSError."""
+    hold = RetentionHold(written_at_ms=now_ms, needed_since_ms=needed_since(shown, inputs, slack_ms=slack_ms))
+    write_whole(output / JUDGED_FILE, msgspec.json.encode(hold).decode())
+    return hold
+
+
+def needed_since(shown: Collection[int], inputs: Iterable[InputExtent], *, slack_ms: int) -> dict[str, int]:
+    """Returns the hold by kind of evidence, the minimum over its sources. Hours that a source no longer has do not
+    need it, nor do hours before the first one evaluated here. An hour counts once it was evaluated at all: with
+    messages scheduled for two years, no hour would be final before.
+    """
+    since_by_kind: dict[str, int] = {}
+    for extent in inputs:
+        if extent.source in _PURGED and extent.complete_since_ms is not None and shown:
+            since_ms = _first_unjudged(shown, extent.complete_since_ms) - slack_ms
+            since_by_kind[extent.source] = min(since_ms, since_by_kind.get(extent.source, since_ms))
+    return since_by_kind
+
+
+def _first_unjudged(shown: Collection[int], since_ms: int) -> int:
+    start = max(min(shown), since_ms // HOUR_MS * HOUR_MS)
+    while start in shown:
+        start += HOUR_MS
+    return start

@@ -1,4 +1,4 @@
-"""Detects impossible times of records: conditions for SQL and Spark, and a note on a source that has them.
+"""Counts of the rows that a source returned, and which of their times are impossible: conditions for SQL and Spark.
 
 Impossible are 0, negative times, those of a mistaken unit (seconds read as microseconds are in January 1970), and those
 of a clock that was reset. Reads nothing.
@@ -8,13 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from spark_reconcile.core.time_arguments import utc_text
-from spark_reconcile.rules.fact_conditions import Fact, Predicate, Sum
 
-if TYPE_CHECKING:
-    from spark_reconcile.core.source_counts import LegCount
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegCount:
+    """The number of rows of a leg for one topic (and group or rule), and their first and last time."""
+
+    leg: str
+    topic: str
+    note: str
+    rows: int
+    first_ms: int
+    last_ms: int
+    last_place: int = -1
+    """For the broker's logs: the highest sequence in a record."""
+    impossible: int = 0
+    """Rows whose time is impossible; `first_ms` and `last_ms` exclude them."""
+    impossible_ms: int = 0
+    impossible_of: str = ""
+    """The smallest impossible time, and the id or key of its row."""
+    backward: int = 0
+    """Archive rows that were sent before they were created, by more than the permitted clock skew."""
+    backward_of: str = ""
+
 
 EARLIEST_MS: Final = 946_684_800_000
 """2000-01-01: no outbox is older."""
@@ -67,11 +86,6 @@ class PlausibleTimes:
     def _impossible(self, time: str) -> str:
         """Returns the condition that a time in milliseconds is impossible, in Spark SQL; null is no time."""
         return f"coalesce({time} < {EARLIEST_MS}L or {time} > {self.latest_ms}L, false)"
-
-
-def newer(time: Fact, bound: Sum) -> Predicate:
-    """Returns a predicate: a fact is later than the bound, and plausible: records years ahead are not in transit."""
-    return (time > bound) & (time <= Fact("latest_ms"))
 
 
 def or_null(time: str, *, latest_ms: int = LATEST_MS) -> str:
