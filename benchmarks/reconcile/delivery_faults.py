@@ -120,7 +120,7 @@ def dead(p: Planted, one: Message) -> None:
 def redriven(p: Planted, one: Message) -> None:
     place = _die(p, one)
     at_ms = one.created_ms + 2 * MINUTE_MS
-    p.actions.append(journal.Redriven(topic=one.topic, group=MAIL, at_ms=at_ms, entries=[(place, one.id)]))
+    p.actions.append(journal.Redriven(topic=one.topic, group=MAIL, at_ms=at_ms, entries=[(place, 1)]))
     p.hand(one, place, MAIL, at_ms=at_ms + SECOND_MS)
     p.ack(one, place, MAIL, at_ms=at_ms + 2 * SECOND_MS)
 
@@ -162,14 +162,11 @@ def acknowledged_never_delivered(p: Planted, one: Message) -> None:
 
 
 def delivered_never_stored(p: Planted, one: Message) -> None:
-    p.hand(one, 0, MAIL)  # where another message stands
-    p.delivery(one, MAIL, "delivered_never_stored")
+    _never_stored(p, one, "delivered_never_stored")
 
 
 def delivered_just_now(p: Planted, one: Message) -> None:
-    fresh = made_just_now(p, one)
-    p.hand(fresh, 0, MAIL)
-    p.delivery(fresh, MAIL, "seen_in_grace")
+    _never_stored(p, made_just_now(p, one), "seen_in_grace")
 
 
 def handled_never_stored(p: Planted, one: Message) -> None:
@@ -235,7 +232,7 @@ def _stored(p: Planted, one: Message, *, but: str = "") -> int:
 def _given_back(p: Planted, one: Message, *, visible_ms: int) -> int:
     place = _stored(p, one, but=MAIL)
     p.hand(one, place, MAIL)
-    at_ms, entry = one.created_ms + SECOND_MS, (place, one.id, visible_ms, 1)
+    at_ms, entry = one.created_ms + SECOND_MS, (place, 1, visible_ms, 1)
     p.actions.append(journal.Requeued(topic=one.topic, group=MAIL, at_ms=at_ms, entries=[entry]))
     return place
 
@@ -243,9 +240,16 @@ def _given_back(p: Planted, one: Message, *, visible_ms: int) -> int:
 def _die(p: Planted, one: Message) -> int:
     place = _stored(p, one, but=MAIL)
     p.hand(one, place, MAIL)
-    at_ms, entry = one.created_ms + MINUTE_MS, (place, one.id, 1)
+    at_ms, entry = one.created_ms + MINUTE_MS, (place, 1, 1)
     p.actions.append(journal.Died(topic=one.topic, group=MAIL, at_ms=at_ms, entries=[entry], reason="no"))
     return place
+
+
+def _never_stored(p: Planted, one: Message, rule: str) -> None:
+    """Handed out under a sequence that the log does not have, by which the verdict names it, and with that time."""
+    place = p.place(one.topic)
+    p.hand(one, place, MAIL)
+    p.delivery(one._replace(id=f"{one.topic}#{place}", created_ms=one.created_ms + HANDED_AFTER_MS), MAIL, rule)
 
 
 def _unplaced(p: Planted, one: Message, rule: str) -> None:

@@ -36,7 +36,7 @@ def given_back_once(p: Planted, one: Message) -> None:
     place = _stored(p, one, but=MAIL)
     p.hand(one, place, MAIL)
     at_ms = one.created_ms + SECOND_MS
-    entry = (place, one.id, at_ms + SECOND_MS, 1)
+    entry = (place, 1, at_ms + SECOND_MS, 1)
     p.actions.append(journal.Requeued(topic=one.topic, group=MAIL, at_ms=at_ms, entries=[entry]))
     _done_again(p, one, place, MAIL, at_ms=at_ms + 2 * SECOND_MS)
 

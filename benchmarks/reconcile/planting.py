@@ -141,15 +141,16 @@ class Planted:
         """A hand-out."""
         at = one.created_ms + HANDED_AFTER_MS if at_ms is None else at_ms
         self.actions.append(
-            journal.Delivered(
-                topic=one.topic, group=group, at_ms=at, visible_at_ms=at + held_ms, entries=[(place, one.id, 1, 1)]
+            journal.Handed(
+                topic=one.topic, group=group, at_ms=at, visible_at_ms=at + held_ms,
+                runs=[journal.HandedRun(place, 1, 1, 1)],
             )
-        )
+        )  # fmt: skip
 
     def ack(self, one: Message, place: int, group: str, *, at_ms: int | None = None) -> None:
         """An acknowledgement."""
         at = one.created_ms + ACKED_AFTER_MS if at_ms is None else at_ms
-        self.actions.append(journal.Acked(topic=one.topic, group=group, at_ms=at, entries=[(place, one.id)]))
+        self.actions.append(journal.Settled(topic=one.topic, group=group, at_ms=at, runs=[(place, 1)]))
 
     def handle(self, one: Message, *, at_ms: int | None = None) -> None:
         """A row of the inbox."""

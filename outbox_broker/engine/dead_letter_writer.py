@@ -43,7 +43,7 @@ class DeadLetterWriter:
             self._bury_all(topic, group, deaths[start : start + DEATHS_AT_ONCE_MAX], at_ms=at_ms)
 
     def _bury_all(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
-        alike: defaultdict[tuple[str, bool], list[tuple[int, journal.Ids, int]]] = defaultdict(list)
+        alike: defaultdict[tuple[str, bool], list[tuple[int, int, int]]] = defaultdict(list)
         for death in deaths:
             alike[death.reason, death.cause is DeathCause.EXPIRED].append((death.first, death.count, death.attempts))
         for (reason, expired), entries in alike.items():
@@ -57,7 +57,7 @@ class DeadLetterWriter:
             self._state.counters[f"dead_lettered_{death.cause}", topic, group.name] += death.count
 
     def _put_off(self, topic: str, group: Group, deaths: Sequence[Death], *, at_ms: int) -> None:
-        alike: defaultdict[str, list[tuple[int, journal.Ids, int, int]]] = defaultdict(list)
+        alike: defaultdict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
         for death in deaths:
             alike[death.reason].append((death.first, death.count, at_ms + DEATH_PUT_OFF_MS, death.attempts))
         for reason, entries in alike.items():

@@ -201,7 +201,7 @@ class GroupAdmin:
             now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
             known_group.note_time(now_ms)
             for start in range(0, len(dead), self._options.redrive_batch_max):
-                part: list[tuple[int, journal.Ids]] = [
+                part: list[tuple[int, int]] = [
                     (first, end - first)
                     for dead_range in dead[start : start + self._options.redrive_batch_max]
                     for first, end in known_group.dead.among(*dead_range)

@@ -561,7 +561,7 @@ class Puller:
         expired: bool = False,
     ) -> None:  # fmt: skip
         """Record when messages may be delivered again; deaths among the decisions are not recorded here."""
-        entries: list[tuple[int, journal.Ids, int, int]] = [
+        entries: list[tuple[int, int, int, int]] = [
             (decision.first, decision.count, decision.visible_at_ms, decision.attempts_used)
             for decision in decisions
             if isinstance(decision, Requeue)

@@ -54,7 +54,7 @@ class Settler:
 
     def _settle(self, topic: str, group: Group, ranges: Sequence[tuple[int, int]]) -> None:
         if ranges:
-            runs: list[tuple[int, journal.Ids]] = [(first, end - first) for first, end in ranges]
+            runs: list[tuple[int, int]] = [(first, end - first) for first, end in ranges]
             self._writer.act(journal.Settled(topic=topic, group=group.name, at_ms=self._clock.now_ms(), runs=runs))
             self._state.counters["acknowledged", topic, group.name] += sum(end - first for first, end in ranges)
             self._wakeups.wake_next(topic, group)
@@ -104,7 +104,7 @@ class Settler:
                 group = self._state.group(topic, name)
                 if group is None:
                     continue
-                entries: list[tuple[int, journal.Ids]] = []
+                entries: list[tuple[int, int]] = []
                 for index, first, end in _held(group, runs, repeats=True):
                     statuses[index : index + end - first] = [ExtendStatus.EXTENDED] * (end - first)
                     entries.append((first, end - first))

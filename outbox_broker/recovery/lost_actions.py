@@ -18,7 +18,6 @@ from outbox_broker.log.segmented_log import SegmentedLog
 from outbox_broker.state.engine_state import BrokerState
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
-from outbox_core.journal.journal import count_of
 from outbox_core.journal.order_records import Filed
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -85,17 +84,13 @@ def _named(action: journal.Action) -> tuple[str, str, list[Range]] | None:
     """Returns topic, group, and the sequences that an action lists; None if it does not advance a group by itself."""
     match action:
         case journal.Handed():
-            ranges = [(run.first, run.first + count_of(run.ids)) for run in action.runs]
+            ranges = [(run.first, run.first + run.count) for run in action.runs]
         case journal.Settled():
-            ranges = [(first, first + count_of(ids)) for first, ids in action.runs]
+            ranges = [(first, first + count) for first, count in action.runs]
         case journal.Requeued():
-            ranges = [(first, first + count_of(ids)) for first, ids, _, _ in action.entries]
+            ranges = [(first, first + count) for first, count, _, _ in action.entries]
         case journal.Died():
-            ranges = [(first, first + count_of(ids)) for first, ids, _ in action.entries]
-        case journal.Delivered():
-            ranges = [(sequence, sequence + 1) for sequence, *_ in action.entries]
-        case journal.Acked():
-            ranges = [(sequence, sequence + 1) for sequence, _ in action.entries]
+            ranges = [(first, first + count) for first, count, _ in action.entries]
         case Filed():
             ranges = [(first, first + len(keys)) for first, keys in action.runs]
         case _:

@@ -27,7 +27,6 @@ from outbox_broker.state.recent_ids import RecentIds
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
-from outbox_core.journal.journal import count_of
 from outbox_core.journal.order_records import Filed
 from outbox_core.messages.message import GroupConfig
 
@@ -284,36 +283,30 @@ def config_of(settings: dict[str, str | int | float | bool | None]) -> GroupConf
 def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C901 - one arm an action
     match action:
         case journal.Handed(visible_at_ms=visible_at_ms):
-            together = sum(count_of(run.ids) for run in action.runs)
+            together = sum(run.count for run in action.runs)
             for run in action.runs:
                 group.deliver(
-                    run.first, count_of(run.ids), delivery=run.delivery, attempt=run.attempt,
+                    run.first, run.count, delivery=run.delivery, attempt=run.attempt,
                     visible_at_ms=visible_at_ms, together=together,
                     expiry_counts=together == 1 and not action.begins,
                 )  # fmt: skip
         case journal.Settled():
-            for first, ids in action.runs:
-                group.ack(first, count_of(ids))
-        case journal.Delivered(visible_at_ms=visible_at_ms):
-            for sequence, _, delivery, attempt in action.entries:
-                group.deliver(sequence, 1, delivery=delivery, attempt=attempt, visible_at_ms=visible_at_ms)
-        case journal.Acked():
-            for sequence, _ in action.entries:
-                group.ack(sequence)
+            for first, count in action.runs:
+                group.ack(first, count)
         case journal.Requeued():
-            for first, ids, visible_at_ms, used in action.entries:
-                if group.is_open(first, first + count_of(ids)):
-                    requeue = Requeue(first, count_of(ids), visible_at_ms, used)
+            for first, count, visible_at_ms, used in action.entries:
+                if group.is_open(first, first + count):
+                    requeue = Requeue(first, count, visible_at_ms, used)
                     group.requeue(requeue, reason=action.reason, expired=action.expired)
         case journal.Extended():
-            for first, ids in action.entries:
-                group.extend(first, count_of(ids), visible_at_ms=action.visible_at_ms, begun=action.begun)
+            for first, count in action.entries:
+                group.extend(first, count, visible_at_ms=action.visible_at_ms, begun=action.begun)
         case journal.Died():
-            for first, ids, attempts in action.entries:
+            for first, count, attempts in action.entries:
                 cause = DeathCause.EXPIRED if action.expired else DeathCause.REJECTED
-                group.die(Death(first, count_of(ids), attempts, action.reason, cause), at_ms=action.at_ms)
+                group.die(Death(first, count, attempts, action.reason, cause), at_ms=action.at_ms)
         case journal.Redriven():
-            ranges = [(first, first + count_of(ids)) for first, ids in action.entries]
+            ranges = [(first, first + count) for first, count in action.entries]
             group.note_time(action.at_ms)
             group.redrive_pace = RateLimit(*action.pace)  # which a step of the clock may have moved since the last one
             group.redrive(ranges, now_ms=action.at_ms, per_second=action.per_second)

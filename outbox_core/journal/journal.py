@@ -110,34 +110,6 @@ class Declared(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     is_new: bool = False  # created: no state of an earlier group of this name applies; False in old logs
 
 
-class Delivered(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="delivered"):
-    """The earlier form of Handed: entries are (sequence, message id, delivery number, attempt)."""
-
-    topic: str
-    group: str
-    at_ms: int
-    visible_at_ms: int
-    entries: list[tuple[int, str, int, int]]
-    consumer: str | None = None
-
-
-class Acked(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="acked"):
-    """The earlier form of Settled: entries are (sequence, message id)."""
-
-    topic: str
-    group: str
-    at_ms: int
-    entries: list[tuple[int, str]]
-
-
-Ids = int | str | list[str]
-"""The count of messages with consecutive sequences. Their ids are in the message log.
-
-Here they took 33 bytes a message in each record: 100 groups made a topic's folder 6.5 times as large, not 1.05 times.
-Logs of version 3 have the ids here: one, or all.
-"""
-
-
 class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="requeued"):
     """Deliveries were nacked: they become visible again at their `visible_at_ms`; entries are (first sequence, count,
     visible_at_ms, attempts used). `expired`: their invisible time ran out, and the next delivery is put off.
@@ -146,7 +118,7 @@ class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     topic: str
     group: str
     at_ms: int
-    entries: list[tuple[int, Ids, int, int]]
+    entries: list[tuple[int, int, int, int]]
     reason: str | None = None
     expired: bool = False
 
@@ -158,7 +130,7 @@ class Extended(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     group: str
     at_ms: int
     visible_at_ms: int
-    entries: list[tuple[int, Ids]]
+    entries: list[tuple[int, int]]
     begun: bool = False
     """Whether their consumer said that it begins to handle them."""
 
@@ -172,7 +144,7 @@ class Died(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="died
     topic: str
     group: str
     at_ms: int
-    entries: list[tuple[int, Ids, int]]
+    entries: list[tuple[int, int, int]]
     reason: str
     expired: bool = False
 
@@ -183,7 +155,7 @@ class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     topic: str
     group: str
     at_ms: int
-    entries: list[tuple[int, Ids]]
+    entries: list[tuple[int, int]]
     per_second: int | None = None
     pace: tuple[int, int] = (0, 0)  # the state of the group's rate limit before this redrive, see RateLimit
 
@@ -208,10 +180,14 @@ class Paused(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="pa
 
 
 class HandedRun(msgspec.Struct, array_like=True, frozen=True):
-    """Messages with consecutive sequences from `first` on, delivered with equal attributes."""
+    """`count` messages with consecutive sequences from `first` on, delivered with equal attributes.
+
+    Their ids are in the message log. Here they took 33 bytes a message in each record: 100 groups made a topic's folder
+    6.5 times as large, not 1.05 times.
+    """
 
     first: int
-    ids: Ids
+    count: int
     delivery: int
     attempt: int
 
@@ -235,7 +211,7 @@ class Settled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="s
     topic: str
     group: str
     at_ms: int
-    runs: list[tuple[int, Ids]]
+    runs: list[tuple[int, int]]
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="opened"):
@@ -263,20 +239,13 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag
 
 
 Action = (
-    Fired | Canceled | Declared | Delivered | Acked | Requeued | Extended | Died | Redriven | Sought | Paused
+    Fired | Canceled | Declared | Requeued | Extended | Died | Redriven | Sought | Paused
     | Opened | Dropped | Checkpoint | Filed | Handed | Settled | DeletedGroup | DeletedTopic
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_message = msgspec.msgpack.Decoder(MessageRecord).decode
 decode_action = msgspec.msgpack.Decoder(Action).decode
-
-
-def count_of(ids: Ids) -> int:
-    """Returns the count of messages."""
-    if isinstance(ids, int):
-        return ids
-    return 1 if isinstance(ids, str) else len(ids)
 
 
 class SegmentDamaged(OutboxError):

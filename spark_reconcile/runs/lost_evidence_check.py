@@ -27,7 +27,7 @@ from spark_reconcile.load.name_checks import KnownGroups, check_names, known_gro
 from spark_reconcile.load.read_plan import TableExtent
 from spark_reconcile.results.output_folder import write_whole
 from spark_reconcile.results.run_figures import inputs
-from spark_reconcile.sources.broker_logs import begins_whole, named_runs, single, survey
+from spark_reconcile.sources.broker_logs import begins_whole, named_runs, survey
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) 
     now = [segment for segment in survey(settings.broker_data, "actions") if segment.first_offset >= last.first_offset]
     since = log_frame(evidence.messages.sparkSession, "actions", now)
     last_ms = max(last_ms, log_end(now).last_ms)
-    actions = union(evidence.actions, single(since), named_runs(since, evidence.messages, is_whole=False))
+    actions = union(evidence.actions, named_runs(since, evidence.messages, is_whole=False))
     unrecorded = _without_hand_out(evidence.inboxes.where(f"at_ms > {last_ms + skew_ms}L"), evidence.messages, actions)
     if not unrecorded:
         return ""

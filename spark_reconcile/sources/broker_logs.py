@@ -181,35 +181,24 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
     match journal.decode_action(frame.payload):
         case journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, runs=handed):
             for run in handed:
-                for message_run in _places(run.first, run.ids):
-                    yield _row("delivered", topic, group, message_run, at, at_ms, visible, run.attempt)
+                yield _row("delivered", topic, group, (run.first, None, run.count), at, at_ms, visible, run.attempt)
         case journal.Settled(topic=topic, group=group, at_ms=at_ms, runs=settled):
-            for first, ids in settled:
-                for message_run in _places(first, ids):
-                    yield _row("acked", topic, group, message_run, at, at_ms)
-        case journal.Delivered(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=delivered):
-            for sequence, id_, _, attempt in delivered:
-                yield _row("delivered", topic, group, (sequence, id_, None), at, at_ms, visible, attempt)
-        case journal.Acked(topic=topic, group=group, at_ms=at_ms, entries=acked):
-            for sequence, id_ in acked:
-                yield _row("acked", topic, group, (sequence, id_, None), at, at_ms)
+            for first, count in settled:
+                yield _row("acked", topic, group, (first, None, count), at, at_ms)
         case journal.Fired(topic=topic, at_ms=at_ms, entries=fired):
             for sequence, id_ in fired:
                 yield _row("fired", topic, None, (sequence, id_, None), at, at_ms)
         case journal.Canceled() as canceled:
             yield from _canceled_rows(canceled, at)
         case journal.Requeued(topic=topic, group=group, at_ms=at_ms, entries=requeued, reason=reason):
-            for first, ids, visible, used in requeued:
-                for message_run in _places(first, ids):
-                    yield _row("requeued", topic, group, message_run, at, at_ms, visible, used, reason)
+            for first, count, visible, used in requeued:
+                yield _row("requeued", topic, group, (first, None, count), at, at_ms, visible, used, reason)
         case journal.Extended(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, entries=entries):
-            for first, ids in entries:
-                for message_run in _places(first, ids):
-                    yield _row("extended", topic, group, message_run, at, at_ms, visible)
+            for first, count in entries:
+                yield _row("extended", topic, group, (first, None, count), at, at_ms, visible)
         case journal.Died(topic=topic, group=group, at_ms=at_ms, entries=died, reason=reason):
-            for first, ids, attempts in died:
-                for message_run in _places(first, ids):
-                    yield _row("died", topic, group, message_run, at, at_ms, None, attempts, reason)
+            for first, count, attempts in died:
+                yield _row("died", topic, group, (first, None, count), at, at_ms, None, attempts, reason)
         case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate, pace=before):
             for message_run, visible in _paced(entries, RateLimit(*before), at_ms=at_ms, per_second=rate):
                 yield _row("redriven", topic, group, message_run, at, at_ms, visible)
@@ -251,24 +240,16 @@ def _expression(patterns: tuple[str, ...] | None) -> str | None:
     return None if patterns is None else "|".join(f"^{fnmatch.translate(pattern)}" for pattern in patterns)
 
 
-def _places(first: int, ids: journal.Ids) -> Iterator[_Place]:
-    if isinstance(ids, int):
-        yield first, None, ids
-    else:
-        yield from ((sequence, id_, None) for sequence, id_ in enumerate([ids] if isinstance(ids, str) else ids, first))
-
-
 def _paced(
-    entries: Iterable[tuple[int, journal.Ids]], pace: RateLimit, *, at_ms: int, per_second: int | None
+    entries: Iterable[tuple[int, int]], pace: RateLimit, *, at_ms: int, per_second: int | None
 ) -> Iterator[tuple[_Place, int]]:
     """Yields redriven messages, and when they are ready: up to the rate in one second, then those of the next."""
-    for first, ids in entries:
-        for sequence, id_, messages in _places(first, ids):
-            start, end = sequence or 0, (sequence or 0) + (messages or 1)
-            while start < end:
-                visible, count = pace.next_ms(at_ms, per_second=per_second, count_max=end - start)
-                yield (start, id_, None if messages is None else count), visible
-                start += count
+    for first, messages in entries:
+        start, end = first, first + messages
+        while start < end:
+            visible, count = pace.next_ms(at_ms, per_second=per_second, count_max=end - start)
+            yield (start, None, count), visible
+            start += count
 
 
 def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataFrame:

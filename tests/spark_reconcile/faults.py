@@ -16,6 +16,7 @@ from tests.spark_reconcile.world import (
     SECOND_MS,
     TICKETS,
     World,
+    never_stored,
 )
 
 Verdict = tuple[str, str, str, str, str]
@@ -449,7 +450,7 @@ def retrying(p: Planted) -> None:
     sequence = _stored(p.world, "retrying")
     p.world.done("retrying", sequence, TICKETS, age_ms=HOUR_MS)
     p.world.deliver("retrying", sequence, MAIL, age_ms=HOUR_MS)
-    _nack(p.world, "retrying", sequence, age_ms=59 * MINUTE_MS, visible_ms=NOW_MS + MINUTE_MS)
+    _nack(p.world, sequence, age_ms=59 * MINUTE_MS, visible_ms=NOW_MS + MINUTE_MS)
     p.delivery("retrying", MAIL, "pending", "retrying")
 
 
@@ -457,7 +458,7 @@ def never_redelivered(p: Planted) -> None:
     sequence = _stored(p.world, "forgotten")
     p.world.done("forgotten", sequence, TICKETS, age_ms=HOUR_MS)
     p.world.deliver("forgotten", sequence, MAIL, age_ms=HOUR_MS)
-    _nack(p.world, "forgotten", sequence, age_ms=59 * MINUTE_MS, visible_ms=NOW_MS - 50 * MINUTE_MS)
+    _nack(p.world, sequence, age_ms=59 * MINUTE_MS, visible_ms=NOW_MS - 50 * MINUTE_MS)
     p.delivery("forgotten", MAIL, "late", "not_redelivered")
 
 
@@ -465,7 +466,7 @@ def dead_letter(p: Planted) -> None:
     sequence = _stored(p.world, "dead")
     p.world.done("dead", sequence, TICKETS, age_ms=HOUR_MS)
     p.world.deliver("dead", sequence, MAIL, age_ms=HOUR_MS)
-    _die(p.world, "dead", sequence, age_ms=50 * MINUTE_MS)
+    _die(p.world, sequence, age_ms=50 * MINUTE_MS)
     p.delivery("dead", MAIL, "dead", "dead")
 
 
@@ -473,9 +474,9 @@ def redriven_and_done(p: Planted) -> None:
     sequence = _stored(p.world, "redriven")
     p.world.done("redriven", sequence, TICKETS, age_ms=HOUR_MS)
     p.world.deliver("redriven", sequence, MAIL, age_ms=HOUR_MS)
-    _die(p.world, "redriven", sequence, age_ms=50 * MINUTE_MS)
+    _die(p.world, sequence, age_ms=50 * MINUTE_MS)
     at_ms = NOW_MS - 40 * MINUTE_MS
-    p.world.actions.append(journal.Redriven(topic=PAID, group=MAIL, at_ms=at_ms, entries=[(sequence, "redriven")]))
+    p.world.actions.append(journal.Redriven(topic=PAID, group=MAIL, at_ms=at_ms, entries=[(sequence, 1)]))
     p.world.deliver("redriven", sequence, MAIL, age_ms=39 * MINUTE_MS, number=2)
     p.world.ack("redriven", sequence, MAIL, age_ms=38 * MINUTE_MS)
 
@@ -502,8 +503,7 @@ def handled_never_stored(p: Planted) -> None:
 
 
 def delivered_never_stored(p: Planted) -> None:
-    p.world.deliver("ghost", 0, MAIL, age_ms=HOUR_MS)  # where another message stands
-    p.delivery("ghost", MAIL, "phantom", "delivered_never_stored")
+    p.delivery(_hand_out_what_is_not_stored(p.world, age_ms=HOUR_MS), MAIL, "phantom", "delivered_never_stored")
 
 
 def acknowledged_never_delivered(p: Planted) -> None:
@@ -530,8 +530,7 @@ def stored_just_before_the_archive_was_read(p: Planted) -> None:
 
 
 def handed_out_just_after_the_log_was_read(p: Planted) -> None:
-    p.world.deliver("seen-later", 1, MAIL, age_ms=SECOND_MS)  # where another message stands
-    p.delivery("seen-later", MAIL, "pending", "seen_in_grace")
+    p.delivery(_hand_out_what_is_not_stored(p.world, age_ms=SECOND_MS), MAIL, "pending", "seen_in_grace")
 
 
 def acknowledged_just_after_the_inbox_was_read(p: Planted) -> None:
@@ -637,13 +636,21 @@ def _withdrawal(p: Planted, name: str, of: str) -> None:
     p.world.archive[-1]["sent_at_us"] = p.world.archive[-1]["created_at_us"]
 
 
-def _nack(world: World, message: str, sequence: int, *, age_ms: int, visible_ms: int) -> None:
+def _hand_out_what_is_not_stored(world: World, *, age_ms: int) -> str:
+    """Another message must come after it, or the log would have lost its end. Returns the name of the message."""
+    sequence = world.place(PAID)
+    message = never_stored(PAID, sequence)
+    world.deliver(message, sequence, MAIL, age_ms=age_ms)
+    return message
+
+
+def _nack(world: World, sequence: int, *, age_ms: int, visible_ms: int) -> None:
     world.actions.append(
-        journal.Requeued(topic=PAID, group=MAIL, at_ms=NOW_MS - age_ms, entries=[(sequence, message, visible_ms, 1)])
+        journal.Requeued(topic=PAID, group=MAIL, at_ms=NOW_MS - age_ms, entries=[(sequence, 1, visible_ms, 1)])
     )
 
 
-def _die(world: World, message: str, sequence: int, *, age_ms: int) -> None:
+def _die(world: World, sequence: int, *, age_ms: int) -> None:
     world.actions.append(
-        journal.Died(topic=PAID, group=MAIL, at_ms=NOW_MS - age_ms, entries=[(sequence, message, 1)], reason="no")
+        journal.Died(topic=PAID, group=MAIL, at_ms=NOW_MS - age_ms, entries=[(sequence, 1, 1)], reason="no")
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -35,6 +34,7 @@ def with_timed_ids(world: World, expected: Iterable[Verdict] = ()) -> set[Verdic
         row["message_id"] = names.get(row["message_id"], row["message_id"])
     world.stored[:] = [msgspec.structs.replace(one, id=names[one.id]) for one in world.stored]
     world.actions[:] = [_renamed(one, names) for one in world.actions]
+    world.named = {(topic, sequence, names.get(one, one)) for topic, sequence, one in world.named}
     return {(scope, names.get(one, one), *rest) for scope, one, *rest in expected}  # type: ignore[misc]
 
 
@@ -42,9 +42,9 @@ def _renamed(action: journal.Action, names: dict[str, str]) -> journal.Action:
     match action:
         case journal.Canceled(ids=ids):
             return msgspec.structs.replace(action, ids=[names.get(one, one) for one in ids])
-        case _ if hasattr(action, "entries"):
-            entries: list[tuple[Any, ...]] = action.entries
-            renamed = [(first, names.get(one, one), *rest) for first, one, *rest in entries]
-            return msgspec.structs.replace(action, entries=renamed)
+        case journal.Fired(entries=entries):
+            return msgspec.structs.replace(
+                action, entries=[(sequence, names.get(id_, id_)) for sequence, id_ in entries]
+            )
         case _:
             return action

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -81,6 +81,8 @@ class World:
     stored: list[journal.MessageRecord] = field(default_factory=list)
     actions: list[journal.Action] = field(default_factory=list)
     sequences: dict[str, int] = field(default_factory=dict)
+    named: set[tuple[str, int, str]] = field(default_factory=set)
+    """Of each action on a message: its topic and sequence, and the message that is meant."""
     _scheduled: dict[str, journal.MessageRecord] = field(default_factory=dict)
     last_order: int = 0
 
@@ -200,20 +202,20 @@ class World:
         self, message: str, sequence: int, group: str, *, age_ms: int, topic: str = PAID, invisible_ms: int = 30_000,
         number: int = 1,
     ) -> None:  # fmt: skip
-        """A hand-out."""
+        """A hand-out; of what the log has under this sequence, which must be this message."""
         at_ms = NOW_MS - age_ms
+        self.named.add((topic, sequence, message))
         self.actions.append(
-            journal.Delivered(
+            journal.Handed(
                 topic=topic, group=group, at_ms=at_ms, visible_at_ms=at_ms + invisible_ms,
-                entries=[(sequence, message, number, number)],
+                runs=[journal.HandedRun(sequence, 1, number, number)],
             )
         )  # fmt: skip
 
     def ack(self, message: str, sequence: int, group: str, *, age_ms: int, topic: str = PAID) -> None:
-        """An acknowledgement."""
-        self.actions.append(
-            journal.Acked(topic=topic, group=group, at_ms=NOW_MS - age_ms, entries=[(sequence, message)])
-        )
+        """An acknowledgement; of what the log has under this sequence, which must be this message."""
+        self.named.add((topic, sequence, message))
+        self.actions.append(journal.Settled(topic=topic, group=group, at_ms=NOW_MS - age_ms, runs=[(sequence, 1)]))
 
     def handle(self, message: str, *, age_ms: int, group: str = TICKETS) -> None:
         """A row of the inbox."""
@@ -235,10 +237,8 @@ class World:
         """Write everything; returns the settings that reconcile it."""
         self.write_tables(database)
         write_log(folder / "broker" / "messages", journal.SegmentKind.MESSAGES, self.stored, records_a_segment)
-        places = {(one.topic, one.sequence): one.id for one in self.stored}
-        fired = [one for one in self.actions if isinstance(one, journal.Fired)]
-        places.update({(one.topic, sequence): id_ for one in fired for sequence, id_ in one.entries})
-        actions = [as_written(one, places) for one in sorted(self.actions, key=lambda action: action.at_ms)]
+        self._check_names()
+        actions = sorted(self.actions, key=lambda action: action.at_ms)
         write_log(folder / "broker" / "actions", journal.SegmentKind.ACTIONS, actions, records_a_segment)
         return Settings(
             database_url=database.url,
@@ -259,6 +259,14 @@ class World:
             inboxes=[InboxSource(group=TICKETS)],
             grace=GRACE,
         )  # fmt: skip
+
+    def _check_names(self) -> None:
+        """An action names a message by its sequence alone: a wrong one would be an action on another message."""
+        ids = {(one.topic, one.sequence): one.id for one in self.stored}
+        fired = [one for one in self.actions if isinstance(one, journal.Fired)]
+        ids.update({(one.topic, sequence): id_ for one in fired for sequence, id_ in one.entries})
+        for topic, sequence, message in self.named:
+            assert ids.get((topic, sequence), never_stored(topic, sequence)) == message
 
     def write_tables(self, database: Database) -> None:
         """The rows of every table, in place of what is there."""
@@ -325,25 +333,9 @@ def no_wait(_: float) -> None:
     """A pause between both looks in which no time passes, and nothing comes."""
 
 
-def as_written(action: journal.Action, places: Mapping[tuple[str, int | None], str]) -> journal.Action:
-    """An action as the broker writes it, by sequences alone; one of the group TICKETS as it was written once, by ids.
-
-    What names another message than the one that stands there stays as it is.
-    """
-    entries = getattr(action, "entries", None)
-    if isinstance(action, journal.Fired) or entries is None or action.group == TICKETS:
-        return action
-    if any(places.get((action.topic, sequence)) != id_ for sequence, id_, *_ in entries):
-        return action
-    match action:
-        case journal.Delivered(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible_at_ms):
-            runs = [journal.HandedRun(sequence, 1, number, attempt) for sequence, _, number, attempt in action.entries]
-            return journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible_at_ms, runs=runs)
-        case journal.Acked(topic=topic, group=group, at_ms=at_ms):
-            acked = [(sequence, 1) for sequence, _ in action.entries]
-            return journal.Settled(topic=topic, group=group, at_ms=at_ms, runs=acked)
-        case _:
-            return replace(action, entries=[(first, 1, *rest) for first, _, *rest in entries])
+def never_stored(topic: str, sequence: int) -> str:
+    """The id by which a verdict names a message that the log does not have."""
+    return f"{topic}#{sequence}"
 
 
 def sha(body: str) -> str:
