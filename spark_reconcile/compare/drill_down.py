@@ -15,7 +15,7 @@ from spark_reconcile.compare.key_digests import (
     KEY_PLACE,
     PARTED,
     PLACE,
-    among,
+    covered_topic,
     unsettled,
 )
 from spark_reconcile.core.dataframes import computed, fetched, in_parallel, union
@@ -191,7 +191,7 @@ def _keys(frame: DataFrame, covered: Sequence[str]) -> DataFrame:
 
 def _keyed(covered: Sequence[str]) -> str:
     """SQL condition: a row is classified with all rows that have its key."""
-    return f"{among('topic', covered)} and coalesce(message_key, '') != ''"
+    return f"{covered_topic(covered)} and coalesce(message_key, '') != ''"
 
 
 def _named_elsewhere(legs: Legs, marks: _Marks, named: _Named, unclean: Mismatches, *, is_few: bool) -> list[DataFrame]:

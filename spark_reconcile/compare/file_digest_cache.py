@@ -13,7 +13,6 @@ another file or table open no hour.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +25,7 @@ import msgspec
 from spark_reconcile.compare.key_digests import DIGESTS, PARTED, SUMS_SCHEMA, digest
 from spark_reconcile.core.dataframes import listed, union
 from spark_reconcile.core.settings import RunLimits
-from spark_reconcile.core.synced_files import sync_path
+from spark_reconcile.core.synced_files import sync_path, write_whole
 from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS
 from spark_reconcile.sources.parquet_file_identity import Files
 
@@ -164,14 +163,10 @@ class FileDigestCache:
             about=_about(), pieces=dict(pieces), sizes={name: sizes[name] for name in followed & sizes.keys()}
         )
         self._folder.mkdir(parents=True, exist_ok=True)
-        fresh = self._folder / f".{INDEX}"
-        with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(self._index))
-            file.flush()
-            os.fsync(file.fileno())
-        self._checkpoint("show digests")
-        fresh.replace(self._folder / INDEX)
-        sync_path(self._folder)
+        write_whole(
+            self._folder / INDEX, msgspec.json.encode(self._index),
+            before_shown=lambda: self._checkpoint("show digests"),
+        )  # fmt: skip
         for path in self._folder.iterdir():
             if path.is_dir() and path.name not in followed:
                 shutil.rmtree(path, ignore_errors=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.core.dataframes import grouped, listed, union
+from spark_reconcile.core.dataframes import among, grouped, listed, union
 from spark_reconcile.core.time_buckets import NO_SLOT, SLOT_MS, hour, slot, slot_start
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.sources.sql_statements import Leg
@@ -53,8 +53,8 @@ def buckets(legs: Legs, *, tolerance: Tolerance) -> DataFrame:
     parts = [
         # The copy of a scheduled message is no second message; key_digests counts it as odd.
         _digest(legs.messages, leg="if(stored_ms is null, 'copies', 'messages')", time="stored_ms", apart_ms=apart_ms),
-        _digest(legs.actions.where(f"kind in {_named(*_STEPS)}"), leg="kind", time="at_ms", group="consumer_group"),
-        _digest(legs.actions.where(f"kind in {_named(*_ODD_STEPS)}"), leg="'other'", odd="1", time="at_ms",
+        _digest(legs.actions.where(among("kind", _STEPS)), leg="kind", time="at_ms", group="consumer_group"),
+        _digest(legs.actions.where(among("kind", _ODD_STEPS)), leg="'other'", odd="1", time="at_ms",
                 group="consumer_group"),
         # A cancel names no topic: it makes its slot odd on every topic. Dispatched messages were scheduled.
         _digest(legs.actions.where(f"kind in {CANCELED}"), leg="'canceled'", time="at_ms", topic="''", odd="1"),
@@ -180,8 +180,3 @@ def sums(value: str, low: str, high: str) -> dict[str, str]:
 def halved(value: str, low: str, high: str) -> dict[str, str]:
     """The halves of a 64-bit hash, by name."""
     return {low: f"({value} & {_LOW}L)", high: f"shiftright({value}, {_LOW_BITS})"}
-
-
-def _named(*names: str) -> str:
-    """SQL list of names from our own code: they contain no quote."""
-    return f"({', '.join(repr(str(name)) for name in names)})"

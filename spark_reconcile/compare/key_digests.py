@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.compare.id_digests import halved, sums
-from spark_reconcile.core.dataframes import grouped, listed, union
+from spark_reconcile.core.dataframes import among, grouped, listed, union
 from spark_reconcile.core.time_buckets import KEYED, NO_PERIOD, PART, PERIOD_MS, hour, period
 from spark_reconcile.sources.sql_statements import Leg
 
@@ -111,7 +111,7 @@ def _is_clean(*, is_known: str, is_covered: str) -> str:
     """SQL condition on the sums of a part, or of one key: the sources agree on each of its messages, and none needs a
     closer look. So the rules would call each of them `stored`, and each of its business rows `announced`.
 
-    `is_known`, `is_covered`: conditions, see _known() and among().
+    `is_known`, `is_covered`: conditions, see _known() and covered_topic().
     """
     sent, rows_agree = (" and ".join(f"{side}_{name} = 0" for name in names) for side, (_, names) in _APART.items())
     # A message too many for one rule must not cancel out one too few for another.
@@ -138,7 +138,7 @@ def clean_parts(summed: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     )  # fmt: skip
     return sides.selectExpr(
         "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages as n",
-        f"{_is_clean(is_known=_known(), is_covered=among('topic', covered))} as clean",
+        f"{_is_clean(is_known=_known(), is_covered=covered_topic(covered))} as clean",
         "archive_resent as resent", "archive_repeated as repeated", "note", "asked", *_DIGESTED,
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
         _of_key(messages, f"'{MESSAGES}'", {name: _values(DIGESTS[MESSAGES]).get(name, "0L") for name in _VALUES}),
     )
     # Topic and period are in the place: what is asked of them is a number, and no key of the shuffle.
-    standing = f"if({_known()}, if({among('topic', covered)}, 2, 1), 0)"
+    standing = f"if({_known()}, if({covered_topic(covered)}, 2, 1), 0)"
     sides = _sides(digests.selectExpr("*", f"{standing} as standing"), "place", standing="min(standing)")
     return sides.where(f"not {_is_clean(is_known='standing > 0', is_covered='standing = 2')}").select("place")
 
@@ -219,6 +219,6 @@ KEY_PLACE: Final = f"xxhash64(coalesce(topic, ''), {period('created_ms')}, {KEYE
 """Hash of a key in its topic and period."""
 
 
-def among(column: str, names: Sequence[str]) -> str:
-    """SQL condition: a column is one of these topics, which are checked names: they contain no quote."""
-    return f"coalesce({column} in ({', '.join(repr(name) for name in names)}), false)" if names else "false"
+def covered_topic(covered: Sequence[str]) -> str:
+    """SQL condition, never null: a row's topic is one of those that rules cover."""
+    return f"coalesce({among('topic', covered)}, false)"

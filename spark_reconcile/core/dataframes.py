@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -75,6 +75,15 @@ def fetched(frame: DataFrame) -> ComputedRows | None:
 def _literals(session: SparkSession, table: pa.Table, schema: Callable[[], StructType]) -> DataFrame:
     """Returns the table's rows as literals. Spark Connect refuses an empty table without a schema."""
     return session.createDataFrame(table) if table.num_rows else session.createDataFrame(table, schema())
+
+
+def among(column: str, names: Iterable[str]) -> str:
+    """Returns an SQL condition: a column is one of these names, which are checked ones or ours: they have no quote.
+
+    Null for null: sources are asked by it, which a coalesce() would prevent.
+    """
+    quoted = ", ".join(f"'{name}'" for name in sorted(names))
+    return f"{column} in ({quoted})" if quoted else "false"
 
 
 def grouped(frame: DataFrame, *names: str, **values: str) -> DataFrame:

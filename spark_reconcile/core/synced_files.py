@@ -24,3 +24,20 @@ def sync_tree(folder: Path, *, sync: Sync | None = None) -> None:
     for path in sorted(folder.rglob("*")):
         sync_path(path, sync=sync)
     sync_path(folder, sync=sync)
+
+
+def write_whole(
+    path: Path, data: bytes, *, sync: Sync | None = None, before_shown: Callable[[], None] = lambda: None
+) -> None:  # fmt: skip
+    """Replace a file atomically: readers see the old or the new content, also after a power failure. Raises OSError.
+
+    `before_shown` is called when the new content is on the disk, and readers still see the old one.
+    """
+    fresh = path.with_name(f".{path.name}.fresh")
+    with fresh.open("wb") as file:
+        file.write(data)
+        file.flush()
+        (sync or os.fsync)(file.fileno())
+    before_shown()
+    fresh.replace(path)
+    sync_path(path.parent, sync=sync)

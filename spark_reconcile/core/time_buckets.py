@@ -30,6 +30,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 SLOT_DIGITS: Final = 9
 SLOT_MS: Final = 1 << 12
 HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
 PERIOD_MS: Final = HOUR_MS // 4
 PARTS: Final = 256
 """Number of parts, by key, in which a topic's records of a period are compared."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from spark_reconcile.core.dataframes import grouped, listed
+from spark_reconcile.core.dataframes import among, grouped, listed
 from spark_reconcile.core.time_buckets import EVER_MS
 from spark_reconcile.rules.delivery_rules import FilterAnswer, LastKind
 from spark_reconcile.sources.sql_statements import Leg
@@ -138,9 +138,8 @@ def _actions_leg(actions: DataFrame) -> DataFrame:
         return f"if(kind = '{kind}', {value}, {otherwise})"
 
     kinds = " ".join(f"when '{name}' then {int(code)}L" for name, code in _KINDS.items())
-    names = ", ".join(f"'{name}'" for name in _KINDS)
     return _leg(
-        actions.where(f"kind in ({names})"),
+        actions.where(among("kind", _KINDS)),
         deliveries=when("delivered", "1L", "0L"),
         acks=when("acked", "1L", "0L"),
         nacks=when("requeued", "1L", "0L"),

@@ -17,7 +17,7 @@ from outbox_core.common.errors import FilterError
 from spark_reconcile.core.dataframes import computed, grouped, listed, union
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.rules.delivery_rules import FilterAnswer
-from spark_reconcile.sources.broker_logs import LogSegment
+from spark_reconcile.sources.broker_logs import STEP_BACK_MS, LogSegment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,8 +31,6 @@ _FILTER_SCHEMA: Final = "topic string, consumer_group string, filter_number bigi
 _TAKES_ALL: Final = -1
 _PLACED_MS: Final = "greatest(stored_ms, deliver_at_ms)"
 """The broker appended the message at this time or later."""
-_STEP_BACK_MS: Final = 3_600_000
-"""Limit by which the broker's clock may step back from one segment to the next."""
 
 
 class FilterEvaluation:
@@ -165,6 +163,6 @@ def _filters(groups: Sequence[GroupFacts], texts: Sequence[str]) -> list[tuple[s
 def _written_since(segments: Sequence[LogSegment], since_ms: int) -> list[LogSegment]:
     """Returns segments that may have records written since then: each ends where the next begins."""
     ended = {
-        segment.path for segment, following in pairwise(segments) if following.created_at_ms + _STEP_BACK_MS < since_ms
+        segment.path for segment, following in pairwise(segments) if following.created_at_ms + STEP_BACK_MS < since_ms
     }
     return [segment for segment in segments if segment.path not in ended]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.core.dataframes import computed, grouped, union
+from spark_reconcile.core.dataframes import among, computed, grouped, union
 from spark_reconcile.core.time_buckets import EVER_MS
 from spark_reconcile.sources.broker_logs import ACTION_SCHEMA
 from spark_reconcile.sources.sql_statements import CANCELS, WITHDRAWN, WITHDREW, Leg
@@ -82,12 +82,12 @@ def message_evidence(
         "due_ms as deliver_at_ms",
         "greatest(stored_ms, due_ms) as ready_ms",
         "if(stored_ms > 0, stored_ms, created_ms) as accepted_ms",
-        f"if({_among('topic', reaches)}, 1, 0) as covered",
-        f"if({_among('topic', [CANCELS])}, 1, 0) as cancel",
+        f"if({among('topic', reaches)}, 1, 0) as covered",
+        f"if({among('topic', [CANCELS])}, 1, 0) as cancel",
         "coalesce(business_rows, 0L) as business",
         f"{_reach_case(reaches)} as business_reach_ms",
         f"{_reach_case(until)} as business_until_ms",
-        f"if({_among('topic', known_topics)}, 1, 0) as topic_known", "0L as respelled",
+        f"if({among('topic', known_topics)}, 1, 0) as topic_known", "0L as respelled",
     )  # fmt: skip
 
 
@@ -198,12 +198,6 @@ def _aggregates() -> dict[str, str]:
         **{name: f"coalesce(max({name}), -1L)" for name in ("sequence", "cancel_noted")},
         "placed_ms": "coalesce(min(placed_ms), min(fell_due_ms))",
     }
-
-
-def _among(column: str, names: Iterable[str]) -> str:
-    """SQL condition: a column is one of these topics, which are checked names: they contain no quote."""
-    quoted = ", ".join(f"'{name}'" for name in sorted(names))
-    return f"coalesce({column} in ({quoted}), false)" if quoted else "false"
 
 
 def _reach_case(reaches: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import CompletenessBound, Settings
-from spark_reconcile.core.time_buckets import EVER_MS
+from spark_reconcile.core.time_buckets import DAY_MS, EVER_MS
 from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
 from spark_reconcile.sources.sql_statements import Leg
 
@@ -114,7 +114,6 @@ def lag_ms(status: Sequence[Mapping[str, Any]], *, name: str) -> int:
 
 NEVER_MS: Final = 1 << 53
 """Start of completeness of an empty source: later than any time."""
-DAY_MS: Final = 24 * 60 * 60 * 1000
 PURGE_MARGIN_MS: Final = 60 * 60 * 1000
 
 

@@ -12,7 +12,7 @@ import msgspec
 from outbox_core.journal import journal
 from outbox_core.journal.frame_scan import payload_bounds
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.sources.broker_logs import LogSegment, begins_whole, data_of
+from spark_reconcile.sources.broker_logs import DELIVERY_KINDS, LogSegment, begins_whole, data_of
 
 if TYPE_CHECKING:
     from spark_reconcile.core.plausible_times import LegCount
@@ -22,8 +22,6 @@ UNSYNCED_MS: Final = 60_000
 """Records older than this are on the disk and visible on every machine: Linux writes pages back after 30 s, checked
 every 5 s; NFS caches attributes of a file for at most 60 s.
 """
-_OF_A_STORED_ONE: Final = frozenset({"delivered", "acked", "requeued", "extended", "died", "redriven"})
-"""Actions on a delivered message, which was durable before its delivery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +97,7 @@ def beyond_the_end(counts: Sequence[LegCount], *, is_whole: bool) -> list[str]:
     for count in counts:
         if count.leg == "messages":
             last_stored[count.topic] = max(count.last_place, last_stored.get(count.topic, -1))
-        elif count.leg == "actions" and count.note.partition(" ")[0] in _OF_A_STORED_ONE:
+        elif count.leg == "actions" and count.note.partition(" ")[0] in DELIVERY_KINDS:
             named[count.topic] = max(count.last_place, named.get(count.topic, -1))
     return [
         f"message {last_sequence} of {topic} "

@@ -9,7 +9,7 @@ from typing import Final
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import OutputFailed
-from spark_reconcile.results.output_folder import write_whole
+from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.rules.verdict_rule import Severity, State
 
@@ -24,7 +24,7 @@ def write_metrics(path: Path, summary: Summary) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, metrics_text(summary))
+        write_whole(path, metrics_text(summary).encode())
     except OSError as error:
         if error.errno in _PASSING:
             raise OutputFailed(

@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from outbox_core.runtime.retention_hold import JUDGED_FILE, Purgeable, RetentionHold
+from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.core.time_buckets import HOUR_MS
-from spark_reconcile.results.output_folder import write_whole
 from spark_reconcile.results.summary import InputExtent, UnjudgedHours
 from spark_reconcile.results.window_store import WINDOWS_MAX, Window
 
@@ -143,7 +143,7 @@ def write_needed(
 ) -> RetentionHold:  # fmt: skip
     """Write the hold to the output folder; `shown`: all hours ever evaluated. Raises OSError."""
     hold = RetentionHold(written_at_ms=now_ms, needed_since_ms=needed_since(shown, inputs, slack_ms=slack_ms))
-    write_whole(output / JUDGED_FILE, msgspec.json.encode(hold).decode())
+    write_whole(output / JUDGED_FILE, msgspec.json.encode(hold))
     return hold
 
 

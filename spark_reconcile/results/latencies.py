@@ -14,9 +14,9 @@ import msgspec
 
 from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS
+from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.core.time_buckets import HOUR_MS, hour
 from spark_reconcile.load.evidence import Evidence
-from spark_reconcile.results.output_folder import write_whole
 from spark_reconcile.results.summary import Latency
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def keep_hours(folders: Mapping[int, Path], hours: Mapping[int, Hour]) -> None:
     """Write hours to the folders of their windows, if not there yet. Raises OSError."""
     for start, folder in folders.items():
         if start in hours and folder.exists() and not (folder / FILE).exists():
-            write_whole(folder / FILE, msgspec.json.encode(hours[start]).decode())
+            write_whole(folder / FILE, msgspec.json.encode(hours[start]))
 
 
 def kept_hour(folder: Path) -> Hour | None:

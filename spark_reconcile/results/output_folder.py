@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import shutil
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import OutputFailed
+from spark_reconcile.core.synced_files import write_whole
 
 MANIFEST: Final = "manifest.json"
 RUN_ID: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
@@ -39,18 +39,8 @@ class Staging:
         """Publish the run: first its folder under its own name, then the manifest that names it as the newest."""
         self.folder.rename(self.final)
         manifest = self.final.parent / MANIFEST
-        write_whole(manifest, json.dumps({"newest": self.run_id, **headline}, indent=2))
+        write_whole(manifest, json.dumps({"newest": self.run_id, **headline}, indent=2).encode())
         return self.final
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file atomically: readers see the old or the new content. Raises OSError."""
-    fresh = path.with_name(f".{path.name}.fresh")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
 
 
 @contextmanager

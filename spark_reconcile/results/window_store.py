@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.core.synced_files import Sync, sync_path, sync_tree
+from spark_reconcile.core.synced_files import Sync, sync_path, sync_tree, write_whole
 from spark_reconcile.core.time_buckets import HOUR_MS, Span
 
 INDEX: Final = "windows.json"
@@ -108,15 +108,11 @@ class WindowStore:
         shutil.rmtree(stage, ignore_errors=True)
 
     def _write_index(self) -> None:
-        fresh = self._output / f".{INDEX}.fresh"
         self.checkpoint("write index")
-        with fresh.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(self._index, order="sorted")))
-            file.flush()
-            self._sync(file.fileno())
-        self.checkpoint("show index")
-        fresh.replace(self._output / INDEX)
-        sync_path(self._output, sync=self._sync)
+        index = msgspec.json.format(msgspec.json.encode(self._index, order="sorted"))
+        write_whole(
+            self._output / INDEX, index, sync=self._sync, before_shown=lambda: self.checkpoint("show index")
+        )  # fmt: skip
 
     def _sweep(self) -> None:
         """Remove unreferenced folders: an earlier process's staging, and versions that were replaced."""

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.core.dataframes import grouped, union
+from spark_reconcile.core.dataframes import among, grouped, union
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.plausible_times import LegCount
 from spark_reconcile.core.settings import Settings
+from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.load.completeness_bound import kept_since
 from spark_reconcile.load.evidence import Evidence, log_frame
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, log_end
 from spark_reconcile.load.name_checks import KnownGroups, check_names, known_groups
 from spark_reconcile.load.read_plan import TableExtent
-from spark_reconcile.results.output_folder import write_whole
 from spark_reconcile.results.run_figures import inputs
-from spark_reconcile.sources.broker_logs import begins_whole, named_runs, survey
+from spark_reconcile.sources.broker_logs import DELIVERY_KINDS, begins_whole, named_runs, survey
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:
@@ -310,10 +310,6 @@ def _folder(settings: Settings) -> str:
     return str(settings.broker_data.resolve())
 
 
-HANDED_OUT: Final = ("delivered", "extended", "requeued", "acked", "died", "redriven")
-"""Actions on a message that was delivered to a group."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrecordedEffects:
     """Effects of one group on messages of one topic without a delivery in the action log."""
@@ -373,9 +369,8 @@ def is_proven(effects: Sequence[UnrecordedEffects], *, now_ms: int, skew_ms: int
 
 def _without_hand_out(effects: DataFrame, messages: DataFrame, actions: DataFrame) -> list[UnrecordedEffects]:
     """Returns effects on messages that the broker has: on others no action is expected, and the rules classify them."""
-    kinds = ", ".join(f"'{kind}'" for kind in HANDED_OUT)
     stored = messages.where("sequence is not null").select("topic", "id")
-    handed_out = actions.where(f"kind in ({kinds})").select("topic", "id", "consumer_group")
+    handed_out = actions.where(among("kind", DELIVERY_KINDS)).select("topic", "id", "consumer_group")
     beyond = effects.join(stored, ["topic", "id"], "left_semi").join(
         handed_out, ["topic", "id", "consumer_group"], "left_anti"
     )
@@ -474,4 +469,4 @@ def write_totals(output: Path, totals: KeptTotals) -> None:
     """Replace the file atomically. Beyond SOURCES_MAX, sources read longest ago are dropped. Raises OSError."""
     newest = sorted(totals.sources.items(), key=lambda item: -item[1].noted_at_ms)[:SOURCES_MAX]
     kept = KeptTotals(sources=dict(sorted(newest)), groups=dict(sorted(totals.groups.items())))
-    write_whole(output / TOTALS_FILE, msgspec.json.format(msgspec.json.encode(kept)).decode())
+    write_whole(output / TOTALS_FILE, msgspec.json.format(msgspec.json.encode(kept)))

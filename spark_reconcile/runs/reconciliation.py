@@ -32,7 +32,7 @@ from spark_reconcile.compare.file_digest_cache import FOLDER as DIGESTS
 from spark_reconcile.compare.file_digest_cache import CachedDigests, FileDigestCache
 from spark_reconcile.compare.id_digests import Legs, Tolerance, buckets, clean_buckets
 from spark_reconcile.compare.key_digests import MESSAGES, clean_parts, digest, parts, sums_of
-from spark_reconcile.core.dataframes import in_parallel, union
+from spark_reconcile.core.dataframes import among, in_parallel, union
 from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed, SourceFailed
 from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS, LegCount
 from spark_reconcile.core.settings import Settings
@@ -645,7 +645,7 @@ def _flow(compared: DigestComparison, windows: Sequence[int], shown: dict[int, W
     if compared.buckets is None:
         timed = compared.clean_parts.selectExpr("'messages' as leg", f"period * {PERIOD_MS}L as begins", "n")
     else:
-        named = compared.buckets.where(f"leg in ({', '.join(repr(leg) for leg in names)}) and slot != ''")
+        named = compared.buckets.where(f"{among('leg', names)} and slot != ''")
         timed = named.selectExpr("leg", f"{slot_start('slot')} as begins", "n")
     placed = timed.selectExpr("leg", f"(begins - {axis.start_ms}L) div {axis.width_ms}L as bucket", "n")
     for row in placed.groupBy("leg", "bucket").agg({"n": "sum"}).collect():

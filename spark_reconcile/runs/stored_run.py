@@ -13,12 +13,13 @@ import msgspec
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import OutputFailed
+from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.core.time_buckets import HOUR_MS, TimeAxis
 from spark_reconcile.report.page import page_of
 from spark_reconcile.report.writer import NUMBERS, REPORT
 from spark_reconcile.results.evidence_retention import judged_late
 from spark_reconcile.results.latencies import kept_hour, latencies_of
-from spark_reconcile.results.output_folder import MANIFEST, RUN_ID, write_whole
+from spark_reconcile.results.output_folder import MANIFEST, RUN_ID
 from spark_reconcile.results.summary import Flow, Summary
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import counts_of, summary_of, trouble_of
@@ -73,8 +74,8 @@ def write_anew(summary: Summary, folder: Path) -> Path:
     """Write the page and the numbers to a folder, each atomically; returns the page's path. Raises OutputFailed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / NUMBERS, json.dumps(summary.as_dict(), indent=2))
-        write_whole(folder / REPORT, page_of(summary))
+        write_whole(folder / NUMBERS, json.dumps(summary.as_dict(), indent=2).encode())
+        write_whole(folder / REPORT, page_of(summary).encode())
     except OSError as error:
         raise OutputFailed(f"cannot write to {folder}: {error.strerror}; name another folder with --to") from error
     return folder / REPORT

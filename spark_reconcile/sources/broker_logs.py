@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+DELIVERY_KINDS: Final = ("delivered", "extended", "requeued", "acked", "died", "redriven")
+"""Actions on a message that was delivered to a group: it was durable before."""
+STEP_BACK_MS: Final = 3_600_000
+"""Limit of a step back of the broker's clock from one segment to the next, up to which the headers of neighbours bound
+a segment's times.
+"""
+
+
 class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A segment file at the time of the survey: records appended later are not read."""
 

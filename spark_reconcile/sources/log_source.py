@@ -36,6 +36,7 @@ from spark_reconcile.sources.broker_logs import (
     HEADER_SCHEMA,
     MESSAGE_SCHEMA,
     RUN_SCHEMA,
+    STEP_BACK_MS,
     LogSegment,
     Row,
     action_rows,
@@ -50,8 +51,6 @@ BATCH_ROWS: Final = 16_384
 
 _TEXTS: Final = frozenset({"id", "topic", "message_key", "body_sha256", "damage", "kind", "consumer_group", "reason"})
 _TIMES: Final = frozenset({"stored_ms", "at_ms"})
-_STEP_BACK_MS: Final = 3_600_000
-"""Limit of a step back of the broker's clock up to which the headers of neighbours bound a segment's times."""
 _RowsOf = Callable[[journal.Frame], Iterator[Row]]
 _WHOLE: Final[dict[_RowsOf, str]] = {
     message_rows: MESSAGE_SCHEMA, header_rows: HEADER_SCHEMA, action_rows: RUN_SCHEMA,
@@ -196,7 +195,7 @@ class PushingLogReader(LogReader):
         return [
             SegmentPart(index)
             for index, (segment, end_ms) in enumerate(zip(self._segments, ends, strict=True))
-            if end_ms + _STEP_BACK_MS >= self._low_ms and segment.created_at_ms - _STEP_BACK_MS <= self._high_ms
+            if end_ms + STEP_BACK_MS >= self._low_ms and segment.created_at_ms - STEP_BACK_MS <= self._high_ms
         ]
 
     def _take(self, spark_filter: Filter) -> bool:

@@ -19,8 +19,8 @@ from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from outbox_core.common.table_place import BESIDE, SIGNS_OF_SCHEMA, left_beside
 from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS, or_null, outside
 from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, KeyFormat, Operator, Settings
-from spark_reconcile.core.time_buckets import EVER_MS, Span
-from spark_reconcile.sources.databases.source_database import DATE, DAY_MS, INTEGERS
+from spark_reconcile.core.time_buckets import DAY_MS, EVER_MS, Span
+from spark_reconcile.sources.databases.source_database import DATE, INTEGERS
 from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted
 
 COLUMNS: Final = (

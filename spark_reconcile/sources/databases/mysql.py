@@ -16,10 +16,10 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.common.mysql_session import pin_session
 from outbox_core.common.table_place import TablePlace, place_among
 from spark_reconcile.core.plausible_times import EARLIEST_MS
+from spark_reconcile.core.time_buckets import DAY_MS
 from spark_reconcile.sources.databases.source_database import (
     CONNECT_SECONDS,
     DATE,
-    DAY_MS,
     INTEGERS,
     READ_SECONDS,
     TIMES,

@@ -18,7 +18,6 @@ from outbox_core.common.table_place import TablePlace
 
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 600
-DAY_MS: Final = 24 * 3_600_000
 DATE: Final = "date"
 """The type of columns that have days, and no time of the day."""
 TIMES: Final = ("datetime", "timestamp", DATE)

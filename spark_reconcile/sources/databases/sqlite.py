@@ -10,9 +10,9 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
 from outbox_core.common.table_place import SQLITE_PLACE, TablePlace
+from spark_reconcile.core.time_buckets import DAY_MS
 from spark_reconcile.sources.databases.source_database import (
     CONNECT_SECONDS,
-    DAY_MS,
     TIMES,
     Address,
     Query,
