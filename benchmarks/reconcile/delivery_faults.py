@@ -60,7 +60,7 @@ def delivered_early(p: Planted, one: Message) -> None:
 def delivered_after_cancel(p: Planted, one: Message) -> None:
     due = reminder(p, one)
     p.schedule(due)
-    p.actions.append(journal.Canceled(at_ms=one.created_ms + MINUTE_MS, ids=[due.id]))
+    p.actions.append(journal.Canceled(at_ms=one.created_ms + MINUTE_MS, ids=[due.id], topics=[""]))
     p.done(due, p.fire(due), since_ms=due.due_ms)
     p.message(due, "canceled", "message_canceled")
     p.delivery(due, MAIL, "delivered_after_cancel")

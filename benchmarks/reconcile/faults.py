@@ -201,7 +201,7 @@ def cancel_broken(p: Planted, one: Message) -> None:
 
 
 def canceled_unheard_of(p: Planted, one: Message) -> None:
-    p.actions.append(journal.Canceled(at_ms=one.created_ms, ids=[one.id]))
+    p.actions.append(journal.Canceled(at_ms=one.created_ms, ids=[one.id], topics=[""]))
     p.message(one, "canceled_unpublished")
 
 
@@ -259,7 +259,7 @@ MORE_KINDS: Final[tuple[Kind, ...]] = (
 
 def _noted(p: Planted, one: Message, *, at_ms: int) -> None:
     """The broker wrote the cancel down."""
-    p.actions.append(journal.Canceled(at_ms=at_ms, ids=[one.id]))
+    p.actions.append(journal.Canceled(at_ms=at_ms, ids=[one.id], topics=[""]))
 
 
 def _answered(p: Planted, one: Message, answer: str, rule: str) -> None:

@@ -85,7 +85,7 @@ class Fired(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fir
 
 
 class Canceled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="canceled"):
-    """Scheduled messages were canceled. `topics` has the topic of each, or is empty in old logs.
+    """Scheduled messages were canceled. `topics` has the topic of each.
 
     A topic is empty if its id is still unknown: a later publish of it to a topic of `scope` (patterns; None: all) is
     canceled on arrival.
@@ -95,7 +95,7 @@ class Canceled(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     ids: list[str]
     messages_end: int | None = None
     """The end of the message log at that time: a message published after it under the same id is another one."""
-    topics: list[str] = []
+    topics: list[str]
     scope: tuple[str, ...] | None = None
 
 
@@ -107,7 +107,7 @@ class Declared(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     at_ms: int
     position: int
     settings: dict[str, str | int | float | bool | None]
-    is_new: bool = False  # created: no state of an earlier group of this name applies; False in old logs
+    is_new: bool = False  # created: no state of an earlier group of this name applies
 
 
 class Requeued(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="requeued"):

@@ -169,9 +169,9 @@ class Summary:
     """A sentence for each source that an earlier run saw to reach further."""
     took_seconds: Mapping[str, float] = field(default_factory=dict)
     grace: Grace | None = None
-    """The time limits of the verdicts; None for runs of older versions, which did not store them."""
+    """The time limits of the verdicts; None for hours, which do not store them."""
     flow: Flow | None = None
-    """The time series of the charts; None: none, or a run of an older version."""
+    """The time series of the charts, if there are any."""
 
     def count(self, state: State, *, scope: Scope | None = None) -> int:
         """Count rows with this verdict, without business rows that only echo their message's verdict."""

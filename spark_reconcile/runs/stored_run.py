@@ -43,8 +43,8 @@ def stored_run(output: Path, run_id: str | None = None) -> Summary:
 def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
     """Reads the hours of an output folder that overlap [since, until), as last evaluated.
 
-    Hours do not store their inputs, and those of older versions no latencies. Raises ConfigurationError if no hour was
-    evaluated.
+    Hours do not store their inputs, and one whose file of latencies is lost has none. Raises ConfigurationError if no
+    hour was evaluated.
     """
     store = WindowStore(output)
     windows = store.windows

@@ -226,7 +226,7 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
 
 def _canceled_rows(canceled: journal.Canceled, at: int) -> Iterator[Row]:
     """Yields a row for each id; the column `reason` has the cancel's topics."""
-    for id_, topic in zip(canceled.ids, canceled.topics or [""] * len(canceled.ids), strict=True):
+    for id_, topic in zip(canceled.ids, canceled.topics, strict=True):
         within = _expression((topic,) if topic else canceled.scope)
         yield _row("canceled", None, None, (None, id_, None), at, canceled.at_ms, None, None, within)
 

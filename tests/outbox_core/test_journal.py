@@ -160,7 +160,7 @@ def test_segments_are_found_in_order_of_their_offsets_and_other_files_are_not(tm
 
 RECORDS = [
     Fired(topic="t", at_ms=1, entries=[(0, "m")]),
-    Canceled(at_ms=1, ids=["m"]),
+    Canceled(at_ms=1, ids=["m"], topics=[""]),
     Declared(topic="t", group="g", at_ms=1, position=0, settings={"ordered": True, "filter": None, "x": 1.5}),
     Handed(topic="t", group="g", at_ms=1, visible_at_ms=2, runs=[HandedRun(0, 500, 1, 1), HandedRun(509, 1, 2, 1)]),
     Settled(topic="t", group="g", at_ms=1, runs=[(0, 500), (509, 1)]),

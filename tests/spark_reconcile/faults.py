@@ -196,7 +196,9 @@ def canceled_in_time(p: Planted) -> None:
     due_ms = NOW_MS + HOUR_MS
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
     _scheduled(p.world, "canceled", order, due_ms)
-    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["canceled", "never-heard-of"]))
+    p.world.actions.append(
+        journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["canceled", "never-heard-of"], topics=["", ""])
+    )
     p.message(p.world.sent_cancel("cancel-request", "canceled", "canceled"), "settled", "cancel_accepted")
     p.message("canceled", "canceled", "canceled")
     p.message("never-heard-of", "canceled", "canceled_unpublished")
@@ -227,7 +229,7 @@ def handed_out_though_the_cancel_was_answered(p: Planted) -> None:
     p.world.done("promised", p.world.fire("promised", age_ms=20 * MINUTE_MS), MAIL, age_ms=20 * MINUTE_MS,
                  topic=REMINDER)  # fmt: skip
     # Its note comes after the hand-out: by itself it takes nothing back.
-    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 18 * MINUTE_MS, ids=["promised"]))
+    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 18 * MINUTE_MS, ids=["promised"], topics=[""]))
     cancel = p.world.sent_cancel("cancel-promised", "promised", "canceled", age_ms=19 * MINUTE_MS)
     p.message(cancel, "settled", "cancel_accepted")
     p.message("promised", "canceled", "canceled")
@@ -302,7 +304,7 @@ def moved_as_the_cure_says(p: Planted) -> None:
         due_ms = NOW_MS + 2 * HOUR_MS
         order = p.world.order(status="BOOKED", remind_at_ms=due_ms + moved_ms)
         _scheduled(p.world, f"{name}-canceled", order, due_ms)
-        p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=[f"{name}-canceled"]))
+        p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=[f"{name}-canceled"], topics=[""]))
         p.message(f"{name}-canceled", "canceled", "canceled")
         p.delivery(f"{name}-canceled", MAIL, "canceled", "canceled")
         _scheduled(p.world, name, order, due_ms + moved_ms)
@@ -313,7 +315,7 @@ def moved_and_canceled_alone(p: Planted) -> None:
     due_ms = NOW_MS + 2 * HOUR_MS
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms + HOUR_MS)
     _scheduled(p.world, "not-announced-again", order, due_ms)
-    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["not-announced-again"]))
+    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["not-announced-again"], topics=[""]))
     p.message("not-announced-again", "canceled", "canceled")
     p.delivery("not-announced-again", MAIL, "canceled", "canceled")
     p.business(order, "mismatch", "due_time_differs", REMINDED)
@@ -412,7 +414,7 @@ def delivered_after_cancel(p: Planted) -> None:
     due_ms = NOW_MS - 20 * MINUTE_MS
     order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
     _scheduled(p.world, "undead", order, due_ms)
-    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 30 * MINUTE_MS, ids=["undead"]))
+    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 30 * MINUTE_MS, ids=["undead"], topics=[""]))
     sequence = p.world.fire("undead", age_ms=20 * MINUTE_MS)
     p.world.done("undead", sequence, MAIL, age_ms=20 * MINUTE_MS, topic=REMINDER)
     p.message("undead", "canceled", "canceled")

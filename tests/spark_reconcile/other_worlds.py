@@ -111,7 +111,9 @@ def canceled_after_their_delivery(p: Planted) -> None:
     p.world.sent("reminded", key=str(order), topic=REMINDER, deliver_at_ms=NOW_MS - HOUR_MS)
     p.world.store("reminded", key=str(order), topic=REMINDER, deliver_at_ms=NOW_MS - HOUR_MS, scheduled=True)
     p.world.done("reminded", p.world.fire("reminded", age_ms=HOUR_MS), MAIL, age_ms=HOUR_MS, topic=REMINDER)
-    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["done-before-its-cancel", "reminded"]))
+    p.world.actions.append(
+        journal.Canceled(at_ms=NOW_MS - 50 * MINUTE_MS, ids=["done-before-its-cancel", "reminded"], topics=["", ""])
+    )
 
 
 def canceled_on_one_of_two_topics(p: Planted) -> None:
@@ -265,7 +267,7 @@ def handed_out_hours_after_its_cancel_was_answered(p: Planted) -> None:
                   age_ms=4 * HOUR_MS)  # fmt: skip
     p.world.done("broken-word", p.world.fire("broken-word", age_ms=50 * MINUTE_MS), MAIL, age_ms=50 * MINUTE_MS,
                  topic=REMINDER)  # fmt: skip
-    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 40 * MINUTE_MS, ids=["broken-word"]))
+    p.world.actions.append(journal.Canceled(at_ms=NOW_MS - 40 * MINUTE_MS, ids=["broken-word"], topics=[""]))
     cancel = p.world.sent_cancel("cancel-of-hours-before", "broken-word", "canceled", age_ms=2 * HOUR_MS)
     p.message(cancel, "settled", "cancel_accepted")
     p.message("broken-word", "canceled", "canceled")

@@ -88,7 +88,7 @@ def answered(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> A
     settings = archived(settings, folder / "archive", in_files)
 
     def note(_: float) -> None:
-        append(settings, "actions", [journal.Canceled(at_ms=NOW_MS, ids=[ids["scheduled"]])])
+        append(settings, "actions", [journal.Canceled(at_ms=NOW_MS, ids=[ids["scheduled"]], topics=[""])])
 
     summary = _run(settings, spark, now_ms=NOW_MS + MINUTE_MS, pause=note)
     whole = run(replace(settings, output=folder / "whole"), session=spark, now_ms=NOW_MS + MINUTE_MS)

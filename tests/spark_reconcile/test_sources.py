@@ -177,7 +177,7 @@ def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
         journal.Sought(**common, position=9, life=2),
         journal.Paused(**common, paused=True),
         journal.Paused(**common, paused=False),
-        journal.Canceled(at_ms=7, ids=["c"]),
+        journal.Canceled(at_ms=7, ids=["c"], topics=[""]),
         journal.Dropped(**common, position=5),
     ]
     write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
