@@ -40,8 +40,8 @@ from spark_reconcile.core.settings import BusinessRule, Grace, RunLimits, Settin
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
-from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.read_plan import SourcePlan
+from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.recheck.run_context import RereadSuspects, RunContext
 from spark_reconcile.recheck.suspect_rereading import Suspects, ids_frame, keys_frame
 from spark_reconcile.results.window_store import WindowStore

@@ -10,5 +10,5 @@ exec spark-submit \
   --master "${SPARK_MASTER:-spark://master:7077}" \
   --conf spark.sql.shuffle.partitions="${SHUFFLE_PARTITIONS:-64}" \
   --conf spark.executor.memory="${EXECUTOR_MEMORY:-4g}" \
-  "$(python -c 'import spark_reconcile.cli.spark_submit; print(spark_reconcile.cli.spark_submit.__file__)')" \
+  "$(python -c 'import spark_reconcile.cli.spark_submit_entry; print(spark_reconcile.cli.spark_submit_entry.__file__)')" \
   run --config "$config" --since "$since" --master "${SPARK_MASTER:-spark://master:7077}" "$@"

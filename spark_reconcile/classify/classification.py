@@ -14,7 +14,7 @@ from spark_reconcile.core.time_buckets import EVER_MS, Span, within
 from spark_reconcile.evidence.business_evidence import business_evidence
 from spark_reconcile.evidence.delivery_evidence import delivery_evidence
 from spark_reconcile.evidence.message_evidence import business_keys, message_evidence
-from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.rules.business_row_rules import BUSINESS_ROW_RULES
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES

@@ -107,7 +107,7 @@ class GuardedCommands(TyperGroup):
         except typer.Abort as error:  # ^C at a question, which typer would end with 1
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except (UsageError, ModuleNotFoundError):
-            raise  # the command `outbox` prints these, and spark_submit
+            raise  # the command `outbox` prints these, and spark_submit_entry
         except Exception as error:
             if hasattr(error, "exit_code"):  # Typer's own, whose common class it does not show
                 raise

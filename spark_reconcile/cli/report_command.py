@@ -15,7 +15,7 @@ from spark_reconcile.core.settings import check_local_folder
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.time_arguments import moment_ms
 from spark_reconcile.results.summary import Summary
-from spark_reconcile.runs.stored_run import stored_hours, stored_run, write_anew
+from spark_reconcile.runs.stored_results import stored_hours, stored_run, write_anew
 
 Run = Annotated[str | None, typer.Option("--run", help="A run's id, the name of its folder; default: the newest.")]
 SinceJudged = Annotated[

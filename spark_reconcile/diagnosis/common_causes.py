@@ -26,7 +26,7 @@ from spark_reconcile.sources.sql_statements import CANCELS, Leg
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from spark_reconcile.load.evidence import Evidence
+    from spark_reconcile.load.source_reader import Evidence
 
 
 FINDINGS_MIN: Final = 100

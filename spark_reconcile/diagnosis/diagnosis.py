@@ -22,8 +22,8 @@ from spark_reconcile.diagnosis.common_causes import (
     offset_causes,
     shared_offset_ms,
 )
-from spark_reconcile.load.evidence import Evidence, sql_frame, united
 from spark_reconcile.load.read_plan import Read
+from spark_reconcile.load.source_reader import Evidence, sql_frame, united
 from spark_reconcile.results.summary import Cause, InputExtent, VerdictCount
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.results.window_totals import verdict_counts_of

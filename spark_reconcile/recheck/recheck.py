@@ -15,7 +15,7 @@ from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.dataframes import ComputedRows, computed, gathered, grouped, in_parallel, union
 from spark_reconcile.core.settings import RunLimits
-from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.recheck.run_context import RunContext
 from spark_reconcile.recheck.suspect_rereading import (
     Key,

@@ -12,8 +12,8 @@ from spark_reconcile.classify.key_spelling_differences import Pair, equal_keys
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_buckets import Span
-from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.read_plan import SourcePlan
+from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.load.spark_session import few_rows
 from spark_reconcile.recheck.suspect_rereading import Suspects, reread_suspects
 

@@ -16,8 +16,8 @@ from spark_reconcile.core.plausible_times import LegCount
 from spark_reconcile.core.settings import RunLimits, Settings
 from spark_reconcile.evidence.message_evidence import answers, are_answered
 from spark_reconcile.load.delay_records import read_delay
-from spark_reconcile.load.evidence import Evidence, read_log, sql_frame, united
 from spark_reconcile.load.read_plan import Read, SourcePlan
+from spark_reconcile.load.source_reader import Evidence, read_log, sql_frame, united
 from spark_reconcile.sources.broker_logs import begins_whole, grown, named_runs, single, survey
 from spark_reconcile.sources.sql_statements import Leg, narrowed
 

@@ -16,7 +16,7 @@ from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS
 from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.core.time_buckets import HOUR_MS, hour
-from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.results.summary import Latency
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.core.time_buckets import EVER_MS, HOUR_MS, TimeAxis
 from spark_reconcile.load.completeness_bound import NEVER_MS
-from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.name_checks import note_on_topic
+from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.results.summary import Example, InputExtent, VerdictCount
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
 from spark_reconcile.sources.sql_statements import Leg

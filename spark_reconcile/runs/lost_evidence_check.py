@@ -22,10 +22,10 @@ from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.load.completeness_bound import kept_since
-from spark_reconcile.load.evidence import Evidence, log_frame
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, log_end
 from spark_reconcile.load.name_checks import KnownGroups, check_names, known_groups
 from spark_reconcile.load.read_plan import TableExtent
+from spark_reconcile.load.source_reader import Evidence, log_frame
 from spark_reconcile.results.run_figures import inputs
 from spark_reconcile.sources.broker_logs import DELIVERY_KINDS, begins_whole, named_runs, survey
 from spark_reconcile.sources.sql_statements import Leg

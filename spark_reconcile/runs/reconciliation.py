@@ -40,9 +40,9 @@ from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS, Span, TimeAxis, hour, slot_start
 from spark_reconcile.diagnosis.diagnosis import Tables, diagnose, window_tables, with_displaced_rows
 from spark_reconcile.load.completeness_bound import Reach, reach_of
-from spark_reconcile.load.evidence import SEGMENTS, Evidence, read_all
 from spark_reconcile.load.name_checks import check_rule_topics
 from spark_reconcile.load.read_plan import SourcePlan, check_sources
+from spark_reconcile.load.source_reader import SEGMENTS, Evidence, read_all
 from spark_reconcile.load.spark_session import one_partition, pinned_session, running_session, spark_session
 from spark_reconcile.recheck.recheck import recheck
 from spark_reconcile.recheck.run_context import Pause, RunContext

@@ -19,7 +19,7 @@ from spark_reconcile.compare.id_digests import CANCELED, Legs, sums, windows_of_
 from spark_reconcile.core.dataframes import grouped, union
 from spark_reconcile.core.settings import CompletenessBound, Settings
 from spark_reconcile.core.time_buckets import NO_SLOT, slot, window_of_message
-from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.recheck.run_context import RunContext
 
 if TYPE_CHECKING:

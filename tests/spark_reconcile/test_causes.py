@@ -23,7 +23,7 @@ from spark_reconcile.diagnosis.common_causes import (
 from spark_reconcile.diagnosis.diagnosis import rule_matches
 from spark_reconcile.results.summary import Cause, InputExtent, VerdictCount
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
-from spark_reconcile.runs.stored_run import stored_run
+from spark_reconcile.runs.stored_results import stored_run
 from tests.fixtures.databases import Database, sqlite_database
 from tests.spark_reconcile.timed_ids import with_timed_ids
 from tests.spark_reconcile.world import (

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, DatabaseUnavailable, SchemaMissing
 from spark_reconcile import Summary
-from spark_reconcile.cli import run_command, spark_submit
+from spark_reconcile.cli import run_command, spark_submit_entry
 from spark_reconcile.core.errors import NotComparable, OutputFailed
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.summary import Example, VerdictCount
@@ -85,7 +85,7 @@ def test_by_spark_submit_a_package_that_a_cluster_lacks_is_a_mistake_of_usage_an
     monkeypatch.setattr("sys.argv", ["spark_submit", "run", "--config", str(config)])
 
     with pytest.raises(SystemExit) as ended:
-        spark_submit.main()
+        spark_submit_entry.main()
 
     assert (ended.value.code, capsys.readouterr().err) == (2, "error: No module named 'pymysql'\n")
 

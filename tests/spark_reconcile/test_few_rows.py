@@ -14,8 +14,8 @@ from pyspark.sql.functions import expr
 from spark_reconcile import Settings
 from spark_reconcile.core.dataframes import LITERAL_ROWS_MAX, computed, gathered
 from spark_reconcile.core.settings import RunLimits
-from spark_reconcile.load.evidence import read_all
 from spark_reconcile.load.read_plan import check_sources
+from spark_reconcile.load.source_reader import read_all
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import NOW_MS, World
 

@@ -11,9 +11,9 @@ import pytest
 from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run
 from spark_reconcile.core.plausible_times import LegCount
-from spark_reconcile.load.evidence import read_all
 from spark_reconcile.load.lost_log_ends import beyond_the_end, torn_tail
 from spark_reconcile.load.read_plan import check_sources
+from spark_reconcile.load.source_reader import read_all
 from spark_reconcile.sources import broker_logs as segments_module
 from spark_reconcile.sources.broker_logs import LogSegment, survey
 from tests.fixtures.databases import Database
@@ -119,7 +119,7 @@ def test_a_broker_that_writes_while_it_is_read_is_looked_at_again_before_it_is_r
             path.write_bytes(good)
         return found
 
-    monkeypatch.setattr("spark_reconcile.load.evidence.survey", grows)
+    monkeypatch.setattr("spark_reconcile.load.source_reader.survey", grows)
 
     evidence = read_all(spark, written, plan, now_ms=NOW_MS, say=lambda _: None)
 

@@ -12,7 +12,7 @@ from spark_reconcile import BusinessRule, InboxSource, Settings, Summary
 from spark_reconcile.core.plausible_times import LegCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.completeness_bound import NEVER_MS, Reach
-from spark_reconcile.load.evidence import Evidence
+from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.run_figures import inputs
 from spark_reconcile.results.summary import InputExtent, WindowCounts

@@ -15,7 +15,7 @@ from spark_reconcile import NotComparable, Settings, run, run_windows
 from spark_reconcile.core.errors import OutputBusy
 from spark_reconcile.core.plausible_times import LegCount
 from spark_reconcile.core.settings import RunLimits
-from spark_reconcile.load.evidence import SEGMENTS, read_log
+from spark_reconcile.load.source_reader import SEGMENTS, read_log
 from spark_reconcile.load.spark_session import PINNED, pinned_session
 from spark_reconcile.results.output_folder import staging
 from spark_reconcile.runs.reconciliation import only_run

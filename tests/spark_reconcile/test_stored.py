@@ -30,7 +30,7 @@ from spark_reconcile.results.summary import (
 from spark_reconcile.results.window_store import Window, WindowStore
 from spark_reconcile.results.window_totals import Tally
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
-from spark_reconcile.runs.stored_run import stored_hours, stored_run
+from spark_reconcile.runs.stored_results import stored_hours, stored_run
 
 HOUR_MS = 3_600_000
 NOW_MS = 500_000 * HOUR_MS

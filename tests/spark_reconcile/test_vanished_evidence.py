@@ -24,10 +24,10 @@ from spark_reconcile.core.plausible_times import LegCount
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.completeness_bound import Reach
-from spark_reconcile.load.evidence import Evidence
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end
 from spark_reconcile.load.name_checks import KnownGroups, check_names, known_groups
 from spark_reconcile.load.read_plan import SourcePlan, TableExtent, check_sources
+from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.runs.lost_evidence_check import (
     TOTALS_FILE,
     BrokerGroups,

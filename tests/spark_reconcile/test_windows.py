@@ -27,7 +27,7 @@ from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.results.window_store import Window, WindowStore, closed_windows, newest_closed
 from spark_reconcile.results.window_totals import Tally, findings_of, published_topics
 from spark_reconcile.rules.verdict_rule import Scope
-from spark_reconcile.runs.stored_run import stored_hours
+from spark_reconcile.runs.stored_results import stored_hours
 from spark_reconcile.sources.dbapi_reader import DbApiReader
 from tests.fixtures.databases import Database, sqlite_database
 from tests.spark_reconcile.faults import Verdict
