@@ -30,7 +30,6 @@ CANCELS = {
     "on its topic": ([REMINDER], (REMINDER,)),
     "before it came": ([""], ("order.*", REMINDER)),
     "before it came, on all": ([""], None),
-    "of the version before": ([], None),
     "on another topic": (["lim.a"], ("lim.*",)),
     "on others before it came": ([""], ("lim.*", "x.?")),
 }
