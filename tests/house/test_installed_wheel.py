@@ -163,7 +163,7 @@ def test_the_wheel_has_our_packages_and_nothing_else(wheel: Path) -> None:
 
     assert {one for one in tops if not one.endswith(".dist-info")} == PACKAGES
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
-    assert "outbox/migrations/versions/0001_message_archive_inbox.py" in names
+    assert "outbox/migrations/versions/0001_tables.py" in names
 
 
 @pytest.mark.processes
