@@ -218,10 +218,12 @@ def _write_metrics(settings: Settings, metrics_file: Path | None, summary: Summa
 def _stopped_by_signals(watching: ScheduledRuns) -> Iterator[None]:
     """Stop at SIGTERM or SIGINT. The handler must take no lock: the thread that it interrupts may hold it."""
 
-    def stop(_number: int, _frame: object) -> None:
+    def begin_stop(_number: int, _frame: object) -> None:
         threading.Thread(target=watching.stop, name="reconcile-stop", daemon=True).start()
 
-    before = {signal_number: signal.signal(signal_number, stop) for signal_number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        signal_number: signal.signal(signal_number, begin_stop) for signal_number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield
     finally:
