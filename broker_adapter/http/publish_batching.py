@@ -288,15 +288,20 @@ class PublishBatcher:
                 with suppress(_HeldBack):
                     self._send_together(going)
                     break
-        except BrokerRefused as error:
+        except Exception as error:
+            # A refusal, or a defect that one's message meets as it is encoded, is of one call: each goes alone then, in
+            # the thread of its own, and meets its own.
+            is_defect = not isinstance(error, OutboxError)
             for call in going:
-                call.goes_alone = len(going) > 1
+                of_one_call = isinstance(error, BrokerRefused) and len(going) > 1
+                call.goes_alone = of_one_call or (is_defect and (len(going) > 1 or call is not calls[0]))
                 call.error = None if call.goes_alone else error
-        except BaseException as error:
+            if is_defect and going == calls[:1]:
+                raise
+        except BaseException as error:  # an interrupt of this thread: of the others nothing is known
             for call in calls:
                 call.error = call.error or error
-            if not isinstance(error, OutboxError):
-                raise
+            raise
         finally:
             queue.hand_over()
             for call in calls[1:]:

@@ -163,6 +163,30 @@ def test_what_is_submitted_waits_for_its_turn_with_those_who_publish_and_shares_
     assert sorted(wire.requests[2:]) == [["b"], ["c"]]
 
 
+@pytest.mark.parametrize("is_submitted", [False, True], ids=["in publish()", "submitted"])
+def test_a_defect_of_one_message_is_its_own_and_not_that_of_those_who_shared_its_request(
+    open_line: Callable[..., PublishBatcher], wire: Wire, is_submitted: bool
+) -> None:
+    line = open_line(requests_max=1)
+    wire.errors["bad"] = OverflowError("cannot be encoded")
+    topics = ("bad", "t") if is_submitted else ("t", "bad")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(line.publish, [message("a")])
+        assert wire.arrived.acquire(timeout=DEADLINE_S)
+        submitted = line.submit(message("b", topic=topics[0]))
+        until(lambda: line.waiting == 1)
+        called = pool.submit(line.publish, [message("c", topic=topics[1])])
+        until(lambda: line.waiting == 2)
+
+        wire.go_on.release(4)
+
+        assert [result.id for result in first.result(DEADLINE_S)] == ["a"]
+        outcomes = [submitted.exception(DEADLINE_S), called.exception(DEADLINE_S)]
+    assert [type(outcome) for outcome in outcomes] == [
+        OverflowError if topic == "bad" else type(None) for topic in topics
+    ]
+
+
 def test_a_message_that_is_refused_is_rejected_alone(line: PublishBatcher, wire: Wire) -> None:
     wire.errors["bad"] = BrokerRefused("too large")
     futures = submit_behind_a_request(line, wire, message("a"), message("b", topic="bad"), message("c"))
