@@ -12,10 +12,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import requests
+import urllib3
 
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox_core.runtime.config_files import read_secret
-from outbox_core.runtime.http_broker_url import HttpBrokerUrl
+from outbox_core.runtime.http_broker_url import HttpBrokerUrl, check_token
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
@@ -52,11 +53,12 @@ class AdminClient:
         if ca_file is not None and target.startswith("https:"):
             _check_certificates(ca_file)
         token = of_url.token if self.token_file is None else read_secret(self.token_file, what="token")
+        check_token(token)
         headers = {"accept-encoding": "identity"}  # so that the bound of an answer is one of what arrives
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         try:
-            with requests.Session() as session:
+            with _Session() as session:
                 session.trust_env = False  # or ~/.netrc goes before the token, and the token to the environment's proxy
                 response = session.request(
                     method,
@@ -70,7 +72,8 @@ class AdminClient:
                 )
                 with response:
                     return response.status_code, self._bounded(response).decode("utf-8", "replace")
-        except requests.RequestException as error:
+        except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as error:
+            # A host that is no name ("a..b") comes as an error of what requests stands on.
             raise BrokerUnavailable(f"no broker answers at {self.shown_url}: {_reason(error)}") from error
 
     def request_json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -93,6 +96,13 @@ class AdminClient:
             if len(answer) > self.answer_bytes_max:
                 raise BrokerRefused(f"the answer is longer than {self.answer_bytes_max:,} bytes: ask for less at once")
         return bytes(answer)
+
+
+class _Session(requests.Session):
+    """Sees no redirections: requests reads the whole answer of one before it hands it out, followed or not."""
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:  # noqa: ARG002 - requests' name
+        return None
 
 
 def _without_login(url: str) -> str:

@@ -21,6 +21,7 @@ from broker_adapter.http.group_cli import CaFile, Group, Timeout, TokenFile, Top
 from outbox_broker.server import cli as server_cli
 from outbox_core.common.errors import BrokerUnavailable, UsageError
 from outbox_core.messages.connect import connect
+from outbox_core.messages.message import check_group, check_topic
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app: Final = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
@@ -248,6 +249,7 @@ class _Admin(Protocol):
 
 @contextmanager
 def _admin(url: str, *, timeout_ms: int, ca_file: Path | None, token_file: Path | None) -> Iterator[_Admin]:
+    # Topics and groups of Redis timers have no server of ours: their adapter deletes them.
     if not url.startswith("redis"):
         yield _HttpAdmin(AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file))
         return
@@ -256,5 +258,6 @@ def _admin(url: str, *, timeout_ms: int, ca_file: Path | None, token_file: Path 
 
 
 def _path(topic: str, group: str | None = None) -> str:
-    path = f"/v1/topics/{quote(topic, safe='')}"
-    return path if group is None else f"{path}/groups/{quote(group, safe='')}"
+    """Returns the path of a topic or a group. Raises InvalidMessage: of a name `..` a client makes another path."""
+    path = f"/v1/topics/{quote(check_topic(topic), safe='')}"
+    return path if group is None else f"{path}/groups/{quote(check_group(group), safe='')}"

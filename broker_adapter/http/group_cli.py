@@ -16,6 +16,7 @@ from rich.text import Text
 
 from broker_adapter.http.admin_client import AdminClient
 from outbox_core.common.errors import UsageError
+from outbox_core.messages.message import check_group, check_topic
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app = typer.Typer(no_args_is_help=True, help="Declare, show and move consumer groups.")
@@ -173,7 +174,8 @@ def redrive(
 
 
 def _path(topic: str, group: str) -> str:
-    return f"/v1/topics/{quote(topic, safe='')}/groups/{quote(group, safe='')}"
+    """Returns the path of a group. Raises InvalidMessage: of a name `..` a client makes another path."""
+    return f"/v1/topics/{quote(check_topic(topic), safe='')}/groups/{quote(check_group(group), safe='')}"
 
 
 def _print_dead(letters: Sequence[Mapping[str, Any]], *, following: str | None) -> None:

@@ -37,6 +37,7 @@ from outbox_core.protocol import wire, wire_conversion, wire_multi_topic_publish
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.wire import JSON_TYPE, MSGPACK_TYPE
 from outbox_core.protocol.wire_broadcast import PackedReadAnswer, ReadAnswer, ReadRequest, delivery_read
+from outbox_core.runtime.http_broker_url import check_token
 
 Result = TypeVar("Result")
 Shape = TypeVar("Shape", bound=msgspec.Struct)
@@ -91,8 +92,7 @@ class Options:
             raise ConfigurationError("a broker's URL carries no user or password; pass token=, or say ?token_file=")
         if self.timeout_ms < 1 or self.pool_size < 1:
             raise ConfigurationError("timeout_ms and pool_size must be at least 1")
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
-            raise ConfigurationError("a token is printable ASCII, and not empty")
+        check_token(self.token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,15 +508,22 @@ class _AnswerParser:
         return data[:size] if self._data else data
 
     def _chunks(self) -> Generator[bool, bytes, bytes]:
+        # What frames the chunks counts, too: each byte that comes buys time.
         pieces: list[bytes] = []
         total = 0
-        while size := _length_of((yield from self._line()).partition(b";")[0].decode("latin-1"), base=16):
-            total += size
+        while True:
+            line = yield from self._line()
+            size = _length_of(line.partition(b";")[0].decode("latin-1"), base=16)
+            total += size + len(line)
             if total > ANSWER_BYTES_MAX:
                 raise _too_long()
+            if not size:
+                break
             pieces.append((yield from self._exactly(size + 2))[:size])
-        while (yield from self._line()):
-            pass  # trailers
+        while trailer := (yield from self._line()):
+            total += len(trailer)
+            if total > ANSWER_BYTES_MAX:
+                raise _too_long()
         return b"".join(pieces)
 
     def _line(self) -> Generator[bool, bytes, bytes]:

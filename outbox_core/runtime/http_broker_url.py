@@ -17,6 +17,12 @@ from outbox_core.runtime.config_files import read_optional_secret
 OPTIONS: Final = ("token_file", "ca_file")
 
 
+def check_token(token: str | None) -> None:
+    """Raise ConfigurationError for a token that no header can carry; a client's library would quote it in its error."""
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+        raise ConfigurationError("a token is printable ASCII, and not empty")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBrokerUrl:
     """The parts of `https://host:7788/path?token_file=FILE&ca_file=FILE`. `address` is what stands before the `?`."""

@@ -10,21 +10,23 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.http.admin_client import AdminClient
-from outbox_core.common.errors import BrokerRefused
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 
 TIMEOUT_MS = 60_000
 
 
 class Recorder(BaseHTTPRequestHandler):
-    """Answers /moved with a redirection, /long with 1,000 bytes, all else with {}; and notes what it was asked."""
+    """Answers /moved with a redirection, /moved/long with one of 1,000 bytes, /long with as many, all else with {}; and
+    notes what it was asked.
+    """
 
     asked: list[tuple[str, str | None]]
 
     def do_GET(self) -> None:
         self.asked.append((self.path, self.headers["authorization"]))
         body = b"x" * 1_000 if self.path.endswith("/long") else b"{}"
-        self.send_response(307 if self.path.endswith("/moved") else 200)
-        self.send_header("Location", "/elsewhere")
+        self.send_response(307 if self.path.startswith("/moved") else 200)
+        self.send_header("Location", "http://[")  # no URL at all: nobody is to read it
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -80,6 +82,31 @@ def test_a_redirection_is_an_answer_and_not_followed(address: str, asked: list[t
 
     assert status == 307
     assert asked == [("/moved", None)]
+
+
+def test_a_redirection_has_the_bound_of_any_answer(address: str) -> None:
+    client = AdminClient(url=f"http://{address}", timeout_ms=TIMEOUT_MS, answer_bytes_max=999)
+
+    with pytest.raises(BrokerRefused, match="longer than 999 bytes"):
+        client.request("GET", "/moved/long")
+
+
+@pytest.mark.parametrize("token", ["s3cret\nsecond", "s3cr€t"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(
+    address: str, asked: list[tuple[str, str | None]], tmp_path: Path, token: str
+) -> None:
+    (tmp_path / "token").write_text(token)
+    client = AdminClient(url=f"http://{address}", timeout_ms=TIMEOUT_MS, token_file=tmp_path / "token")
+
+    with pytest.raises(ConfigurationError, match=r"^a token is printable ASCII, and not empty$"):
+        client.request("GET", "/v1/topics")
+    assert asked == []
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+def test_a_host_that_is_no_name_does_not_answer(host: str) -> None:
+    with pytest.raises(BrokerUnavailable, match=f"no broker answers at http://{host}"):
+        AdminClient(url=f"http://{host}", timeout_ms=TIMEOUT_MS).request("GET", "/livez")
 
 
 @pytest.mark.parametrize(("bytes_max", "is_refused"), [(999, True), (1_000, False)])

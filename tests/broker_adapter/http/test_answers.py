@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker_adapter.http import HttpBroker
 from broker_adapter.http.http_transport import read_answer
-from broker_adapter.http.request_codec import ANSWER_BYTES_MAX, ExchangeFailed, HttpResponse
+from broker_adapter.http.request_codec import ANSWER_BYTES_MAX, ExchangeFailed, HttpResponse, parse_answer
 from outbox_core.common.errors import BrokerUnavailable
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: %d\r\n\r\n"
@@ -173,3 +173,21 @@ def test_a_connection_that_may_not_carry_on_is_not_used_again(answer: bytes) -> 
 
     assert found.content == b"hello"
     assert not found.stays_open
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [(b"0\r\n", (b"a: " + b"b" * 4_000 + b"\r\n") * 200), (b"", (b"1;" + b"e" * 4_000 + b"\r\nx\r\n") * 200)],
+    ids=["trailers", "extensions"],
+)
+def test_what_frames_a_body_in_chunks_is_bounded_as_the_body_is(first: bytes, more: bytes) -> None:
+    parser = parse_answer()
+    next(parser)
+    parser.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + first)
+
+    def send_for_ever() -> None:
+        for _ in range(2 * ANSWER_BYTES_MAX // len(more)):
+            parser.send(more)
+
+    with pytest.raises(ExchangeFailed, match="has more than"):
+        send_for_ever()

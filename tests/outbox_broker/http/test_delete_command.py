@@ -54,6 +54,15 @@ def test_what_is_in_use_is_deleted_by_force_alone(url: str, broker: Broker, caps
     assert "there is no topic orders" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [("delete-group",), ("group", "show")], ids=" ".join)
+def test_a_name_of_dots_is_refused_before_it_makes_the_path_of_another_thing(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    assert outbox(*command, TOPIC, "..", *(["--yes", "--force"] if command == ("delete-group",) else []), url=url) != 0
+    assert "consumer group" in capsys.readouterr().err
+    assert broker.admin.topics() == [TOPIC]
+
+
 def test_what_was_done_is_told_as_json(url: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     assert outbox("delete-group", TOPIC, GROUP, "--yes", "--force", "--json", url=url) == 0
     assert json.loads(capsys.readouterr().out) == {"topic": TOPIC, "group": GROUP, "deleted": True}
