@@ -136,7 +136,12 @@ def _retry_while_locked(engine: Engine, upgrade_once: Callable[[Connection], str
             last_error = error
             if _is_of_another_upgrade(error):
                 logger.info("upgrade_beside_another", extra={"error": str(error).partition("\n")[0]})
-            elif isinstance(error, DBAPIError) and failure_of(error.orig) is Failure.LOCK_WAIT_TIMEOUT:
+            elif isinstance(error, CommandError):
+                raise ConfigurationError(
+                    f"this release does not know a revision of the outbox tables ({error}): upgrade with the newest "
+                    "release that has used them; tables from before the first release must be made anew"
+                ) from error
+            elif failure_of(error.orig) is Failure.LOCK_WAIT_TIMEOUT:
                 logger.warning("upgrade_waits_for_table", extra={"error": str(error.orig)})
             else:
                 raise

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from alembic.util import CommandError
 from sqlalchemy import Engine, event
 
 from outbox.migrate import schema_upgrade
 from outbox.store.database import open_engine
+from outbox_core.common.errors import ConfigurationError
 from tests.fixtures.databases import Database
 from tests.migrations.test_migrations import differences
 
@@ -79,6 +79,7 @@ def upgrade():
 UPGRADE_OF_A_LATER_RELEASE = """
 import sys
 from outbox.migrate import schema_upgrade
+from outbox_core.common.errors import ConfigurationError
 from tests.fixtures.databases import Database
 from tests.migrations.test_upgrades_side_by_side import upgraded_by_another
 
@@ -111,5 +112,5 @@ def test_an_upgrade_of_a_later_release_goes_on_where_another_one_has_done_its_ne
 
 
 def test_an_unknown_revision_is_not_tried_again(sqlite: Database) -> None:
-    with pytest.raises(CommandError, match="Can't locate revision"):
+    with pytest.raises(ConfigurationError, match=r"does not know a revision .*Can't locate revision .*newest release"):
         schema_upgrade.upgrade(sqlite.url, revision="none")

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import func, insert, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -64,6 +64,19 @@ def test_a_mark_that_the_database_refuses_for_another_reason_is_not_taken_for_a_
         handle(shop, inbox_of(shop))
 
     assert shop.payments() == []
+
+
+def test_the_words_of_a_trigger_are_not_read_as_another_databases_error(mysql_shop: Shop) -> None:
+    inbox = mysql_shop.tables.inbox.fullname
+    mysql_shop.execute(
+        f"CREATE TRIGGER {inbox}_rule BEFORE INSERT ON {inbox} FOR EACH ROW "
+        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'UNIQUE constraint failed: a payment a day'"
+    )
+
+    with pytest.raises(DBAPIError, match="a payment a day"):
+        handle(mysql_shop, inbox_of(mysql_shop))
+
+    assert mysql_shop.payments() == []
 
 
 def test_a_handler_that_fails_leaves_no_mark_and_no_effect(shop: Shop) -> None:

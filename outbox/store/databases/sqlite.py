@@ -231,6 +231,8 @@ class Sqlite(Database):
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def failure(self, driver_error: BaseException) -> Failure | None:
+        if driver_error.args and isinstance(driver_error.args[0], int):
+            return None  # an error of MySQL's, with its number: the text may be that of a trigger of the business's
         error_text = str(driver_error)
         return next((failure for part, failure in _FAILURES.items() if part in error_text), None)
 
