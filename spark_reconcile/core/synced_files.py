@@ -27,11 +27,13 @@ def sync_tree(folder: Path, *, sync: Sync | None = None) -> None:
 
 
 def write_whole(
-    path: Path, data: bytes, *, sync: Sync | None = None, before_shown: Callable[[], None] = lambda: None
+    path: Path, data: bytes, *, sync: Sync | None = None, before_shown: Callable[[], None] = lambda: None,
+    is_last: bool = False,
 ) -> None:  # fmt: skip
     """Replace a file atomically: readers see the old or the new content, also after a power failure. Raises OSError.
 
-    `before_shown` is called when the new content is on the disk, and readers still see the old one.
+    `before_shown` is called when the new content is on the disk, and readers still see the old one. `is_last`: nothing
+    relies on it, and its folder may be one that cannot be synced: which of both is seen after a power failure is open.
     """
     fresh = path.with_name(f".{path.name}.fresh")
     with fresh.open("wb") as file:
@@ -40,4 +42,5 @@ def write_whole(
         (sync or os.fsync)(file.fileno())
     before_shown()
     fresh.replace(path)
-    sync_path(path.parent, sync=sync)
+    if not is_last:
+        sync_path(path.parent, sync=sync)

@@ -24,7 +24,7 @@ def write_metrics(path: Path, summary: Summary) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, metrics_text(summary).encode())
+        write_whole(path, metrics_text(summary).encode(), is_last=True)
     except OSError as error:
         if error.errno in _PASSING:
             raise OutputFailed(

@@ -74,8 +74,8 @@ def write_anew(summary: Summary, folder: Path) -> Path:
     """Write the page and the numbers to a folder, each atomically; returns the page's path. Raises OutputFailed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / NUMBERS, json.dumps(summary.as_dict(), indent=2).encode())
-        write_whole(folder / REPORT, page_of(summary).encode())
+        write_whole(folder / NUMBERS, json.dumps(summary.as_dict(), indent=2).encode(), is_last=True)
+        write_whole(folder / REPORT, page_of(summary).encode(), is_last=True)
     except OSError as error:
         raise OutputFailed(f"cannot write to {folder}: {error.strerror}; name another folder with --to") from error
     return folder / REPORT
