@@ -164,8 +164,8 @@ class DelayStore:
         self._dispatch.fired(number, again=again)
 
     def fired_in_part(self, number: int, *, done: Sequence[int], again: Sequence[TimedMessage] = ()) -> None:
-        """Like fired() for those messages of a batch that arrived as `done`: the others stay unsettled, in their order,
-        and come again once the schedule is opened the next time.
+        """Like fired() for those messages of a batch that arrived as `done`: the others stay unsettled, in their order.
+        The caller may go on with them until the schedule is closed; opened anew, the batch comes again without these.
         """
         self._dispatch.fired_in_part(number, done=done, again=again)
 

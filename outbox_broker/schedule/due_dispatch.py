@@ -118,7 +118,7 @@ class DueDispatch:
     def fired_in_part(self, number: int, *, done: Sequence[int], again: Sequence[TimedMessage] = ()) -> None:
         """Like fired() for those messages of a batch that arrived as `done`: the others stay unsettled, in their order.
 
-        The caller has the batch no more; it comes again, without these, once the schedule is opened the next time.
+        The caller may go on with those until the schedule is closed; opened anew, the batch comes again without these.
         """
         with self._context.lock:
             self._context.refuse_if_closed()

@@ -310,7 +310,7 @@ class ScheduleRunner:
                 else:
                     number = in_flight.batch.number
                     self._schedule.fired_in_part(number, done=in_flight.arrivals_done(), again=in_flight.again)
-                    self._in_flight.remove(in_flight)
+                    in_flight.again = []  # they are scheduled; the rest is delivered here if this is started again
 
     # -- failures ----------------------------------------------------------------------------------------------------
 

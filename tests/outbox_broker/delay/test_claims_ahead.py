@@ -166,6 +166,20 @@ def test_of_a_batch_of_which_a_part_was_delivered_only_the_rest_comes_after_a_st
     assert turned.target.ids == ["a", "b", "c", "d", "a"]
 
 
+def test_a_service_that_was_stopped_amid_a_batch_goes_on_with_it_when_it_is_started_again(turned: Turned) -> None:
+    turned.put(a=100, b=101, c=120)
+    turned.target.refuses = {"a"}
+    turned.until(110)
+    turned.target.refuses = set()
+
+    for _ in range(2):
+        turned.service.stop()
+    turned.until(500 + PARKED_AGAIN_MS)
+
+    assert turned.target.ids == ["a", "b", "c", "a"]
+    assert turned.in_flight() == 0
+
+
 def test_a_burst_is_claimed_in_a_few_batches_and_delivered_whole_and_once(turned: Turned) -> None:
     turned.restart(batch_messages_max=10)
     names = [f"m{number:03}" for number in range(200)]
