@@ -17,7 +17,7 @@ from nats import errors as client_errors
 from broker_adapter.nats.connection import Limits, Login, NatsConnection
 from broker_adapter.nats.errors import exception_for
 from broker_adapter.nats.event_loop import ClientLoop, LoopThread
-from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
+from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotAuthorized
 from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 T = TypeVar("T")
@@ -47,12 +47,12 @@ class ProcessSession:
     def call(self, work: Callable[[FailoverConnection, float], Coroutine[Any, Any, T]], *, timeout_s: float) -> T:
         """Run a coroutine, which gets the deadline, on the event loop, and wait for it.
 
-        Raises BrokerUnavailable once closed, and where it does not end in time.
+        Raises ConfigurationError once closed, and BrokerUnavailable where it does not end in time.
         """
         notice_fork()
         with self._lock:
             if self._is_closed:
-                raise BrokerUnavailable(f"the broker for NATS at {self._servers.place} is closed; open a new one")
+                raise ConfigurationError("this broker was closed; connect again")
             if self._session is None:
                 thread = LoopThread()
                 self._session = _Session(

@@ -88,7 +88,7 @@ class Outbox:
         compensator with the same store sends them when due.
         """
         self.engine: Engine = open_engine(database)
-        self.broker: Broker = connect(broker) if isinstance(broker, str) else broker
+        self.broker, self._closes_broker = _connected(broker)
         self.placement: Placement = placement_for(self.engine.dialect, schema, tables)
         store = MessageStore(dialect=self.engine.dialect, schema=self.placement.schemas[0])
         senders, policy, random = sender or SenderLimits(), policy or RelayPolicy(), random or Random()
@@ -192,12 +192,15 @@ class Outbox:
 
     def close(self, *, timeout_ms: int | None = None) -> bool:
         """Send what is queued, within the deadline, and close connections; returns whether nothing is queued any more.
+        A broker that was given as a URL is closed with it, and one that was given as an object is its maker's to close.
 
         True does not say that the broker has accepted everything: a message that it refused, or that an outage kept
         back, is queued no more. Such rows stay in the table, as do unsent ones, and the compensator sends them.
         Idempotent.
         """
         emptied = self._sender.close(timeout_ms=timeout_ms)
+        if self._closes_broker:
+            self.broker.close()
         self._background.dispose()
         return emptied
 
@@ -247,6 +250,11 @@ class Outbox:
     def _add(self, row: OutboxRow, passed_session: AnySession | None) -> None:
         session = self._sessions.publishing_session(passed_session)
         session_hooks.unit_of(session, self._commits).add(row, session_hooks.open_savepoints(session))
+
+
+def _connected(broker: Broker | str) -> tuple[Broker, bool]:
+    """The broker, and whether it was made here and so ends with the Outbox."""
+    return (connect(broker), True) if isinstance(broker, str) else (broker, False)
 
 
 def _shown(broker: Broker | str) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy.orm import Session
 
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.connect import connect
 from outbox_core.messages.message import PublishStatus
 from tests.broker_adapter.publishing.engine_under_test import EngineUnderTest, Poison
-from tests.broker_adapter.publishing.publisher_conformance import with_option
+from tests.broker_adapter.publishing.publisher_conformance import message, with_option
 from tests.outbox.shop import Payment, Shop
 
 WAIT_SECONDS = 300
@@ -90,6 +93,24 @@ def test_rows_that_the_engine_refuses_are_parked_alone_with_the_reason_and_their
         assert (state, poison.says.lower() in error) == ("parked", True), (poison, error)
     for name, ids in expected.items():
         assert sorted(one.id for one in engine.read(name, count=len(ids))) == sorted(ids)
+
+
+def test_an_outbox_ends_what_it_connected_by_a_url_and_leaves_a_broker_that_it_was_given(
+    sqlite_shop: Shop, engine: EngineUnderTest, made_topic: str, open_broker: Callable[[str], Broker]
+) -> None:
+    given = open_broker(engine.url)
+    for broker in (engine.url, given):
+        box = sqlite_shop.box(broker)
+        with Session(sqlite_shop.engine) as session, session.begin():
+            box.publish(made_topic, b"sound", session=session)
+        box.close()
+
+        used = box.broker
+        if broker is given:
+            assert [one.status for one in used.publish([message(made_topic, 0)])] == [PublishStatus.STORED]
+        else:
+            with pytest.raises(ConfigurationError, match="closed"):
+                used.publish([message(made_topic, 0)])
 
 
 def fits_a_row(poison: Poison) -> bool:
