@@ -105,7 +105,7 @@ class HttpBroker:
     def publish_guarded(self, batch: Sequence[Message], *, guard: Guard) -> list[PublishResult]:
         """As publish(), see GuardedPublisher. Where the guard raises, requests before may have been sent."""
         results: list[PublishResult] = []
-        for chunk in requests_of(batch):
+        for chunk in requests_of(batch, packed=self._packed):
             try:
                 results += self._batcher.publish(chunk, guard)
             except BrokerError as error:

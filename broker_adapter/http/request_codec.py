@@ -33,7 +33,7 @@ from outbox_core.messages.message import (
     check_group,
     check_topic,
 )
-from outbox_core.protocol import wire, wire_conversion, wire_multi_topic_publish
+from outbox_core.protocol import wire, wire_conversion
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.wire import JSON_TYPE, MSGPACK_TYPE
 from outbox_core.protocol.wire_broadcast import PackedReadAnswer, ReadAnswer, ReadRequest, delivery_read
@@ -57,6 +57,8 @@ _MESSAGE_OVERHEAD_BYTES: Final = 256
 _HEAD_END: Final = b"\r\n\r\n"
 _KNOWN_HEAD_BYTES_MAX: Final = 1024
 _LENGTH_DIGITS_MAX: Final = 15
+_encode_packed: Final = msgspec.msgpack.Encoder(enc_hook=dict).encode
+"""Headers may be any Mapping."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -107,7 +109,7 @@ class Request(Generic[Shape, Result]):
     path: str
     shape: type[Shape]
     result: Callable[[Shape], Result]
-    body: msgspec.Struct | None = None
+    body: msgspec.Struct | Sequence[Message] | None = None
     query: Mapping[str, str] | None = None
     wait_ms: int = 0
     repeatable: bool = False
@@ -170,7 +172,7 @@ class RequestCodec:
         if request.body is None:
             length = "" if request.method == "GET" else "content-length: 0\r\n"
             return f"{request.method} {target} HTTP/1.1\r\n{self._head}{length}\r\n".encode("ascii")
-        data = msgspec.msgpack.encode(request.body) if self.packed else msgspec.json.encode(request.body)
+        data = _encode_packed(request.body) if self.packed else msgspec.json.encode(request.body)
         fields = f"content-type: {self._type}\r\ncontent-length: {len(data)}\r\n"
         return f"{request.method} {target} HTTP/1.1\r\n{self._head}{fields}\r\n".encode("ascii") + data
 
@@ -206,16 +208,13 @@ class _Results(msgspec.Struct, frozen=True):
     results: list[PublishResult]
 
 
-def requests_of(batch: Sequence[Message]) -> Iterator[Sequence[Message]]:
+def requests_of(batch: Sequence[Message], *, packed: bool) -> Iterator[Sequence[Message]]:
     """A batch, cut where a request would carry too many messages or bytes."""
-    size_bytes = sum([len(message.body) for message in batch]) + _MESSAGE_OVERHEAD_BYTES * len(batch)
-    if 0 < len(batch) <= limits.BATCH_MESSAGES_MAX and size_bytes <= REQUEST_BYTES_MAX:  # mostly
-        yield batch
-        return
+    size_of, bytes_max = (_packed_bytes, REQUEST_BYTES_MAX) if packed else (_json_bytes, wire.JSON_BYTES_MAX)
     start = size_bytes = 0
     for index, message in enumerate(batch):
-        more_bytes = len(message.body) + _MESSAGE_OVERHEAD_BYTES
-        is_full = index - start >= limits.BATCH_MESSAGES_MAX or size_bytes + more_bytes > REQUEST_BYTES_MAX
+        more_bytes = size_of(message)
+        is_full = index - start >= limits.BATCH_MESSAGES_MAX or size_bytes + more_bytes > bytes_max
         if is_full and index > start:
             yield batch[start:index]
             start, size_bytes = index, 0
@@ -232,29 +231,20 @@ def publish_request(messages: Sequence[Message], *, packed: bool) -> Request[_Re
             raise UnexpectedAnswer("the answer is about other messages than those published")
         return answer.results
 
-    is_of_many = len({message.topic for message in messages}) > 1
-    return Request(
-        method="POST",
-        path="/v1/publish" if is_of_many else f"/v1/topics/{messages[0].topic}/messages",
-        shape=_Results,
-        result=result,
-        body=_publish_body(messages, packed=packed, is_of_many=is_of_many),
-        repeatable=True,
-    )
+    body: Sequence[Message] | wire.PublishRequest = messages
+    if not packed:
+        body = wire.PublishRequest(messages=[wire_conversion.json_message(message) for message in messages])
+    return Request(method="POST", path="/v1/publish", shape=_Results, result=result, body=body, repeatable=True)
 
 
-def _publish_body(messages: Sequence[Message], *, packed: bool, is_of_many: bool) -> msgspec.Struct:
-    match packed, is_of_many:
-        case True, False:
-            return wire.PackedPublishRequest(messages=[wire_conversion.packed_message(message) for message in messages])
-        case True, True:
-            entries = [wire_conversion.packed_multi_topic_message(message) for message in messages]
-            return wire_multi_topic_publish.PackedMultiTopicPublishRequest(messages=entries)
-        case False, False:
-            return wire.PublishRequest(messages=[wire_conversion.text_message(message) for message in messages])
-        case _:
-            text = [wire_conversion.text_multi_topic_message(message) for message in messages]
-            return wire_multi_topic_publish.MultiTopicPublishRequest(messages=text)
+def _packed_bytes(message: Message) -> int:
+    return len(message.body) + _MESSAGE_OVERHEAD_BYTES
+
+
+def _json_bytes(message: Message) -> int:
+    """At least what a message takes in JSON: a body half as much more at most, other text six times."""
+    text = sum([len(name) + len(value.encode()) for name, value in message.headers.items()], len(message.key or ""))
+    return len(message.body) * 3 // 2 + 6 * text + 2 * _MESSAGE_OVERHEAD_BYTES
 
 
 # --- pull and read

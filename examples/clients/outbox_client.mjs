@@ -36,8 +36,8 @@ export class OutboxClient {
   async publish (topic, messages) {
     const results = []
     for (const batch of slices(messages)) {
-      const written = batch.map((one) => ({ id: randomUUID(), ...one, ...writtenBody(one.body) }))
-      const answer = await this.#repeat('POST', `/v1/topics/${topic}/messages`, { messages: written })
+      const written = batch.map((one) => ({ id: randomUUID(), ...one, topic, ...writtenBody(one.body) }))
+      const answer = await this.#repeat('POST', '/v1/publish', { messages: written })
       results.push(...answer.results)
     }
     return results

@@ -15,10 +15,11 @@ while IFS= read -r line || [[ -n $line ]]; do
     body=$(printf '%s' "$line" | base64 -w 0)
     # --retry repeats what may pass: no connection, a time-out, 408, 429, 5xx. A message with an id is stored once.
     answer=$(
-        printf '{"messages": [{"id": "%s-%d", "body": "%s", "encoding": "base64"}]}' "$prefix" "$number" "$body" |
+        printf '{"messages": [{"id": "%s-%d", "topic": "%s", "body": "%s", "encoding": "base64"}]}' \
+            "$prefix" "$number" "$topic" "$body" |
             curl -sS --fail-with-body --retry 4 --retry-connrefused --max-time 10 --data-binary @- \
                 -H 'Content-Type: application/json' ${OUTBOX_TOKEN:+-H "Authorization: Bearer $OUTBOX_TOKEN"} \
-                "$url/v1/topics/$topic/messages"
+                "$url/v1/publish"
     ) || { printf 'line %d: %s\n' "$number" "$answer" >&2; exit 1; }
     case $answer in
         *'"status":"rejected"'*) printf 'line %d: %s\n' "$number" "$answer" >&2; exit 1 ;;

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import RunningShard
-from outbox_core.messages.message import CancelStatus, Message, PublishResult
+from outbox_core.messages.message import CancelStatus, PublishResult, Record
 from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
 
 Part = TypeVar("Part")
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 class ShardService(Protocol):
     """The schedule of one shard; its reads are as outbox_broker.http.service_ports.ForProducers describes them."""
 
-    def begin_publish(self, batch: Sequence[Message]) -> Callable[[], list[PublishResult]]:
+    def begin_publish(self, batch: Sequence[Record]) -> Callable[[], list[PublishResult]]:
         """Send a batch to the storage; returns what waits until it is durable, and returns one result a message."""
 
     def begin_cancel(
@@ -77,7 +77,7 @@ class OwnedShardOperations:
         """`get`: see ShardHost.get."""
         self._get = get
 
-    def publish(self, batch: Sequence[tuple[str, Message]]) -> list[PublishResult]:
+    def publish(self, batch: Sequence[tuple[str, Record]]) -> list[PublishResult]:
         """Store messages in the shards named with them; returns one result each, in order."""
         return _of_all(batch, self._services, lambda service, part: service.begin_publish(part))
 

@@ -14,11 +14,13 @@ from outbox_broker.cluster import peer_protocol as peer
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.owned_shard_operations import Identity, Wanted
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
-from outbox_core.messages.message import CancelStatus, Message, PublishResult
+from outbox_core.messages.message import CancelStatus, PublishResult, Record
 from outbox_core.protocol.problem import ProblemAnswer
 from outbox_core.protocol.wire import MSGPACK_TYPE, RefusedAnswer, RefusedMessage, RetryAnswer, RetryOutcome
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=dict).encode
+"""Headers may be any Mapping."""
 _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -50,9 +52,9 @@ class PeerClient:
             ca_certs=None if options.ca_file is None else str(options.ca_file),
         )
 
-    def publish(self, url: str, batch: Sequence[tuple[str, Message]]) -> list[PublishResult]:
+    def publish(self, url: str, batch: Sequence[tuple[str, Record]]) -> list[PublishResult]:
         """See OwnedShardOperations.publish."""
-        request = peer.PeerPublish([peer.PeerMessage.of(shard, message) for shard, message in batch])
+        request = peer.PeerPublish(list(batch))
         return [one.result() for one in self._send(url, peer.PUBLISH, request, peer.PeerResults).results]
 
     def cancel(
@@ -107,7 +109,7 @@ class PeerClient:
         headers = {"content-type": MSGPACK_TYPE, "accept": MSGPACK_TYPE}
         if self._options.token is not None:
             headers["authorization"] = f"Bearer {self._options.token}"
-        body = msgspec.msgpack.encode(request)
+        body = _encode(request)
         try:
             response = self._pools.request("POST", f"{url}{path}", body=body, headers=headers, preload_content=False)
             try:

@@ -15,7 +15,7 @@ from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.routes import Route
 from outbox_core.messages import limits
-from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
+from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus, Record
 from outbox_core.protocol.wire import RefusedAnswer, RetryAnswer
 
 PUBLISH: Final = "/v1/peer/publish"
@@ -32,38 +32,10 @@ Entries = Meta(max_length=limits.BATCH_MESSAGES_MAX * GENERATIONS_MAX)
 Shards = Annotated[list[str], Meta(max_length=_SHARDS_MAX)]
 
 
-class PeerMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A message and its shard."""
-
-    shard: str
-    id: str
-    topic: str
-    body: bytes
-    key: str | None
-    headers: dict[str, str]
-    created_at_ms: int
-    deliver_at_ms: int | None
-
-    @classmethod
-    def of(cls, shard: str, message: Message) -> PeerMessage:
-        """Returns a message as it is sent."""
-        return cls(
-            shard, message.id, message.topic, message.body, message.key, dict(message.headers), message.created_at_ms,
-            message.deliver_at_ms,
-        )  # fmt: skip
-
-    def message(self) -> Message:
-        """Returns the message."""
-        return Message(
-            id=self.id, topic=self.topic, body=self.body, key=self.key, headers=self.headers,
-            created_at_ms=self.created_at_ms, deliver_at_ms=self.deliver_at_ms,
-        )  # fmt: skip
-
-
 class PeerPublish(msgspec.Struct, frozen=True):
-    """POST /v1/peer/publish."""
+    """POST /v1/peer/publish: (shard, message) each."""
 
-    messages: Annotated[list[PeerMessage], Entries]
+    messages: Annotated[list[tuple[str, Record]], Entries]
 
 
 class PeerResult(msgspec.Struct, frozen=True, array_like=True):
@@ -176,8 +148,8 @@ class _Answers:
         self._local = local
 
     def publish(self, call: Call) -> PeerResults:
-        batch = [(one.shard, one.message()) for one in call.read(PeerPublish).messages]
-        return PeerResults([PeerResult(one.id, one.status, one.error) for one in self._local.publish(batch)])
+        results = self._local.publish(call.read(PeerPublish).messages)
+        return PeerResults([PeerResult(result.id, result.status, result.error) for result in results])
 
     def cancel(self, call: Call) -> PeerStatuses:
         request = call.read(PeerCancel)

@@ -22,9 +22,8 @@ from outbox_broker.cluster.owned_shard_operations import (
     sum_topics,
 )
 from outbox_broker.cluster.peer_client import PeerClient
-from outbox_broker.engine.publisher import Publishable
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
-from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
+from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus, Record
 from outbox_core.messages.topic_figures import topic_figures
 from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
 
@@ -58,7 +57,7 @@ class RequestRouter:
 
     # -- what producers ask ------------------------------------------------------------------------------------------
 
-    def publish(self, batch: Sequence[Message], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
+    def publish(self, batch: Sequence[Record], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
         """Store a batch in the newest generation; what an earlier one knows, canceled or not, is a duplicate."""
         del quota
         shards = self._coordinator.shards()
@@ -77,10 +76,6 @@ class RequestRouter:
             else next(results)
             for message in batch
         ]
-
-    def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
-        """Returns False: everything goes through the schedule, by publish()."""
-        return False
 
     def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
         """Cancel in every generation, the newest first: it remembers the cancel of a message that arrives later."""
@@ -163,7 +158,7 @@ class RequestRouter:
 
     # -- by owner ----------------------------------------------------------------------------------------------------
 
-    def _known_before(self, batch: Sequence[Message]) -> set[Identity]:
+    def _known_before(self, batch: Sequence[Record]) -> set[Identity]:
         """Returns those messages that an earlier generation has scheduled, dispatched lately, or knows a cancel of."""
         shards = self._coordinator.shards()
         older = [(shard, (one.topic, one.id)) for one in batch for shard in shards.older_shards_of(one.id)]

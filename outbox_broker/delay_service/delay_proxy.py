@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from outbox_broker.common.cancel_topic_patterns import Scope, covers, scope_of
 from outbox_broker.delay_service.target_publisher import TargetPublisher, timed
-from outbox_broker.engine.publisher import BUCKETS_MS, OTHERS, Publishable
+from outbox_broker.engine.publisher import BUCKETS_MS, OTHERS
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.disk_reserve import DiskSpace, is_refused
 from outbox_broker.log.sync_times import TimedStorage
@@ -24,7 +24,7 @@ from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
-from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus, refusal_of_delay
+from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus, Record, refusal_of_delay
 from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.messages.topic_figures import topic_figures
 from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
@@ -99,12 +99,12 @@ class DelayProxy:
 
     # -- what producers ask ------------------------------------------------------------------------------------------
 
-    def publish(self, batch: Sequence[Message], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
+    def publish(self, batch: Sequence[Record], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
         """Store a batch durably; returns one result per message, in order. Quotas do not apply: it has no topics."""
         del quota
         return self.begin_publish(batch)()
 
-    def begin_publish(self, batch: Sequence[Message]) -> Callable[[], list[PublishResult]]:
+    def begin_publish(self, batch: Sequence[Record]) -> Callable[[], list[PublishResult]]:
         """Send a batch to the storage; returns what waits until it is durable, and returns the results."""
         if self._room is not None:
             self._room.require()
@@ -126,7 +126,7 @@ class DelayProxy:
 
         return finish
 
-    def _count_published(self, batch: Sequence[Message], results: Sequence[PublishResult]) -> None:
+    def _count_published(self, batch: Sequence[Record], results: Sequence[PublishResult]) -> None:
         for message, result in zip(batch, results, strict=True):
             what, topic = f"published_{result.status}", message.topic
             if not result.status.is_success and ("published_stored", topic, "") not in self._counters:
@@ -138,10 +138,6 @@ class DelayProxy:
         if place not in self._counters and len(self._counters) >= COUNTERS_MAX:
             place = (what, OTHERS, "")
         self._counters[place] += messages
-
-    def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
-        """Returns False: everything goes through the schedule, by publish()."""
-        return False
 
     def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
         """Cancel scheduled messages on the topics that a pattern of `topics` matches (None: on all), durably."""

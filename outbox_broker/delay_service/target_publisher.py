@@ -20,7 +20,7 @@ from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, TopicStalls, decide
-from outbox_core.messages.message import DUE_HEADER, Message, PublishResult, PublishStatus
+from outbox_core.messages.message import DUE_HEADER, Message, PublishResult, PublishStatus, Record
 from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 from outbox_core.runtime.event_logger import EventLogger
@@ -54,7 +54,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_StoredMessage).decode
 
 
-def timed(message: Message, now_ms: int) -> TimedMessage:
+def timed(message: Record, now_ms: int) -> TimedMessage:
     """Returns a message in the schedule's form; without a due time it is due now."""
     stored = _StoredMessage(
         message.body, message.key, dict(message.headers), message.created_at_ms or now_ms, message.deliver_at_ms

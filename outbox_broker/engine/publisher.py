@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final
 
 from outbox_broker.common.cancel_topic_patterns import ANY_TOPIC, Scope, covers, scope_of
 from outbox_broker.engine.context import EngineContext
@@ -28,9 +28,9 @@ from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import (
     DELAY_TOO_LONG,
     CancelStatus,
-    Message,
     PublishResult,
     PublishStatus,
+    Record,
     refusal_of_delay,
 )
 
@@ -40,30 +40,6 @@ _SYNCS_BESIDE: Final = 2
 """Threads that sync the message log concurrently with the schedule's; waiters of the second share the first's sync."""
 OTHERS: Final = "~others"
 """Replaces the names of nonexistent topics in statistics; no topic can have this name."""
-
-
-class Publishable(Protocol):
-    """The fields of a message for immediate delivery that are needed to store it."""
-
-    @property
-    def id(self) -> str:
-        """The message id."""
-
-    @property
-    def key(self) -> str | None:
-        """The key."""
-
-    @property
-    def headers(self) -> Mapping[str, str] | None:
-        """The headers."""
-
-    @property
-    def body(self) -> bytes:
-        """The body."""
-
-    @property
-    def created_at_ms(self) -> int | None:
-        """When its producer created it; None or 0: now."""
 
 
 class Publisher:
@@ -91,17 +67,18 @@ class Publisher:
         """Stop the sync threads after their current work."""
         self._beside.shutdown()
 
-    def publish(self, batch: Sequence[Message], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
+    def publish(self, batch: Sequence[Record], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
         """Store a batch; returns one result per message, in order, once all that is stored is durable.
 
         `quota`: how many topics its client may have.
         """
-        if any(message.deliver_at_ms is not None for message in batch):
+        is_timed = any(message.deliver_at_ms is not None for message in batch)
+        if is_timed:
             self._context.schedule.make_room(self._clock.now_ms())
         with self._lock:
             self._context.refuse_if_closed()
             self._reserve.require()
-            results, topics, schedule_place = self._append(batch, quota)
+            results, topics, schedule_place = self._append(batch, quota, is_timed=is_timed)
             end = self._messages.end
         self._commit(schedule_place, end)
         self._wakeups.wake_wanting(topics)
@@ -111,24 +88,6 @@ class Publisher:
             if self._context.schedule.is_full():
                 self._timer.wake_keeper()
         return results
-
-    def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str]) -> bool:
-        """Like publish(), for a batch for immediate delivery as received, already validated by the caller, who provides
-        its ids.
-
-        False, with nothing stored, if the topic is new, or any id is known on any topic: publish() then decides on each
-        message.
-        """
-        with self._lock:
-            self._context.refuse_if_closed()
-            self._reserve.require()
-            if topic not in self._state.topics or not self._are_new(ids, (topic,)):
-                return False
-            self._append_plain({topic: len(ids)}, batch, ids, now_ms=self._clock.now_ms())
-            end = self._messages.end
-        self._messages.commit(end)
-        self._wakeups.wake_wanting((topic,))
-        return True
 
     def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[CancelStatus]:
         """Cancel the scheduled messages with these ids on the topics that a pattern of `topics` matches (None: on all),
@@ -186,11 +145,11 @@ class Publisher:
         self._messages.commit(end)
 
     def _append(
-        self, batch: Sequence[Message], quota: ClientTopicQuota | None
+        self, batch: Sequence[Record], quota: ClientTopicQuota | None, *, is_timed: bool
     ) -> tuple[list[PublishResult], Collection[str], Place | None]:
         """Store a batch; returns the results, the topics with new messages, and the schedule's log place, if any."""
         now_ms = self._clock.now_ms()
-        if batch and all(message.deliver_at_ms is None for message in batch):
+        if batch and not is_timed:
             plain, counts = arranged(batch)
             ids = [message.id for message in plain]
             if self._are_new(ids, counts) and self._has_room_for(counts, quota):
@@ -225,7 +184,7 @@ class Publisher:
         self._count_published(sorting.results, batch)
         return sorting.results, counts, schedule_place
 
-    def _append_later(self, batch: Sequence[Message], *, now_ms: int) -> tuple[list[PublishResult], Place]:
+    def _append_later(self, batch: Sequence[Record], *, now_ms: int) -> tuple[list[PublishResult], Place]:
         """Schedule messages for later, and those canceled in advance: the schedule decides on each.
 
         For each message that it accepts, a marker goes to the message log, for readers of that log.
@@ -233,7 +192,7 @@ class Publisher:
         statuses, schedule_place = self._context.schedule.put(
             [timed_of(message, now_ms=now_ms) for message in batch], now_ms=now_ms
         )
-        stored: Sequence[Message] = batch
+        stored: Sequence[Record] = batch
         if set(statuses) != {PublishStatus.STORED}:
             stored = [
                 message for message, status in zip(batch, statuses, strict=True) if status is PublishStatus.STORED
@@ -251,7 +210,7 @@ class Publisher:
         results = [PublishResult(message.id, status) for message, status in zip(batch, statuses, strict=True)]
         return results, schedule_place
 
-    def _is_later(self, batch: Sequence[Message], *, now_ms: int) -> bool:
+    def _is_later(self, batch: Sequence[Record], *, now_ms: int) -> bool:
         """Returns whether all of a batch is for later, on existing topics, with ids that are unknown."""
         dues = [message.deliver_at_ms or 0 for message in batch]
         ids = [message.id for message in batch]
@@ -278,14 +237,14 @@ class Publisher:
         )  # fmt: skip
 
     def _append_plain(
-        self, counts: Mapping[str, int], batch: Sequence[Publishable], ids: Sequence[str], *, now_ms: int
+        self, counts: Mapping[str, int], batch: Sequence[Record], ids: Sequence[str], *, now_ms: int
     ) -> None:
         """Store a batch that needs no decision per message; `counts`: its topics, and the messages of each."""
         topics = list(chain.from_iterable(repeat(topic, count) for topic, count in counts.items()))
         records = [
             journal.MessageRecord(
                 sequence=sequence, id=message.id, topic=topic, key=message.key,
-                headers=dict(message.headers) if message.headers else {}, body=message.body,
+                headers=message.headers if type(message.headers) is dict else dict(message.headers), body=message.body,
                 created_at_ms=message.created_at_ms or now_ms, stored_at_ms=now_ms,
             )
             for sequence, topic, message in zip(self._sequences(counts), topics, batch, strict=True)
@@ -302,7 +261,7 @@ class Publisher:
             yield from range(end, end + count)
 
     def _problem(
-        self, message: Message, *, now_ms: int, topics_new: set[str], quota: ClientTopicQuota | None
+        self, message: Record, *, now_ms: int, topics_new: set[str], quota: ClientTopicQuota | None
     ) -> PublishResult | None:
         if refusal := refusal_of_delay(message, now_ms=now_ms):
             return refusal
@@ -311,7 +270,7 @@ class Publisher:
         error = self._groups.topics_refused(len(topics_new) + 1, quota)
         return None if error is None else PublishResult(message.id, PublishStatus.REJECTED, error)
 
-    def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Message]) -> None:
+    def _count_published(self, results: Sequence[PublishResult], batch: Sequence[Record]) -> None:
         if all(result.status is PublishStatus.STORED for result in results):  # mostly
             for topic, count in Counter(message.topic for message in batch).items():
                 self._state.counters["published_stored", topic, ""] += count
@@ -370,12 +329,12 @@ class BatchDestinations:
     is_known: Callable[[str, str], bool]  # to the schedule
     is_recent: Callable[[str, str], bool]
     results: list[PublishResult] = field(default_factory=list)
-    plain: list[Message] = field(default_factory=list)
-    later: list[tuple[int, Message]] = field(default_factory=list)
+    plain: list[Record] = field(default_factory=list)
+    later: list[tuple[int, Record]] = field(default_factory=list)
     topics_new: set[str] = field(default_factory=set)
     seen: set[tuple[str, str]] = field(default_factory=set)
 
-    def sort(self, message: Message, *, problem: PublishResult | None) -> None:
+    def sort(self, message: Record, *, problem: PublishResult | None) -> None:
         """Add the next message; the status of one that goes to the schedule is decided there."""
         status, identity = PublishStatus.STORED, (message.topic, message.id)
         if problem is not None:
@@ -391,33 +350,35 @@ class BatchDestinations:
         self.results.append(PublishResult(message.id, status))
 
 
-def arranged(batch: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
+def arranged(batch: Sequence[Record]) -> tuple[Sequence[Record], dict[str, int]]:
     """Returns a batch grouped by topic, in its order; and its topics in order, with the number of messages of each."""
-    counts: dict[str, int] = {}
-    for message in batch:
-        counts[message.topic] = counts.get(message.topic, 0) + 1
+    counts: dict[str, int] = Counter([message.topic for message in batch])
     if 1 < len(counts) < len(batch):
         return sorted(batch, key=attrgetter("topic")), dict(sorted(counts.items()))
     return batch, counts
 
 
 def record_of(
-    message: Message, *, now_ms: int, sequence: int | None, copy: journal.Copy = journal.PUBLISHED
+    message: Record, *, now_ms: int, sequence: int | None, copy: journal.Copy = journal.PUBLISHED
 ) -> journal.MessageRecord:
     """Returns the message log's record of a message."""
     return journal.MessageRecord(
-        sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
+        sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=_plain_headers(message.headers),
         body=message.body, created_at_ms=message.created_at_ms or now_ms,
         stored_at_ms=now_ms, deliver_at_ms=message.deliver_at_ms, copy=copy,
     )  # fmt: skip
 
 
-def dead_on_arrival(message: Message, *, now_ms: int) -> bytes:
+def _plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return headers if type(headers) is dict else dict(headers)
+
+
+def dead_on_arrival(message: Record, *, now_ms: int) -> bytes:
     """Encode the record of a scheduled message that was canceled before it arrived."""
     return journal.encode_record(record_of(message, now_ms=now_ms, sequence=None, copy=journal.DEAD_ON_ARRIVAL))
 
 
-def timed_of(message: Message, *, now_ms: int) -> TimedMessage:
+def timed_of(message: Record, *, now_ms: int) -> TimedMessage:
     """Returns a message in the schedule's form; without a due time it is due now."""
     due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
     return TimedMessage(due_ms, message.id, message.topic, encode_scheduled(message, now_ms=now_ms))

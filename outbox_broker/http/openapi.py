@@ -46,8 +46,7 @@ _PUBLISHED: Final[dict[str, Any]] = {
 _RULES: Final[dict[str, dict[str, Any]]] = {
     "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
     "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
-    "NewMessage": _PUBLISHED,
-    "MultiTopicMessage": _PUBLISHED,
+    "JsonMessage": _PUBLISHED,
 }
 _ALWAYS: Final = (
     ProblemKind.WRONG_SHAPE,

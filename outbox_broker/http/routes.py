@@ -14,7 +14,7 @@ from outbox_broker.http.access_control import Role
 from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
-from outbox_core.protocol import problem, wire, wire_broadcast, wire_dead, wire_multi_topic_publish
+from outbox_core.protocol import problem, wire, wire_broadcast, wire_dead
 from outbox_core.protocol.problem import ProblemKind
 
 TOPIC: Final = "/v1/topics/{topic}"
@@ -56,15 +56,9 @@ _IN_USE: Final = (problem.ProblemKind.NOT_FOUND, problem.ProblemKind.IN_USE)
 
 ROUTES: Final = (
     Route(
-        method="POST", path=TOPIC + "/messages", role=Role.PUBLISH, work=WorkClass.PUBLISH,
-        handler=message_handlers.publish, body=wire.PublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
+        method="POST", path="/v1/publish", role=Role.PUBLISH, work=WorkClass.PUBLISH, handler=message_handlers.publish,
+        body=wire.PublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
         summary="Store a batch of messages; answered when they are durable",
-    ),
-    Route(
-        method="POST", path="/v1/publish", role=Role.PUBLISH, work=WorkClass.PUBLISH,
-        handler=message_handlers.publish_addressed,
-        body=wire_multi_topic_publish.MultiTopicPublishRequest, body_bytes_max=None, answer=wire.PublishAnswer,
-        summary="Store a batch of messages of many topics; answered when they are durable",
     ),
     Route(
         method="POST", path=TOPIC + "/read", role=Role.CONSUME, work=WorkClass.READ, handler=None,

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.publisher import Publishable
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.errors import NotSupported
 from outbox_core.messages.message import (
     CancelStatus,
-    Message,
     PublishResult,
+    Record,
 )
 from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
 
@@ -30,11 +29,8 @@ Port = TypeVar("Port")
 class ForProducers(Protocol):
     """Publishes, and scheduled messages. Durable on return; idempotent by topic and message id."""
 
-    def publish(self, batch: Sequence[Message], /, *, quota: ClientTopicQuota | None) -> list[PublishResult]:
+    def publish(self, batch: Sequence[Record], /, *, quota: ClientTopicQuota | None) -> list[PublishResult]:
         """Store a batch; returns one result per message, in order. `quota`: how many topics its sender may have."""
-
-    def publish_plain(self, topic: str, batch: Sequence[Publishable], ids: list[str], /) -> bool:
-        """Store a batch for immediate delivery, as received; False, with nothing stored, if publish() is needed."""
 
     def cancel(self, message_ids: Sequence[str], /, *, topics: Sequence[str] | None) -> list[CancelStatus]:
         """Cancel scheduled messages on topics that a pattern matches (None: all); one status per id, in order."""

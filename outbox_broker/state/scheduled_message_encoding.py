@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from outbox_core.journal import journal
-from outbox_core.messages.message import Message
+from outbox_core.messages.message import Record
 
 NOT_STORED_YET_MS: Final = 1 << 52
 """Stands for the storage time of a record that is not stored yet; no clock returns it."""
@@ -32,7 +32,7 @@ _NO_HEADERS: Final[dict[str, str]] = {}
 _new_hash: Final = hashlib.sha256().copy  # half the cost of looking the algorithm up
 
 
-def encode_scheduled(message: Message, *, now_ms: int) -> bytes:
+def encode_scheduled(message: Record, *, now_ms: int) -> bytes:
     """Encode a message for the schedule: a journal.MessageRecord without a sequence, not stored yet, a FIRED_COPY."""
     return _encode(
         (
@@ -43,7 +43,7 @@ def encode_scheduled(message: Message, *, now_ms: int) -> bytes:
     )  # fmt: skip
 
 
-def encode_marker(message: Message, *, now_ms: int) -> bytes:
+def encode_marker(message: Record, *, now_ms: int) -> bytes:
     """Encode the marker of a scheduled message in the message log: a journal.MessageRecord, SCHEDULED."""
     digest = _new_hash()
     digest.update(message.body)

@@ -36,20 +36,28 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
 _encode_json = msgspec.json.Encoder().encode
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A message as it goes over the wire: an array of these parts in this order. Nothing of it is checked.
+
+    A later part goes last and has a default: who reads an array passes over parts that it does not know, but for a
+    broker, which refuses to store what it would lose.
+    """
+
+    id: str
+    topic: str
+    key: str | None = None
+    headers: Mapping[str, str] = NO_HEADERS
+    body: bytes
+    created_at_ms: int = 0
+    deliver_at_ms: int | None = None
+
+
+class Message(Record, frozen=True, kw_only=True, array_like=True):
     """A message as its producer publishes it.
 
     Times are milliseconds since the Unix epoch, UTC. `deliver_at_ms` None: deliver immediately.
     Raises InvalidMessage, which names the limit, if a part exceeds one.
     """
-
-    id: str
-    topic: str
-    body: bytes
-    key: str | None = None
-    headers: Mapping[str, str] = NO_HEADERS
-    created_at_ms: int = 0
-    deliver_at_ms: int | None = None
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -298,7 +306,7 @@ CLOCKS_DIFFER: Final = (
 )
 
 
-def refusal_of_delay(message: Message, *, now_ms: int) -> PublishResult | None:
+def refusal_of_delay(message: Record, *, now_ms: int) -> PublishResult | None:
     """Returns the answer on a message that is due too late by this host's clock; None if it is not.
 
     Rejected if it is due too late by its publisher's clock, too; else deferred: clocks are apart by more than their

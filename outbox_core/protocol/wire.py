@@ -19,10 +19,13 @@ JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
 TIME_MS_MAX: Final = 2**53 - 1
 """The largest integer that every JSON parser represents exactly."""
+JSON_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A publish of several messages has no more in JSON: it is decoded in one call, which holds the interpreter."""
 
 TimeMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 DurationMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 # Documentation only: Message and the server check these limits, so that each has one error text.
+TopicName = Annotated[str, Meta(extra_json_schema={"pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}$"})]
 MessageId = Annotated[str, Meta(extra_json_schema={"pattern": "^[A-Za-z0-9._:-]{1,64}$"})]
 Key = Annotated[str, Meta(description="1 to 1,024 bytes in UTF-8", extra_json_schema={"minLength": 1})]
 Headers = Annotated[
@@ -54,9 +57,10 @@ class _Answer(Struct, frozen=True, kw_only=True):
 # -- publish ----------------------------------------------------------------------------------------------------------
 
 
-class NewMessage(Request, frozen=True, kw_only=True):
+class JsonMessage(Request, frozen=True, kw_only=True):
     """One message of a publish; without an id the server generates one, and cannot recognise a repeat."""
 
+    topic: TopicName
     body: str
     id: MessageId | None = None
     key: Key | None = None
@@ -67,22 +71,12 @@ class NewMessage(Request, frozen=True, kw_only=True):
     delay_ms: DurationMs | None = None
 
 
-class PackedMessage(NewMessage, frozen=True, kw_only=True):
-    """The same in MessagePack, where the body may also be `bin`."""
-
-    body: Any  # checked in body_bytes(): msgspec has no union of str and bytes
-
-
 class PublishRequest(Request, frozen=True, kw_only=True):
-    """POST /v1/topics/{topic}/messages."""
+    """POST /v1/publish in JSON; in MessagePack it is an array of message.Record. The sender must be allowed to publish
+    to each topic that is named.
+    """
 
-    messages: Annotated[list[NewMessage], Batch]
-
-
-class PackedPublishRequest(Request, frozen=True, kw_only=True):
-    """The same in MessagePack."""
-
-    messages: Annotated[list[PackedMessage], Batch]
+    messages: Annotated[list[JsonMessage], Batch]
 
 
 class PublishOutcome(_Answer, frozen=True, kw_only=True):

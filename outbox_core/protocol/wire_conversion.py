@@ -12,13 +12,11 @@ from outbox_core.protocol.wire import (
     BackoffSettings,
     Encoding,
     GroupSettings,
-    NewMessage,
-    PackedMessage,
+    JsonMessage,
     PackedPulledMessage,
     PulledMessage,
     StartAt,
 )
-from outbox_core.protocol.wire_multi_topic_publish import MultiTopicMessage, PackedMultiTopicMessage
 
 _LONG_BYTES: Final = 4 * 1024
 _ESCAPED_PART: Final = 10
@@ -53,33 +51,19 @@ def text_body(body: bytes) -> tuple[str, Encoding]:
         return _base64_text(body)
 
 
-def packed_message(message: Message) -> PackedMessage:
-    """Returns a message as a client sends it in MessagePack."""
-    return PackedMessage(
-        body=message.body,
+def json_message(message: Message) -> JsonMessage:
+    """Returns a message as a client sends it in JSON."""
+    body, encoding = text_body(message.body)
+    return JsonMessage(
         id=message.id,
+        topic=message.topic,
+        body=body,
+        encoding=encoding,
         key=message.key,
         headers=dict(message.headers) if message.headers else None,
         created_at_ms=message.created_at_ms or None,
         deliver_at_ms=message.deliver_at_ms,
     )
-
-
-def packed_multi_topic_message(message: Message) -> PackedMultiTopicMessage:
-    """The same where the request does not name the topic."""
-    return PackedMultiTopicMessage(topic=message.topic, body=message.body, **_message_fields(message))
-
-
-def text_message(message: Message) -> NewMessage:
-    """Returns a message as a client sends it in JSON."""
-    body, encoding = text_body(message.body)
-    return NewMessage(body=body, encoding=encoding, **_message_fields(message))
-
-
-def text_multi_topic_message(message: Message) -> MultiTopicMessage:
-    """The same where the request does not name the topic."""
-    body, encoding = text_body(message.body)
-    return MultiTopicMessage(topic=message.topic, body=body, encoding=encoding, **_message_fields(message))
 
 
 def pulled_message(delivery: Delivery) -> PulledMessage:
@@ -116,16 +100,6 @@ def _base64_text(body: bytes) -> tuple[str, Encoding]:
 def _escaped(body: bytes) -> int:
     """Returns how many of its bytes JSON escapes to six bytes."""
     return len(body) - len(body.translate(None, _CONTROLS))
-
-
-def _message_fields(message: Message) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "key": message.key,
-        "headers": dict(message.headers) if message.headers else None,
-        "created_at_ms": message.created_at_ms or None,
-        "deliver_at_ms": message.deliver_at_ms,
-    }
 
 
 def _delivery_fields(delivery: Delivery) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from outbox_core.common.clock import ManualClock
 from outbox_core.journal import journal
 from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import served
+from tests.outbox_broker.http.publish_bodies import of_topic
 from tests.outbox_broker.powered_storage import PoweredStorage
 
 HOUR_MS = 3_600_000
@@ -236,7 +237,7 @@ def ask(server: HttpServer) -> Iterator[Tenant]:
 
 def publish_as(ask: Tenant, who: str, *ids: str, **more: Any) -> list[str]:
     messages = [{"id": one, "body": who, **more} for one in ids]
-    answer = ask(who, "POST", f"/v1/topics/{who}.a/messages", json={"messages": messages}).json()
+    answer = ask(who, "POST", "/v1/publish", json=of_topic(f"{who}.a", *messages)).json()
     return [one["status"] for one in answer["results"]]
 
 

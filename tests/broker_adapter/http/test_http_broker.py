@@ -304,7 +304,6 @@ def test_a_publish_of_many_topics_is_one_request_and_each_topic_gets_its_own_in_
             (one.body, "k", {"h": "v"}) for one in batch[place::3]
         ]
     assert requests_of(server, "/v1/publish") == 1
-    assert requests_of(server, "/v1/topics/{topic}/messages") == 0
 
 
 def requests_of(server: HttpServer, path: str) -> float:
@@ -353,7 +352,7 @@ def test_a_broker_that_is_not_there_is_unavailable(connected: Callable[..., Http
         broker.publish([message("t")])
 
     assert caught.value.retryable
-    assert "POST /v1/topics/t/messages at 127.0.0.1:1: " in str(caught.value), "what was tried, and where"
+    assert "POST /v1/publish at 127.0.0.1:1: " in str(caught.value), "what was tried, and where"
     assert "secret" not in str(caught.value)
 
 

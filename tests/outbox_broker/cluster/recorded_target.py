@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.publisher import Publishable
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.messages.message import CancelStatus, Message, PublishResult, PublishStatus
 from tests.outbox_broker.cluster.delay_history import Arrival
@@ -66,9 +65,6 @@ class RecordedTarget:
             PublishResult(one.id, PublishStatus.REJECTED, "never") if one.id in self.rejects else next(taken)
             for one in batch
         ]
-
-    def publish_plain(self, _topic: str, _batch: Sequence[Publishable], _ids: list[str]) -> bool:
-        return False  # everything comes by publish()
 
     def cancel(self, message_ids: Sequence[str], *, topics: Sequence[str] | None) -> list[CancelStatus]:
         return self._engine.publisher.cancel(message_ids, topics=topics)

@@ -23,7 +23,6 @@ from tests.broker_adapter.servers import serving
 from tests.outbox_broker.delay.conftest import NOW_MS, Opened
 
 ANSWERED: Final[dict[tuple[str, str], Any]] = {
-    ("POST", TOPIC + "/messages"): {"messages": [{"id": "m", "body": "x"}]},
     ("POST", "/v1/publish"): {"messages": [{"id": "n", "topic": "orders", "body": "x"}]},
     ("POST", "/v1/scheduled/cancel"): {"ids": ["later"]},
     ("GET", "/v1/scheduled"): None,

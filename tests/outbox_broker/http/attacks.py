@@ -10,6 +10,7 @@ import json
 import select
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +24,13 @@ import msgspec
 
 MIB: Final = 1024 * 1024
 BATCH_BYTES: Final = 63 * MIB
+TEXT_BYTES: Final = 4 * MIB - 64 * 1024
 PULL_BYTES: Final = 31 * MIB
 REASON: Final = "\N{COLLISION SYMBOL}" * 1_000
 """Four bytes a character, in memory and on the disk; a number before it makes it another one."""
 TOPIC: Final = "attacked"
+ANY_TOPIC: Final = f"{TOPIC}.?"
+"""Stands for the topic of the client that sends it."""
 JSON, PACKED = "application/json", "application/msgpack"
 CLOSED: Final = 0
 """In place of a status, where the connection ended without an answer."""
@@ -34,6 +38,7 @@ CLOSED: Final = 0
 _DEADLINE_S: Final = 240.0
 _CHUNK_BYTES: Final = 256 * 1024
 _pack: Final = msgspec.msgpack.Encoder().encode
+_TINY: Final = ["m", "t", None, {}, b""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,32 +167,30 @@ class Attack:
 # -- what is sent ------------------------------------------------------------------------------------------------------
 
 
-def packed_batch(*, size_bytes: int, body_bytes: int, **more: Any) -> bytes:
+def packed_batch(*, size_bytes: int, body_bytes: int, topic: str = ANY_TOPIC, due_ms: int | None = None) -> bytes:
     """A publish in MessagePack, of so many bytes about."""
     body = b"x" * body_bytes
     count = size_bytes // (body_bytes + 64)
-    return _pack({"messages": [{"id": f"m-{number}", "body": body, **more} for number in range(count)]})
+    return _pack([[f"m-{number}", topic, None, {}, body, 0, due_ms] for number in range(count)])
 
 
 def text_batch(*, size_bytes: int, body_bytes: int) -> bytes:
     """The same in JSON, with something to unescape in each body."""
     body = ("x" * 62 + "\\n") * (body_bytes // 64)
-    count = size_bytes // (body_bytes + 40)
-    entries = ",".join(f'{{"id":"m-{number}","body":"{body}"}}' for number in range(count))
+    count = size_bytes // (body_bytes + 64)
+    entries = ",".join(f'{{"id":"m-{number}","topic":"{ANY_TOPIC}","body":"{body}"}}' for number in range(count))
     return f'{{"messages":[{entries}]}}'.encode()
 
 
-def tiny_packed(name: str, entry: bytes, *, size_bytes: int) -> bytes:
+def packed_list(entry: bytes, *, size_bytes: int) -> bytes:
     """A list of as many tiny entries as fit, in MessagePack."""
     count = size_bytes // len(entry)
-    return b"\x81" + _pack(name) + b"\xdd" + count.to_bytes(4, "big") + entry * count
+    return b"\xdd" + count.to_bytes(4, "big") + entry * count
 
 
 def nested_body(*, size_bytes: int) -> bytes:
     """A message with as many empty maps in its body's place as fit."""
-    count = size_bytes - 64
-    body = b"\xdd" + count.to_bytes(4, "big") + b"\x80" * count
-    return b"\x81" + _pack("messages") + b"\x91\x81" + _pack("body") + body
+    return b"\x91" + _pack(_TINY)[:-2] + packed_list(b"\x80", size_bytes=size_bytes - 64)
 
 
 def many_headers(kind: str, *, size_bytes: int) -> bytes:
@@ -199,10 +202,9 @@ def many_headers(kind: str, *, size_bytes: int) -> bytes:
     names = [one + other for one in letters for other in letters][:blocks]
     headers = between.join(block.replace(b"??", name) for name in names)
     if kind == JSON:
-        return b'{"messages":[{"body":"","headers":{%b}}]}' % headers
+        return b'{"messages":[{"topic":"t","body":"","headers":{%b}}]}' % headers
     count = len(names) * len(letters) ** 2
-    start = b"\x81" + _pack("messages") + b"\x91\x82" + _pack("body") + _pack("") + _pack("headers")
-    return start + b"\xdf" + count.to_bytes(4, "big") + headers
+    return b"\x91" + _pack(_TINY)[:-3] + b"\xdf" + count.to_bytes(4, "big") + headers + _pack(b"")
 
 
 def tiny_text(name: str, entry: bytes, *, size_bytes: int) -> bytes:
@@ -219,7 +221,9 @@ def _publishes(body: Callable[[], bytes], kind: str, *, clients: int = 1) -> dic
 
     def play(url: str, prepared: bytes) -> Iterator[Outcome]:
         topics = [f"{TOPIC}.{number}" for number in range(clients)]
-        answers = _at_once(url, [("POST", f"/v1/topics/{one}/messages", prepared, kind) for one in topics])
+        answers = _at_once(
+            url, [("POST", _PUBLISH, prepared.replace(ANY_TOPIC.encode(), topic.encode()), kind) for topic in topics]
+        )
         yield Outcome(answers, stored={topic: _results(one) for topic, one in zip(topics, answers, strict=True)})
 
     return {"prepare": lambda _url: body(), "play": play}
@@ -255,8 +259,8 @@ def _unread(clients: int) -> dict[str, Any]:
     """Pulls of as much as an answer carries, each by a group of its own, of which only the heads are read."""
 
     def prepare(url: str) -> None:
-        batch = packed_batch(size_bytes=PULL_BYTES, body_bytes=512 * 1024)
-        _ask(url, "POST", f"/v1/topics/{TOPIC}/messages", batch, kind=PACKED)
+        batch = packed_batch(size_bytes=PULL_BYTES, body_bytes=512 * 1024, topic=TOPIC)
+        _ask(url, "POST", _PUBLISH, batch, kind=PACKED)
         for number in range(clients):
             _ask(url, "PUT", f"/v1/topics/{TOPIC}/groups/g{number}", b"{}")
 
@@ -279,8 +283,8 @@ def _nacks(messages: int) -> dict[str, Any]:
 
     def prepare(url: str) -> None:
         for part in range(messages // 1_000):
-            batch = [{"id": f"n-{part}-{number}", "body": b""} for number in range(1_000)]
-            _ask(url, "POST", f"/v1/topics/{TOPIC}/messages", _pack({"messages": batch}), kind=PACKED)
+            batch = [[f"n-{part}-{number}", TOPIC, None, {}, b""] for number in range(1_000)]
+            _ask(url, "POST", _PUBLISH, _pack(batch), kind=PACKED)
         _ask(url, "PUT", f"/v1/topics/{TOPIC}/groups/nacks", b'{"max_attempts": 1000}')
 
     def play(url: str, _prepared: None) -> Iterator[Outcome]:
@@ -298,8 +302,8 @@ def _dead_pages(pages: int) -> dict[str, Any]:
         body = b"\x01" * (64 * 1024)
         settings = b'{"max_attempts": 1}'
         _ask(url, "PUT", f"/v1/topics/{TOPIC}/groups/dead", settings)
-        batch = _pack({"messages": [{"id": f"d-{number}", "body": body} for number in range(PULL_BYTES // len(body))]})
-        _ask(url, "POST", f"/v1/topics/{TOPIC}/messages", batch, kind=PACKED)
+        batch = _pack([[f"d-{number}", TOPIC, None, {}, body] for number in range(PULL_BYTES // len(body))])
+        _ask(url, "POST", _PUBLISH, batch, kind=PACKED)
         while True:
             request = _pack({"max_messages": 100, "invisible_ms": 60_000})
             pulled = _ask(url, "POST", f"/v1/topics/{TOPIC}/groups/dead/pull", request, kind=PACKED)
@@ -315,31 +319,34 @@ def _dead_pages(pages: int) -> dict[str, Any]:
 
 
 _NACKERS: Final = 16
-_MESSAGE_TINY: Final = _pack({"body": b""})
 _ACK: Final = f"/v1/topics/{TOPIC}/groups/g/ack"
-_PUBLISH: Final = f"/v1/topics/{TOPIC}/messages"
+_PUBLISH: Final = "/v1/publish"
 
 ATTACKS: Final = {
     one.name: one
     for one in (
         Attack(name="batch_packed", what="one batch of 63 MiB, MessagePack", **_publishes(
             lambda: packed_batch(size_bytes=BATCH_BYTES, body_bytes=MIB), PACKED)),
-        Attack(name="batch_text", what="one batch of 63 MiB, JSON", **_publishes(
+        Attack(name="batch_text", what="one batch of 4 MiB, JSON", **_publishes(
+            lambda: text_batch(size_bytes=TEXT_BYTES, body_bytes=64 * 1024), JSON)),
+        Attack(name="batch_text_long", what="one batch of 63 MiB, JSON", **_publishes(
             lambda: text_batch(size_bytes=BATCH_BYTES, body_bytes=MIB), JSON)),
+        Attack(name="message_text", what="one message of 15 MiB, JSON", **_publishes(
+            lambda: text_batch(size_bytes=15 * MIB + 64, body_bytes=15 * MIB), JSON)),
         Attack(name="batch_small", what="one batch of 1,000 messages of 63 KiB", **_publishes(
             lambda: packed_batch(size_bytes=BATCH_BYTES, body_bytes=66_000), PACKED)),
-        Attack(name="batch_text_small", what="the same in JSON", **_publishes(
-            lambda: text_batch(size_bytes=BATCH_BYTES, body_bytes=66_048), JSON)),
+        Attack(name="batch_text_small", what="one batch of 950 messages of 4 KiB, JSON", **_publishes(
+            lambda: text_batch(size_bytes=TEXT_BYTES, body_bytes=4_096), JSON)),
         Attack(name="batch_later", what="one batch of 63 MiB for later, MessagePack", **_publishes(
-            lambda: packed_batch(size_bytes=BATCH_BYTES, body_bytes=MIB, delay_ms=3_600_000), PACKED)),
+            lambda: packed_batch(size_bytes=BATCH_BYTES, body_bytes=MIB, due_ms=_in_an_hour_ms()), PACKED)),
         Attack(name="batches", what="eight batches of 63 MiB at once", **_publishes(
             lambda: packed_batch(size_bytes=BATCH_BYTES, body_bytes=MIB), PACKED, clients=8)),
-        Attack(name="batches_text", what="the same in JSON", **_publishes(
-            lambda: text_batch(size_bytes=BATCH_BYTES, body_bytes=MIB), JSON, clients=8)),
+        Attack(name="messages_text", what="eight messages of 15 MiB at once, JSON", **_publishes(
+            lambda: text_batch(size_bytes=15 * MIB + 64, body_bytes=15 * MIB), JSON, clients=8)),
         Attack(name="tiny_messages", what="63 MiB of tiny messages, MessagePack", **_tiny(
-            _PUBLISH, PACKED, lambda: tiny_packed("messages", _MESSAGE_TINY, size_bytes=BATCH_BYTES))),
+            _PUBLISH, PACKED, lambda: packed_list(_pack(_TINY), size_bytes=BATCH_BYTES))),
         Attack(name="tiny_messages_text", what="the same in JSON", **_tiny(
-            _PUBLISH, JSON, lambda: tiny_text("messages", b'{"body":""}', size_bytes=BATCH_BYTES))),
+            _PUBLISH, JSON, lambda: tiny_text("messages", b'{"topic":"t","body":""}', size_bytes=BATCH_BYTES))),
         Attack(name="nested_body", what="63 MiB of empty maps for a body, MessagePack", **_tiny(
             _PUBLISH, PACKED, lambda: nested_body(size_bytes=BATCH_BYTES))),
         Attack(name="many_headers", what="one message of millions of headers, MessagePack", **_tiny(
@@ -347,7 +354,7 @@ ATTACKS: Final = {
         Attack(name="many_headers_text", what="the same in JSON", **_tiny(
             _PUBLISH, JSON, lambda: many_headers(JSON, size_bytes=BATCH_BYTES))),
         Attack(name="tiny_receipts", what="63 MiB of tiny receipts, MessagePack", **_tiny(
-            _ACK, PACKED, lambda: tiny_packed("receipts", b"\xa1x", size_bytes=BATCH_BYTES))),
+            _ACK, PACKED, lambda: b"\x81" + _pack("receipts") + packed_list(b"\xa1x", size_bytes=BATCH_BYTES))),
         Attack(name="tiny_receipts_text", what="the same in JSON", **_tiny(
             _ACK, JSON, lambda: tiny_text("receipts", b'"x"', size_bytes=BATCH_BYTES))),
         Attack(name="unfinished_acks", what="20 acks of 64 MiB that never end", **_unfinished(20, _ACK)),
@@ -358,6 +365,10 @@ ATTACKS: Final = {
     )
 }  # fmt: skip
 """By name, in the order in which they are measured."""
+
+
+def _in_an_hour_ms() -> int:
+    return time.time_ns() // 1_000_000 + 3_600_000
 
 
 def _nack_all(url: str, mark: str) -> list[Answer]:

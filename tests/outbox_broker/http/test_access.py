@@ -15,9 +15,9 @@ from outbox_broker.http.access_control import Access, Role, load_tokens
 from outbox_broker.http.server import HttpServer
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.url_parts import is_loopback
+from tests.outbox_broker.http.publish_bodies import of_topic
 
 Client = Callable[..., requests.Response]
-BODY = {"messages": [{"body": "b"}]}
 
 
 def token_file(folder: Path, *entries: tuple[str, list[str], list[str]]) -> Path:
@@ -70,7 +70,7 @@ def attempt(client: Client, url: str, who: str, what: str, topic: str = "payment
     headers = bearer(who)
     match what:
         case "publish":
-            return client("POST", f"{url}/v1/topics/{topic}/messages", json=BODY, headers=headers).status_code
+            return client("POST", f"{url}/v1/publish", json=of_topic(topic, {"body": "b"}), headers=headers).status_code
         case "pull":
             return client("POST", f"{group}/pull", json={}, headers=headers).status_code
         case "ack" | "nack":
@@ -147,7 +147,7 @@ def test_a_publish_to_many_topics_needs_the_role_for_each_of_them_and_stores_not
 def test_without_a_known_token_nothing_under_v1_is_served(
     client: Client, guarded: str, authorization: str | None
 ) -> None:
-    for method, path in (("GET", "/v1/topics"), ("POST", "/v1/topics/payment.a/messages"), ("GET", "/metrics")):
+    for method, path in (("GET", "/v1/topics"), ("POST", "/v1/publish"), ("GET", "/metrics")):
         response = client(method, guarded + path, headers={"authorization": authorization})
 
         assert response.status_code == 401
@@ -212,8 +212,8 @@ def test_a_token_cannot_cancel_or_see_scheduled_messages_of_other_topics(
         ("all", ["read"], ["*"]),
     )
     url = serve(access=Access(tokens=load_tokens(path))).url
-    later = {"messages": [{"id": "later", "body": "", "delay_ms": 3_600_000}]}
-    client("POST", f"{url}/v1/topics/payment.done/messages", json=later, headers=bearer("payments"))
+    later = of_topic("payment.done", {"id": "later", "body": "", "delay_ms": 3_600_000})
+    client("POST", f"{url}/v1/publish", json=later, headers=bearer("payments"))
 
     def cancel(who: str) -> str:
         answer = client("POST", f"{url}/v1/scheduled/cancel", json={"ids": ["later"]}, headers=bearer(who))
@@ -263,7 +263,7 @@ def test_an_open_server_does_not_do_what_a_foreign_web_page_asks(
 ) -> None:
     url = serve(access=Access(loopback_hosts_only=True)).url
 
-    response = client("POST", f"{url}/v1/topics/{topic}/messages", json=BODY, headers=headers)
+    response = client("POST", f"{url}/v1/publish", json=of_topic(topic, {"body": "b"}), headers=headers)
 
     assert response.status_code == status
     if status == 403:
@@ -276,9 +276,9 @@ def test_an_open_server_does_not_do_what_a_foreign_web_page_asks(
 def test_an_origin_that_cannot_be_read_is_a_foreign_one(
     client: Client, shared_url: str, topic: str, origin: str, query: str
 ) -> None:
-    url = f"{shared_url}/v1/topics/{topic}/messages{query}"
+    url = f"{shared_url}/v1/publish{query}"
 
-    response = client("POST", url, json=BODY, headers={"origin": origin})
+    response = client("POST", url, json=of_topic(topic, {"body": "b"}), headers={"origin": origin})
 
     assert (response.status_code, response.json()["type"]) == (403, "urn:outbox-mq:problem:foreign-origin")
 

@@ -44,8 +44,8 @@ class StuckDisk(DiskStorage):
 def publish(url: str, topic: str, body: str = "b") -> requests.Response:
     with requests.Session() as session:
         session.trust_env = False
-        message: dict[str, Any] = {"messages": [{"body": body}]}
-        return session.post(f"{url}/v1/topics/{topic}/messages", json=message, timeout=120)
+        message = {"messages": [{"topic": topic, "body": body}]}
+        return session.post(f"{url}/v1/publish", json=message, timeout=120)
 
 
 def test_publishes_beyond_the_bound_are_told_to_come_back_and_then_succeed(

@@ -14,6 +14,7 @@ from outbox_broker.http.server import HttpServer
 from outbox_core.messages.limits import REASON_CHARS_MAX
 from outbox_core.protocol.wire import Encoding
 from outbox_core.protocol.wire_conversion import body_bytes, text_body
+from tests.outbox_broker.http.publish_bodies import of_topic
 
 MIB = 1024 * 1024
 LETTERS = 12
@@ -26,7 +27,7 @@ def bury(client: type_of_client, url: str, *, text: str, reason: str = "no stock
     assert client("PUT", f"{url}{GROUP}", json={"max_attempts": 1}).ok
     for number in range(LETTERS):
         message = {"id": f"m{number}", "body": text, "headers": {"h": "v" * 100}}
-        assert client("POST", f"{url}/v1/topics/orders/messages", json={"messages": [message]}).ok
+        assert client("POST", f"{url}/v1/publish", json=of_topic("orders", message)).ok
     for delivery in client("POST", f"{url}{GROUP}/pull", json={}).json()["deliveries"]:
         assert client("POST", f"{url}{GROUP}/nack", json={"receipts": [delivery["receipt"]], "reason": reason}).ok
 

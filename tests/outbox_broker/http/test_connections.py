@@ -315,7 +315,7 @@ def test_what_strangers_do_fills_no_log(tmp_path: Path) -> None:
                 assert status_of(ask(process.url, ONE_PUBLISH)) == 200
         for _ in range(STRANGERS):
             ask(process.url, get("/nowhere"))
-            ask(process.url, request("POST /v1/topics/corpus/messages HTTP/1.1", HOST, JSON, "Content-Length: 1",
+            ask(process.url, request("POST /v1/publish HTTP/1.1", HOST, JSON, "Content-Length: 1",
                                      "Connection: close", body=b"{"))  # fmt: skip
 
     assert len(process.lines) - quiet <= LOG_LINES_MAX, process.lines[: 2 * LOG_LINES_MAX]

@@ -168,7 +168,7 @@ def test_a_removed_token_that_waits_for_messages_gets_none(secured: Secured) -> 
         secured.allow("second")
 
         secured.hangup("credentials_reloaded")
-        send(other, "second", "/v1/topics/t/messages", messages=[{"id": "m", "body": ""}])
+        send(other, "second", "/v1/publish", messages=[{"topic": "t", "id": "m", "body": ""}])
 
         assert answer(other)[0] == 200
         assert (answer(consumer), status(consumer, "first")) == ((200, '{"deliveries":[]}'), 401)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import requests
 
 from outbox_broker.common.engine_options import EngineOptions
+from tests.outbox_broker.http.publish_bodies import of_topic
 
 Client = Callable[..., requests.Response]
 WANTED = "type LIKE 'order.%' AND amount > 100"
@@ -19,7 +20,7 @@ def test_a_group_pulls_what_its_filter_takes(client: Client, shared_url: str, to
     messages = [{"id": one, "body": "", "headers": {"type": "order.paid", "amount": one}} for one in amounts]
     messages.append({"id": "no-headers", "body": ""})
 
-    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": messages}).raise_for_status()
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, *messages)).raise_for_status()
 
     assert [one["id"] for one in client("POST", f"{group}/pull", json={}).json()["deliveries"]] == ["100.5", "1e3"]
     assert client("POST", f"{group}/pull", json={}).json()["deliveries"] == []
@@ -33,11 +34,11 @@ def test_a_pull_that_waits_finds_a_message_far_behind_what_is_not_wanted(
 ) -> None:
     group = f"{shared_url}/v1/topics/{topic}/groups/g"
     client("PUT", group, json={"filter": "type = 'wanted'"}).raise_for_status()
-    batch = {"messages": [{"body": "", "headers": {"type": "other"}}] * 1_000}
+    batch = of_topic(topic, *[{"body": "", "headers": {"type": "other"}}] * 1_000)
     for _ in range(2 * EngineOptions().filter_scan_max // 1_000 + 1):
-        client("POST", f"{shared_url}/v1/topics/{topic}/messages", json=batch).raise_for_status()
-    last = {"messages": [{"id": "last", "body": "", "headers": {"type": "wanted"}}]}
-    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json=last).raise_for_status()
+        client("POST", f"{shared_url}/v1/publish", json=batch).raise_for_status()
+    last = of_topic(topic, {"id": "last", "body": "", "headers": {"type": "wanted"}})
+    client("POST", f"{shared_url}/v1/publish", json=last).raise_for_status()
 
     found = client("POST", f"{group}/pull", json={"wait_ms": 60_000}).json()["deliveries"]
 

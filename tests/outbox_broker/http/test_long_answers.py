@@ -14,6 +14,7 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
 from outbox_core.protocol.wire import PackedPullAnswer, PullAnswer
 from outbox_core.protocol.wire_broadcast import PackedReadAnswer, ReadAnswer
+from tests.outbox_broker.http.publish_bodies import packed
 
 type_of_client = Callable[..., requests.Response]
 BODIES = [b"x" * LONG_BYTES, b"", b"\xff\x00", '"\\\N{SNOWMAN}'.encode(), b"\x01" * LONG_BYTES, b"[" * LONG_BYTES]
@@ -28,8 +29,9 @@ def publish(client: type_of_client, url: str, bodies: list[bytes]) -> None:
     batch = [
         {"id": f"m{number}", "body": body, "key": "k", "headers": {"a": '"'}} for number, body in enumerate(bodies)
     ]
-    data = msgspec.msgpack.encode({"messages": batch})
-    assert client("POST", f"{url}/messages", data=data, headers={"content-type": "application/msgpack"}).ok
+    base, _, topic = url.partition("/v1/topics/")
+    data = packed(topic, batch)
+    assert client("POST", f"{base}/v1/publish", data=data, headers={"content-type": "application/msgpack"}).ok
 
 
 def ask(client: type_of_client, url: str, shape: Any, *, kind: str, **request: object) -> Any:

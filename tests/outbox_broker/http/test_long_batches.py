@@ -1,11 +1,11 @@
-"""Publishes of many bytes, which are decoded message by message: they come to the same as short ones, and are refused
-alike. One message of each has a body twice as long as what is decoded in one go.
+"""Long publishes, of which MessagePack is decoded record by record, and JSON has one message: they come to the same as
+short ones, and are refused alike.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,213 +14,195 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox_broker.http.content_negotiation import LONG_BYTES
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.message_handlers import LONG_BYTES, TooManyMessages, packed_messages, text_messages
-from outbox_broker.http.responses import Problem
+from outbox_broker.http.message_handlers import array_length
 from outbox_broker.http.server import HttpServer
-from outbox_core.protocol.wire import NewMessage, PackedMessage
+from outbox_core.protocol.wire import JSON_BYTES_MAX
+from tests.outbox_broker.http.publish_bodies import of_topic, packed
 
 JSON, PACKED = "application/json", "application/msgpack"
 LONG = "x" * (2 * LONG_BYTES)
 type_of_client = Callable[..., requests.Response]
-blanks = st.text(" \t\n\r", max_size=3)
-bodies = st.text(max_size=20) | st.just('\\"],}{[,') | st.just('{"messages":[')
 
 
-def send(client: type_of_client, url: str, data: bytes, kind: str = JSON) -> requests.Response:
-    return client("POST", url, data=data, headers={"content-type": kind, "accept": JSON})
+def send(client: type_of_client, url: str, data: bytes, kind: str = PACKED) -> requests.Response:
+    return client("POST", f"{url}/v1/publish", data=data, headers={"content-type": kind, "accept": JSON})
 
 
 def messages(count: int, **more: Any) -> list[dict[str, Any]]:
     return [{"id": f"m{number}", "body": f"{number}", **more} for number in range(count)]
 
 
-def encoded(kind: str, batch: list[dict[str, Any]]) -> bytes:
+def long_batch(topic: str, batch: list[dict[str, Any]]) -> bytes:
     """A long publish; its last message has a long body."""
-    batch = [*batch, {**batch[-1], "id": "long", "body": LONG}]
-    data = {"messages": batch}
-    return msgspec.msgpack.encode(data) if kind == PACKED else json.dumps(data).encode()
+    return packed(topic, [*batch, {**batch[-1], "id": "long", "body": LONG}])
 
 
-def pulled(client: type_of_client, url: str) -> list[tuple[str, str]]:
-    deliveries = client("POST", f"{url}/groups/g/pull", json={"max_messages": 1_000}).json()["deliveries"]
-    return [(one["id"], one["body"]) for one in deliveries]
+def pulled(client: type_of_client, url: str, topic: str) -> list[tuple[str, str]]:
+    answer = client("POST", f"{url}/v1/topics/{topic}/groups/g/pull", json={"max_messages": 1_000})
+    return [(delivery["id"], delivery["body"]) for delivery in answer.json()["deliveries"]]
 
 
-@pytest.fixture
-def url(shared_url: str, topic: str) -> str:
-    """The messages' URL of a topic of the test's own."""
-    return f"{shared_url}/v1/topics/{topic}"
-
-
-@pytest.mark.parametrize("kind", [JSON, PACKED])
 @pytest.mark.parametrize("is_new", [True, False], ids=["new topic", "known topic"])
 def test_a_long_batch_is_stored_in_order_with_all_that_its_messages_say(
-    client: type_of_client, url: str, kind: str, is_new: bool
+    client: type_of_client, shared_url: str, topic: str, is_new: bool
 ) -> None:
     if not is_new:
-        assert send(client, f"{url}/messages", b'{"messages":[{"id":"first","body":"x"}]}').ok
+        assert send(client, shared_url, packed(topic, [{"id": "first", "body": "x"}])).ok
     batch = messages(998, key="k", headers={"type": "placed"}, created_at_ms=7)
 
-    answer = send(client, f"{url}/messages", encoded(kind, batch), kind)
+    answer = send(client, shared_url, long_batch(topic, batch))
 
     assert answer.status_code == 200
-    assert [one["status"] for one in answer.json()["results"]] == ["stored"] * 999
+    assert [result["status"] for result in answer.json()["results"]] == ["stored"] * 999
     before = [] if is_new else [("first", "x")]
-    assert pulled(client, url) == [*before, *((one["id"], one["body"]) for one in batch), ("long", LONG)]
-    again = send(client, f"{url}/messages", encoded(kind, batch), kind)
-    assert [one["status"] for one in again.json()["results"]] == ["duplicate"] * 999
+    sent = [(message["id"], message["body"]) for message in batch]
+    assert pulled(client, shared_url, topic) == [*before, *sent, ("long", LONG)]
+    again = send(client, shared_url, long_batch(topic, batch))
+    assert [result["status"] for result in again.json()["results"]] == ["duplicate"] * 999
 
 
-@pytest.mark.parametrize("kind", [JSON, PACKED])
-def test_what_a_message_of_a_long_batch_says_comes_back(client: type_of_client, url: str, kind: str) -> None:
+def test_what_a_message_of_a_long_batch_says_comes_back(client: type_of_client, shared_url: str, topic: str) -> None:
     batch = messages(2, key="k", headers={"type": "placed"}, created_at_ms=7)
 
-    assert send(client, f"{url}/messages", encoded(kind, batch), kind).ok
+    assert send(client, shared_url, long_batch(topic, batch)).ok
 
-    found = client("POST", f"{url}/groups/g/pull", json={}).json()["deliveries"][1]
+    found = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={}).json()["deliveries"][1]
     assert (found["key"], found["headers"], found["created_at_ms"]) == ("k", {"type": "placed"}, 7)
 
 
-@pytest.mark.parametrize("kind", [JSON, PACKED])
-def test_a_long_batch_may_name_its_topics(client: type_of_client, shared_url: str, topic: str, kind: str) -> None:
-    batch = [{**one, "topic": f"{topic}.{number % 2}"} for number, one in enumerate(messages(10))]
+def test_a_long_batch_may_name_many_topics(client: type_of_client, shared_url: str, topic: str) -> None:
+    batch = [{**message, "topic": f"{topic}.{number % 2}"} for number, message in enumerate(messages(10))]
 
-    assert send(client, f"{shared_url}/v1/publish", encoded(kind, batch), kind).ok
+    assert send(client, shared_url, long_batch(topic, batch)).ok
 
-    even, odd = (pulled(client, f"{shared_url}/v1/topics/{topic}.{number}") for number in range(2))
-    assert [one[0] for one in even] == ["m0", "m2", "m4", "m6", "m8"]
-    assert [one[0] for one in odd] == ["m1", "m3", "m5", "m7", "m9", "long"]
-
-
-def test_a_long_batch_for_a_topic_with_a_wrong_name_is_refused_where_it_stands(
-    client: type_of_client, shared_url: str, topic: str
-) -> None:
-    batch = [{**one, "topic": topic} for one in messages(3)]
-    batch[2]["topic"] = "no topic"
-
-    answer = send(client, f"{shared_url}/v1/publish", encoded(JSON, batch))
-
-    assert (answer.status_code, answer.json()["where"]) == (422, "$.messages[2].topic")
-    assert pulled(client, f"{shared_url}/v1/topics/{topic}") == []
+    even, odd = (pulled(client, shared_url, f"{topic}.{number}") for number in range(2))
+    assert [message_id for message_id, _ in even] == ["m0", "m2", "m4", "m6", "m8"]
+    assert [message_id for message_id, _ in odd] == ["m1", "m3", "m5", "m7", "m9", "long"]
 
 
-@pytest.mark.parametrize("kind", [JSON, PACKED])
 @pytest.mark.parametrize(
     ("wrong", "problem", "where"),
     [
-        ({"id": 7}, "wrong-shape", "$.messages[2].id"),
-        ({"bdy": "x"}, "wrong-shape", "$.messages[2]"),
-        ({"id": "not an id"}, "invalid-message", "$.messages[2]"),
-        ({"deliver_at_ms": -1}, "wrong-shape", "$.messages[2].deliver_at_ms"),
-        ({"headers": {"a": 1}}, "wrong-shape", "$.messages[2].headers[...]"),
-        ({"headers": []}, "wrong-shape", "$.messages[2].headers"),
-        ({"headers": {"a b": ""}}, "invalid-message", "$.messages[2]"),
-        ({"headers": {f"h{number}": "" for number in range(65)}}, "invalid-message", "$.messages[2]"),
-        ({"headers": {"a": "x" * 2 * LONG_BYTES}}, "invalid-message", "$.messages[2]"),
+        ({"id": 7}, "wrong-shape", "$[2][0]"),
+        ({"topic": "no topic"}, "invalid-name", "$[2].topic"),
+        ({"id": "not an id"}, "invalid-message", "$[2]"),
+        ({"key": ""}, "invalid-message", "$[2]"),
+        ({"created_at_ms": -1}, "invalid-message", "$[2]"),
+        ({"created_at_ms": 2**53}, "invalid-message", "$[2]"),
+        ({"deliver_at_ms": -1}, "invalid-message", "$[2]"),
+        ({"headers": {"a": 1}}, "wrong-shape", "$[2][3][...]"),
+        ({"headers": []}, "wrong-shape", "$[2][3]"),
+        ({"headers": {"a b": ""}}, "invalid-message", "$[2]"),
+        ({"headers": {f"h{number}": "" for number in range(65)}}, "invalid-message", "$[2]"),
+        ({"headers": {"a": "x" * 2 * LONG_BYTES}}, "invalid-message", "$[2]"),
+        ({"key": "x" * 2 * LONG_BYTES}, "invalid-message", "$[2]"),
     ],
 )
 def test_a_wrong_message_in_a_long_batch_is_named_and_nothing_is_stored(
-    client: type_of_client, url: str, kind: str, wrong: dict[str, Any], problem: str, where: str
+    client: type_of_client, shared_url: str, topic: str, wrong: dict[str, Any], problem: str, where: str
 ) -> None:
     batch = messages(4)
     batch[2] |= wrong
 
-    answer = send(client, f"{url}/messages", encoded(kind, batch), kind)
+    answer = send(client, shared_url, long_batch(topic, batch))
 
-    short = {"messages": batch}
-    data = msgspec.msgpack.encode(short) if kind == PACKED else json.dumps(short).encode()
-    assert answer.json() == send(client, f"{url}/messages", data, kind).json()
-    assert (answer.json()["type"].rpartition(":")[2].rpartition("/")[2], answer.json()["where"]) == (problem, where)
-    assert pulled(client, url) == []
+    assert answer.json() == send(client, shared_url, packed(topic, batch)).json()
+    assert (answer.json()["type"].rpartition(":")[2], answer.json()["where"]) == (problem, where)
+    assert pulled(client, shared_url, topic) == []
 
 
-@pytest.mark.parametrize("kind", [JSON, PACKED])
-def test_a_long_batch_of_too_many_messages_is_refused(client: type_of_client, url: str, kind: str) -> None:
-    answer = send(client, f"{url}/messages", encoded(kind, messages(1_000)), kind)
+def test_a_long_batch_of_too_many_messages_is_refused(client: type_of_client, shared_url: str, topic: str) -> None:
+    answer = send(client, shared_url, long_batch(topic, messages(1_000)))
 
-    assert (answer.status_code, answer.json()["where"]) == (422, "$.messages")
+    assert (answer.status_code, answer.json()["where"]) == (422, "$")
     assert (answer.json()["bound"], answer.json()["limit"]) == ("batch_messages_max", 1_000)
-    assert pulled(client, url) == []
+    assert pulled(client, shared_url, topic) == []
 
 
-@pytest.mark.parametrize("kind", [JSON, PACKED])
 def test_the_bound_that_an_operator_lowered_holds_for_long_batches(
-    serve: Callable[..., HttpServer], client: type_of_client, kind: str
+    serve: Callable[..., HttpServer], client: type_of_client
 ) -> None:
-    url = f"{serve(HttpSettings(batch_messages_max=3)).url}/v1/topics/orders"
+    url = serve(HttpSettings(batch_messages_max=3)).url
 
-    assert send(client, f"{url}/messages", encoded(kind, messages(2)), kind).status_code == 200
-    answer = send(client, f"{url}/messages", encoded(kind, messages(3)), kind)
+    assert send(client, url, long_batch("orders", messages(2))).status_code == 200
+    answer = send(client, url, long_batch("orders", messages(3)))
 
     assert (answer.status_code, answer.json()["limit"]) == (422, 3)
 
 
-FIRST = json.dumps({"body": LONG}).encode()
+@pytest.mark.parametrize("count", [2, 500], ids=["short", "long"])
+def test_a_record_of_a_later_version_is_refused_with_what_this_broker_takes(
+    client: type_of_client, shared_url: str, topic: str, count: int
+) -> None:
+    records = [[f"m{number}", topic, None, {}, b"x" * 2_000, 0, None] for number in range(count)]
+    records[1].append("of a later version")
+
+    answer = send(client, shared_url, msgspec.msgpack.encode(records))
+
+    assert (answer.status_code, answer.json()["where"]) == (415, "$[1]")
+    assert answer.headers["accept"] == "application/msgpack;record-parts=7"
+    assert "up to 7 parts, and this one has 8" in answer.json()["detail"]
+    assert pulled(client, shared_url, topic) == []
+
+
+@pytest.mark.parametrize("count", [2, 500], ids=["short", "long"])
+def test_a_record_of_an_earlier_version_lacks_its_last_parts(
+    client: type_of_client, shared_url: str, topic: str, count: int
+) -> None:
+    records = [[f"m{number}", topic, None, {}, b"x" * 2_000] for number in range(count)]
+
+    assert send(client, shared_url, msgspec.msgpack.encode(records)).status_code == 200
+
+    assert len(pulled(client, shared_url, topic)) == count
+
+
+@pytest.mark.parametrize("torn", [b"\xdd\x7f\xff\xff\xff", b"\xdc\x04\x00", b"\xdd\x00\x00", b"\x92\x90", b"\x81"])
+def test_what_is_no_whole_batch_is_refused_by_its_head(client: type_of_client, shared_url: str, torn: bytes) -> None:
+    answer = send(client, shared_url, torn)
+
+    assert answer.status_code in {400, 422}
+
+
+@given(count=st.integers(0, 70_000))
+def test_the_length_of_an_array_is_what_its_head_says(count: int) -> None:
+    encoded = msgspec.msgpack.encode([None] * count)
+
+    assert array_length(encoded) == array_length(bytearray(encoded)) == array_length(memoryview(encoded)) == count
+
+
+def test_json_has_one_message_beyond_its_bound_and_any_number_up_to_it(
+    client: type_of_client, shared_url: str, topic: str
+) -> None:
+    one = {"id": "long", "body": "x" * JSON_BYTES_MAX}
+    room = JSON_BYTES_MAX - len(json.dumps(of_topic(topic, {"id": "a", "body": ""}, {"id": "b", "body": "b"})))
+    two = of_topic(topic, {"id": "a", "body": "x" * room}, {"id": "b", "body": "b"})
+
+    assert send(client, shared_url, json.dumps(two).encode(), JSON).status_code == 200
+    assert send(client, shared_url, json.dumps(of_topic(topic, one)).encode(), JSON).status_code == 200
+    refused = send(client, shared_url, json.dumps(of_topic(topic, one, {"id": "c", "body": ""})).encode(), JSON)
+
+    assert (refused.status_code, refused.json()["where"]) == (413, "$.messages")
+    assert "MessagePack" in refused.json()["detail"]
+    assert [message_id for message_id, _ in pulled(client, shared_url, topic)] == ["a", "b", "long"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "status"),
     [
-        (b'{"messages":[FIRST,{"body":"b"', "truncated"),
-        (b'{"messages":[FIRST,{"body":"b"}]', "nothing before or behind"),
-        (b'{"messages":[FIRST,]}', "malformed"),
-        (b'{"messages":[FIRST{"body":"b"}]}', "nothing before or behind"),
-        (b'{"messages":[FIRST],"more":1}', "nothing before or behind"),
-        (b'{"messages":[FIRST]}}', "nothing before or behind"),
-        (b'{"messages":[FIRST,{"body":"b"}', "nothing before or behind"),
-        (b'{"messages":[FIRST]' + b" " * 5_000 + b"}", "few blanks"),
-        (b'{"messages":[FIRST' + b" " * 3_000_000 + b"]}", "few blanks"),
-        (b'{"messages":[' + b" " * 3_000_000 + b"FIRST]}", "few blanks"),
-        (b'{"more":FIRST,"messages":[]}', "nothing before or behind"),
-        (b'{"messages":[FIRST,{"body":"a\x01"}]}', f"(byte {len(FIRST) + 24})"),
-        (b"[FIRST]", "nothing before or behind"),
-        (FIRST, "nothing before or behind"),
-        (b'{"messages":[FIRST,' + b"[" * 1_000_000, "nested too deeply"),
+        (b'{"messages":[{"topic":"TOPIC","body":"LONG"}', 400),
+        (b'{"messages":[{"topic":"TOPIC","body":"LONG"}]}}', 400),
+        (b'{"messages":[{"topic":"TOPIC","body":"LONG\x01"}]}', 400),
+        (b'{"messages":[{"topic":"TOPIC","body":"LONG"}],"more":1}', 422),
+        (b'[{"topic":"TOPIC","body":"LONG"}]', 422),
+        (b'{"messages":[{"topic":"TOPIC","body":"LONG","headers":' + b"[" * 1_000_000, 400),
     ],
 )
-def test_a_long_body_that_is_no_batch_is_malformed(client: type_of_client, url: str, text: bytes, said: str) -> None:
-    answer = send(client, f"{url}/messages", text.replace(b"FIRST", FIRST))
+def test_a_long_body_that_is_no_batch_is_refused(
+    client: type_of_client, shared_url: str, topic: str, text: bytes, status: int
+) -> None:
+    data = text.replace(b"TOPIC", topic.encode()).replace(b"LONG", b"x" * JSON_BYTES_MAX)
 
-    assert (answer.status_code, answer.json()["title"]) == (400, "The body cannot be read")
-    assert said in answer.json()["detail"]
-    assert pulled(client, url) == []
-
-
-def test_white_space_may_stand_wherever_json_has_it(client: type_of_client, url: str) -> None:
-    text = b'\n { "messages" : [ {"id": "a", "body": "1"} , \t{"id": "b", "body": "%b"}\r\n] } ' % LONG.encode()
-
-    assert send(client, f"{url}/messages", text).status_code == 200
-    assert pulled(client, url) == [("a", "1"), ("b", LONG)]
-
-
-@given(texts=st.lists(bodies, max_size=8), before=blanks, behind=blanks)
-def test_messages_one_by_one_are_what_a_decoder_makes_of_all(texts: list[str], before: str, behind: str) -> None:
-    entries = [before + json.dumps({"body": one, "headers": {one: "{"}}, ensure_ascii=False) + behind for one in texts]
-    text = f'{before}{{"messages"{behind}:[{",".join(entries)}]{before}}}{behind}'.encode()
-    packed = msgspec.msgpack.encode({"messages": [{"body": one.encode()} for one in texts]})
-
-    assert [one.body for one in text_messages(bytearray(text), NewMessage)] == texts
-    assert [one.body for one in packed_messages(bytearray(packed), PackedMessage)] == [one.encode() for one in texts]
-
-
-@given(cut=st.integers(0, 60))
-def test_a_torn_batch_is_no_batch(cut: int) -> None:
-    text = b'{"messages":[{"body":"a\\"]"},{"body":"b","headers":{"a":"}"}}]}'
-
-    with pytest.raises(Problem):
-        list(text_messages(text[:cut], NewMessage))
-
-
-def test_nothing_is_decoded_of_a_packed_batch_that_says_it_is_too_long() -> None:
-    entries: Iterator[PackedMessage] = packed_messages(b"\x81\xa8messages\xdd\x7f\xff\xff\xff", PackedMessage)
-
-    with pytest.raises(TooManyMessages):
-        next(entries)
-
-
-def test_a_text_batch_is_decoded_up_to_its_bound_and_no_further() -> None:
-    text = b'{"messages":[' + b'{"body":""},' * 1_000 + b"no JSON"
-
-    with pytest.raises(TooManyMessages):
-        list(text_messages(text.replace(b"no JSON", b'{"body":""},no JSON'), NewMessage))
+    assert send(client, shared_url, data, JSON).status_code == status
+    assert pulled(client, shared_url, topic) == []

@@ -15,6 +15,7 @@ import requests
 
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
+from tests.outbox_broker.http.publish_bodies import of_topic
 from tests.outbox_broker.polling import until
 
 Client = Callable[..., requests.Response]
@@ -61,7 +62,7 @@ def publish(url: str, topic: str, *bodies: str) -> None:
     with requests.Session() as session:
         session.trust_env = False
         messages = [{"body": body} for body in bodies]
-        session.post(f"{url}/v1/topics/{topic}/messages", json={"messages": messages}, timeout=120).raise_for_status()
+        session.post(f"{url}/v1/publish", json=of_topic(topic, *messages), timeout=120).raise_for_status()
 
 
 def test_a_thousand_wait_without_a_thread_each_and_each_gets_one_message(

@@ -22,6 +22,7 @@ from outbox_core import Message
 from outbox_core.messages import limits
 from tests.broker_adapter.servers import ServerProcess
 from tests.fixtures.fork_server import environment, fork_server
+from tests.outbox_broker.http.publish_bodies import of_topic
 
 Client = Callable[..., requests.Response]
 DEADLINE_S = 120.0
@@ -44,7 +45,7 @@ def test_what_was_answered_survives_kill_9(server_process: ServerProcess, client
                 batch = [{"id": f"m{len(stored) + number}", "body": ""} for number in range(5)]
                 try:
                     answer = session.post(
-                        f"{server_process.url}/v1/topics/{topic}/messages", json={"messages": batch}, timeout=DEADLINE_S
+                        f"{server_process.url}/v1/publish", json=of_topic(topic, *batch), timeout=DEADLINE_S
                     ).json()
                 except requests.RequestException:
                     return
@@ -224,9 +225,7 @@ def test_log_lines_are_json_and_bodies_are_not_in_them(tmp_path: Path, topic: st
         url = process.stderr.readline().strip().rpartition(" ")[2]
         with requests.Session() as session:
             session.trust_env = False
-            session.post(
-                f"{url}/v1/topics/{topic}/messages", json={"messages": [{"body": "a-secret"}]}, timeout=DEADLINE_S
-            )
+            session.post(f"{url}/v1/publish", json=of_topic(topic, {"body": "a-secret"}), timeout=DEADLINE_S)
         process.send_signal(signal.SIGTERM)
         lines = process.stderr.read().splitlines()
 

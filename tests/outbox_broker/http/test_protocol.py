@@ -12,6 +12,8 @@ import requests
 from typer.testing import CliRunner
 
 from broker_adapter.http.broker_cli import app
+from tests.outbox_broker.http import publish_bodies
+from tests.outbox_broker.http.publish_bodies import of_topic
 
 Client = Callable[..., requests.Response]
 MSGPACK = "application/msgpack"
@@ -20,7 +22,7 @@ MSGPACK = "application/msgpack"
 def test_a_message_goes_through_in_json(client: Client, shared_url: str, topic: str) -> None:
     message = {"id": "order-1", "key": "k", "headers": {"a": "b"}, "body": "Grüße 🚀", "created_at_ms": 1}
 
-    published = client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [message]})
+    published = client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, message))
     pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={})
 
     assert published.json() == {"results": [{"id": "order-1", "status": "stored", "error": None}]}
@@ -39,9 +41,9 @@ def test_a_message_goes_through_in_json(client: Client, shared_url: str, topic: 
 def test_a_message_goes_through_in_messagepack_with_its_body_as_it_is(
     client: Client, shared_url: str, topic: str
 ) -> None:
-    body = msgspec.msgpack.encode({"messages": [{"id": "m", "body": b"\x00\xff"}]})
+    body = msgspec.msgpack.encode([["m", topic, None, {}, b"\x00\xff", 0, None]])
 
-    published = client("POST", f"{shared_url}/v1/topics/{topic}/messages", data=body, headers={"content-type": MSGPACK})
+    published = client("POST", f"{shared_url}/v1/publish", data=body, headers={"content-type": MSGPACK})
     pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={}, headers={"accept": MSGPACK})
 
     assert published.headers["content-type"] == pulled.headers["content-type"] == MSGPACK
@@ -53,11 +55,12 @@ def test_a_message_goes_through_in_messagepack_with_its_body_as_it_is(
 @pytest.mark.parametrize("packed", [False, True], ids=["json", "msgpack"])
 def test_one_request_publishes_to_many_topics(client: Client, shared_url: str, topic: str, packed: bool) -> None:
     messages = [{"id": f"{topic}-{n}", "topic": f"{topic}.{n % 2}", "body": str(n), "key": "k"} for n in range(4)]
-    encode = msgspec.msgpack.encode if packed else msgspec.json.encode
+    batch = [*messages, messages[0]]
+    data = publish_bodies.packed(topic, batch) if packed else msgspec.json.encode({"messages": batch})
     kind = MSGPACK if packed else "application/json"
 
     published = client(
-        "POST", f"{shared_url}/v1/publish", data=encode({"messages": [*messages, messages[0]]}),
+        "POST", f"{shared_url}/v1/publish", data=data,
         headers={"content-type": kind, "accept": "application/json"},
     )  # fmt: skip
 
@@ -94,8 +97,8 @@ def test_a_body_that_is_not_text_comes_as_base64_in_json(client: Client, shared_
     sent = base64.b64encode(b"\xff\x00").decode()
     client(
         "POST",
-        f"{shared_url}/v1/topics/{topic}/messages",
-        json={"messages": [{"body": sent, "encoding": "base64"}, {"body": "aGk=", "encoding": "base64"}]},
+        f"{shared_url}/v1/publish",
+        json=of_topic(topic, {"body": sent, "encoding": "base64"}, {"body": "aGk=", "encoding": "base64"}),
     )
 
     pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={}).json()["deliveries"]
@@ -104,9 +107,9 @@ def test_a_body_that_is_not_text_comes_as_base64_in_json(client: Client, shared_
 
 
 def test_a_message_without_an_id_is_given_one(client: Client, shared_url: str, topic: str) -> None:
-    url = f"{shared_url}/v1/topics/{topic}/messages"
+    url = f"{shared_url}/v1/publish"
 
-    results = client("POST", url, json={"messages": [{"body": "a"}, {"body": "a"}]}).json()["results"]
+    results = client("POST", url, json=of_topic(topic, {"body": "a"}, {"body": "a"})).json()["results"]
 
     assert len({one["id"] for one in results}) == 2
     assert [one["status"] for one in results] == ["stored", "stored"]
@@ -114,7 +117,7 @@ def test_a_message_without_an_id_is_given_one(client: Client, shared_url: str, t
 
 def test_a_delay_counts_from_the_brokers_clock(client: Client, shared_url: str, topic: str) -> None:
     before_ms = time.time_ns() // 1_000_000
-    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [{"body": "a", "delay_ms": 150}]})
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, {"body": "a", "delay_ms": 150}))
     after_ms = time.time_ns() // 1_000_000
 
     pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={"wait_ms": 60_000}).json()
@@ -163,7 +166,7 @@ def test_a_group_is_declared_and_described(client: Client, shared_url: str, topi
 def test_topics_come_by_the_page(client: Client, shared_url: str, topic: str) -> None:
     names = [f"{topic}.{letter}" for letter in "abc"]
     for name in names:
-        client("POST", f"{shared_url}/v1/topics/{name}/messages", json={"messages": [{"body": ""}]})
+        client("POST", f"{shared_url}/v1/publish", json=of_topic(name, {"body": ""}))
 
     first = client("GET", f"{shared_url}/v1/topics", params={"after": topic, "limit": 2}).json()
     second = client("GET", f"{shared_url}/v1/topics", params={"after": first["next"], "limit": 1}).json()
@@ -175,7 +178,7 @@ def test_the_schedule_is_told_by_bucket_and_by_message(client: Client, shared_ur
     day_ms = 86_400_000
     at_ms = (time.time_ns() // 1_000_000 // day_ms + 3) * day_ms
     messages = [{"id": f"{topic}-{number}", "body": "", "deliver_at_ms": at_ms + number} for number in range(2)]
-    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": messages})
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, *messages))
 
     counts = client("GET", f"{shared_url}/v1/scheduled", params={"topic": topic, "bucket": "day"}).json()
     one = client("GET", f"{shared_url}/v1/scheduled/{topic}-1").json()
@@ -194,7 +197,7 @@ def test_the_schedule_is_told_by_bucket_and_by_message(client: Client, shared_ur
 
 
 def test_a_receipt_is_settled_under_its_own_group_only(client: Client, shared_url: str, topic: str) -> None:
-    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [{"body": ""}]})
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, {"body": ""}))
     pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={}).json()
     receipts = {"receipts": [pulled["deliveries"][0]["receipt"]]}
 
@@ -207,7 +210,7 @@ def test_a_receipt_is_settled_under_its_own_group_only(client: Client, shared_ur
 def test_dead_letters_are_listed_and_redriven(client: Client, shared_url: str, topic: str) -> None:
     group = f"{shared_url}/v1/topics/{topic}/groups/g"
     client("PUT", group, json={"max_attempts": 1})
-    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [{"id": topic, "body": "b"}]})
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, {"id": topic, "body": "b"}))
     pulled = client("POST", f"{group}/pull", json={}).json()
     nacked = client(
         "POST", f"{group}/nack", json={"receipts": [pulled["deliveries"][0]["receipt"]], "reason": "no"}
@@ -262,7 +265,7 @@ def test_probes_answer_without_a_word_about_the_inside(client: Client, shared_ur
 def test_metrics_count_what_was_published_delivered_and_acknowledged(
     client: Client, shared_url: str, topic: str
 ) -> None:
-    client("POST", f"{shared_url}/v1/topics/{topic}/messages", json={"messages": [{"body": ""}, {"body": ""}]})
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, {"body": ""}, {"body": ""}))
     pulled = client("POST", f"{shared_url}/v1/topics/{topic}/groups/g/pull", json={}).json()
     client(
         "POST", f"{shared_url}/v1/topics/{topic}/groups/g/ack",
@@ -276,5 +279,5 @@ def test_metrics_count_what_was_published_delivered_and_acknowledged(
     assert f'broker_messages_acknowledged_total{{group="g",topic="{topic}"}} 1.0' in text
     assert f'broker_inflight_messages{{group="g",topic="{topic}"}} 1.0' in text
     assert f'broker_delivery_latency_seconds_count{{group="g",topic="{topic}"}} 1.0' in text
-    assert 'broker_http_requests_total{method="POST",route="/v1/topics/{topic}/messages",status="200"}' in text
+    assert 'broker_http_requests_total{method="POST",route="/v1/publish",status="200"}' in text
     assert "outbox_build_info{" in text

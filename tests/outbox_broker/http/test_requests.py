@@ -17,6 +17,7 @@ from outbox_broker.http.connection import AHEAD_BYTES_MAX
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import HttpServer
 from outbox_core.messages.message import Message
+from tests.outbox_broker.http.publish_bodies import of_topic
 from tests.outbox_broker.http.raw_exchange import barrier
 from tests.outbox_broker.polling import until
 
@@ -72,8 +73,8 @@ def answer(reader: BinaryIO) -> tuple[int, dict[str, str], Any]:
 
 
 def publish(topic: str, *ids: str, headers: tuple[str, ...] = (), version: str = "1.1") -> bytes:
-    body = {"messages": [{"id": one + topic, "body": "b"} for one in ids]}
-    return request(f"/v1/topics/{topic}/messages", body, *headers, version=version)
+    body = of_topic(topic, *({"id": one + topic, "body": "b"} for one in ids))
+    return request("/v1/publish", body, *headers, version=version)
 
 
 def test_a_request_that_comes_byte_by_byte_is_the_same_request(shared_url: str, topic: str) -> None:
@@ -135,7 +136,7 @@ def test_a_client_that_goes_before_its_body_is_whole_leaves_its_place(
             made.shutdown(socket.SHUT_WR)
             reader.read()  # until the server has seen it
 
-    response = client("POST", f"{url}/v1/topics/{topic}/messages", json={"messages": [{"id": "m", "body": "b"}]})
+    response = client("POST", f"{url}/v1/publish", json=of_topic(topic, {"id": "m", "body": "b"}))
 
     assert response.json()["results"][0]["status"] == "stored"
     assert client("GET", f"{url}/v1/topics/{topic}").json()["figures"]["stored"] == 1
@@ -154,7 +155,7 @@ def test_a_body_that_does_not_come_is_given_up_and_its_place_free(
         assert (status, headers["connection"]) == (408, "close")
         assert problem["type"].endswith("body-too-slow")
         assert reader.read() == b""
-    assert client("POST", f"{url}/v1/topics/{topic}/messages", json={"messages": [{"body": "b"}]}).status_code == 200
+    assert client("POST", f"{url}/v1/publish", json=of_topic(topic, {"body": "b"})).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_a_pull_whose_client_has_gone_holds_nothing_up(shared_url: str, client: 
     with connected(shared_url) as (made, _):
         made.sendall(request(f"/v1/topics/{topic}/groups/g/pull", {"wait_ms": 60_000, "invisible_ms": 60_000}))
         made.shutdown(socket.SHUT_WR)
-    client("POST", f"{base}/messages", json={"messages": [{"body": "b"}]})
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, {"body": "b"}))
 
     response = client("POST", f"{base}/groups/g/pull", json={"wait_ms": 10_000})
 
@@ -197,7 +198,7 @@ def test_a_pull_whose_client_has_gone_holds_nothing_up_though_requests_came_behi
         pull = request(f"/v1/topics/{topic}/groups/g/pull", {"wait_ms": 60_000, "invisible_ms": 60_000})
         made.sendall(pull + request(f"/v1/topics/{topic}/groups/g/ack", {"receipts": []}) * 3)
         made.shutdown(socket.SHUT_WR)
-    client("POST", f"{base}/messages", json={"messages": [{"body": "b"}]})
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, {"body": "b"}))
 
     response = client("POST", f"{base}/groups/g/pull", json={"wait_ms": 10_000})
 
@@ -216,7 +217,7 @@ def test_no_more_than_so_many_requests_are_read_behind_a_pull_and_all_are_answer
         made.sendall(request(f"{group}/pull", {"wait_ms": 60_000}))
         for _ in range(behind):
             made.sendall(request(f"{group}/seek", {"to_offset": 0}))
-        client("POST", f"{url}/v1/topics/{topic}/messages", json={"messages": [{"body": "b"}]})
+        client("POST", f"{url}/v1/publish", json=of_topic(topic, {"body": "b"}))
 
         found = [answer(reader)[0] for _ in range(1 + behind)]
 
@@ -226,12 +227,12 @@ def test_no_more_than_so_many_requests_are_read_behind_a_pull_and_all_are_answer
 def test_a_body_that_begins_behind_a_pull_is_read_to_its_end(
     serve: Callable[..., HttpServer], client: Client, topic: str
 ) -> None:
-    url, large = serve().url, request(f"/v1/topics/{topic}/messages", {"messages": [{"body": "b" * 100_000}]})
+    url, large = serve().url, request("/v1/publish", of_topic(topic, {"body": "b" * 100_000}))
     with connected(url) as (made, reader), barrier(url) as wait:
         made.sendall(request(f"/v1/topics/{topic}/groups/g/pull", {"wait_ms": 60_000}))
         made.sendall(large[: 2 * AHEAD_BYTES_MAX])
         wait.wait()
-        client("POST", f"{url}/v1/topics/{topic}/messages", json={"messages": [{"body": "b"}]})
+        client("POST", f"{url}/v1/publish", json=of_topic(topic, {"body": "b"}))
         assert answer(reader)[0] == 200
         made.sendall(large[2 * AHEAD_BYTES_MAX :])
 
@@ -321,9 +322,9 @@ def test_what_comes_behind_a_request_refused_for_its_head_is_not_begun(
 @pytest.mark.parametrize(
     ("behind", "status"),
     [
-        (b"POST /v1/topics/t/messages HTTP/1.1\r\nx-pad: " + b"a" * 3_000 + b"\r\n\r\n", 431),
+        (b"POST /v1/publish HTTP/1.1\r\nx-pad: " + b"a" * 3_000 + b"\r\n\r\n", 431),
         (b"no request at all\r\n\r\n", 400),
-        (b"POST /v1/topics/t/messages HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nno length\r\n", 400),
+        (b"POST /v1/publish HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nno length\r\n", 400),
     ],
 )
 def test_a_request_that_is_refused_for_what_it_is_is_told_so_behind_the_answers_before_it(
@@ -371,7 +372,7 @@ def test_the_bytes_before_a_head_are_not_counted_as_its_own(
 
 def test_a_request_that_breaks_in_its_body_is_refused_at_once(shared_url: str) -> None:
     with connected(shared_url) as (made, reader):
-        made.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nno length\r\n")
+        made.sendall(b"POST /v1/publish HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nno length\r\n")
 
         assert reader.read().startswith(b"HTTP/1.1 400 ")
 

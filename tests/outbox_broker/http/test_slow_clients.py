@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from itertools import chain, repeat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from outbox_broker.http.http_settings import HttpSettings
@@ -57,11 +58,12 @@ def kind_of(answer: Answer | None) -> str:
     return str(json.loads(answer.body)["type"].rpartition(":")[2])
 
 
-def long_body(size: int) -> bytes:
-    """A publish of two messages, so many bytes in all."""
-    start, between, end = b'{"messages":[{"body":"', b'"},{"body":"', b'"}]}'
-    half, rest = divmod(size - len(start) - len(between) - len(end), 2)
-    return b"".join((start, b"b" * half, between, b"b" * (half + rest), end))
+def long_publish(size: int, *lines: str) -> bytes:
+    """A publish of two messages in MessagePack, whose body has so many bytes."""
+    records = [["m", "corpus", None, {}, b"b" * (size // 2)], ["n", "corpus", None, {}, b""]]
+    records[1][4] = b"b" * (size - len(msgspec.msgpack.encode(records)) - 3)
+    body = msgspec.msgpack.encode(records)
+    return request(PUBLISH, HOST, "Content-Type: application/msgpack", f"Content-Length: {size}", *lines, body=body)
 
 
 def drip(connection: RawConnection, pieces: Iterator[bytes], url: str) -> None:
@@ -217,7 +219,7 @@ def test_a_slow_body_frees_its_place_and_its_bytes(serve: Serve) -> None:
             connection.send(publish(f"Content-Length: {length}", body=b"{"))
             assert kind_of(connection.read_answer()) == ProblemKind.BODY_TOO_SLOW
 
-    answer = ask(url, publish(f"Content-Length: {length}", "Connection: close", body=long_body(length)))
+    answer = ask(url, long_publish(length, "Connection: close"))
 
     assert answer is not None
     assert answer.status == 200
@@ -285,7 +287,7 @@ def stored_24_mib() -> Callable[[str], None]:
     """Store messages whose pull is far more than the kernel's buffers take."""
 
     def store(url: str) -> None:
-        large = b'{"messages":[{"body":"%b"}]}' % (b"x" * 8 * MIB)
+        large = b'{"messages":[{"topic":"corpus","body":"%b"}]}' % (b"x" * 8 * MIB)
         for _ in range(3):
             stored = ask(url, publish(f"Content-Length: {len(large)}", "Connection: close", body=large))
             assert stored is not None
@@ -311,7 +313,7 @@ def test_an_answer_that_nobody_reads_counts_against_the_budget_until_its_time_is
     url = serve(HttpSettings(response_write_ms_max=3 * PATIENCE_MS, work_bytes_max=40 * MIB)).url
     stored_24_mib(url)
     room = 19 * MIB
-    one_more = publish(f"Content-Length: {room}", "Connection: close", body=long_body(room))
+    one_more = long_publish(room, "Connection: close")
 
     with RawConnection(url, receive_bytes=SMALL_BUFFER) as deaf:
         deaf.send(PULL_ALL)
@@ -334,7 +336,7 @@ def test_an_answer_whose_reader_has_gone_is_counted_no_more(serve: Serve, stored
     url = serve(HttpSettings(response_write_ms_max=LONG_MS, work_bytes_max=40 * MIB)).url
     stored_24_mib(url)
     room = 19 * MIB
-    one_more = publish(f"Content-Length: {room}", "Connection: close", body=long_body(room))
+    one_more = long_publish(room, "Connection: close")
 
     with RawConnection(url, receive_bytes=SMALL_BUFFER) as deaf:
         deaf.send(PULL_ALL)
@@ -367,7 +369,7 @@ def test_over_tls_a_large_answer_comes_whole_and_a_client_that_does_not_read_is_
 ) -> None:
     context = ssl.create_default_context(cafile=certificate[0])
     url = serve(HttpSettings(response_write_ms_max=3 * PATIENCE_MS, work_bytes_max=40 * MIB), tls=Tls(*certificate)).url
-    large = b'{"messages":[{"body":"%b"}]}' % (b"x" * 8 * MIB)
+    large = b'{"messages":[{"topic":"corpus","body":"%b"}]}' % (b"x" * 8 * MIB)
     with RawConnection(url, tls=context) as client:
         for _ in range(3):
             client.send(publish(f"Content-Length: {len(large)}", body=large))
@@ -381,7 +383,7 @@ def test_over_tls_a_large_answer_comes_whole_and_a_client_that_does_not_read_is_
             deaf.send(READ_ALL)
             deaf.read_some()
             room = 19 * MIB
-            client.send(publish(f"Content-Length: {room}", body=long_body(room)))
+            client.send(long_publish(room))
             refused = client.read_answer()
             accepted = ask_until_stored(url, room, context)
 
@@ -395,7 +397,7 @@ def ask_until_stored(url: str, room: int, context: ssl.SSLContext) -> Answer:
     """Publish so many bytes again and again until there is room for them."""
     while True:
         with RawConnection(url, tls=context) as connection:
-            connection.send(publish(f"Content-Length: {room}", body=long_body(room)))
+            connection.send(long_publish(room))
             answer = connection.read_final()
         assert answer is not None
         if answer.status != 503:

@@ -35,7 +35,7 @@ from tests.outbox_broker.http.raw_requests.raw_request import (
 _WHOLE: Final = CHUNK + LAST_CHUNK
 _SMUGGLED_CHUNK: Final = b"%x\r\n%b\r\n" % (len(SMUGGLED), SMUGGLED)
 _CL_TE: Final = LAST_CHUNK + SMUGGLED
-_PREFIX: Final = b"POST /v1/topics/smuggled/messages HTTP/1.1\r\nX-A: "
+_PREFIX: Final = b"POST /v1/publish HTTP/1.1\r\nX-A: "
 
 _TAKES_NO_BODY: Final[dict[str, tuple[str, int]]] = {
     "get": ("GET /livez HTTP/1.1", 200),
@@ -49,7 +49,7 @@ _TAKES_NO_BODY: Final[dict[str, tuple[str, int]]] = {
     "unknown-route-get": ("GET /nowhere HTTP/1.1", 404),
     "unknown-topic": ("GET /v1/topics/nowhere HTTP/1.1", 404),
     "delete": ("DELETE /v1/topics/nowhere HTTP/1.1", 404),
-    "invalid-name": ("POST /v1/topics/a%20b/messages HTTP/1.1", 422),
+    "invalid-name": ("POST /v1/topics/a%20b/read HTTP/1.1", 422),
     "optional-body": ("POST /v1/topics/nowhere/groups/g/pause HTTP/1.1", 415),
 }
 
@@ -93,11 +93,11 @@ CASES: Final[tuple[RawRequest, ...]] = (
     # Nothing of the next request may be taken for the rest of a chunked one.
     case("chunked-body-ends-in-the-next-request",
          publish(CHUNKED, body=b"%x\r\n%b\r\n" % (SIZE - 1, BODY[:-1]) + LAST_CHUNK)
-         + request("POST /v1/topics/smuggled/messages HTTP/1.1", HOST, JSON, "Content-Length: 1", body=BODY[-1:]),
+         + request(PUBLISH, HOST, JSON, "Content-Length: 1", body=BODY[-1:]),
          answered(400, 400), ended(400)),
     case("chunked-body-ends-in-the-next-chunked-request",
          publish(CHUNKED, body=b"%x\r\n%b\r\n" % (SIZE - 1, BODY[:-1]) + LAST_CHUNK)
-         + request("POST /v1/topics/smuggled/messages HTTP/1.1", HOST, JSON, CHUNKED,
+         + request(PUBLISH, HOST, JSON, CHUNKED,
                    body=b"1\r\n}\r\n" + LAST_CHUNK),
          answered(400, 400), ended(400, 400), ended(400)),
     case("underscore-te-beside-length", publish(LENGTH, "Transfer_Encoding: chunked"), answered(200)),

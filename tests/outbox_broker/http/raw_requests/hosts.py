@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.outbox_broker.http.raw_requests.raw_request import (
     LIVEZ,
+    PUBLISH,
     RawRequest,
     answered,
     any_of,
@@ -61,7 +62,7 @@ CASES: Final[tuple[RawRequest, ...]] = (
     case("very-long", request(LIVEZ, "Host: " + "a" * 5_000), *any_of(200, 400)),
     refused("missing", request(LIVEZ)),
     refused("missing-with-other-fields", request(LIVEZ, "X-A: a", "X-Host: localhost")),
-    refused("missing-on-publish", request("POST /v1/topics/corpus/messages HTTP/1.1", "Content-Length: 0")),
+    refused("missing-on-publish", request(PUBLISH, "Content-Length: 0")),
     refused("missing-on-unknown-route", request("GET /nowhere HTTP/1.1")),
     refused("missing-on-unknown-method", request("OPTIONS /livez HTTP/1.1")),
     refused("missing-with-keep-alive", request(LIVEZ, "Connection: keep-alive")),

@@ -14,8 +14,8 @@ HOST: Final = "Host: localhost"
 JSON: Final = "Content-Type: application/json"
 CHUNKED: Final = "Transfer-Encoding: chunked"
 LIVEZ: Final = "GET /livez HTTP/1.1"
-PUBLISH: Final = f"POST /v1/topics/{TOPIC}/messages HTTP/1.1"
-BODY: Final = b'{"messages":[{"body":"b"}]}'
+PUBLISH: Final = "POST /v1/publish HTTP/1.1"
+BODY: Final = b'{"messages":[{"topic":"corpus","body":"b"}]}'
 SIZE: Final = len(BODY)
 LENGTH: Final = f"Content-Length: {SIZE}"
 CHUNK: Final = b"%x\r\n%b\r\n" % (SIZE, BODY)
@@ -115,6 +115,7 @@ def chunked(body: bytes, *lines: str | bytes) -> bytes:
 
 
 GOOD: Final = publish(LENGTH)
-SMUGGLED: Final = request(f"POST /v1/topics/{MARKER_TOPIC}/messages HTTP/1.1", HOST, JSON, LENGTH, body=BODY)
+_MARKED: Final = BODY.replace(TOPIC.encode(), MARKER_TOPIC.encode())
+SMUGGLED: Final = request(PUBLISH, HOST, JSON, f"Content-Length: {len(_MARKED)}", body=_MARKED)
 """A whole publish to the marker topic, for where it must not be read as a request."""
 SMUGGLED_LENGTH: Final = f"Content-Length: {len(SMUGGLED)}"

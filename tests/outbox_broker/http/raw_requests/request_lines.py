@@ -80,18 +80,18 @@ CASES: Final[tuple[RawRequest, ...]] = (
     # llhttp issue 877: the end of a versionless line by a bare LF is not checked, and a body is read all the same.
     case(
         "no-version-bare-lf-with-body",
-        b"POST /v1/topics/corpus/messages\nHost: localhost\r\n%b\r\n%b\r\n\r\n%b"
+        b"POST /v1/publish\nHost: localhost\r\n%b\r\n%b\r\n\r\n%b"
         % (JSON.encode(), LENGTH.encode(), BODY),
         ended(400), ended(505), ended(),
     ),
     case(
         "no-version-crlf-with-body",
-        request("POST /v1/topics/corpus/messages", HOST, JSON, LENGTH, body=BODY),
+        request("POST /v1/publish", HOST, JSON, LENGTH, body=BODY),
         ended(400), ended(505), ended(),
     ),
     case(
         "0.9-spelled-out-with-chunks",
-        request("POST /v1/topics/corpus/messages HTTP/0.9", HOST, JSON, CHUNKED, body=b"0\r\n\r\n"),
+        request("POST /v1/publish HTTP/0.9", HOST, JSON, CHUNKED, body=b"0\r\n\r\n"),
         ended(400), ended(505), ended(),
     ),
     *(refused(f"version-{name}", request(f"GET /livez {version}", HOST), 400, 505)

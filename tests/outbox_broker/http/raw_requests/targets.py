@@ -96,16 +96,20 @@ _QUERIES: Final = {
     "slashes": "?a=/../../b",
 }
 
+_ACK: Final = b'{"receipts":[]}'
 
-def _publish_to(name: str) -> bytes:
-    return request(f"POST /v1/topics/{name}/messages HTTP/1.1", HOST, JSON, LENGTH, body=BODY)
+
+def _ack_of(name: str) -> bytes:
+    return request(
+        f"POST /v1/topics/{name}/groups/g/ack HTTP/1.1", HOST, JSON, f"Content-Length: {len(_ACK)}", body=_ACK
+    )
 
 
 CASES: Final[tuple[RawRequest, ...]] = (
     *(refused(name, request(f"GET {target} HTTP/1.1", HOST)) for name, target in _NOT_ORIGIN_FORM.items()),
     *(case(f"path-{name}", request(f"GET {target} HTTP/1.1", HOST), answered(404))
       for name, target in _UNKNOWN.items()),
-    *(case(f"name-{name}", _publish_to(text), *any_of(400, 404, 422)) for name, text in _NAMES.items()),
+    *(case(f"name-{name}", _ack_of(text), *any_of(400, 404, 422)) for name, text in _NAMES.items()),
     *(case(f"query-{name}", request(f"GET /livez{query} HTTP/1.1", HOST), *any_of(200, 400, 422))
       for name, query in _QUERIES.items()),
     case("query-twice", request("GET /v1/topics?limit=1&limit=2 HTTP/1.1", HOST), *any_of(200, 400, 422)),
@@ -130,7 +134,7 @@ CASES: Final[tuple[RawRequest, ...]] = (
     case("absolute-without-path", request("GET http://localhost HTTP/1.1", HOST), *any_of(400, 404)),
     case(
         "absolute-publish",
-        request("POST http://localhost/v1/topics/corpus/messages HTTP/1.1", HOST, JSON, LENGTH, body=BODY),
+        request("POST http://localhost/v1/publish HTTP/1.1", HOST, JSON, LENGTH, body=BODY),
         answered(200),
     ),
     refused("absolute-without-host", request("GET http://localhost/livez HTTP/1.1")),
