@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, Outbox
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import PublishResult, PublishStatus
 from outbox_core.messages.publish_guard import Guard, allow
+from tests.outbox_broker.polling import until
 
 DEADLINE_S = 120.0
 
@@ -69,15 +70,6 @@ def publish(wire: Wire) -> Any:
 
 def _ids(outcomes: Sequence[PublishResult]) -> list[str]:
     return [one.id for one in outcomes if isinstance(one, PublishResult)]
-
-
-def until(true: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(24_000):
-        if true():
-            return
-        waiting.wait(0.005)
-    raise AssertionError("it did not come about")
 
 
 def test_a_publish_alone_is_sent_at_once_and_alone(wire: Wire, publish: Any) -> None:

@@ -24,6 +24,7 @@ from outbox_core.common.errors import (
 from outbox_core.messages.message import PublishResult, PublishStatus
 from outbox_core.messages.publish_guard import Guard
 from tests.broker_adapter.servers import served
+from tests.outbox_broker.polling import until
 
 DEADLINE_S = 120.0
 
@@ -98,15 +99,6 @@ def submit_behind_a_request(line: PublishBatcher, wire: Wire, *messages: Message
     first = line.submit(messages[0])
     assert wire.arrived.acquire(timeout=DEADLINE_S)
     return [first, *(line.submit(one) for one in messages[1:])]
-
-
-def until(true: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(24_000):
-        if true():
-            return
-        waiting.wait(0.005)
-    raise AssertionError("it did not come about")
 
 
 def ids(futures: Sequence[Future[PublishResult]]) -> list[str]:
