@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_LATE = "the other end did not take or send all of it in time"
+_LATE = "timed out"
+"""As a socket says it itself, which waits for what is left of the time."""
 
 
 class DeadlineSocket:
