@@ -56,14 +56,14 @@ class AdminHttp:
             raise
 
     def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
-        """Any request; `timeout_s` is for all of each answer. Raises requests.RequestException: an HTTPError where the
-        server refuses it.
+        """Any request; `timeout_s` is for all of it, with its redirections. Raises requests.RequestException: an
+        HTTPError where the server refuses it.
 
         A server of a cluster redirects to that which has the topic, which wants the login, too: requests would drop it.
         """
-        url = f"{self._url}/{path}"
+        url, deadline_s = f"{self._url}/{path}", time.monotonic() + timeout_s
         for _ in range(REDIRECTIONS_MAX):
-            answer = self._ask(method, url, timeout_s=timeout_s)
+            answer = self._ask(method, url, timeout_s=deadline_s - time.monotonic())
             if not answer.is_redirect:
                 answer.raise_for_status()
                 return answer

@@ -32,10 +32,18 @@ class AdminServer(ThreadingHTTPServer):
     """Wants a login, and answers how it was asked, or redirects. `seen`: the logins that it was given."""
 
     def __init__(
-        self, login: str, *, redirects_to: str | None = None, tls: Tls | None = None, body_bytes: int = 0
+        self,
+        login: str,
+        *,
+        redirects_to: str | None = None,
+        tls: Tls | None = None,
+        body_bytes: int = 0,
+        pause_s: float = 0,
     ) -> None:
-        """`body_bytes`: how long its answers are at least."""
+        """`body_bytes`: how long its answers are at least; `pause_s`: behind each request."""
         super().__init__((HOST, 0), _Handler)
+        self.pause_s = pause_s
+        self.ended = threading.Event()
         self.body_bytes = body_bytes
         self.login = login
         self.redirects_to = redirects_to
@@ -62,6 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.server.seen.append(self.headers["Authorization"])
+        self.server.ended.wait(self.server.pause_s)
         location = self.server.redirects_to
         status = 401 if self.server.seen[-1] != self.server.login else 200 if location is None else 307
         body = f"{self.command} {self.path}".encode().ljust(self.server.body_bytes)
@@ -86,6 +95,7 @@ def serve() -> Iterator[Serve]:
             server = stack.enter_context(AdminServer(login, **options))
             threading.Thread(target=server.serve_forever).start()
             stack.callback(server.shutdown)
+            stack.callback(server.ended.set)
             return server
 
         yield started
@@ -201,3 +211,13 @@ def test_an_answer_has_its_bound_a_redirection_too(serve: Serve, redirects_to: s
         AdminHttp(f"{server.url}/admin", token="s3cret").get("t", timeout_s=WAIT_SECONDS)
 
     assert server.seen == ["Bearer s3cret"]
+
+
+@pytest.mark.slow
+def test_redirections_share_the_time_of_their_request(serve: Serve) -> None:
+    server = serve("Bearer s3cret", redirects_to="/admin/t", pause_s=1.5)
+
+    with pytest.raises(requests.Timeout):
+        AdminHttp(f"{server.url}/admin", token="s3cret").get("t", timeout_s=2.5)
+
+    assert len(server.seen) <= 2
