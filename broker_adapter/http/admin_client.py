@@ -30,7 +30,7 @@ class AdminClient:
 
     url: str
     timeout_ms: int
-    """For all of a request, to the last byte of the response."""
+    """For all of a request, to the last byte of the response, and a second for each MiB of it."""
     ca_file: Path | None = None
     token_file: Path | None = None
     answer_bytes_max: int = ANSWER_BYTES_MAX
@@ -60,6 +60,7 @@ class AdminClient:
                 target,
                 timeout_s=self.timeout_ms / 1000,
                 answer_bytes_max=self.answer_bytes_max,
+                paying_bytes_max=self.answer_bytes_max,  # what a slow network brings steadily is no trickle
                 headers=headers,
                 json=body,
                 ca_file=ca_file,

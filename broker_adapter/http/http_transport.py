@@ -15,6 +15,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from broker_adapter.http.request_codec import (
+    ANSWER_BYTES_MAX,
     PORTS,
     ExchangeFailed,
     HttpResponse,
@@ -25,15 +26,13 @@ from broker_adapter.http.request_codec import (
     Result,
     parse_answer,
 )
-from outbox_core.common.deadline_socket import DeadlineSocket
+from outbox_core.common.deadline_socket import BYTES_A_SECOND_MIN, DeadlineSocket
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 CONNECT_TIMEOUT_S_MAX: Final = 5.0
 READ_BYTES: Final = 256 * 1024
-BYTES_A_SECOND_MIN: Final = 1024 * 1024
-"""Each byte of a request and of its answer buys time by this. A broker or a network that is slower is given up."""
 _REASON_CHARS_MAX: Final = 500
 
 
@@ -117,14 +116,13 @@ class HttpTransport:
 
 
 def read_answer(timed: DeadlineSocket) -> HttpResponse:
-    """One answer, its head and its body by the deadline and a second a MiB. Raises ExchangeFailed."""
+    """One answer, its head and its body by the deadline. Raises ExchangeFailed."""
     parser = parse_answer()
     has_begun = False
     try:
         next(parser)
         while True:
             piece = timed.recv(READ_BYTES)
-            timed.extend(len(piece) / BYTES_A_SECOND_MIN)
             has_begun = True
             parser.send(piece)
     except StopIteration as whole:
@@ -207,7 +205,7 @@ def _asked(connection: HTTPConnection, data: bytes, *, deadline_s: float, wait_s
     """Send a request and read its answer. Raises ExchangeFailed."""
     if connection.sock is None:
         raise ExchangeFailed("the connection is closed")
-    timed = DeadlineSocket(connection.sock, deadline_s=deadline_s)
+    timed = DeadlineSocket(connection.sock, deadline_s=deadline_s, paying_bytes_max=ANSWER_BYTES_MAX)
     try:
         timed.sendall(data)
     except TimeoutError as error:

@@ -30,16 +30,18 @@ def ask(
     login: tuple[str, str] | None = None,
     ca_file: str | None = None,
     certificate: tuple[str, str] | None = None,
+    paying_bytes_max: int = 0,
 ) -> requests.Response:
-    """One request by a connection of its own; `timeout_s` is for all of it, to the last byte of the answer.
+    """One request by a connection of its own; `timeout_s` is for all of it, to the last byte of the answer. Up to
+    `paying_bytes_max` bytes of that put the end off, see DeadlineSocket.
 
     A redirection is an answer as any other, whatever address it names. Raises requests.RequestException: Timeout where
     the answer was not whole in time, AnswerTooLong.
     """
     with _Session() as session:
         session.trust_env = False  # or ~/.netrc goes before the token, and the login to the environment's proxy
-        session.mount("http://", _Adapter(answer_bytes_max))
-        session.mount("https://", _Adapter(answer_bytes_max))
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Adapter(answer_bytes_max, paying_bytes_max=paying_bytes_max))
         try:
             return session.request(
                 method,
@@ -66,13 +68,14 @@ class _Session(requests.Session):
 class _Adapter(HTTPAdapter):
     """Reads an answer whole, within its bound, before it hands it out."""
 
-    def __init__(self, answer_bytes_max: int) -> None:
+    def __init__(self, answer_bytes_max: int, *, paying_bytes_max: int) -> None:
         self._answer_bytes_max = answer_bytes_max
+        self._paying_bytes_max = paying_bytes_max
         super().__init__()
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         super().init_poolmanager(*arguments, **options)
-        set_deadlines(self.poolmanager)
+        set_deadlines(self.poolmanager, paying_bytes_max=self._paying_bytes_max)
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
         bounds = {"timeout": urllib3.Timeout(total=options["timeout"]), "stream": True}

@@ -6,8 +6,10 @@ import io
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+BYTES_A_SECOND_MIN: Final = 1024 * 1024
+"""A peer or a network that is slower than this is given up, where the size of what comes buys time."""
 _LATE = "timed out"
 """As a socket says it itself, which waits for what is left of the time."""
 
@@ -21,12 +23,20 @@ class DeadlineSocket:
     """
 
     def __init__(
-        self, connected: socket.socket, *, deadline_s: float, monotonic_s: Callable[[], float] = time.monotonic
+        self,
+        connected: socket.socket,
+        *,
+        deadline_s: float,
+        paying_bytes_max: int = 0,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`deadline_s`: by the clock `monotonic_s`."""
+        """`deadline_s`: by the clock `monotonic_s`. The first `paying_bytes_max` bytes that come put the deadline off,
+        by a second for BYTES_A_SECOND_MIN of them; without a bound, what never ends would.
+        """
         self._socket = connected
         self._monotonic_s = monotonic_s
         self._deadline_s: float | None = deadline_s
+        self._paying_bytes_left = paying_bytes_max
 
     def settimeout(self, timeout_s: float | None) -> None:
         """All that follows, until it is called again, is to be over within this time; None: whenever it is."""
@@ -39,11 +49,15 @@ class DeadlineSocket:
 
     def recv(self, size: int, /) -> bytes:
         """Some bytes; none at the end. Raises TimeoutError, OSError."""
-        return self._with_what_is_left().recv(size)
+        data = self._with_what_is_left().recv(size)
+        self._pay(len(data))
+        return data
 
     def recv_into(self, buffer: Any, /) -> int:
         """As recv(), into a buffer; returns how many bytes."""
-        return self._with_what_is_left().recv_into(buffer)
+        count = self._with_what_is_left().recv_into(buffer)
+        self._pay(count)
+        return count
 
     def sendall(self, data: Any, /) -> None:
         """Send all of it. Raises TimeoutError, OSError: part of it may have arrived."""
@@ -67,6 +81,11 @@ class DeadlineSocket:
     def close(self) -> None:
         """Close the socket, once no file reads from it."""
         self._socket.close()
+
+    def _pay(self, count: int) -> None:
+        paying = min(count, self._paying_bytes_left)
+        self._paying_bytes_left -= paying
+        self.extend(paying / BYTES_A_SECOND_MIN)
 
     def _with_what_is_left(self) -> socket.socket:
         if self._deadline_s is None:

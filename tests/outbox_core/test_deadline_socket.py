@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_core.common.deadline_socket import DeadlineSocket
+from outbox_core.common.deadline_socket import BYTES_A_SECOND_MIN, DeadlineSocket
 from tests.broker_adapter.http.test_tls import certificate
 
 DEADLINE_S = 50
@@ -143,6 +143,27 @@ def test_a_time_out_that_is_set_anew_is_a_deadline_of_all_that_follows(
     read += [timed.recv(1) for _ in range(90)]
 
     assert b"".join(read) == b"x" * 100
+
+
+@pytest.mark.parametrize("paying_bytes_max", [0, BYTES_A_SECOND_MIN // 4, BYTES_A_SECOND_MIN])
+def test_what_comes_buys_a_second_a_mib_up_to_its_bound(
+    ends: tuple[socket.socket, socket.socket], paying_bytes_max: int
+) -> None:
+    near, far = ends
+    now_s = [0.0]
+    timed = DeadlineSocket(near, deadline_s=1, paying_bytes_max=paying_bytes_max, monotonic_s=lambda: now_s[0])
+    size = BYTES_A_SECOND_MIN // 2
+    sending = threading.Thread(target=far.sendall, args=(b"x" * (size + 2),))
+    sending.start()
+
+    with timed.makefile("rb", buffering=1) as file:
+        assert len(file.read(size)) == size
+        sending.join(WAIT_SECONDS)  # what is left is there, and need not be waited for
+        now_s[0] = 1 + min(size, paying_bytes_max) / BYTES_A_SECOND_MIN - 0.2
+        assert file.read(1) == b"x"
+        now_s[0] += 0.21
+        with pytest.raises(TimeoutError):
+            file.read(1)
 
 
 def test_all_that_is_sent_arrives_and_a_file_reads_on_behind_the_close(

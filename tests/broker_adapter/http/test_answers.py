@@ -101,7 +101,10 @@ def read(*pieces: bytes, deadline_s: float = 20, piece_s: float = 0) -> HttpResp
     """The answer in these pieces, each of which takes some time of a clock of their own."""
     now_s = count(0.0, piece_s)
     connection = cast("socket.socket", Pieces(*pieces))
-    return read_answer(DeadlineSocket(connection, deadline_s=deadline_s, monotonic_s=lambda: next(now_s)))
+    timed = DeadlineSocket(
+        connection, deadline_s=deadline_s, paying_bytes_max=ANSWER_BYTES_MAX, monotonic_s=lambda: next(now_s)
+    )
+    return read_answer(timed)
 
 
 @pytest.mark.parametrize(
