@@ -12,15 +12,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import requests
-import urllib3
 
+from broker_adapter.publishing.bounded_http import AnswerTooLong, ask
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox_core.runtime.config_files import read_secret
 from outbox_core.runtime.http_broker_url import HttpBrokerUrl, check_token
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
-_PART_BYTES: Final = 64 * 1024
 _WRAPPED_MAX: Final = 8
 _REASON_CHARS_MAX: Final = 500
 
@@ -31,7 +30,7 @@ class AdminClient:
 
     url: str
     timeout_ms: int
-    """To connect, and between two pieces of the response."""
+    """For all of a request, to the last byte of the response, and a second for each MiB of it."""
     ca_file: Path | None = None
     token_file: Path | None = None
     answer_bytes_max: int = ANSWER_BYTES_MAX
@@ -54,27 +53,23 @@ class AdminClient:
             _check_certificates(ca_file)
         token = of_url.token if self.token_file is None else read_secret(self.token_file, what="token")
         check_token(token)
-        headers = {"accept-encoding": "identity"}  # so that the bound of an answer is one of what arrives
-        if token is not None:
-            headers["authorization"] = f"Bearer {token}"
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
         try:
-            with _Session() as session:
-                session.trust_env = False  # or ~/.netrc goes before the token, and the token to the environment's proxy
-                response = session.request(
-                    method,
-                    target,
-                    json=body,
-                    headers=headers,
-                    verify=ca_file or True,
-                    timeout=self.timeout_ms / 1000,
-                    allow_redirects=False,
-                    stream=True,
-                )
-                with response:
-                    return response.status_code, self._bounded(response).decode("utf-8", "replace")
-        except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as error:
-            # A host that is no name ("a..b") comes as an error of what requests stands on.
+            response = ask(
+                method,
+                target,
+                timeout_s=self.timeout_ms / 1000,
+                answer_bytes_max=self.answer_bytes_max,
+                paying_bytes_max=self.answer_bytes_max,  # what a slow network brings steadily is no trickle
+                headers=headers,
+                json=body,
+                ca_file=ca_file,
+            )
+        except AnswerTooLong as error:
+            raise BrokerRefused(f"{error}: ask for less at once") from error
+        except requests.RequestException as error:
             raise BrokerUnavailable(f"no broker answers at {self.shown_url}: {_reason(error)}") from error
+        return response.status_code, response.content.decode("utf-8", "replace")
 
     def request_json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request; returns the decoded response. Raises BrokerRefused, with the broker's text, on a problem."""
@@ -88,21 +83,6 @@ class AdminClient:
         if status != HTTPStatus.OK:
             raise BrokerRefused(str(answer.get("detail", text[:500])))
         return answer
-
-    def _bounded(self, response: requests.Response) -> bytes:
-        answer = bytearray()
-        for part in response.iter_content(_PART_BYTES):
-            answer += part
-            if len(answer) > self.answer_bytes_max:
-                raise BrokerRefused(f"the answer is longer than {self.answer_bytes_max:,} bytes: ask for less at once")
-        return bytes(answer)
-
-
-class _Session(requests.Session):
-    """Sees no redirections: requests reads the whole answer of one before it hands it out, followed or not."""
-
-    def get_redirect_target(self, resp: requests.Response) -> str | None:  # noqa: ARG002 - requests' name
-        return None
 
 
 def _without_login(url: str) -> str:

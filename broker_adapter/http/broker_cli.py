@@ -18,10 +18,11 @@ import typer
 from broker_adapter.http import group_cli
 from broker_adapter.http.admin_client import AdminClient
 from broker_adapter.http.group_cli import CaFile, Group, Timeout, TokenFile, Topic, Url
+from broker_adapter.http.request_codec import group_path
 from outbox_broker.server import cli as server_cli
 from outbox_core.common.errors import BrokerUnavailable, UsageError
 from outbox_core.messages.connect import connect
-from outbox_core.messages.message import check_group, check_topic
+from outbox_core.messages.message import check_topic
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app: Final = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
@@ -220,20 +221,23 @@ def _confirm(question: str) -> None:
 
 
 class _HttpAdmin:
-    """What these commands need of our broker."""
+    """What these commands need of our broker, asked as the other commands ask: HttpAdmin refuses URLs with a login, and
+    its errors name requests, not the broker.
+    """
 
     def __init__(self, client: AdminClient) -> None:
         self._client = client
 
     def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
-        figures: Mapping[str, int] = self._client.request_json("GET", _path(topic, group))["figures"]
+        path = _topic_path(topic) if group is None else group_path(topic, group)
+        figures: Mapping[str, int] = self._client.request_json("GET", path)["figures"]
         return figures
 
     def delete_group(self, topic: str, group: str, *, force: bool) -> None:
-        self._delete(_path(topic, group), force=force)
+        self._delete(group_path(topic, group), force=force)
 
     def delete_topic(self, topic: str, *, force: bool) -> None:
-        self._delete(_path(topic), force=force)
+        self._delete(_topic_path(topic), force=force)
 
     def _delete(self, path: str, *, force: bool) -> None:
         self._client.request_json("DELETE", path + ("?force=true" if force else ""))
@@ -257,7 +261,6 @@ def _admin(url: str, *, timeout_ms: int, ca_file: Path | None, token_file: Path 
         yield cast("_Admin", broker.admin)  # raises NotSupported for streams, which are not ours to delete
 
 
-def _path(topic: str, group: str | None = None) -> str:
-    """Returns the path of a topic or a group. Raises InvalidMessage: of a name `..` a client makes another path."""
-    path = f"/v1/topics/{quote(check_topic(topic), safe='')}"
-    return path if group is None else f"{path}/groups/{quote(check_group(group), safe='')}"
+def _topic_path(topic: str) -> str:
+    """Returns the path of a topic. Raises InvalidMessage: of a name `..` a client makes another path."""
+    return f"/v1/topics/{check_topic(topic)}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import typer
 from rich.console import Console
@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from broker_adapter.http.admin_client import AdminClient
+from broker_adapter.http.request_codec import group_path
 from outbox_core.common.errors import UsageError
-from outbox_core.messages.message import check_group, check_topic
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app = typer.Typer(no_args_is_help=True, help="Declare, show and move consumer groups.")
@@ -46,7 +46,7 @@ def show(
     Example: outbox broker group show orders billing
     """
     client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    print(json.dumps(client.request_json("GET", _path(topic, group)), indent=2))
+    print(json.dumps(client.request_json("GET", group_path(topic, group)), indent=2))
 
 
 @app.command()
@@ -67,7 +67,7 @@ def declare(
     Example: outbox broker group declare orders billing --filter "region = 'eu'" --max-attempts 5
     """
     client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    path = _path(topic, group)
+    path = group_path(topic, group)
     is_new = client.request("GET", path)[0] == HTTPStatus.NOT_FOUND
     settings: dict[str, Any] = {} if is_new else client.request_json("GET", path)["settings"]
     named = {"ordered": ordered, "max_attempts": max_attempts, "start": start, "filter": filter_}
@@ -97,7 +97,7 @@ def seek(
         raise UsageError("give --to-ms or --to-offset, one of them")
     client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
     body = {"to_ms": to_ms} if to_ms is not None else {"to_offset": to_offset}
-    client.request_json("POST", f"{_path(topic, group)}/seek", body)
+    client.request_json("POST", f"{group_path(topic, group)}/seek", body)
     print(f"{topic}/{group} moved")
 
 
@@ -116,7 +116,7 @@ def pause(
     Example: outbox broker group pause orders billing --resume
     """
     client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    client.request_json("POST", f"{_path(topic, group)}/{'resume' if resume else 'pause'}", {})
+    client.request_json("POST", f"{group_path(topic, group)}/{'resume' if resume else 'pause'}", {})
     print(f"{topic}/{group} {'goes on' if resume else 'is paused'}")
 
 
@@ -143,7 +143,7 @@ def dead(
         url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file, answer_bytes_max=bytes_max
     )
     query = {"limit": str(limit)} | ({} if after is None else {"after": after})
-    page = client.request_json("GET", f"{_path(topic, group)}/dead?{urlencode(query)}")
+    page = client.request_json("GET", f"{group_path(topic, group)}/dead?{urlencode(query)}")
     if as_json:
         print(json.dumps(page, indent=2))
     else:
@@ -169,13 +169,8 @@ def redrive(
     body: dict[str, Any] = {"ids": message_id} if message_id else {"all": True}
     if per_second is not None:
         body["per_second"] = per_second
-    answer = client.request_json("POST", f"{_path(topic, group)}/dead/redrive", body)
+    answer = client.request_json("POST", f"{group_path(topic, group)}/dead/redrive", body)
     print(f"{answer['redriven']} redriven")
-
-
-def _path(topic: str, group: str) -> str:
-    """Returns the path of a group. Raises InvalidMessage: of a name `..` a client makes another path."""
-    return f"/v1/topics/{quote(check_topic(topic), safe='')}/groups/{quote(check_group(group), safe='')}"
 
 
 def _print_dead(letters: Sequence[Mapping[str, Any]], *, following: str | None) -> None:

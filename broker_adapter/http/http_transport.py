@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
@@ -15,6 +15,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from broker_adapter.http.request_codec import (
+    ANSWER_BYTES_MAX,
     PORTS,
     ExchangeFailed,
     HttpResponse,
@@ -25,14 +26,13 @@ from broker_adapter.http.request_codec import (
     Result,
     parse_answer,
 )
+from outbox_core.common.deadline_socket import BYTES_A_SECOND_MIN, DeadlineSocket
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 CONNECT_TIMEOUT_S_MAX: Final = 5.0
 READ_BYTES: Final = 256 * 1024
-ANSWER_BYTES_A_SECOND_MIN: Final = 1024 * 1024
-"""A broker or a network that is slower than this is given up: a read time-out alone never ends a trickle."""
 _REASON_CHARS_MAX: Final = 500
 
 
@@ -49,7 +49,7 @@ class HttpTransport:
 
     def send(self, request: Request[Any, Result], *, guard: Guard = allow) -> Result:
         """One request. Each try takes at most the time-out, its `wait_ms` on top of it, and a second a MiB of the
-        answer.
+        request and its answer; making a connection, and sending the request, are within the time-out.
 
         It is sent a second time, once, where that is safe, see Repeat. `guard` is called before each try, once there is
         a connection; where it raises, nothing is sent.
@@ -81,13 +81,13 @@ class HttpTransport:
         self._pool = None
 
     def _exchange(self, data: bytes, *, wait_ms: int, guard: Guard) -> HttpResponse:
-        timeout_s = self._options.timeout_ms / 1000
+        deadline_s = time.monotonic() + self._options.timeout_ms / 1000
         pool = self._own_pool()
         connection = pool.take()
         stays_open = False
         try:
             guard()  # after the connection was made, which takes up to its time-out
-            answer = _asked(connection, data, timeout_s=timeout_s, wait_s=wait_ms / 1000)
+            answer = _asked(connection, data, deadline_s=deadline_s, wait_s=wait_ms / 1000)
             stays_open = answer.stays_open
             return answer
         finally:  # whatever ended it, an interrupt too: only what is whole leaves the connection in a known state
@@ -115,33 +115,22 @@ class HttpTransport:
         )
 
 
-class ReadableSocket(Protocol):
-    """A socket, plain or TLS, whose reads time out."""
-
-    def recv(self, size: int, /) -> bytes:
-        """Some bytes; none at the end. Raises TimeoutError, OSError."""
-
-
-def read_answer(readable: ReadableSocket, *, timeout_s: float) -> HttpResponse:
-    """One answer, its body within `timeout_s` and a second a MiB. Raises ExchangeFailed."""
+def read_answer(timed: DeadlineSocket) -> HttpResponse:
+    """One answer, its head and its body by the deadline. Raises ExchangeFailed."""
     parser = parse_answer()
-    deadline_s: float | None = None
-    size_bytes = 0
+    has_begun = False
     try:
-        has_head = next(parser)
+        next(parser)
         while True:
-            if has_head and deadline_s is None:
-                deadline_s = time.monotonic() + timeout_s
-            piece = readable.recv(READ_BYTES)
-            if deadline_s is not None and time.monotonic() > deadline_s + size_bytes / ANSWER_BYTES_A_SECOND_MIN:
-                raise ExchangeFailed("the answer trickles: it was not whole in time", repeat=Repeat.NEVER)
-            size_bytes += len(piece)
-            has_head = parser.send(piece)
+            piece = timed.recv(READ_BYTES)
+            has_begun = True
+            parser.send(piece)
     except StopIteration as whole:
         answer: HttpResponse = whole.value
         return answer
     except TimeoutError as error:
-        raise ExchangeFailed("no answer in time", repeat=Repeat.NEVER) from error
+        reason = "the answer trickles: it was not whole in time" if has_begun else "no answer in time"
+        raise ExchangeFailed(reason, repeat=Repeat.NEVER) from error
     except OSError as error:
         raise ExchangeFailed(_reason_of(error)) from error
 
@@ -212,22 +201,21 @@ class ConnectionPool:
         return HTTPSConnection(host, port, timeout=self._connect_timeout_s, ssl_context=self._tls)
 
 
-def _asked(connection: HTTPConnection, data: bytes, *, timeout_s: float, wait_s: float) -> HttpResponse:
+def _asked(connection: HTTPConnection, data: bytes, *, deadline_s: float, wait_s: float) -> HttpResponse:
     """Send a request and read its answer. Raises ExchangeFailed."""
-    socket = connection.sock
-    if socket is None:
+    if connection.sock is None:
         raise ExchangeFailed("the connection is closed")
+    timed = DeadlineSocket(connection.sock, deadline_s=deadline_s, paying_bytes_max=ANSWER_BYTES_MAX)
     try:
-        socket.settimeout(timeout_s)
-        socket.sendall(data)
-        socket.settimeout(timeout_s + wait_s)
+        timed.sendall(data)
     except TimeoutError as error:
         raise ExchangeFailed("the broker did not take the request in time", repeat=Repeat.NEVER) from error
     except BrokenPipeError:
         pass  # refused before all of it was sent; the answer says why
     except OSError as error:
         raise ExchangeFailed(_reason_of(error)) from error
-    return read_answer(socket, timeout_s=timeout_s)
+    timed.extend(wait_s + len(data) / BYTES_A_SECOND_MIN)
+    return read_answer(timed)
 
 
 def _reason_of(error: Exception) -> str:

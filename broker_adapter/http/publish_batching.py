@@ -7,7 +7,8 @@ works for others for longer than one request. A thread's own order stays: it wai
 while it syncs the other.
 
 A request that is refused is refused for one of its messages, mostly of one call: then each thread sends its own call by
-itself, so that nobody's messages are refused for another's.
+itself, so that nobody's messages are refused for another's. Likewise where the thread that sent for all was
+interrupted: what had arrived by then is known by its id, and dropped.
 
 The guard of each call is called right before the request that carries it, however long the call has waited; what a
 guard holds back is left out of the request, and the others go.
@@ -103,7 +104,7 @@ class _Signal:
 @dataclass(eq=False, slots=True)
 class _Call:
     """One publish that waits. `leads` is what it is to send, itself first; else `results` or `error` is what it got, or
-    it `goes_alone`: the request that it was part of was refused, and its thread sends it again by itself.
+    it `goes_alone`: the request that it was part of was refused or interrupted, and its thread sends it by itself.
     """
 
     messages: Sequence[Message]
@@ -112,7 +113,7 @@ class _Call:
     leads: list[_Call] | None = None
     goes_alone: bool = False
     results: Sequence[PublishResult] | None = None
-    error: BaseException | None = None
+    error: OutboxError | None = None
 
 
 class _CallQueue:
@@ -291,16 +292,16 @@ class PublishBatcher:
         except Exception as error:
             # A refusal, or a defect that one's message meets as it is encoded, is of one call: each goes alone then, in
             # the thread of its own, and meets its own.
-            is_defect = not isinstance(error, OutboxError)
-            for call in going:
-                of_one_call = isinstance(error, BrokerRefused) and len(going) > 1
-                call.goes_alone = of_one_call or (is_defect and (len(going) > 1 or call is not calls[0]))
-                call.error = None if call.goes_alone else error
-            if is_defect and going == calls[:1]:
+            if not isinstance(error, OutboxError) and going == calls[:1]:
                 raise
-        except BaseException as error:  # an interrupt of this thread: of the others nothing is known
-            for call in calls:
-                call.error = call.error or error
+            shared = error if isinstance(error, OutboxError) and not _is_of_one(error, going) else None
+            for call in going:
+                call.goes_alone, call.error = shared is None, shared
+        except BaseException:
+            # An interrupt is this thread's alone. Whether the request arrived is unknown, and no outage of the broker:
+            # those of the others that have no results yet go again, as one whose connection broke does.
+            for call in calls[1:]:
+                call.goes_alone = call.error is None and call.results is None
             raise
         finally:
             queue.hand_over()
@@ -320,12 +321,13 @@ class PublishBatcher:
         try:
             while batch := _next(queue, self._limits):
                 self._publish_batch(batch)
-        finally:
-            for submitted in _left(queue, batch):  # this thread ends before its time; the next submit() starts another
-                _settle(
-                    submitted,
-                    BrokerUnavailable(f"what sends to {self._address} was interrupted: this may have arrived"),
-                )
+        finally:  # where this thread ends before its time; the next submit() starts another
+            in_doubt, unsent = _left(queue, batch)
+            reason = f"what sends to {self._address} was interrupted"
+            for submitted in in_doubt:
+                _settle(submitted, BrokerUnavailable(f"{reason}: this may have arrived"))
+            for submitted in unsent:
+                _settle(submitted, BrokerUnavailable(f"{reason}; this was not sent"))
 
     def _publish_batch(self, batch: Sequence[_Submitted]) -> None:
         to_send = [submitted for submitted in batch if submitted.future.set_running_or_notify_cancel()]
@@ -355,14 +357,17 @@ def _check_guards(calls: Sequence[_Call]) -> None:
         raise _HeldBack
 
 
+def _is_of_one(error: OutboxError, calls: Sequence[_Call]) -> bool:
+    """Whether one of several calls is to blame, and nobody knows which."""
+    return isinstance(error, BrokerRefused) and len(calls) > 1
+
+
 def _results_of(call: _Call) -> Sequence[PublishResult]:
-    match call.error:
-        case None if call.results is not None:
-            return call.results
-        case OutboxError() as error:
-            raise _own(error) from error
-        case error:
-            raise BrokerUnavailable("the thread that sent this publish was interrupted: it may have arrived") from error
+    if call.error is not None:
+        raise _own(call.error) from call.error
+    if call.results is None:  # a second interrupt, while the first was dealt with
+        raise BrokerUnavailable("the thread that sent this publish was interrupted: it may have arrived")
+    return call.results
 
 
 def _next(queue: _SubmitQueue, limits: BatchLimits) -> list[_Submitted]:
@@ -381,16 +386,19 @@ def _next(queue: _SubmitQueue, limits: BatchLimits) -> list[_Submitted]:
         return batch
 
 
-def _left(queue: _SubmitQueue, batch: Sequence[_Submitted]) -> list[_Submitted]:
-    """Returns the messages that are left if the thread ended early: they will not be sent."""
+def _left(queue: _SubmitQueue, batch: Sequence[_Submitted]) -> tuple[list[_Submitted], list[_Submitted]]:
+    """Returns the messages that are left if the thread ended early: those of its batch, which may have arrived, and
+    those that waited, which will not be sent.
+    """
     with queue.changed:
         if queue.thread is not threading.current_thread():
-            return []
-        unsent = [submitted for submitted in (*batch, *queue.waiting) if not submitted.future.done()]
+            return [], []
+        in_doubt = [submitted for submitted in batch if not submitted.future.done()]
+        unsent = [submitted for submitted in queue.waiting if not submitted.future.done()]
         queue.waiting.clear()
         queue.thread, queue.in_flight = None, 0
         queue.changed.notify_all()
-        return unsent
+        return in_doubt, unsent
 
 
 def _outcome_at(published: IsolatedPublish, index: int) -> PublishResult | Exception:

@@ -436,10 +436,9 @@ def _known_path(topic: str, group: str) -> str | None:
 # --- HTTP/1.1
 
 
-def parse_answer() -> Generator[bool, bytes, HttpResponse]:
-    """Finds one answer. Yields for each piece that it needs whether the head is whole; is sent the piece, which is
-    empty at the end of the connection; returns the answer. Raises ExchangeFailed where it breaks off, is no HTTP, or
-    is too long.
+def parse_answer() -> Generator[None, bytes, HttpResponse]:
+    """Finds one answer. Yields for each piece that it needs; is sent the piece, which is empty at the end of the
+    connection; returns the answer. Raises ExchangeFailed where it breaks off, is no HTTP, or is too long.
 
     http.client reads an answer's head with the parser of e-mails, which costs more than all else of a small request: a
     single publish by urllib3's pool, which reads so, takes this client 232 us of processor time, by this parser 83.
@@ -454,8 +453,9 @@ class _AnswerParser:
 
     def __init__(self) -> None:
         self._data = b""
+        self._heads_bytes = 0
 
-    def answer(self) -> Generator[bool, bytes, HttpResponse]:
+    def answer(self) -> Generator[None, bytes, HttpResponse]:
         """Parse it all. Answers of 1xx are passed over: they announce another."""
         status, version, headers = yield from self._head()
         while 100 <= status < 200:
@@ -474,30 +474,34 @@ class _AnswerParser:
         stays_open = certain and headers.get("connection", "").lower() != "close"
         return HttpResponse(status_code=status, headers=headers, content=content, stays_open=stays_open)
 
-    def _head(self) -> Generator[bool, bytes, tuple[int, bytes, Mapping[str, str]]]:
-        end = self._data.find(_HEAD_END)
-        while end < 0:
-            if len(self._data) > HEAD_BYTES_MAX or (len(self._data) >= 5 and not self._data.startswith(b"HTTP/")):
-                raise ExchangeFailed("the answer's head is none of HTTP")
-            self._data += _checked((yield False))
+    def _head(self) -> Generator[None, bytes, tuple[int, bytes, Mapping[str, str]]]:
+        while True:
             end = self._data.find(_HEAD_END)
-        head = self._data[:end]
-        self._data = self._data[end + len(_HEAD_END) :]
+            head_bytes = len(self._data) if end < 0 else end + len(_HEAD_END)
+            # All heads of an answer have one bound: those of 1xx could follow each other without end.
+            is_too_long = self._heads_bytes + head_bytes > HEAD_BYTES_MAX
+            if is_too_long or (head_bytes >= 5 and not self._data.startswith(b"HTTP/")):
+                raise ExchangeFailed("the answer's head is none of HTTP")
+            if end >= 0:
+                break
+            self._data += _checked((yield))
+        self._heads_bytes += head_bytes
+        head, self._data = self._data[:end], self._data[head_bytes:]
         return _known_head(head) if end <= _KNOWN_HEAD_BYTES_MAX else _parsed_head(head)
 
-    def _exactly(self, size: int) -> Generator[bool, bytes, bytes]:
+    def _exactly(self, size: int) -> Generator[None, bytes, bytes]:
         if size > ANSWER_BYTES_MAX:
             raise _too_long()
         pieces, have = [self._data], len(self._data)
         while have < size:
-            piece = _checked((yield True))
+            piece = _checked((yield))
             pieces.append(piece)
             have += len(piece)
         data = b"".join(pieces) if len(pieces) > 1 else pieces[0]
         self._data = data[size:]
         return data[:size] if self._data else data
 
-    def _chunks(self) -> Generator[bool, bytes, bytes]:
+    def _chunks(self) -> Generator[None, bytes, bytes]:
         # What frames the chunks counts, too: each byte that comes buys time.
         pieces: list[bytes] = []
         total = 0
@@ -516,11 +520,11 @@ class _AnswerParser:
                 raise _too_long()
         return b"".join(pieces)
 
-    def _line(self) -> Generator[bool, bytes, bytes]:
+    def _line(self) -> Generator[None, bytes, bytes]:
         while (end := self._data.find(b"\r\n")) < 0:
             if len(self._data) > CHUNK_LINE_BYTES_MAX:
                 raise ExchangeFailed("the answer has a line of a chunk that does not end")
-            self._data += _checked((yield True))
+            self._data += _checked((yield))
         line, self._data = self._data[:end], self._data[end + 2 :]
         return line
 

@@ -8,12 +8,14 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 
+from broker_adapter.publishing.bounded_http import ask
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.url_parts import is_loopback
 
 TIMEOUT_S_MIN: Final = 0.001
 REDIRECTIONS_MAX: Final = 5
 WAITED_SECONDS_MIN: Final = 1.0
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 SILENT_SECONDS: Final = 60
 """For so long a server that did not answer in time is not read from: each publish of a new topic would wait for it."""
 
@@ -54,13 +56,14 @@ class AdminHttp:
             raise
 
     def ask(self, method: str, path: str, *, timeout_s: float) -> requests.Response:
-        """Any request. Raises requests.RequestException: an HTTPError where the server refuses it.
+        """Any request; `timeout_s` is for all of it, with its redirections. Raises requests.RequestException: an
+        HTTPError where the server refuses it.
 
         A server of a cluster redirects to that which has the topic, which wants the login, too: requests would drop it.
         """
-        url = f"{self._url}/{path}"
+        url, deadline_s = f"{self._url}/{path}", time.monotonic() + timeout_s
         for _ in range(REDIRECTIONS_MAX):
-            answer = self._ask(method, url, timeout_s=timeout_s)
+            answer = self._ask(method, url, timeout_s=deadline_s - time.monotonic())
             if not answer.is_redirect:
                 answer.raise_for_status()
                 return answer
@@ -68,18 +71,16 @@ class AdminHttp:
         raise requests.TooManyRedirects(f"{self._url}/{path} was redirected more than {REDIRECTIONS_MAX} times")
 
     def _ask(self, method: str, url: str, *, timeout_s: float) -> requests.Response:
-        with requests.Session() as session:
-            session.trust_env = False  # or ~/.netrc goes before the token, and the login to the environment's proxy
-            return session.request(
-                method,
-                url,
-                headers=self._headers,
-                auth=self._login,
-                cert=self._certificate,
-                verify=self._ca_file or True,
-                timeout=max(timeout_s, TIMEOUT_S_MIN),
-                allow_redirects=False,
-            )
+        return ask(
+            method,
+            url,
+            timeout_s=max(timeout_s, TIMEOUT_S_MIN),
+            answer_bytes_max=ANSWER_BYTES_MAX,
+            headers=self._headers,
+            login=self._login,
+            ca_file=self._ca_file,
+            certificate=self._certificate,
+        )
 
 
 def admin_url(text: str, *, option: str, port: int) -> str:
@@ -108,8 +109,11 @@ def _redirected(url: str, location: str, *, needs_tls: bool) -> str:
     """The address that a server redirects to; never one without TLS from one with it, nor, if the login needs TLS, one
     on another machine: that would show the login.
     """
-    target = urljoin(url, location)
-    parts = urlsplit(target)
+    try:
+        target = urljoin(url, location)
+        parts = urlsplit(target)
+    except ValueError as error:
+        raise requests.exceptions.InvalidURL(f"{url} redirects to what is no address: {error}") from error
     must_be_encrypted = urlsplit(url).scheme == "https" or (needs_tls and not is_loopback(parts.hostname or ""))
     if must_be_encrypted and parts.scheme != "https":
         raise requests.exceptions.InvalidURL(f"{url} redirects to {target}, which is without TLS")

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from broker_adapter.rocketmq.signature import Credentials
+from outbox_core.common.deadline_socket import DeadlineSocket
 from outbox_core.messages.durability_inspection import Weakness
 
 CLUSTER_INFO: Final = 106
@@ -124,8 +125,9 @@ def ask(
     fields: Mapping[str, str] | None = None, body: bytes = b"",
 ) -> bytes:  # fmt: skip
     """One request to a name server or broker in RocketMQ's remoting protocol (lengths, a JSON header, a body), by a
-    request code; the answer's body. Raises OSError, ValueError and RemotingError.
+    request code; the answer's body. `timeout_s` is for all of it. Raises OSError, ValueError and RemotingError.
     """
+    deadline_s = time.monotonic() + timeout_s
     ext_fields = dict(fields or {})
     if login is not None:
         ext_fields |= _signed(login, ext_fields, body)
@@ -138,13 +140,14 @@ def ask(
         "extFields": ext_fields,
     }
     head = msgspec.json.encode(header)
-    with socket.create_connection(address, timeout_s) as connection, connection.makefile("rb") as answer:
-        connection.settimeout(timeout_s)
-        connection.sendall(struct.pack(">ii", 4 + len(head) + len(body), len(head)) + head + body)
-        length, head_length = struct.unpack(">ii", _exactly(answer, 8))
-        if not 4 <= length <= ANSWER_BYTES_MAX:
-            raise RemotingError(f"an answer of {length} bytes: this is no port of a name server or broker")
-        content = _exactly(answer, length - 4)
+    with socket.create_connection(address, timeout_s) as connection:
+        timed = DeadlineSocket(connection, deadline_s=deadline_s)
+        timed.sendall(struct.pack(">ii", 4 + len(head) + len(body), len(head)) + head + body)
+        with timed.makefile("rb") as answer:
+            length, head_length = struct.unpack(">ii", _exactly(answer, 8))
+            if not 4 <= length <= ANSWER_BYTES_MAX:
+                raise RemotingError(f"an answer of {length} bytes: this is no port of a name server or broker")
+            content = _exactly(answer, length - 4)
     head_length &= _JSON_HEADER_BYTES
     answer_header = msgspec.json.decode(content[:head_length], type=_Header)
     if answer_header.code != 0:

@@ -10,12 +10,14 @@ import re
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from outbox_core.common.deadline_socket import DeadlineSocket
 from outbox_core.common.errors import ConfigurationError
 
 _AT_ONCE_MAX: Final = 16
@@ -78,12 +80,13 @@ def tls_problems(bookies: Iterable[str], tls: BookieTls, *, timeout_ms: int) -> 
 def _problem(bookie: str, context: ssl.SSLContext, *, timeout_ms: int) -> str | None:
     host, _, port = bookie.rpartition(":")
     host = host.strip("[]")
+    deadline_s = time.monotonic() + timeout_ms / 1000
     try:
         with socket.create_connection((host, int(port)), timeout=timeout_ms / 1000) as plain:
-            if not _is_accepted(plain, _START_TLS):
+            if not _is_accepted(DeadlineSocket(plain, deadline_s=deadline_s), _START_TLS):
                 return "has no TLS: set tlsProviderFactoryClass in its configuration, or leave ledgers_tls out"
             with context.wrap_socket(plain, server_hostname=host) as encrypted:
-                return _refusal(encrypted)
+                return _refusal(DeadlineSocket(encrypted, deadline_s=deadline_s))
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not trusted: {error.verify_message}; renew it, or correct ledgers_ca_file"
     except ssl.SSLError as error:
@@ -92,7 +95,7 @@ def _problem(bookie: str, context: ssl.SSLContext, *, timeout_ms: int) -> str | 
         return f"does not answer: {error}"
 
 
-def _refusal(encrypted: ssl.SSLSocket) -> str | None:
+def _refusal(encrypted: DeadlineSocket) -> str | None:
     """Returns why a bookie refuses a client that it accepted a handshake of.
 
     With TLS 1.3 it looks at the client's certificate afterwards, and at the roles in it with the first request.
@@ -106,7 +109,7 @@ def _refusal(encrypted: ssl.SSLSocket) -> str | None:
     return f"it refuses this client: {reason}; correct ledgers_certificate and ledgers_key"
 
 
-def _is_accepted(connection: socket.socket, request: bytes) -> bool:
+def _is_accepted(connection: DeadlineSocket, request: bytes) -> bool:
     """Send a request; returns whether its answer has the status OK. Raises OSError."""
     connection.sendall(struct.pack(">I", len(request)) + request)
     (size,) = struct.unpack(">I", _read(connection, 4))
@@ -118,7 +121,7 @@ def _is_accepted(connection: socket.socket, request: bytes) -> bool:
     return len(status) > 1 and status[0] == _STATUS_TAG and status[1] == _OK
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def _read(connection: DeadlineSocket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         part = connection.recv(size - len(data))

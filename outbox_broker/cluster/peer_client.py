@@ -13,6 +13,7 @@ import urllib3
 from outbox_broker.cluster import peer_protocol as peer
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.owned_shard_operations import Identity, Wanted
+from outbox_core.common.deadline_connections import set_deadlines
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
 from outbox_core.messages.message import CancelStatus, PublishResult, Record
 from outbox_core.protocol.problem import ProblemAnswer
@@ -30,6 +31,7 @@ class PeerOptions:
 
     token: str | None = None
     timeout_ms: int = 8_000
+    """For all of a request, from its connection to the last byte of its answer."""
     connections_max: int = 16
     tls: bool = False
     """Whether the others are reached by HTTPS alone: their URLs are read from ZooKeeper, which anybody may write."""
@@ -51,6 +53,7 @@ class PeerClient:
             timeout=urllib3.Timeout(total=options.timeout_ms / 1000),
             ca_certs=None if options.ca_file is None else str(options.ca_file),
         )
+        set_deadlines(self._pools)
 
     def publish(self, url: str, batch: Sequence[tuple[str, Record]]) -> list[PublishResult]:
         """See OwnedShardOperations.publish."""

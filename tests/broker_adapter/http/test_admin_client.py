@@ -11,6 +11,7 @@ import pytest
 
 from broker_adapter.http.admin_client import AdminClient
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
+from tests.fixtures.slow_http_server import TRICKLES, slow_http_server
 
 TIMEOUT_MS = 60_000
 
@@ -118,3 +119,10 @@ def test_an_answer_beyond_its_bound_is_refused(address: str, bytes_max: int, is_
             client.request("GET", "/long")
     else:
         assert client.request("GET", "/long") == (200, "x" * 1_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", TRICKLES)
+def test_an_answer_that_trickles_is_given_up_though_every_byte_comes_in_time(part: str) -> None:
+    with slow_http_server(part) as server, pytest.raises(BrokerUnavailable, match="no broker answers"):
+        AdminClient(url=server.url, timeout_ms=1_000).request("GET", "/v1/topics")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ from outbox_core.common.errors import BrokerThrottled, BrokerUnavailable, Outbox
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 from outbox_core.messages.message import PublishResult, PublishStatus
 from outbox_core.messages.publish_guard import Guard, allow
+from tests.outbox_broker.polling import until
 
 DEADLINE_S = 120.0
 
@@ -69,15 +70,6 @@ def publish(wire: Wire) -> Any:
 
 def _ids(outcomes: Sequence[PublishResult]) -> list[str]:
     return [one.id for one in outcomes if isinstance(one, PublishResult)]
-
-
-def until(true: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(24_000):
-        if true():
-            return
-        waiting.wait(0.005)
-    raise AssertionError("it did not come about")
 
 
 def test_a_publish_alone_is_sent_at_once_and_alone(wire: Wire, publish: Any) -> None:
@@ -139,19 +131,45 @@ def test_an_error_meets_those_who_shared_the_request_and_nobody_else(wire: Wire,
     assert behind.result(DEADLINE_S) == ["d"]
 
 
-def test_an_interrupt_of_the_thread_that_sends_leaves_nobody_waiting(wire: Wire, publish: Any) -> None:
-    wire.errors = [None, KeyboardInterrupt(), None]
-    futures = [publish("a"), publish("b"), publish("c")]
+def test_an_interrupt_of_the_thread_that_sends_is_its_own_and_the_others_who_shared_its_request_send_again(
+    wire: Wire, publish: Any
+) -> None:
+    wire.errors = [None, KeyboardInterrupt()]
+    futures = [publish("a"), publish("b"), publish("c"), publish("d")]
     wire.go_on.release()
     assert futures[0].result(DEADLINE_S) == ["a"]
     assert wire.arrived.acquire(timeout=DEADLINE_S)
-    behind = publish("d")
+    behind = publish("e")
+
+    wire.go_on.release(4)
+
+    assert isinstance(futures[1].exception(DEADLINE_S), KeyboardInterrupt)
+    assert [one.result(DEADLINE_S) for one in futures[2:]] == [["c"], ["d"]]
+    assert behind.result(DEADLINE_S) == ["e"]
+    assert wire.requests[:2] == [["a"], ["b", "c", "d"]]
+    assert sorted(wire.requests[2:]) == [["c"], ["d"], ["e"]]
+
+
+def test_what_is_sent_again_behind_an_interrupt_has_its_permit_again_and_the_errors_of_its_own_request(
+    wire: Wire, publish: Any
+) -> None:
+    permit = Permit()
+    wire.errors = [None, KeyboardInterrupt(), BrokerUnavailable("gone")]
+    futures = [publish("a"), publish("b"), publish("c", guard=permit), publish("d")]
+    wire.go_on.release()
+    assert futures[0].result(DEADLINE_S) == ["a"]
+    assert wire.arrived.acquire(timeout=DEADLINE_S)
+    permit.is_valid = False
 
     wire.go_on.release(2)
 
     assert isinstance(futures[1].exception(DEADLINE_S), KeyboardInterrupt)
-    assert isinstance(futures[2].exception(DEADLINE_S), BrokerUnavailable)
-    assert behind.result(DEADLINE_S) == ["d"]
+    errors = [one.exception(DEADLINE_S) for one in futures[2:]]
+    assert [(type(error), str(error)) for error in errors] == [
+        (BrokerUnavailable, "withdrawn"),
+        (BrokerUnavailable, "gone"),
+    ]
+    assert wire.requests == [["a"], ["b", "c", "d"], ["d"]]
 
 
 class Permit:

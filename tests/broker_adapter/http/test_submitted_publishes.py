@@ -24,6 +24,7 @@ from outbox_core.common.errors import (
 from outbox_core.messages.message import PublishResult, PublishStatus
 from outbox_core.messages.publish_guard import Guard
 from tests.broker_adapter.servers import served
+from tests.outbox_broker.polling import until
 
 DEADLINE_S = 120.0
 
@@ -100,15 +101,6 @@ def submit_behind_a_request(line: PublishBatcher, wire: Wire, *messages: Message
     return [first, *(line.submit(one) for one in messages[1:])]
 
 
-def until(true: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(24_000):
-        if true():
-            return
-        waiting.wait(0.005)
-    raise AssertionError("it did not come about")
-
-
 def ids(futures: Sequence[Future[PublishResult]]) -> list[str]:
     return [one.result(DEADLINE_S).id for one in futures]
 
@@ -161,6 +153,27 @@ def test_what_is_submitted_waits_for_its_turn_with_those_who_publish_and_shares_
         assert isinstance(refused.exception(DEADLINE_S), BrokerRefused)
     assert wire.requests[:2] == [["a"], ["b", "c"]]
     assert sorted(wire.requests[2:]) == [["b"], ["c"]]
+
+
+def test_an_interrupt_of_one_who_publishes_says_nothing_of_what_was_submitted_and_shared_the_request(
+    open_line: Callable[..., PublishBatcher], wire: Wire
+) -> None:
+    line = open_line(requests_max=1)
+    wire.errors["bad"] = KeyboardInterrupt()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(line.publish, [message("a")])
+        assert wire.arrived.acquire(timeout=DEADLINE_S)
+        interrupted = pool.submit(line.publish, [message("b", topic="bad")])
+        until(lambda: line.waiting == 1)
+        submitted = line.submit(message("c"))
+        until(lambda: line.waiting == 2)
+
+        wire.go_on.release(3)
+
+        assert [result.id for result in first.result(DEADLINE_S)] == ["a"]
+        assert isinstance(interrupted.exception(DEADLINE_S), KeyboardInterrupt)
+        assert submitted.result(DEADLINE_S).status is PublishStatus.STORED
+    assert wire.requests == [["a"], ["b", "c"], ["c"]]
 
 
 @pytest.mark.parametrize("is_submitted", [False, True], ids=["in publish()", "submitted"])
@@ -246,7 +259,8 @@ def test_what_waits_is_told_when_the_thread_that_sends_is_ended_and_another_goes
     errors = [one.exception(DEADLINE_S) for one in futures]
 
     assert [type(one) for one in errors] == [BrokerUnavailable] * 3
-    assert "may have arrived" in str(errors[0])
+    assert ["may have arrived" in str(error) for error in errors] == [True, False, False]
+    assert ["was not sent" in str(error) for error in errors] == [False, True, True]
     assert thread.ended()
     assert ids([line.submit(message("d"))]) == ["d"]
 

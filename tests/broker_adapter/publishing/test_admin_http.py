@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -15,12 +15,14 @@ from typing import Any, Final
 import pytest
 import requests
 
-from broker_adapter.publishing.admin_http import AdminHttp
+from broker_adapter.publishing.admin_http import ANSWER_BYTES_MAX, AdminHttp
+from broker_adapter.publishing.bounded_http import AnswerTooLong
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.pulsar.client_settings import URL_OPTIONS, ClientSettings
 from broker_adapter.pulsar.durability_inspection import AdminApi
 from outbox_broker.http.server import Tls
 from tests.broker_adapter.http.test_tls import certificate
+from tests.fixtures.slow_http_server import TRICKLES, slow_http_server
 
 HOST: Final = "127.0.0.1"
 WAIT_SECONDS: Final = 60
@@ -29,8 +31,20 @@ WAIT_SECONDS: Final = 60
 class AdminServer(ThreadingHTTPServer):
     """Wants a login, and answers how it was asked, or redirects. `seen`: the logins that it was given."""
 
-    def __init__(self, login: str, *, redirects_to: str | None = None, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        login: str,
+        *,
+        redirects_to: str | None = None,
+        tls: Tls | None = None,
+        body_bytes: int = 0,
+        pause_s: float = 0,
+    ) -> None:
+        """`body_bytes`: how long its answers are at least; `pause_s`: behind each request."""
         super().__init__((HOST, 0), _Handler)
+        self.pause_s = pause_s
+        self.ended = threading.Event()
+        self.body_bytes = body_bytes
         self.login = login
         self.redirects_to = redirects_to
         self.seen: list[str | None] = []
@@ -56,15 +70,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.server.seen.append(self.headers["Authorization"])
+        self.server.ended.wait(self.server.pause_s)
         location = self.server.redirects_to
         status = 401 if self.server.seen[-1] != self.server.login else 200 if location is None else 307
-        body = f"{self.command} {self.path}".encode()
+        body = f"{self.command} {self.path}".encode().ljust(self.server.body_bytes)
         self.send_response(status)
         if location is not None:
             self.send_header("Location", location)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        with suppress(OSError):  # a client that reads no more of it
+            self.wfile.write(body)
 
 
 Serve = Callable[..., AdminServer]
@@ -79,6 +95,7 @@ def serve() -> Iterator[Serve]:
             server = stack.enter_context(AdminServer(login, **options))
             threading.Thread(target=server.serve_forever).start()
             stack.callback(server.shutdown)
+            stack.callback(server.ended.set)
             return server
 
         yield started
@@ -161,3 +178,46 @@ def test_a_login_that_needs_tls_goes_from_server_to_server_of_this_machine(serve
     AdminHttp(f"{first.url}/admin", token="s3cret", needs_tls=True).get("t", timeout_s=WAIT_SECONDS)
 
     assert owner.seen == ["Bearer s3cret"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", TRICKLES)
+def test_an_answer_that_trickles_is_given_up_and_its_server_not_asked_again_at_once(part: str) -> None:
+    with slow_http_server(part) as server:
+        api = AdminHttp(server.url)
+
+        for timeout_s in (1, WAIT_SECONDS):
+            with pytest.raises(requests.Timeout):
+                api.get("t", timeout_s=timeout_s)
+
+    assert len(server.asked) <= 1
+
+
+@pytest.mark.parametrize("location", ["http://[", "http://a..b/", "mailto:x", "//h:port/"])
+def test_a_redirection_to_what_is_no_address_is_an_error_of_the_request(serve: Serve, location: str) -> None:
+    server = serve("Bearer s3cret", redirects_to=location)
+
+    with pytest.raises(requests.RequestException):
+        AdminHttp(f"{server.url}/admin", token="s3cret").get("t", timeout_s=WAIT_SECONDS)
+
+    assert server.seen == ["Bearer s3cret"]
+
+
+@pytest.mark.parametrize("redirects_to", [None, "/admin/t"], ids=["answer", "redirection"])
+def test_an_answer_has_its_bound_a_redirection_too(serve: Serve, redirects_to: str | None) -> None:
+    server = serve("Bearer s3cret", redirects_to=redirects_to, body_bytes=ANSWER_BYTES_MAX + 1)
+
+    with pytest.raises(AnswerTooLong, match="longer than"):
+        AdminHttp(f"{server.url}/admin", token="s3cret").get("t", timeout_s=WAIT_SECONDS)
+
+    assert server.seen == ["Bearer s3cret"]
+
+
+@pytest.mark.slow
+def test_redirections_share_the_time_of_their_request(serve: Serve) -> None:
+    server = serve("Bearer s3cret", redirects_to="/admin/t", pause_s=1.5)
+
+    with pytest.raises(requests.Timeout):
+        AdminHttp(f"{server.url}/admin", token="s3cret").get("t", timeout_s=2.5)
+
+    assert len(server.seen) <= 2

@@ -8,7 +8,7 @@ import socketserver
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 import pytest
@@ -62,6 +62,30 @@ def hanging() -> Iterator[socket.socket]:
     """A name server that takes connections and never answers."""
     with socket.create_server((HOST, 0)) as silent:
         yield silent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [b"", struct.pack(">ii", 1_000_000, 100)], ids=["lengths", "content"])
+def test_a_name_server_whose_answer_trickles_is_given_up_though_every_byte_comes_in_time(start: bytes) -> None:
+    is_over = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(start)
+            while not is_over.wait(0.2):
+                connection.sendall(b"\0")
+
+    with socket.create_server((HOST, 0)) as listener:
+        trickling = threading.Thread(target=trickle, args=(listener,))
+        trickling.start()
+        try:
+            _, weaknesses = BrokerSettings([listener.getsockname()], login=None).inspect(timeout_s=1)
+        finally:
+            is_over.set()
+            trickling.join()
+
+    assert ["timed out" in weakness.problem for weakness in weaknesses] == [True]
 
 
 @pytest.mark.slow

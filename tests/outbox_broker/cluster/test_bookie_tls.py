@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,31 @@ def test_a_certificate_needs_its_own_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be shown to bookies"):
         BookieTls(ca_file=authority.file, certificate=mine.certificate, key=other.key)
     assert BookieTls(ca_file=authority.file, certificate=mine.certificate, key=mine.key).context()
+
+
+@pytest.mark.slow
+def test_a_bookie_whose_answer_trickles_is_given_up_though_every_byte_comes_in_time(tmp_path: Path) -> None:
+    tls = BookieTls(ca_file=Authority(tmp_path / "ca").file)
+    is_over = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall((1_000).to_bytes(4, "big"))
+            while not is_over.wait(0.2):
+                connection.sendall(b"\0")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        bookie = f"127.0.0.1:{listener.getsockname()[1]}"
+        trickling = threading.Thread(target=trickle, args=(listener,))
+        trickling.start()
+        try:
+            problems = tls_problems([bookie], tls, timeout_ms=1_000)
+        finally:
+            is_over.set()
+            trickling.join()
+
+    assert "timed out" in problems[bookie]
 
 
 def test_what_is_no_bookie_or_not_there_does_not_answer(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from outbox_core.common.errors import BrokerError, BrokerUnavailable
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions
 from tests.broker_adapter.http.test_tls import certificate
+from tests.fixtures.slow_http_server import TRICKLES, slow_http_server
 from tests.outbox_broker.cluster.conftest import Cluster, eventually
 from tests.outbox_broker.cluster.node_process import NodeProcess
 
@@ -35,6 +36,21 @@ def test_a_node_with_tls_sends_neither_token_nor_bodies_in_clear() -> None:
         peers.close()
         with pytest.raises(BlockingIOError):
             listener.accept()
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["http", "https"])
+@pytest.mark.parametrize("part", TRICKLES)
+def test_a_node_whose_answer_trickles_is_given_up_though_every_byte_comes_in_time(
+    part: str, is_encrypted: bool, tmp_path: Path
+) -> None:
+    tls = certificate(tmp_path, address="127.0.0.1") if is_encrypted else None
+    with slow_http_server(part, tls=tls) as server:
+        ca_file = None if tls is None else tls.certificate
+        peers = PeerClient(PeerOptions(timeout_ms=1_000, tls=is_encrypted, ca_file=ca_file))
+
+        with pytest.raises(BrokerUnavailable, match="does not answer"):
+            peers.publish(server.url, [("0-0000", Message(id="m", topic="t", body=b"b"))])
+        peers.close()
 
 
 class NoTarget:
