@@ -491,6 +491,26 @@ def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_bet
     assert not engine.dispatcher.has_taken()
 
 
+def test_a_long_message_that_was_placed_before_a_kill_is_known_after_it(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    long = Message(id="long", topic=TOPIC, body=bytes(range(256)) * 100, deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage = FullSchedule()
+    engine = open_engine(storage=storage, dedup_messages_max=1)
+    engine.publisher.publish([long])
+    publish(engine, "beside", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+    clock.advance(HOUR_MS)
+    [found, _] = engine.puller.pull(TOPIC, GROUP)
+    assert found.body == long.body
+
+    engine = open_engine(dedup_messages_max=1)
+
+    assert {"stored": 2, "scheduled": 0}.items() <= engine.admin.topic_figures(TOPIC).items()
+    assert engine.puller.pull(TOPIC, GROUP) == []
+    assert not engine.dispatcher.has_taken()
+
+
 def test_a_batch_placed_by_half_before_a_kill_is_delivered_once_over_a_checkpoint_and_another_kill(
     open_engine: type_of_open, clock: ManualClock
 ) -> None:
