@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import struct
 import threading
@@ -380,6 +381,57 @@ class FailingActions(DiskStorage):
         super().write(descriptor, data, position=position)
 
 
+def records(folder: Path, copy: journal.Copy) -> list[journal.MessageRecord]:
+    """What the message log has of this kind."""
+    return [
+        record
+        for path in journal.segment_paths(folder / "messages")
+        for frame in journal.read_segment(path)[1]
+        if (record := journal.decode_message(frame.payload)).copy == copy
+    ]
+
+
+@pytest.mark.parametrize("start_ms", [1 << 31, 1_800_000_000_000], ids=["short times", "today"])
+def test_what_falls_due_is_recorded_as_it_was_published_and_noted_when_it_came(
+    folder: Path, start_ms: int, random_seed: int
+) -> None:
+    random = Random(random_seed)
+    batch = [
+        Message(
+            id=f"m{number}", topic=TOPIC, key=random.choice([None, "k", "\u00e9"]), body=random.randbytes(number),
+            headers=random.choice([{}, {"h": "v"}, {"h": "", "other": "v\u00e9"}]),
+            created_at_ms=random.choice([0, 1, 1 << 33]), deliver_at_ms=start_ms + random.randint(1, HOUR_MS),
+        )
+        for number in range(100)
+    ]  # fmt: skip
+    clock = ManualClock(start_ms)
+    engine = Engine.open(folder, clock=clock)
+    engine.publisher.publish([Message(id="before", topic=TOPIC, body=b"b")])
+    engine.publisher.publish(batch)
+    clock.advance(HOUR_MS)
+    assert len(engine.puller.pull(TOPIC, GROUP, max_messages=1_000)) == 1 + len(batch)
+    engine.close()
+
+    notes = [
+        journal.MessageRecord(
+            sequence=None, id=one.id, topic=one.topic, key=one.key, headers={}, body=hashlib.sha256(one.body).digest(),
+            created_at_ms=one.created_at_ms or start_ms, stored_at_ms=start_ms, deliver_at_ms=one.deliver_at_ms,
+            copy=journal.SCHEDULED,
+        )
+        for one in batch
+    ]  # fmt: skip
+    due = [
+        journal.MessageRecord(
+            sequence=sequence, id=one.id, topic=one.topic, key=one.key, headers=dict(one.headers), body=one.body,
+            created_at_ms=one.created_at_ms or start_ms, stored_at_ms=start_ms + HOUR_MS,
+            deliver_at_ms=one.deliver_at_ms, copy=journal.FIRED_COPY,
+        )
+        for sequence, one in enumerate(sorted(batch, key=lambda one: one.deliver_at_ms or 0), 1)
+    ]  # fmt: skip
+    assert records(folder, journal.SCHEDULED) == notes
+    assert records(folder, journal.FIRED_COPY) == due
+
+
 def test_each_topic_of_a_batch_is_told_once_where_the_action_log_fails_between_two(
     open_engine: type_of_open, clock: ManualClock, folder: Path
 ) -> None:
@@ -488,6 +540,26 @@ def test_what_was_placed_and_not_settled_is_delivered_once_over_a_checkpoint_bet
 
     assert drained(engine) == []
     assert {"stored": 6, "scheduled": 0}.items() <= engine.admin.topic_figures(TOPIC).items()
+    assert not engine.dispatcher.has_taken()
+
+
+def test_a_long_message_that_was_placed_before_a_kill_is_known_after_it(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    long = Message(id="long", topic=TOPIC, body=bytes(range(256)) * 100, deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage = FullSchedule()
+    engine = open_engine(storage=storage, dedup_messages_max=1)
+    engine.publisher.publish([long])
+    publish(engine, "beside", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+    clock.advance(HOUR_MS)
+    [found, _] = engine.puller.pull(TOPIC, GROUP)
+    assert found.body == long.body
+
+    engine = open_engine(dedup_messages_max=1)
+
+    assert {"stored": 2, "scheduled": 0}.items() <= engine.admin.topic_figures(TOPIC).items()
+    assert engine.puller.pull(TOPIC, GROUP) == []
     assert not engine.dispatcher.has_taken()
 
 

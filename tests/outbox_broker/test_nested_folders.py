@@ -10,9 +10,9 @@ import pytest
 from outbox_broker.config.broker_config import BrokerConfig
 from outbox_broker.delay_service import process
 from outbox_broker.engine.engine import Engine
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal.journal import segment_paths
+from tests.outbox_broker.delay.conftest import Opened
 
 type_of_open = Callable[[Path], None]
 
@@ -27,11 +27,14 @@ def open_delay(folder: Path) -> None:
     process.run(config, target_url="embedded:nowhere", target_token=None)
 
 
-def open_segments(folder: Path) -> None:
-    LocalSegmentStore.open(folder).close()
+def open_schedule(folder: Path) -> None:
+    """What a delay service leaves."""
+    opened = Opened(folder)
+    opened.open()
+    opened.drop()
 
 
-@pytest.mark.parametrize("outer", [open_broker, open_segments])
+@pytest.mark.parametrize("outer", [open_broker, open_schedule])
 @pytest.mark.parametrize("inner", [open_broker, open_delay])
 @pytest.mark.parametrize("place", ["below", "far/below", "messages", "messages/below", "schedule"])
 def test_a_data_folder_inside_another_one_is_refused_and_nothing_is_made(
@@ -46,7 +49,7 @@ def test_a_data_folder_inside_another_one_is_refused_and_nothing_is_made(
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []
 
 
-@pytest.mark.parametrize("inner", [open_broker, open_segments])
+@pytest.mark.parametrize("inner", [open_broker, open_schedule])
 @pytest.mark.parametrize("outer", [open_broker, open_delay])
 def test_a_folder_with_a_data_folder_in_it_is_refused(tmp_path: Path, outer: type_of_open, inner: type_of_open) -> None:
     inner(tmp_path / "data" / "below")

@@ -19,7 +19,7 @@ from outbox_broker.schedule.schedule_log import ScheduleLog
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import id_hashes
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
-from outbox_core.common.clock import ManualClock
+from outbox_core.common.clock import Clock, ManualClock
 from outbox_core.messages.publish_guard import PublishTarget
 
 NOW_MS = 1_800_000_000_000
@@ -58,6 +58,15 @@ class Opened:
         self.schedule = DelayStore.open(self.segments, options=self.options)
         return self.schedule
 
+    def front(
+        self, target: PublishTarget, *, clock: Clock, storage: Storage | None = None, claim_ahead_ms: int = 0,
+        **options: Any,
+    ) -> DelayProxy:  # fmt: skip
+        """Open the delay service in front of a target, not started; the schedule as by open()."""
+        syncs = TimedStorage(storage or DiskStorage(), clock_s=time.perf_counter)
+        schedule = self.open(storage=syncs, **options)
+        return DelayProxy(schedule, target, clock=clock, syncs=syncs, claim_ahead_ms=claim_ahead_ms)
+
     def drop(self) -> None:
         """As a kill: nothing is written any more."""
         if self.segments is not None:
@@ -85,16 +94,19 @@ def front_of(
     is_shard = request.param == "shard"
 
     def made(target: PublishTarget) -> DelayProxy:
-        syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
         permitted = PermittedTarget(target, ShardPermit("s-0", lease, epoch=1)) if is_shard else target
-        schedule = opened.open(storage=syncs)
-        claim_ahead_ms = CLAIM_AHEAD_MS if is_shard else 0
-        fronts.append(DelayProxy(schedule, permitted, clock=clock, syncs=syncs, claim_ahead_ms=claim_ahead_ms))
+        fronts.append(opened.front(permitted, clock=clock, claim_ahead_ms=CLAIM_AHEAD_MS if is_shard else 0))
         return fronts[-1]
 
     yield made
     if fronts:
         fronts[-1].close()
+
+
+def existing(opened: Opened) -> DelayStore:
+    """The schedule that is open."""
+    assert opened.schedule is not None
+    return opened.schedule
 
 
 def put(schedule: DelayStore, now_ms: int, *messages: TimedMessage) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,6 @@ from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.http import HttpBroker
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.routes import GROUP, ROUTES, TOPIC
-from outbox_broker.log.storage import DiskStorage
-from outbox_broker.log.sync_times import TimedStorage
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from tests.broker_adapter.servers import serving
@@ -86,8 +83,7 @@ def clock() -> ManualClock:
 def delay(tmp_path: Path, opened: Opened, clock: ManualClock) -> Iterator[Delay]:
     """A delay service in front of a broker, and one message for later in it."""
     target = EmbeddedBroker(f"embedded:{tmp_path / 'target'}", clock=clock)
-    syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
-    front = DelayProxy(opened.open(storage=syncs), target, clock=clock, syncs=syncs)
+    front = opened.front(target, clock=clock)
     front.publish([Message(id="later", topic="orders", body=b"x", deliver_at_ms=NOW_MS + 1_500)])
     with serving(front.served()) as server:
         yield Delay(front, server.url, target)

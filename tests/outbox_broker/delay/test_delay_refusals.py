@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +14,6 @@ from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.http.broker_metrics import BrokerMetrics
-from outbox_broker.log.storage import DiskStorage
-from outbox_broker.log.sync_times import TimedStorage
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.runtime.logs import event_name
@@ -57,8 +54,7 @@ def fronted(target: Engine, opened: Opened, clock: ManualClock, tmp_path: Path) 
         def made(token: str) -> DelayProxy:
             broker = HttpBroker(url, token=token)
             stack.callback(broker.close)
-            syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
-            front = DelayProxy(opened.open(storage=syncs), broker, clock=clock, syncs=syncs)
+            front = opened.front(broker, clock=clock)
             stack.callback(front.close)
             return front
 

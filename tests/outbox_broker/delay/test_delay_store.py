@@ -30,6 +30,7 @@ from tests.outbox_broker.delay.conftest import (
     settle,
     timed,
 )
+from tests.outbox_broker.delay.ledger_stores import LedgerCluster
 from tests.outbox_broker.failing_storage import FailingStorage
 
 
@@ -478,6 +479,29 @@ def test_a_lower_limit_of_the_log_has_it_flushed_by_housekeeping_and_begun_anew(
     assert schedule.figures()["buckets"] == 1
     assert recorded(opened).pending == {}
     assert schedule.figures()["log_bytes"] < 1_000
+
+
+@pytest.mark.parametrize(("store", "is_restarted"), [("local", False), ("ledgers", False), ("ledgers", True)])
+def test_a_log_is_flushed_once_its_records_reach_its_limit_whatever_a_store_adds_to_them(
+    tmp_path: Path, store: str, *, is_restarted: bool
+) -> None:
+    opened = Opened(tmp_path / "delay", opener=LedgerCluster().open if store == "ledgers" else None)
+    schedule = opened.open(log_bytes_max=3_300)
+
+    def put_one_by_one(*numbers: int, in_days: int) -> None:
+        for number in numbers:
+            put(schedule, NOW_MS, timed(f"m{number:02}", NOW_MS + in_days * DAY_MS))
+        settle(schedule, NOW_MS)
+
+    put_one_by_one(*range(40), in_days=1)
+    assert schedule.figures()["buckets"] == 0, "3,000 bytes, and 640 more in files"
+    if is_restarted:  # on ledgers, where it goes on in the log that it finds
+        schedule = opened.open()
+    put_one_by_one(*range(40, 80), in_days=1)
+    assert schedule.figures()["buckets"] == 1
+    put_one_by_one(*range(80, 85), in_days=20)
+    assert schedule.figures()["buckets"] == 1, "it begins anew"
+    opened.drop()
 
 
 # -- trouble -------------------------------------------------------------------------------------------------------

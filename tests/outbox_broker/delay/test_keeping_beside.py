@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,10 +10,7 @@ from threading import Thread
 import pytest
 
 from broker_adapter.embedded import EmbeddedBroker
-from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.log.storage import DiskStorage
-from outbox_broker.log.sync_times import TimedStorage
-from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.levels import BucketId
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
@@ -23,6 +19,7 @@ from tests.outbox_broker.delay.conftest import (
     NOW_MS,
     Opened,
     drain,
+    existing,
     flush,
     put,
     recorded,
@@ -178,9 +175,8 @@ def test_publishes_go_on_while_a_full_memory_is_flushed_and_wait_for_a_flush_at_
             publish("during")
 
     storage = Beside("l1h-", publish_during_the_first_flush)
-    schedule = opened.open(storage=storage, memory_messages_max=4)
     target = EmbeddedBroker(f"embedded:{opened.folder.parent / 'target'}", clock=clock)
-    proxy = DelayProxy(schedule, target, clock=clock, syncs=TimedStorage(DiskStorage(), clock_s=time.perf_counter))
+    proxy = opened.front(target, clock=clock, storage=storage, memory_messages_max=4)
 
     publish("a", "b", "c", "d", "e")
     publish("full")
@@ -194,10 +190,4 @@ def test_publishes_go_on_while_a_full_memory_is_flushed_and_wait_for_a_flush_at_
     target.close()
 
     assert accepted == ["stored"] * 15
-    assert schedule.count() == 15
-
-
-def existing(opened: Opened) -> DelayStore:
-    """The schedule that is open."""
-    assert opened.schedule is not None
-    return opened.schedule
+    assert proxy.log_figures()["scheduled"] == 15

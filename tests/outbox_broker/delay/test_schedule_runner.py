@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from msgspec import structs
 from broker_adapter.embedded import EmbeddedBroker
 from outbox_broker.delay_service.delay_proxy import COUNTERS_MAX, DelayProxy
 from outbox_broker.delay_service.target_publisher import PARKED_AGAIN_MS
-from outbox_broker.log.storage import DiskStorage
-from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore, TimedMessage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.schedule.schedule_runner import DeliveryOutcome, ScheduleRunner
@@ -29,6 +26,7 @@ from tests.outbox_broker.delay.conftest import (
     DAY_MS,
     NOW_MS,
     Opened,
+    existing,
     flush,
     put,
     recorded,
@@ -64,14 +62,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def syncs() -> TimedStorage:
-    """The disk, which a front knows how long it takes."""
-    return TimedStorage(DiskStorage(), clock_s=time.perf_counter)
-
-
-@pytest.fixture
-def schedule(opened: Opened, syncs: TimedStorage) -> DelayStore:
-    return opened.open(storage=syncs)
+def schedule(opened: Opened) -> DelayStore:
+    return opened.open()
 
 
 @pytest.fixture
@@ -226,9 +218,9 @@ def turned(front: DelayProxy) -> None:
 
 
 def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+    opened: Opened, broker: EmbeddedBroker, clock: ManualClock
 ) -> None:
-    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
+    front = opened.front(broker, clock=clock)
 
     of_a_clock_ahead = message("ahead", ahead_ms=DELAY_MAX_MS + CLOCK_DIFFERENCE_MS_MAX)
     assert front.publish([of_a_clock_ahead])[0].status == "stored"
@@ -250,9 +242,9 @@ def test_a_front_delivers_to_a_broker_what_is_due_whole_and_once(
 
 
 def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+    opened: Opened, broker: EmbeddedBroker, clock: ManualClock
 ) -> None:
-    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
+    front = opened.front(broker, clock=clock)
     front.publish([message("a", ahead_ms=90_000), message("b", ahead_ms=90_000)])
 
     assert front.scheduled("orders", bucket="day") == [(NOW_MS // DAY_MS * DAY_MS, 2)]
@@ -275,9 +267,9 @@ def test_a_front_answers_what_producers_and_operators_ask_and_refuses_the_rest(
 
 
 def test_topics_that_clients_invent_do_not_make_the_figures_grow_without_end(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+    opened: Opened, broker: EmbeddedBroker, clock: ManualClock
 ) -> None:
-    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
+    front = opened.front(broker, clock=clock)
     front.publish([message("kept", ahead_ms=1)])
 
     for names in (["orders"], [f"refused-{number}" for number in range(10)]):
@@ -299,10 +291,9 @@ def test_topics_that_clients_invent_do_not_make_the_figures_grow_without_end(
 
 
 def test_one_message_that_a_target_refuses_does_not_keep_the_others(
-    schedule: DelayStore,
+    opened: Opened,
     broker: EmbeddedBroker,
     clock: ManualClock,
-    syncs: TimedStorage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     publish: Callable[[Sequence[Message]], list[PublishResult]] = broker.publish
@@ -313,7 +304,7 @@ def test_one_message_that_a_target_refuses_does_not_keep_the_others(
         return publish(batch)
 
     monkeypatch.setattr(broker, "publish", refusing)
-    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
+    front = opened.front(broker, clock=clock)
 
     front.publish([message("a"), message("bad"), message("b")])
     turned(front)
@@ -324,10 +315,10 @@ def test_one_message_that_a_target_refuses_does_not_keep_the_others(
 
 
 def test_one_message_that_cannot_be_decoded_does_not_keep_the_others(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+    opened: Opened, broker: EmbeddedBroker, clock: ManualClock
 ) -> None:
-    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
-    put(schedule, NOW_MS, TimedMessage(NOW_MS, "unreadable", "orders", b"\xc1"))
+    front = opened.front(broker, clock=clock)
+    put(existing(opened), NOW_MS, TimedMessage(NOW_MS, "unreadable", "orders", b"\xc1"))
 
     front.publish([message("a"), message("b")])
     turned(front)
@@ -338,12 +329,12 @@ def test_one_message_that_cannot_be_decoded_does_not_keep_the_others(
 
 
 def test_the_due_time_that_was_asked_for_goes_along_as_a_header(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage
+    opened: Opened, broker: EmbeddedBroker, clock: ManualClock
 ) -> None:
-    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
+    front = opened.front(broker, clock=clock)
     crowded = {f"h{number}": "v" for number in range(HEADERS_MAX)}
     older = msgspec.msgpack.encode([b"x", None, {"h": "v"}, NOW_MS])
-    put(schedule, NOW_MS, TimedMessage(NOW_MS + 500, "older", "orders", older))
+    put(existing(opened), NOW_MS, TimedMessage(NOW_MS + 500, "older", "orders", older))
 
     front.publish([message("now"), message("later", ahead_ms=500), message("past", ahead_ms=-5)])
     front.publish(
@@ -366,13 +357,13 @@ def test_the_due_time_that_was_asked_for_goes_along_as_a_header(
 
 
 def test_a_message_that_was_refused_at_first_tells_its_own_due_time_not_that_of_the_attempt(
-    schedule: DelayStore, broker: EmbeddedBroker, clock: ManualClock, syncs: TimedStorage,
+    opened: Opened, broker: EmbeddedBroker, clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def refusing(_batch: Sequence[Message]) -> list[PublishResult]:
         raise BrokerRefused("not yet")
 
-    front = DelayProxy(schedule, broker, clock=clock, syncs=syncs)
+    front = opened.front(broker, clock=clock)
     front.publish([message("later", ahead_ms=500)])
     clock.advance(500)
     with monkeypatch.context() as patched:
