@@ -95,7 +95,7 @@ def standing(jars: Path, jvm: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def _recovery_settings(script: Path) -> dict[str, object]:
-    """As docs/guides/delay.md has them, with shorter intervals."""
+    """As docs/guides/delay-cluster.md has them, with shorter intervals."""
     return {
         "autoRecoveryDaemonEnabled": "true", "lostBookieRecoveryDelay": 0, "auditorPeriodicBookieCheckInterval": 5,
         "openLedgerRereplicationGracePeriod": 2_000, "rwRereplicateBackoffMs": 500,
