@@ -2,6 +2,7 @@
 
 from outbox.cloudevents import CloudEvents
 from outbox.consumers.consumer_decorator import Consumer, NotTried, RetryLater, consumer, run_consumers, still_held
+from outbox.consumers.consumer_runner import ConsumerRunner
 from outbox.consumers.handler import Outcome
 from outbox.consumers.standalone_inbox import Inbox
 from outbox.delivery.relay import RelayPolicy
@@ -35,6 +36,7 @@ __all__ = [
     "CloudEvents",
     "ConfigurationError",
     "Consumer",
+    "ConsumerRunner",
     "DatabaseUnavailable",
     "Delivery",
     "DuplicateMessageId",

@@ -65,7 +65,8 @@ def opened(database: Database) -> Iterator[Shop]:
     Base.metadata.create_all(engine)
     url = f"memory://{secrets.token_hex(4)}"
     outbox = partial(Outbox, schema=database.schema)
-    box = outbox(engine, broker=url)
+    broker = connect(url)
+    box = outbox(engine, broker=broker)
     names = {
         "Outbox": outbox, "Ticket": Ticket, "box": box, "connect": connect, "consumer": consumer, "engine": engine,
         "run_consumers": run_consumers, "timedelta": timedelta, "departure": datetime.now(UTC) + timedelta(days=9),
@@ -75,6 +76,7 @@ def opened(database: Database) -> Iterator[Shop]:
         yield Shop(engine, box, names)
     finally:
         box.close()
+        broker.close()
         engine.dispose()
 
 
