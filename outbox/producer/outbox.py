@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Concatenate, Final, Self, TypeVar, overload
@@ -192,15 +194,23 @@ class Outbox:
 
     def close(self, *, timeout_ms: int | None = None) -> bool:
         """Send what is queued, within the deadline, and close connections; returns whether nothing is queued any more.
-        A broker that was given as a URL is closed with it, and one that was given as an object is its maker's to close.
+        A broker that was given as a URL is closed with it, once its last request has ended; one that was given as an
+        object is its maker's to close.
 
         True does not say that the broker has accepted everything: a message that it refused, or that an outage kept
         back, is queued no more. Such rows stay in the table, as do unsent ones, and the compensator sends them.
         Idempotent.
         """
+        timeout_ms = self._sender.limits.close_timeout_ms if timeout_ms is None else timeout_ms
+        ends_s = time.monotonic() + timeout_ms / 1000
         emptied = self._sender.close(timeout_ms=timeout_ms)
         if self._closes_broker:
-            self.broker.close()
+            with suppress(RuntimeError):  # the interpreter ends, and the connections with it
+                # In a thread: what a request that is on its way stores is to be settled, and the caller waits no longer
+                # than it said, whatever the server does.
+                closing = threading.Thread(target=self._close_broker, name="outbox-close", daemon=True)
+                closing.start()
+                closing.join(max(0.0, ends_s - time.monotonic()))
         self._background.dispose()
         return emptied
 
@@ -209,6 +219,10 @@ class Outbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _close_broker(self) -> None:
+        self._sender.join()
+        self.broker.close()
 
     def _timers(self, timing: TimerSink | str | None, store: MessageStore, telemetry: Telemetry) -> TimerAdder | None:
         if timing is None:

@@ -126,7 +126,7 @@ class Sender:
         self.broker_name: str = "broker"
         """For logs, without secrets."""
         self._is_out = False
-        self._limits = limits
+        self.limits = limits
         self._telemetry = telemetry
         telemetry.watch_queue(partial(_queued_rows, ref(self)))
         self._token = new_token()
@@ -173,7 +173,7 @@ class Sender:
             rows = [row for row in rows if not row.is_timed] if timed else rows
             if not rows:
                 return
-        deadline_ms = written_at_ms + self._limits.lease_ms - self._limits.lease_margin_ms
+        deadline_ms = written_at_ms + self.limits.lease_ms - self.limits.lease_margin_ms
         commit = _Commit(rows, deadline_ms, sum(len(row.body) for row in rows))
         with self._wake:
             if self._closing or self._is_full(commit):
@@ -193,7 +193,7 @@ class Sender:
         Unsent rows stay in the table, and the compensator sends them.
         """
         notice_fork()
-        timeout_ms = self._limits.close_timeout_ms if timeout_ms is None else timeout_ms
+        timeout_ms = self.limits.close_timeout_ms if timeout_ms is None else timeout_ms
         with self._wake:
             self._closing = True
             self._stopping.set()
@@ -206,6 +206,12 @@ class Sender:
             self._timers.close(timeout_ms=max(0, ends_ms - _monotonic_ms()))
         with self._wake:
             return self._queued_rows == 0 and (thread is None or not thread.is_alive())
+
+    def join(self) -> None:
+        """Wait until what is on its way has ended; for the thread of somebody who has closed it."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
     def _start(self) -> None:
         _drain_with_multiprocessing()
@@ -220,7 +226,7 @@ class Sender:
         while (batch := self._next_batch()) is not None:
             if batch:
                 self._attempt(partial(self._send, batch))
-                self._stopping.wait(self._limits.gather_ms / 1000)
+                self._stopping.wait(self.limits.gather_ms / 1000)
             if self._unsettled and self._settle_is_due():
                 self._attempt(self._settle)
 
@@ -247,7 +253,7 @@ class Sender:
     def _take_batch(self, now_ms: int) -> list[_Commit]:
         batch: list[_Commit] = []
         rows = 0
-        while self._queue and rows < self._limits.batch_rows_max:
+        while self._queue and rows < self.limits.batch_rows_max:
             commit = self._queue.popleft()
             self._count(commit, -1)
             if now_ms >= commit.deadline_ms or (self._closing and now_ms >= self._give_up_at_ms):
@@ -268,8 +274,8 @@ class Sender:
 
     def _is_full(self, commit: _Commit) -> bool:
         return (
-            self._queued_rows + len(commit.rows) > self._limits.queue_rows_max
-            or self._queued_bytes + commit.body_bytes > self._limits.queue_bytes_max
+            self._queued_rows + len(commit.rows) > self.limits.queue_rows_max
+            or self._queued_bytes + commit.body_bytes > self.limits.queue_bytes_max
         )
 
     def _drop(self, commit: _Commit) -> None:
@@ -294,16 +300,16 @@ class Sender:
         self._read_failures = 0
         self._log_outage(outage)
         if not self._unsettled:
-            self._settle_at_ms = _monotonic_ms() + self._limits.settle_delay_ms
+            self._settle_at_ms = _monotonic_ms() + self.limits.settle_delay_ms
         held = {settlement.row_id for settlement in settlements if isinstance(settlement.decision, Hold)}
-        lease_ends_ms = until_ms + self._limits.lease_margin_ms
+        lease_ends_ms = until_ms + self.limits.lease_margin_ms
         self._unsettled.update(
             (settlement.row_id, _Unsettled(settlement, lease_ends_ms))
             for settlement in settlements
             if settlement.row_id not in held
         )
         if held:
-            self._hold(commits, held, delay_ms=self._limits.held_delay_ms)
+            self._hold(commits, held, delay_ms=self.limits.held_delay_ms)
 
     def _log_outage(self, outage: BrokerError | None) -> None:
         """Log the beginning and the end of an outage, a line each: what is committed meanwhile waits in the table."""
@@ -340,7 +346,7 @@ class Sender:
     def _settle_is_due(self) -> bool:
         if self._settle_failures:  # the database must have time to recover, however many rows there are
             return _monotonic_ms() >= self._settle_at_ms
-        is_batch = len(self._unsettled) >= self._limits.settle_rows_max
+        is_batch = len(self._unsettled) >= self.limits.settle_rows_max
         return is_batch or self._closing or _monotonic_ms() >= self._settle_at_ms
 
     def _may_repeat(self) -> bool:
@@ -363,7 +369,7 @@ class Sender:
     def _repeat_later(self, failed: Sequence[str]) -> None:
         now_ms = _monotonic_ms()
         still_leased = [row_id for row_id in failed if now_ms < self._unsettled[row_id].until_ms]
-        to_repeat = still_leased[-self._limits.queue_rows_max :]
+        to_repeat = still_leased[-self.limits.queue_rows_max :]
         if len(to_repeat) < len(failed):
             logger.warning("settlements_given_up", extra={"rows": len(failed) - len(to_repeat)})
         self._unsettled = {row_id: self._unsettled[row_id] for row_id in to_repeat}
