@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from broker_adapter.http.http_admin import HttpAdmin
 from broker_adapter.http.http_transport import HttpTransport
-from broker_adapter.http.publish_batching import PublishBatcher
+from broker_adapter.http.publish_batching import BatchLimits, PublishBatcher
 from broker_adapter.http.request_codec import (
     Options,
     Request,
@@ -47,6 +47,8 @@ from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.runtime.http_broker_url import HttpBrokerUrl
 
 TURN_TIMEOUTS_MAX: Final = 4
+JSON_LIMITS: Final = BatchLimits(request_messages_max=200, request_bytes_max=512 * 1024)
+"""What shares a request in JSON, of which each byte may take six: within wire.JSON_BYTES_MAX."""
 """A publish waits at most this many time-outs for those before it."""
 
 Status = TypeVar("Status")
@@ -92,7 +94,9 @@ class HttpBroker:
         self._packed = self._transport.codec.packed
         self._admin = HttpAdmin(self._transport)
         turns_s_max, address = TURN_TIMEOUTS_MAX * timeout_ms / 1000, self._transport.codec.address
-        self._batcher = PublishBatcher(self._send_publish, address=address, wait_s_max=turns_s_max)
+        self._batcher = PublishBatcher(
+            self._send_publish, address=address, wait_s_max=turns_s_max, limits=None if self._packed else JSON_LIMITS
+        )
 
     def publish(self, batch: Sequence[Message]) -> list[PublishResult]:
         """Store a batch; one result a message, in order.

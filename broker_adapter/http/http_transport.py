@@ -49,7 +49,8 @@ class HttpTransport:
 
     def send(self, request: Request[Any, Result], *, guard: Guard = allow) -> Result:
         """One request. Each try takes at most the time-out, its `wait_ms` on top of it, and a second a MiB of the
-        request and its answer; making a connection, and sending the request, are within the time-out.
+        request and its answer; making a connection, and sending the request, are within the time-out, but that each
+        address of a name that has several is given all of it.
 
         It is sent a second time, once, where that is safe, see Repeat. `guard` is called before each try, once there is
         a connection; where it raises, nothing is sent.

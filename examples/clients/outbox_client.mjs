@@ -10,6 +10,7 @@ import { pathToFileURL } from 'node:url'
 
 const TIMEOUT_MS = 10_000
 const BATCH_MAX = 1_000
+const PUBLISH_BYTES_MAX = 4_000_000
 const TRIES_MAX = 4
 const PAUSE_MS_MAX = 30_000
 const MAY_BE_REPEATED = new Set([ // the kinds of problems after which the same request may be sent again
@@ -35,9 +36,9 @@ export class OutboxClient {
   // An id is given here where there is none, once, so that a repeated request is a duplicate and not a second message.
   async publish (topic, messages) {
     const results = []
-    for (const batch of slices(messages)) {
-      const written = batch.map((one) => ({ id: randomUUID(), ...one, topic, ...writtenBody(one.body) }))
-      const answer = await this.#repeat('POST', '/v1/publish', { messages: written })
+    const written = messages.map((one) => ({ id: randomUUID(), ...one, topic, ...writtenBody(one.body) }))
+    for (const batch of publishes(written)) {
+      const answer = await this.#repeat('POST', '/v1/publish', { messages: batch })
       results.push(...answer.results)
     }
     return results
@@ -137,6 +138,23 @@ function writtenBody (body) {
 
 function place (topic, group) {
   return `/v1/topics/${topic}/groups/${group}`
+}
+
+// A publish of several messages in JSON has 4 MiB at most.
+function * publishes (messages) {
+  let batch = []
+  let bytes = 0
+  for (const message of messages) {
+    const more = Buffer.byteLength(JSON.stringify(message)) + 1
+    if (batch.length && (batch.length === BATCH_MAX || bytes + more > PUBLISH_BYTES_MAX)) {
+      yield batch
+      batch = []
+      bytes = 0
+    }
+    batch.push(message)
+    bytes += more
+  }
+  if (batch.length) yield batch
 }
 
 function * slices (entries) {

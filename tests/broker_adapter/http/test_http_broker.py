@@ -306,6 +306,34 @@ def test_a_publish_of_many_topics_is_one_request_and_each_topic_gets_its_own_in_
     assert requests_of(server, "/v1/publish") == 1
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"\x01" * 1_024, b'"' * 4_096, b'{"a":"b"}' * 333, b"\xff" * 3_000, b"plain" * 1_000],
+    ids=["control bytes", "quotes", "JSON", "no text", "text"],
+)
+def test_a_batch_that_is_long_in_json_goes_in_requests_that_the_broker_takes(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker], body: bytes
+) -> None:
+    broker = connected(start().url, codec="json")
+
+    results = broker.publish([message("t", body, id=f"m{number}") for number in range(BATCH_MESSAGES_MAX)])
+
+    assert {result.status for result in results} == {"stored"}
+
+
+def test_what_shares_a_request_in_json_is_within_what_the_broker_takes(
+    start: Callable[..., HttpServer], connected: Callable[..., HttpBroker]
+) -> None:
+    server = start()
+    broker = connected(server.url, codec="json")
+
+    submitted = [broker.submit(message("t", b"\xff" * 200_000, id=f"m{number}")) for number in range(40)]
+
+    assert {future.result(timeout=120).status for future in submitted} == {"stored"}
+    text, _ = server.services.metrics.exposition("")
+    assert 'route="/v1/publish",status="413"' not in text.decode()
+
+
 def requests_of(server: HttpServer, path: str) -> float:
     """How many requests of a route a server has answered."""
     text, _ = server.services.metrics.exposition("")
