@@ -85,6 +85,7 @@ def _problem(bookie: str, context: ssl.SSLContext, *, timeout_ms: int) -> str | 
         with socket.create_connection((host, int(port)), timeout=timeout_ms / 1000) as plain:
             if not _is_accepted(DeadlineSocket(plain, deadline_s=deadline_s), _START_TLS):
                 return "has no TLS: set tlsProviderFactoryClass in its configuration, or leave ledgers_tls out"
+            plain.settimeout(max(0.001, deadline_s - time.monotonic()))  # its handshake reads by itself
             with context.wrap_socket(plain, server_hostname=host) as encrypted:
                 return _refusal(DeadlineSocket(encrypted, deadline_s=deadline_s))
     except ssl.SSLCertVerificationError as error:

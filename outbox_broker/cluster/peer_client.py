@@ -57,7 +57,7 @@ class PeerClient:
 
     def publish(self, url: str, batch: Sequence[tuple[str, Record]]) -> list[PublishResult]:
         """See OwnedShardOperations.publish."""
-        request = peer.PeerPublish(list(batch))
+        request = peer.PeerPublish(list(batch))  # type: ignore[arg-type]  # any record is encoded so
         return [one.result() for one in self._send(url, peer.PUBLISH, request, peer.PeerResults).results]
 
     def cancel(

@@ -12,10 +12,11 @@ from outbox_broker.cluster.owned_shard_operations import Identity, OwnedShardOpe
 from outbox_broker.cluster.shard_names import GENERATIONS_MAX
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.admission_limits import WorkClass
+from outbox_broker.http.message_handlers import ReceivedRecord, check_bounds
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.routes import Route
 from outbox_core.messages import limits
-from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus, Record
+from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus
 from outbox_core.protocol.wire import RefusedAnswer, RetryAnswer
 
 PUBLISH: Final = "/v1/peer/publish"
@@ -35,7 +36,7 @@ Shards = Annotated[list[str], Meta(max_length=_SHARDS_MAX)]
 class PeerPublish(msgspec.Struct, frozen=True):
     """POST /v1/peer/publish: (shard, message) each."""
 
-    messages: Annotated[list[tuple[str, Record]], Entries]
+    messages: Annotated[list[tuple[str, ReceivedRecord]], Entries]
 
 
 class PeerResult(msgspec.Struct, frozen=True, array_like=True):
@@ -148,7 +149,9 @@ class _Answers:
         self._local = local
 
     def publish(self, call: Call) -> PeerResults:
-        results = self._local.publish(call.read(PeerPublish).messages)
+        messages = call.read(PeerPublish).messages
+        check_bounds(call, [record for _, record in messages], where=lambda index: f"$.messages[{index}][1]")
+        results = self._local.publish(messages)
         return PeerResults([PeerResult(result.id, result.status, result.error) for result in results])
 
     def cancel(self, call: Call) -> PeerStatuses:

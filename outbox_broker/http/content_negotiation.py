@@ -42,7 +42,7 @@ _FIXSTR_MAX: Final = 31
 _STR8_MAX: Final = 255
 _ARRAY_32: Final = b"\xdd"
 LONG_BYTES: Final = 512 * 1024
-"""A list of more bytes is encoded, or decoded, entry by entry."""
+"""A list of more bytes is encoded, and of MessagePack decoded, entry by entry."""
 
 
 def request_codec(content_type: str | None) -> Codec:

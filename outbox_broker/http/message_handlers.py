@@ -18,7 +18,13 @@ from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem, of_decoding
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.ids import new_message_id
-from outbox_core.messages.limits import HEADERS_BYTES_MAX
+from outbox_core.messages.limits import (
+    HEADERS_BYTES_MAX,
+    HEADERS_MAX,
+    KEY_BYTES_MAX,
+    MESSAGE_ID_CHARS_MAX,
+    TOPIC_CHARS_MAX,
+)
 from outbox_core.messages.message import (
     NO_HEADERS,
     PublishStatus,
@@ -53,6 +59,10 @@ from outbox_core.protocol.wire import (
 from outbox_core.protocol.wire_conversion import body_bytes
 
 MESSAGES: Final = "$.messages"
+BESIDE_BODY_BYTES_MAX: Final = 2 * HEADERS_BYTES_MAX
+"""More than id, topic, key or headers take in MessagePack, if each is within its bound."""
+LONG_FRAME_BYTES_MAX: Final = 4 * 1024
+"""What stands around the messages of a long JSON request."""
 RECORD_PARTS: Final = len(Record.__struct_fields__)
 _BUCKET_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _IDS: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}(?:\n[A-Za-z0-9._:-]{1,64})*", re.ASCII)
@@ -80,7 +90,7 @@ def publish(call: Call) -> PublishAnswer | msgspec.Raw:
 # -- MessagePack: an array of records ----------------------------------------------------------------------------------
 
 
-class _ReceivedRecord(Record, frozen=True, kw_only=True, array_like=True, gc=False, forbid_unknown_fields=True):
+class ReceivedRecord(Record, frozen=True, kw_only=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """A record with no part that is unknown here: what is stored is what was sent."""
 
 
@@ -93,8 +103,8 @@ class _BesideBody(msgspec.Struct, frozen=True, array_like=True):
     headers: msgspec.Raw
 
 
-_decode_records: Final = msgspec.msgpack.Decoder(list[_ReceivedRecord]).decode
-_decode_record: Final = msgspec.msgpack.Decoder(_ReceivedRecord).decode
+_decode_records: Final = msgspec.msgpack.Decoder(list[ReceivedRecord]).decode
+_decode_record: Final = msgspec.msgpack.Decoder(ReceivedRecord).decode
 _beside_body: Final = msgspec.msgpack.Decoder(_BesideBody).decode
 _split: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
@@ -103,25 +113,43 @@ def _packed_records(call: Call) -> Sequence[Record]:
     count = array_length(call.body)
     if count > call.services.settings.batch_messages_max:  # a list of that many would be made before it is refused
         raise call.too_many(f"{count:,} entries", where="$")
-    records = _decoded(call.body)
-    _check(call, records, where=lambda index: f"$[{index}]")
+    records = _decoded(call)
+    check_bounds(call, records, where=_record_place)
+    _authorize(call, records)
     return records
 
 
-def _decoded(body: bytes | bytearray) -> Sequence[Record]:
+def _decoded(call: Call) -> Sequence[Record]:
     """Decodes a short request in one call, and a long one record by record, so that no call holds the interpreter for
-    all of it. Raises Problem that names the record.
+    all of it, and ends at the first record that is too large beside its body: as objects such parts take many times
+    their bytes. Raises Problem that names the record.
     """
-    if len(body) <= LONG_BYTES:
+    if len(call.body) <= LONG_BYTES:
         try:
-            return _decode_records(body)
+            return _decode_records(call.body)
         except _ERRORS:
             pass  # which record it is shows below
     try:
-        entries = _split(body)
+        entries = _split(call.body)
     except _ERRORS as error:
         raise of_decoding(error) from error
-    return [_record(entry, where=f"$[{index}]") for index, entry in enumerate(entries)]
+    records: list[Record] = []
+    for index, entry in enumerate(entries):
+        record = _record(entry, where=_record_place(index))
+        if (
+            len(record.headers) > HEADERS_MAX
+            or len(record.id) > MESSAGE_ID_CHARS_MAX
+            or len(record.topic) > TOPIC_CHARS_MAX
+            or len(record.key or "") > KEY_BYTES_MAX
+        ):
+            _check_record(call, record, where=_record_place(index))
+            _check_topic(record.topic, where=f"{_record_place(index)}.topic")
+        records.append(record)
+    return records
+
+
+def _record_place(index: int) -> str:
+    return f"$[{index}]"
 
 
 def _record(entry: msgspec.Raw, *, where: str) -> Record:
@@ -134,7 +162,7 @@ def _record(entry: msgspec.Raw, *, where: str) -> Record:
             headers={"accept": f"{MSGPACK_TYPE};record-parts={RECORD_PARTS}"},
         )
     try:
-        if len(memoryview(entry)) > LONG_BYTES:
+        if len(memoryview(entry)) > BESIDE_BODY_BYTES_MAX:
             _refuse_long_parts(_beside_body(entry), where=where)
         return _decode_record(entry)
     except _ERRORS as error:
@@ -144,7 +172,7 @@ def _record(entry: msgspec.Raw, *, where: str) -> Record:
 def _refuse_long_parts(beside: _BesideBody, *, where: str) -> None:
     """A map of many short headers takes twenty times its bytes in memory, and a text up to four times."""
     for name in beside.__struct_fields__:
-        if len(memoryview(getattr(beside, name))) > LONG_BYTES:
+        if len(memoryview(getattr(beside, name))) > BESIDE_BODY_BYTES_MAX:
             raise _of_long_part(name, where=where)
 
 
@@ -170,35 +198,47 @@ class _ReceivedMessages(Request, frozen=True, kw_only=True):
     messages: Annotated[list[_ReceivedMessage], Batch]
 
 
-class _OneReceivedMessage(Request, frozen=True, kw_only=True):
-    messages: tuple[_ReceivedMessage]
+class _LongRequest(Request, frozen=True, kw_only=True):
+    messages: msgspec.Raw
 
 
+_decode_one: Final = msgspec.json.Decoder(tuple[_ReceivedMessage]).decode
 _decode_headers: Final = msgspec.json.Decoder(Headers | None).decode
 
 
 def _json_records(call: Call) -> Sequence[Record]:
-    """A long request has one message: it is decoded in one call, which ends at a second one."""
-    sent: Sequence[_ReceivedMessage]
-    if len(call.body) <= JSON_BYTES_MAX:
-        sent = call.read(_ReceivedMessages).messages
-        call.check_batch(sent, where=MESSAGES)
-    else:
-        try:
-            sent = call.read(_OneReceivedMessage).messages
-        except Problem as problem:
-            if problem.answer.where != MESSAGES:
-                raise
-            raise Problem(
-                ProblemKind.BODY_TOO_LARGE,
-                f"a JSON publish of more than {JSON_BYTES_MAX:,} bytes has one message: send fewer in a request, or "
-                "MessagePack",
-                where=MESSAGES,
-            ) from problem
+    is_long = len(call.body) > JSON_BYTES_MAX
+    sent: Sequence[_ReceivedMessage] = _one_message(call) if is_long else call.read(_ReceivedMessages).messages
+    call.check_batch(sent, where=MESSAGES)
     now_ms = call.services.clock.now_ms()
-    records = [_of_json(message, where=f"{MESSAGES}[{index}]", now_ms=now_ms) for index, message in enumerate(sent)]
-    _check(call, records, where=lambda index: f"{MESSAGES}[{index}]")
+    records: list[Record] = []
+    for index, message in enumerate(sent):
+        where = f"{MESSAGES}[{index}]"
+        record = _of_json(message, where=where, now_ms=now_ms)
+        _check_record(call, record, where=where)
+        _check_topic(record.topic, where=f"{where}.topic")
+        records.append(record)
+    _authorize(call, records)
     return records
+
+
+def _one_message(call: Call) -> Sequence[_ReceivedMessage]:
+    """What a long request has: its bytes are passed over, and decoded in one call, which ends at a second message."""
+    messages = call.read(_LongRequest).messages
+    try:
+        if len(call.body) - len(memoryview(messages)) <= LONG_FRAME_BYTES_MAX:  # else they may stand there twice
+            return _decode_one(messages)
+    except msgspec.ValidationError as error:
+        problem = of_decoding(error, within=MESSAGES)
+        if problem.answer.where != MESSAGES:
+            raise problem from error
+    raise Problem(
+        ProblemKind.BODY_TOO_LARGE,
+        f"a JSON publish of more than {JSON_BYTES_MAX:,} bytes has one message, and nothing around it: send fewer in a "
+        "request, or MessagePack",
+        where=MESSAGES,
+        bound=("JSON_BYTES_MAX", JSON_BYTES_MAX),
+    )
 
 
 def _of_json(sent: _ReceivedMessage, *, where: str, now_ms: int) -> Record:
@@ -241,8 +281,8 @@ def _deliver_at_ms(sent: JsonMessage, *, now_ms: int) -> int | None:
 # -- checks, by batch --------------------------------------------------------------------------------------------------
 
 
-def _check(call: Call, records: Sequence[Record], *, where: Callable[[int], str]) -> None:
-    """Raises Problem at the first record that is out of bounds, or whose topic the sender may not publish to."""
+def check_bounds(call: Call, records: Sequence[Record], *, where: Callable[[int], str]) -> None:
+    """Raises Problem at the first record that is out of bounds, or whose topic has no name; `where` it stands."""
     if not _is_in_bounds(records, body_bytes_max=call.services.settings.body_bytes_max):
         for index, record in enumerate(records):
             _check_record(call, record, where=where(index))
@@ -250,6 +290,10 @@ def _check(call: Call, records: Sequence[Record], *, where: Callable[[int], str]
     first_index = dict(zip(reversed(topics), reversed(range(len(topics))), strict=True))
     for topic in dict.fromkeys(topics):
         _check_topic(topic, where=f"{where(first_index[topic])}.topic")
+
+
+def _authorize(call: Call, records: Sequence[Record]) -> None:
+    for topic in dict.fromkeys([record.topic for record in records]):
         authorize(call.principal, Role.PUBLISH, topic)
 
 

@@ -12,6 +12,8 @@ import msgspec
 from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.responses import TITLES
 from outbox_broker.http.routes import GROUP, Route
+from outbox_core.messages import limits
+from outbox_core.messages.message import Record
 from outbox_core.protocol import problem, wire
 from outbox_core.protocol.problem import PROBLEM_TYPE, ProblemKind
 from outbox_core.protocol.wire import (
@@ -43,6 +45,17 @@ _PUBLISHED: Final[dict[str, Any]] = {
     "if": _given(encoding={"const": Encoding.BASE64}),
     "then": {"properties": {"body": {"pattern": _BASE64}}},
 }
+_RECORDS: Final[dict[str, Any]] = {
+    "type": "array",
+    "maxItems": limits.BATCH_MESSAGES_MAX,
+    "items": {
+        "type": "array",
+        "description": f"{', '.join(Record.__struct_fields__)}; the body is bin, a time 0 or left out: none",
+        "minItems": 5,
+        "maxItems": len(Record.__struct_fields__),
+    },
+}
+"""A publish in MessagePack."""
 _RULES: Final[dict[str, dict[str, Any]]] = {
     "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
     "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
@@ -101,7 +114,10 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": {"200": {"description": "Done", "content": _both(_ref(route.answer))}, **_problems(route)},
     }
     if route.body is not None:
-        operation["requestBody"] = {"required": not route.body_optional, "content": _both(_ref(route.body))}
+        content = _both(_ref(route.body))
+        if route.body is wire.PublishRequest:
+            content[MSGPACK_TYPE] = {"schema": _RECORDS}
+        operation["requestBody"] = {"required": not route.body_optional, "content": content}
     return operation
 
 

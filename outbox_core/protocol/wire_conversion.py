@@ -18,7 +18,7 @@ from outbox_core.protocol.wire import (
     StartAt,
 )
 
-_LONG_BYTES: Final = 4 * 1024
+LONG_BYTES: Final = 4 * 1024
 _ESCAPED_PART: Final = 10
 """One byte in this many may be escaped, so that escapes lengthen a text by half at most."""
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
@@ -43,7 +43,7 @@ def text_body(body: bytes) -> tuple[str, Encoding]:
     """Encodes a body for JSON: as text if it is UTF-8, else as base64; also as base64 if it is long and JSON would
     escape many of its bytes, to six bytes each.
     """
-    if len(body) >= _LONG_BYTES and _ESCAPED_PART * _escaped(body) > len(body):
+    if len(body) >= LONG_BYTES and _ESCAPED_PART * _escaped(body) > len(body):
         return _base64_text(body)
     try:
         return body.decode(), Encoding.UTF8

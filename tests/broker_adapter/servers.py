@@ -17,6 +17,7 @@ from broker_adapter.http import HttpBroker
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.access_control import Access
 from outbox_broker.http.http_settings import HttpSettings
+from outbox_broker.http.routes import ROUTES, Route
 from outbox_broker.http.server import HttpServer, Tls, bind
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.storage import Storage
@@ -53,6 +54,7 @@ def serving(
     access: Access | None = None,
     tls: Tls | None = None,
     send_bytes: int | None = None,
+    routes: Sequence[Route] = ROUTES,
 ) -> Iterator[HttpServer]:
     """A server of what is open already, in a thread of this process, ready; stopped in the end.
 
@@ -62,7 +64,7 @@ def serving(
     if send_bytes is not None:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)  # what it accepts inherits it
     served = engine if isinstance(engine, ServicePorts) else ServicePorts.of(engine)
-    server = HttpServer(served, bound, settings=settings or HttpSettings(), access=access, tls=tls)
+    server = HttpServer(served, bound, settings=settings or HttpSettings(), access=access, tls=tls, routes=routes)
     ready = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"on_ready": lambda _url: ready.set()})
     thread.start()

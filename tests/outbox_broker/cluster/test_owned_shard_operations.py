@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import requests
 
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.owned_shard_operations import OwnedShardOperations
+from outbox_broker.cluster.peer_protocol import PUBLISH, peer_routes
+from outbox_broker.engine.engine import Engine
 from outbox_core import Message
 from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus
+from tests.broker_adapter.servers import serving
 
 
 @dataclass
@@ -88,3 +95,32 @@ def test_nothing_is_sent_if_one_of_the_shards_is_not_served(local: OwnedShardOpe
         local.cancel([("a", "m0"), ("c", "m1")], topics=None)
 
     assert events == []
+
+
+@pytest.mark.parametrize(
+    ("record", "where"),
+    [
+        (["m", "t", None, {}, b"", 0, None, "of a later version"], "$.messages[1][1]"),
+        (["m", "..", None, {}, b"", 0, None], "$.messages[1][1].topic"),
+        (["../m", "t", None, {}, b"", 0, None], "$.messages[1][1]"),
+        (["m", "t", None, {f"h{number}": "" for number in range(65)}, b"", 0, None], "$.messages[1][1]"),
+        (["m", "t", None, {}, b"", -1, None], "$.messages[1][1]"),
+    ],
+)
+def test_a_node_takes_from_another_one_what_it_would_take_from_a_client(
+    local: OwnedShardOperations, events: list[str], tmp_path: Path, record: list[Any], where: str
+) -> None:
+    sound = ["n", "t", None, {}, b"", 0, None]
+    with closing(Engine.open(tmp_path / "data")) as engine, serving(engine, routes=peer_routes(local)) as server:
+
+        def publish(*messages: tuple[str, list[Any]]) -> requests.Response:
+            return requests.post(
+                f"{server.url}{PUBLISH}", data=msgspec.msgpack.encode({"messages": messages}), timeout=120,
+                headers={"content-type": "application/msgpack", "accept": "application/json"},
+            )  # fmt: skip
+
+        refused, taken = publish(("a", sound), ("a", record)), publish(("a", sound))
+
+    assert (refused.status_code, refused.json()["where"]) == (422, where)
+    assert taken.json()["results"] == [["n", "stored", None]]
+    assert events == ["a sent 1", "a waited for"]

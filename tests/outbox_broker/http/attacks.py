@@ -207,6 +207,13 @@ def many_headers(kind: str, *, size_bytes: int) -> bytes:
     return b"\x91" + _pack(_TINY)[:-3] + b"\xdf" + count.to_bytes(4, "big") + headers + _pack(b"")
 
 
+def headers_in_many(*, size_bytes: int) -> bytes:
+    """As many records as fit, each with as many headers as half a MiB holds."""
+    headers = b"".join(b"\xa5%05d\xa0" % number for number in range(70_000))
+    record = _pack(_TINY)[:-3] + b"\xdf" + (70_000).to_bytes(4, "big") + headers + _pack(b"")
+    return packed_list(record, size_bytes=size_bytes)
+
+
 def tiny_text(name: str, entry: bytes, *, size_bytes: int) -> bytes:
     """The same in JSON."""
     count = size_bytes // (len(entry) + 1)
@@ -353,6 +360,8 @@ ATTACKS: Final = {
             _PUBLISH, PACKED, lambda: many_headers(PACKED, size_bytes=BATCH_BYTES))),
         Attack(name="many_headers_text", what="the same in JSON", **_tiny(
             _PUBLISH, JSON, lambda: many_headers(JSON, size_bytes=BATCH_BYTES))),
+        Attack(name="headers_in_many", what="63 MiB of records of 80,000 headers each, MessagePack", **_tiny(
+            _PUBLISH, PACKED, lambda: headers_in_many(size_bytes=BATCH_BYTES))),
         Attack(name="tiny_receipts", what="63 MiB of tiny receipts, MessagePack", **_tiny(
             _ACK, PACKED, lambda: b"\x81" + _pack("receipts") + packed_list(b"\xa1x", size_bytes=BATCH_BYTES))),
         Attack(name="tiny_receipts_text", what="the same in JSON", **_tiny(

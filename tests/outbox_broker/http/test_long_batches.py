@@ -132,6 +132,35 @@ def test_the_bound_that_an_operator_lowered_holds_for_long_batches(
     assert (answer.status_code, answer.json()["limit"]) == (422, 3)
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [(0, "i" * 65), (1, "t" * 256), (2, "\N{PARTY POPPER}" * 10_000), (3, {f"h{number}": "" for number in range(65)})],
+    ids=["id", "topic", "key", "headers"],
+)
+def test_a_long_batch_is_decoded_up_to_the_first_record_that_is_too_large_beside_its_body(
+    client: type_of_client, shared_url: str, topic: str, part: int, value: object
+) -> None:
+    records: list[Any] = [["m", topic, None, {}, b"x" * LONG_BYTES], ["n", topic, None, {}, b""], "no record"]
+    records[1][part] = value
+
+    answer = send(client, shared_url, msgspec.msgpack.encode(records))
+
+    assert (answer.status_code, answer.json()["where"].partition(".")[0]) == (422, "$[1]")
+    assert pulled(client, shared_url, topic) == []
+
+
+def test_a_long_batch_in_json_is_refused_where_its_messages_stand_twice(
+    client: type_of_client, shared_url: str, topic: str
+) -> None:
+    message = json.dumps(of_topic(topic, {"id": "a", "body": "x" * JSON_BYTES_MAX})).encode()
+    twice = message[:-1] + b"," + message[1:]
+
+    answer = send(client, shared_url, twice, JSON)
+
+    assert (answer.status_code, answer.json()["bound"]) == (413, "JSON_BYTES_MAX")
+    assert pulled(client, shared_url, topic) == []
+
+
 @pytest.mark.parametrize("count", [2, 500], ids=["short", "long"])
 def test_a_record_of_a_later_version_is_refused_with_what_this_broker_takes(
     client: type_of_client, shared_url: str, topic: str, count: int

@@ -155,7 +155,7 @@ def test_a_body_that_is_no_text_and_no_bytes_is_not_built(played: type_of_played
     assert (answer.status, answer.json()["where"]) == (422, "$[0][4]")
 
 
-@pytest.mark.parametrize("name", ["many_headers", "many_headers_text"])
+@pytest.mark.parametrize("name", ["many_headers", "many_headers_text", "headers_in_many"])
 def test_millions_of_headers_are_not_built(played: type_of_played, name: str) -> None:
     (answer,) = played(name).answers
 
