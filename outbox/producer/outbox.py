@@ -62,6 +62,9 @@ class Outbox:
             box.publish("payment.completed", {"order_id": order_id}, key=str(order_id))
     """
 
+    broker: Broker
+    """What its messages are sent to."""
+
     def __init__(
         self,
         database: Engine | AsyncEngine | URL | str,
