@@ -11,7 +11,7 @@ from outbox_core.runtime.stop_signals import StopSignals
 
 SIGNALS = 20
 STARTS_THREADS = """
-import sys, threading
+import os, sys, threading
 from outbox_core.runtime.stop_signals import StopSignals
 
 def start_threads():
@@ -26,6 +26,7 @@ with StopSignals() as signals:
     print("ready", flush=True)
     for _ in range(int(sys.argv[1])):
         print(signals.wait(), flush=True)
+os._exit(0)  # an interpreter that ends beside threads that start others may abort
 """
 
 
