@@ -47,9 +47,9 @@ from outbox_core.messages.publish_guard import Guard, allow
 from outbox_core.runtime.http_broker_url import HttpBrokerUrl
 
 TURN_TIMEOUTS_MAX: Final = 4
+"""A publish waits at most this many time-outs for those before it."""
 JSON_LIMITS: Final = BatchLimits(request_messages_max=200, request_bytes_max=512 * 1024)
 """What shares a request in JSON, of which each byte may take six: within wire.JSON_BYTES_MAX."""
-"""A publish waits at most this many time-outs for those before it."""
 
 Status = TypeVar("Status")
 

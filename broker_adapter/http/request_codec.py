@@ -210,7 +210,9 @@ class _Results(msgspec.Struct, frozen=True):
 
 def requests_of(batch: Sequence[Message], *, packed: bool) -> Iterator[Sequence[Message]]:
     """A batch, cut where a request would carry too many messages or bytes."""
-    size_of, bytes_max = (_packed_bytes, REQUEST_BYTES_MAX) if packed else (_json_bytes, wire.JSON_BYTES_MAX)
+    size_of, bytes_max = _packed_bytes, REQUEST_BYTES_MAX
+    if not packed:
+        size_of, bytes_max = wire_conversion.json_bytes_max, wire.JSON_BYTES_MAX
     start = size_bytes = 0
     for index, message in enumerate(batch):
         more_bytes = size_of(message)
@@ -239,13 +241,6 @@ def publish_request(messages: Sequence[Message], *, packed: bool) -> Request[_Re
 
 def _packed_bytes(message: Message) -> int:
     return len(message.body) + _MESSAGE_OVERHEAD_BYTES
-
-
-def _json_bytes(message: Message) -> int:
-    """At most what a message takes in JSON: six times its text, of a body that text_body() may write in base64 less."""
-    text = sum([len(name) + len(value.encode()) for name, value in message.headers.items()], len(message.key or ""))
-    body = len(message.body) * (6 if len(message.body) < wire_conversion.LONG_BYTES else 3)
-    return body + 6 * text + 2 * _MESSAGE_OVERHEAD_BYTES
 
 
 # --- pull and read

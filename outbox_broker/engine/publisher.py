@@ -363,14 +363,10 @@ def record_of(
 ) -> journal.MessageRecord:
     """Returns the message log's record of a message."""
     return journal.MessageRecord(
-        sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=_plain_headers(message.headers),
+        sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
         body=message.body, created_at_ms=message.created_at_ms or now_ms,
         stored_at_ms=now_ms, deliver_at_ms=message.deliver_at_ms, copy=copy,
     )  # fmt: skip
-
-
-def _plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return headers if type(headers) is dict else dict(headers)
 
 
 def dead_on_arrival(message: Record, *, now_ms: int) -> bytes:

@@ -18,9 +18,11 @@ from outbox_core.protocol.wire import (
     StartAt,
 )
 
-LONG_BYTES: Final = 4 * 1024
+_LONG_BYTES: Final = 4 * 1024
 _ESCAPED_PART: Final = 10
 """One byte in this many may be escaped, so that escapes lengthen a text by half at most."""
+_JSON_OVERHEAD_BYTES: Final = 640
+"""More than names, id, topic and times of a message take."""
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
 
 
@@ -43,7 +45,7 @@ def text_body(body: bytes) -> tuple[str, Encoding]:
     """Encodes a body for JSON: as text if it is UTF-8, else as base64; also as base64 if it is long and JSON would
     escape many of its bytes, to six bytes each.
     """
-    if len(body) >= LONG_BYTES and _ESCAPED_PART * _escaped(body) > len(body):
+    if len(body) >= _LONG_BYTES and _ESCAPED_PART * _escaped(body) > len(body):
         return _base64_text(body)
     try:
         return body.decode(), Encoding.UTF8
@@ -64,6 +66,13 @@ def json_message(message: Message) -> JsonMessage:
         created_at_ms=message.created_at_ms or None,
         deliver_at_ms=message.deliver_at_ms,
     )
+
+
+def json_bytes_max(message: Message) -> int:
+    """The most that json_message() takes, encoded: six bytes for each of a text, three of a body that may be base64."""
+    text = sum([len(name) + len(value.encode()) for name, value in message.headers.items()], len(message.key or ""))
+    body = len(message.body) * (6 if len(message.body) < _LONG_BYTES else 3)
+    return body + 6 * text + _JSON_OVERHEAD_BYTES
 
 
 def pulled_message(delivery: Delivery) -> PulledMessage:
