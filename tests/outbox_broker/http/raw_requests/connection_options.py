@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.outbox_broker.http.raw_requests.raw_request import (
+    BODY,
     CHUNK,
     CHUNKED,
     HOST,
@@ -116,7 +117,7 @@ CASES: Final[tuple[RawRequest, ...]] = (
     case("expect-continue-on-unknown-route", request("POST /nowhere HTTP/1.1", HOST, LENGTH, "Expect: 100-continue",
                                                      body=b"x" * SIZE), *maybe_ended(404)),
     case("expect-continue-1.0", request(PUBLISH.replace("1.1", "1.0"), HOST, JSON, LENGTH, "Expect: 100-continue",
-                                        body=b'{"messages":[{"body":"b"}]}'), ended(200)),
+                                        body=BODY), ended(200)),
     case("expect-continue-over-the-bound", publish("Content-Length: 68719476736", "Expect: 100-continue", body=b""),
          ended(413)),
     case("expect-empty", publish(LENGTH, "Expect:"), answered(200), *any_of(417)),
