@@ -275,7 +275,7 @@ def _deliver_at_ms(sent: JsonMessage, *, now_ms: int) -> int | None:
         return sent.deliver_at_ms
     if sent.deliver_at_ms is not None:
         raise InvalidMessage("deliver_at_ms and delay_ms exclude each other")
-    return now_ms + sent.delay_ms
+    return min(now_ms + sent.delay_ms, TIME_MS_MAX)  # as any other delay that is too long, it is this message's fault
 
 
 # -- checks, by batch --------------------------------------------------------------------------------------------------

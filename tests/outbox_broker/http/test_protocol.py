@@ -12,6 +12,7 @@ import requests
 from typer.testing import CliRunner
 
 from broker_adapter.http.broker_cli import app
+from outbox_core.protocol.wire import TIME_MS_MAX
 from tests.outbox_broker.http import publish_bodies
 from tests.outbox_broker.http.publish_bodies import of_topic
 
@@ -113,6 +114,16 @@ def test_a_message_without_an_id_is_given_one(client: Client, shared_url: str, t
 
     assert len({one["id"] for one in results}) == 2
     assert [one["status"] for one in results] == ["stored", "stored"]
+
+
+def test_of_a_batch_only_the_message_is_rejected_whose_delay_no_clock_reaches(
+    client: Client, shared_url: str, topic: str
+) -> None:
+    bodies = [{"body": "now"}, {"body": "never", "delay_ms": TIME_MS_MAX}, {"body": "now"}]
+
+    answer = client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, *bodies))
+
+    assert [one["status"] for one in answer.json()["results"]] == ["stored", "rejected", "stored"]
 
 
 def test_a_delay_counts_from_the_brokers_clock(client: Client, shared_url: str, topic: str) -> None:
