@@ -8,10 +8,10 @@ from typing import Final, TypeVar
 import msgspec
 
 from broker_adapter.http.http_transport import HttpTransport
-from broker_adapter.http.request_codec import Request, group_path, no_result, slices
+from broker_adapter.http.request_codec import Request, group_path, no_result, slices, whole_result
 from outbox_core.common.errors import BrokerRefused, InvalidMessage
 from outbox_core.messages.message import DeadLetter, GroupConfig, check_topic
-from outbox_core.protocol import wire, wire_conversion, wire_dead
+from outbox_core.protocol import wire, wire_conversion
 
 _TOPICS_PAGE: Final = 1_000
 _PAGES_MAX: Final = 1_000
@@ -82,12 +82,11 @@ class HttpAdmin:
             raise InvalidMessage("limit must be at least 1")
         query = {"limit": str(min(limit, 1_000))} | ({"after": after} if after is not None else {})
         path = f"{group_path(topic, group)}/dead"
-        page: wire_dead.PackedDeadAnswer | wire_dead.DeadAnswer
         if self._transport.codec.packed:
-            page = self._get(path, wire_dead.PackedDeadAnswer, query=query)
-        else:
-            page = self._get(path, wire_dead.DeadAnswer, query=query)
-        return [_letter(message) for message in page.dead], page.next
+            packed_page = self._get(path, wire.PackedDeadAnswer, query=query)
+            return packed_page.dead, packed_page.next
+        page = self._get(path, wire.DeadAnswer, query=query)
+        return [wire_conversion.dead_letter_of(letter) for letter in page.dead], page.next
 
     def redrive(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
@@ -95,15 +94,15 @@ class HttpAdmin:
         """Send dead letters again; returns how many."""
         path = f"{group_path(topic, group)}/dead/redrive"
         if ids is None:
-            return self._redrive(path, wire_dead.RedriveRequest(all=True, per_second=per_second))
-        parts = [wire_dead.RedriveRequest(ids=list(part), per_second=per_second) for part in slices(ids)]
+            return self._redrive(path, wire.RedriveRequest(all=True, per_second=per_second))
+        parts = [wire.RedriveRequest(ids=list(part), per_second=per_second) for part in slices(ids)]
         return sum(self._redrive(path, part) for part in parts)
 
     def _group(self, topic: str, group: str) -> wire.GroupAnswer:
         return self._get(group_path(topic, group), wire.GroupAnswer)
 
     def _get(self, path: str, shape: type[Shape], *, query: Mapping[str, str] | None = None) -> Shape:
-        request = Request(method="GET", path=path, shape=shape, result=_whole, query=query, repeatable=True)
+        request = Request(method="GET", path=path, shape=shape, result=whole_result, query=query, repeatable=True)
         return self._transport.send(request)
 
     def _do(
@@ -121,30 +120,11 @@ class HttpAdmin:
         )  # fmt: skip
         self._transport.send(request)
 
-    def _redrive(self, path: str, body: wire_dead.RedriveRequest) -> int:
+    def _redrive(self, path: str, body: wire.RedriveRequest) -> int:
         """Not repeatable: what was sent again may have died again meanwhile."""
-        request = Request(method="POST", path=path, shape=wire_dead.RedriveAnswer, result=_whole, body=body)
+        request = Request(method="POST", path=path, shape=wire.RedriveAnswer, result=whole_result, body=body)
         return self._transport.send(request).redriven
-
-
-def _whole(answer: Shape) -> Shape:
-    return answer
 
 
 def _forced(*, force: bool) -> dict[str, str] | None:
     return {"force": "true"} if force else None
-
-
-def _letter(message: wire_dead.DeadMessage) -> DeadLetter:
-    return DeadLetter(
-        id=message.id,
-        topic=message.topic,
-        group=message.group,
-        attempts=message.attempts,
-        reason=message.reason,
-        dead_at_ms=message.dead_at_ms,
-        history=tuple((entry.reason, entry.attempts) for entry in message.history),
-        key=message.key,
-        headers=message.headers or {},
-        body=b"" if message.body is None else wire_conversion.body_bytes(message.body, message.encoding),
-    )

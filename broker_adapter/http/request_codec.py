@@ -36,11 +36,10 @@ from outbox_core.messages.message import (
 from outbox_core.protocol import wire, wire_conversion
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.wire import JSON_TYPE, MSGPACK_TYPE
-from outbox_core.protocol.wire_broadcast import PackedReadAnswer, ReadAnswer, ReadRequest, delivery_read
 from outbox_core.runtime.http_broker_url import check_token
 
 Result = TypeVar("Result")
-Shape = TypeVar("Shape", bound=msgspec.Struct)
+Shape = TypeVar("Shape")
 Entry = TypeVar("Entry")
 
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -246,14 +245,6 @@ def _packed_bytes(message: Message) -> int:
 # --- pull and read
 
 
-class _Deliveries(msgspec.Struct, frozen=True):
-    """wire.PackedPullAnswer, read into what callers get: in MessagePack a body is always `bin`, so nothing is left to
-    decode, and a message costs a quarter of what two objects for each would.
-    """
-
-    deliveries: list[Delivery]
-
-
 def pull_request(
     topic: str, group: str, *, max_messages: int, wait_ms: int, invisible_ms: int, begins: bool, packed: bool
 ) -> Request[Any, list[Delivery]]:
@@ -271,18 +262,14 @@ def pull_request(
     return Request(
         method="POST",
         path=f"{group_path(topic, group)}/pull",
-        shape=_Deliveries if packed else wire.PullAnswer,
-        result=_packed_deliveries if packed else _text_deliveries,
+        shape=list[Delivery] if packed else wire.PullAnswer,
+        result=whole_result if packed else _json_deliveries,
         body=body,
         wait_ms=body.wait_ms,
     )
 
 
-def _packed_deliveries(answer: _Deliveries) -> list[Delivery]:
-    return answer.deliveries
-
-
-def _text_deliveries(answer: wire.PullAnswer) -> list[Delivery]:
+def _json_deliveries(answer: wire.PullAnswer) -> list[Delivery]:
     return [wire_conversion.delivery_of(delivery) for delivery in answer.deliveries]
 
 
@@ -293,27 +280,26 @@ def read_request(
     check_start(start)
     if max_messages < 1 or wait_ms < 0 or (offset is not None and offset < 0):
         raise InvalidMessage("max_messages is at least 1, wait_ms and offset at least 0")
-    body = ReadRequest(
+    body = wire.ReadRequest(
         offset=offset, start=start, max_messages=min(max_messages, limits.PULL_MESSAGES_MAX),
         wait_ms=min(wait_ms, limits.PULL_WAIT_MS_MAX),
     )  # fmt: skip
     return Request(
         method="POST",
         path=f"/v1/topics/{check_topic(topic)}/read",
-        shape=PackedReadAnswer if packed else ReadAnswer,
-        result=_topic_read,
+        shape=TopicRead if packed else wire.ReadAnswer,
+        result=whole_result if packed else _json_read,
         body=body,
         wait_ms=body.wait_ms,
         repeatable=True,
     )
 
 
-def _topic_read(answer: PackedReadAnswer | ReadAnswer) -> TopicRead:
+def _json_read(answer: wire.ReadAnswer) -> TopicRead:
     return TopicRead(
-        deliveries=[delivery_read(message) for message in answer.messages],
-        offset=answer.offset,
+        messages=[wire_conversion.record_of(message) for message in answer.messages], offset=answer.offset,
         next_offset=answer.next_offset,
-    )
+    )  # fmt: skip
 
 
 # --- settle, cancel, inspect
@@ -377,6 +363,11 @@ def cancel_request(message_ids: Sequence[str]) -> Request[wire.CancelAnswer, lis
 def ready_request() -> Request[wire.HealthAnswer, None]:
     """Ask whether it can serve."""
     return Request(method="GET", path="/readyz", shape=wire.HealthAnswer, result=no_result, repeatable=True)
+
+
+def whole_result(answer: Shape) -> Shape:
+    """Of an answer that is what callers get."""
+    return answer
 
 
 def no_result(_: msgspec.Struct) -> None:

@@ -25,6 +25,8 @@ logger: EventLogger = EventLogger(__name__)
 
 RETRIES: Final = Backoff(initial_ms=200, multiplier=2, max_ms=30_000, jitter=0.5)
 """The backoff between the attempts at one message."""
+_NO_RECEIPT: Final = ""
+"""What is read without a group has nothing to settle."""
 
 
 class BroadcastReader:
@@ -67,11 +69,12 @@ class BroadcastReader:
         if self._offset is not None and topic_read.next_offset < self._offset:
             self._offset = None  # start again, as at first
             return
-        if topic_read.deliveries:
+        deliveries = [Delivery(receipt=_NO_RECEIPT, attempt=1, message=message) for message in topic_read.messages]
+        if deliveries:
             self._telemetry.received(
-                self._topic, self._consumer.group, deliveries=topic_read.deliveries, started_at_ns=started_at_ns
+                self._topic, self._consumer.group, deliveries=deliveries, started_at_ns=started_at_ns
             )
-        for delivery in topic_read.deliveries:
+        for delivery in deliveries:
             if self._pause(0) or not self._settled(delivery):  # it stops between messages, not after the batch
                 return
         self._offset = topic_read.next_offset

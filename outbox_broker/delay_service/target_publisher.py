@@ -20,7 +20,7 @@ from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, TopicStalls, decide
-from outbox_core.messages.message import DUE_HEADER, Message, PublishResult, PublishStatus, Record
+from outbox_core.messages.message import Message, PublishResult, PublishStatus, Record, due_message
 from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 from outbox_core.runtime.event_logger import EventLogger
@@ -35,38 +35,34 @@ REFUSALS_MAX: Final = 1_000
 """Refused messages that are listed; the oldest are forgotten first. The messages stay, with their reasons."""
 
 
-class _StoredMessage(msgspec.Struct, array_like=True, frozen=True):
-    """The schedule's payload: a message without its id, topic and due time."""
+class _Scheduled(msgspec.Struct, array_like=True, frozen=True):
+    """The schedule's payload: a message as it was published, and what became of it so far.
 
-    body: bytes
-    key: str | None
-    headers: dict[str, str]
-    created_at_ms: int
-    deliver_at_ms: int | None = None
-    """What was asked for; what waits behind a refusal is due later. None where nothing was, or by older code."""
+    What waits behind a refusal is due later than the message says.
+    """
+
+    message: Record
     attempts: int = 0
-    """How often the target did not take it for now; older code drops the number, and begins with the first delay."""
+    """How often the target did not take it for now."""
     refused: str | None = None
     """Why the target refused it for good."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_StoredMessage).decode
+_encode = msgspec.msgpack.Encoder(enc_hook=dict).encode
+_decode = msgspec.msgpack.Decoder(_Scheduled).decode
 
 
 def timed(message: Record, now_ms: int) -> TimedMessage:
     """Returns a message in the schedule's form; without a due time it is due now."""
-    stored = _StoredMessage(
-        message.body, message.key, dict(message.headers), message.created_at_ms or now_ms, message.deliver_at_ms
-    )
+    if not message.created_at_ms:
+        message = msgspec.structs.replace(message, created_at_ms=now_ms)
     due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    return TimedMessage(due_ms, message.id, message.topic, _encode(stored))
+    return TimedMessage(due_ms, message.id, message.topic, _encode(_Scheduled(message)))
 
 
-def published(one: TimedMessage) -> Message:
+def published(one: TimedMessage) -> Record:
     """Returns a scheduled message as it was published. Raises InvalidMessage if it cannot be decoded."""
-    stored = _stored(one)
-    return msgspec.structs.replace(_for_now(one, stored, stored.headers), deliver_at_ms=stored.deliver_at_ms)
+    return _stored(one).message
 
 
 class TargetPublisher:
@@ -223,28 +219,12 @@ def _tried(one: TimedMessage, *, due_ms: int, attempts: int) -> TimedMessage:
 
 
 def _message(one: TimedMessage) -> Message:
-    """Returns the message for the target: due now, under its original id.
-
-    The requested due time is added as a header, unless that exceeds the limit of headers.
-    """
-    stored = _stored(one)
-    if stored.deliver_at_ms is None:
-        return _for_now(one, stored, stored.headers)
-    try:
-        return _for_now(one, stored, {**stored.headers, DUE_HEADER: str(stored.deliver_at_ms)})
-    except InvalidMessage:
-        return _for_now(one, stored, stored.headers)
+    """Returns the message for the target, due now, under its original id."""
+    return due_message(_stored(one).message)
 
 
-def _stored(one: TimedMessage) -> _StoredMessage:
+def _stored(one: TimedMessage) -> _Scheduled:
     try:
         return _decode(one.payload)
-    except msgspec.DecodeError as error:  # this one alone is refused, and kept
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # this one alone is refused, and kept
         raise InvalidMessage(f"a scheduled message cannot be decoded: {error}") from error
-
-
-def _for_now(one: TimedMessage, stored: _StoredMessage, headers: Mapping[str, str]) -> Message:
-    return Message(
-        id=one.id, topic=one.topic, body=stored.body, key=stored.key, headers=headers,
-        created_at_ms=stored.created_at_ms,
-    )  # fmt: skip

@@ -24,7 +24,7 @@ from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.engine_state import Topic
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
-from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
+from outbox_core.messages.message import DeadLetter, GroupConfig, Record, check_group, check_topic
 from outbox_core.messages.topic_figures import topic_figures
 
 REDRIVE_PER_SECOND_MAX: Final = 1_000_000
@@ -171,9 +171,8 @@ class GroupAdmin:
         )  # fmt: skip
         letters = [
             DeadLetter(
-                id=record.id if record else "", topic=topic, group=group, attempts=dead.attempts, reason=dead.reason,
-                dead_at_ms=dead.dead_at_ms, history=dead.history, key=record.key if record else None,
-                headers=record.headers if record else {}, body=record.body if record else b"",
+                message=record.message() if record else Record(id="", topic=topic, headers={}, body=b""), group=group,
+                attempts=dead.attempts, reason=dead.reason, dead_at_ms=dead.dead_at_ms, history=dead.history,
             )
             for _, dead, record in page.found
         ]  # fmt: skip

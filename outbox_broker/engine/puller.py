@@ -574,15 +574,11 @@ class Puller:
 
 def deliveries_of(topic: str, group: str, handed: PulledMessages) -> list[Delivery]:
     """Returns the deliveries of a run."""
-    attempt = handed.out.attempt
+    attempt, expired = handed.out.attempt, handed.out.expired
     return [
-        Delivery(
-            receipt=receipt, id=record.id, topic=topic, body=record.body, key=record.key, headers=record.headers,
-            attempt=attempt, created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
-            expired=handed.out.expired,
-        )
+        Delivery(receipt=receipt, attempt=attempt, message=record.message(), expired=expired)
         for receipt, record in zip(handed.receipts(topic, group), handed.records, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _is_chosen_at_once(index: TopicIndex, group: Group, *, now_ms: int, count_max: int) -> bool:

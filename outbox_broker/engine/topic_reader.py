@@ -13,9 +13,9 @@ from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.puller import Puller, check_within, first_within
 from outbox_broker.log.message_reader import Found, read_runs
 from outbox_broker.log.topic_index import PlaceRun
-from outbox_core.messages.broadcast_port import Start, TopicRead, check_start, delivery_read
+from outbox_core.messages.broadcast_port import Start, TopicRead, check_start
 from outbox_core.messages.limits import PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
-from outbox_core.messages.message import Delivery, check_topic
+from outbox_core.messages.message import Record, check_topic
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -58,7 +58,7 @@ class TopicReader:
 
         if not wait_ms and self._dispatcher.may_be_firing():
             self._dispatcher.fire_what_can_be()
-        nothing = TopicRead(deliveries=[], offset=start_offset, next_offset=start_offset)
+        nothing = TopicRead(messages=[], offset=start_offset, next_offset=start_offset)
         return poll() or self._puller.awaited(topic, READERS, poll, deadline_ms=deadline_ms) or nothing
 
     def place_to_read(self, topic: str, *, start: Start) -> int:
@@ -78,7 +78,7 @@ class TopicReader:
         check_topic(topic)
         first, end, runs = self._index_repair.looked_up(partial(self._stretch, topic, offset, count_max=max_messages))
         if not runs:
-            return TopicRead(deliveries=[], offset=first, next_offset=end)
+            return TopicRead(messages=[], offset=first, next_offset=end)
         bytes_max = min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max)
         records = first_within(
             read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max), bytes_max=bytes_max
@@ -102,7 +102,7 @@ class TopicReader:
     def _read_of(self, topic: str, records: Sequence[Found], *, offset: int) -> TopicRead:
         """Returns the messages up to the first that is early, because the wall clock stepped back since it was due."""
         now_ms = self._clock.now_ms()
-        deliveries: list[Delivery] = []
+        messages: list[Record] = []
         next_offset = offset
         for sequence, record in records:
             if record is None:
@@ -110,8 +110,8 @@ class TopicReader:
             elif (record.deliver_at_ms or 0) > now_ms:
                 break
             else:
-                deliveries.append(delivery_read(record))
+                messages.append(record.message())
             next_offset = sequence + 1
         with self._lock:
-            self._state.counters["broadcast", topic, ""] += len(deliveries)
-        return TopicRead(deliveries=deliveries, offset=offset, next_offset=next_offset)
+            self._state.counters["broadcast", topic, ""] += len(messages)
+        return TopicRead(messages=messages, offset=offset, next_offset=next_offset)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, TypeVar
@@ -38,6 +38,7 @@ _json: Final = msgspec.json.Encoder()
 _msgpack: Final = msgspec.msgpack.Encoder()
 _encode_json, _encode_msgpack = _json.encode, _msgpack.encode
 _FIXMAP: Final = 0x80
+_FIXARRAY: Final = 0x90
 _FIXSTR_MAX: Final = 31
 _STR8_MAX: Final = 255
 _ARRAY_32: Final = b"\xdd"
@@ -94,22 +95,35 @@ def encode(answer: object, codec: Codec) -> bytes:
 
 
 def encode_list(name: str, entries: Iterable[object], codec: Codec, *, count: int, **more: object) -> bytearray:
-    """Encode the response {name: entries, **more}, `count` entries one by one as they are generated: no call holds the
-    interpreter for all of a long list, nor are all entries in memory at once.
+    """Encode a response with `count` entries one by one as they are generated: no call holds the interpreter for all of
+    a long list, nor are all entries in memory at once.
+
+    In JSON an object, {name: entries, **more}. In MessagePack the array of the entries, behind `more` in an array of
+    its own if there is any: as an array_like Struct with these fields.
     """
-    is_text = codec is Codec.JSON
-    answer = bytearray(b"{" if is_text else bytes([_FIXMAP | len(more) + 1]))
-    answer += encode(name, codec)
-    answer += b":[" if is_text else _ARRAY_32 + count.to_bytes(4, "big")
-    encode_into = (_json if is_text else _msgpack).encode_into
+    return _json_list(name, entries, more) if codec is Codec.JSON else _packed_list(entries, more, count=count)
+
+
+def _json_list(name: str, entries: Iterable[object], more: Mapping[str, object]) -> bytearray:
+    answer = bytearray(b"{%b:[" % _encode_json(name))
     for index, entry in enumerate(entries):
-        if is_text and index:
+        if index:
             answer += b","
-        encode_into(entry, answer, -1)
-    answer += b"]" if is_text else b""
+        _json.encode_into(entry, answer, -1)
+    answer += b"]"
     for field, value in more.items():
-        answer += (b",%b:%b" if is_text else b"%b%b") % (encode(field, codec), encode(value, codec))
-    answer += b"}" if is_text else b""
+        answer += b",%b:%b" % (_encode_json(field), _encode_json(value))
+    answer += b"}"
+    return answer
+
+
+def _packed_list(entries: Iterable[object], more: Mapping[str, object], *, count: int) -> bytearray:
+    answer = bytearray([_FIXARRAY | len(more) + 1] if more else b"")
+    for value in more.values():
+        answer += _encode_msgpack(value)
+    answer += _ARRAY_32 + count.to_bytes(4, "big")
+    for entry in entries:
+        _msgpack.encode_into(entry, answer, -1)
     return answer
 
 

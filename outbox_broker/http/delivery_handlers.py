@@ -7,24 +7,22 @@ once where nothing may have to wait; the other handlers run in worker threads, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from outbox_broker.engine.puller import AT_HAND_BYTES_MAX, PulledMessages
+from outbox_broker.engine.puller import AT_HAND_BYTES_MAX, PulledMessages, deliveries_of
 from outbox_broker.engine.topic_reader import READERS
-from outbox_broker.group.consumer_group import DeliveryRun
 from outbox_broker.http import content_negotiation
 from outbox_broker.http.content_negotiation import encode_uniform_results
 from outbox_broker.http.long_poll import PolledMessages
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
 from outbox_broker.http.worker_threads import in_thread
-from outbox_core.journal.journal import MessageRecord
 from outbox_core.messages.broadcast_port import TopicRead
-from outbox_core.messages.message import AckStatus, ExtendStatus, NackStatus
+from outbox_core.messages.message import AckStatus, Delivery, ExtendStatus, NackStatus
 from outbox_core.protocol.wire import (
     AckAnswer,
     AckOutcome,
@@ -36,38 +34,17 @@ from outbox_core.protocol.wire import (
     NackOutcome,
     NackRequest,
     PullAnswer,
-    PulledMessage,
     PullRequest,
+    ReadAnswer,
+    ReadRequest,
 )
-from outbox_core.protocol.wire_broadcast import ReadAnswer, ReadRequest, read_message
-from outbox_core.protocol.wire_conversion import text_body
+from outbox_core.protocol.wire_conversion import json_delivery, json_record
 
 ANSWER_COPIES: Final = 3
 """How often delivered bytes are counted: as records, as entries to encode, and as the encoded response."""
 LEASED_BYTES_MIN: Final = ANSWER_COPIES * AT_HAND_BYTES_MAX
 """The lease of a pull before its size is known; nothing is delivered if the budget is exhausted."""
 Status = TypeVar("Status", AckStatus, NackStatus, ExtendStatus)
-
-
-class _PulledMessage(msgspec.Struct, gc=False, omit_defaults=True, tag_field="encoding", tag="binary"):
-    """wire.PackedPulledMessage, built in half the time: by position, in the order in which clients read it."""
-
-    receipt: str
-    id: str
-    topic: str
-    body: bytes
-    key: str | None
-    headers: dict[str, str]
-    attempt: int
-    created_at_ms: int
-    deliver_at_ms: int | None
-    expired: bool = False
-
-
-class _PulledAnswer(msgspec.Struct):
-    """wire.PackedPullAnswer."""
-
-    deliveries: list[_PulledMessage]
 
 
 async def pull(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
@@ -133,23 +110,24 @@ def _taken(call: Call, handed: list[PulledMessages]) -> PolledMessages:
     """Returns the response with the deliveries. Raises Problem, and gives them back, if the byte budget is exhausted:
     not for immediate pulls, which fit into the existing lease, so that the event loop waits for no disk.
     """
-    receipts = [receipt for run in handed for receipt in run.receipts(call.topic, call.group)]
-    sizes = [len(record.body) for run in handed for record in run.records]
+    deliveries = [delivery for run in handed for delivery in deliveries_of(call.topic, call.group, run)]
+    sizes = [len(delivery.body) for delivery in deliveries]
     size_bytes, bytes_max = sum(sizes), call.services.settings.pull_bytes_max
     try:
         call.lease.resize(max(LEASED_BYTES_MIN, ANSWER_COPIES * size_bytes))
     except Problem:
+        receipts = [delivery.receipt for delivery in deliveries]
         handed.clear()  # the problem has this frame in its traceback
+        deliveries.clear()
         _give_back(call, receipts)
         raise
     if size_bytes > bytes_max:
         count = max(1, sum(total <= bytes_max for total in accumulate(sizes)))
-        _give_back(call, receipts[count:])
-        del receipts[count:]
+        _give_back(call, [delivery.receipt for delivery in deliveries[count:]])
+        del deliveries[count:]
     call.services.metrics.count_handed_out(call.topic, call.group, handed, now_ms=call.services.clock.now_ms())
-    return PolledMessages(
-        _answer(call, handed, receipts, is_long=size_bytes > content_negotiation.LONG_BYTES), receipts
-    )
+    is_long = size_bytes > content_negotiation.LONG_BYTES
+    return PolledMessages(_answer(call, deliveries, is_long=is_long), [delivery.receipt for delivery in deliveries])
 
 
 def _give_back(call: Call, receipts: Sequence[str]) -> None:
@@ -158,53 +136,18 @@ def _give_back(call: Call, receipts: Sequence[str]) -> None:
         call.broker.settler.nack(receipts, delay_ms=0, counts=False)
 
 
-def _no_deliveries(call: Call) -> bytes:
+def _no_deliveries(call: Call) -> bytes | bytearray:
     """Returns the response of an empty pull."""
-    return content_negotiation.encode(PullAnswer(deliveries=[]), call.answer_codec)
+    return _answer(call, [], is_long=False)
 
 
-def _answer(
-    call: Call, handed: Sequence[PulledMessages], receipts: Sequence[str], *, is_long: bool
-) -> bytes | bytearray:
-    """Encode the response from the records of the log."""
-    records = [(record, run.out) for run in handed for record in run.records]
-    pulled = _packed(call.topic, receipts, records) if call.is_packed else _text(call.topic, receipts, records)
+def _answer(call: Call, deliveries: Sequence[Delivery], *, is_long: bool) -> bytes | bytearray:
     if is_long:
-        return content_negotiation.encode_list("deliveries", pulled, call.answer_codec, count=len(receipts))
-    answer = _PulledAnswer(list(pulled)) if call.is_packed else PullAnswer(deliveries=list(pulled))  # type: ignore[arg-type]
-    return content_negotiation.encode(answer, call.answer_codec)
-
-
-def _packed(
-    topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, DeliveryRun]]
-) -> Iterator[_PulledMessage | PulledMessage]:
-    return (
-        _PulledMessage(
-            receipt,
-            record.id,
-            topic,
-            record.body,
-            record.key,
-            record.headers,
-            out.attempt,
-            record.created_at_ms,
-            record.deliver_at_ms,
-            out.expired,
-        )
-        for receipt, (record, out) in zip(receipts, records, strict=False)
-    )
-
-
-def _text(
-    topic: str, receipts: Sequence[str], records: Sequence[tuple[MessageRecord, DeliveryRun]]
-) -> Iterator[_PulledMessage | PulledMessage]:
-    for receipt, (record, out) in zip(receipts, records, strict=False):
-        body, encoding = text_body(record.body)
-        yield PulledMessage(
-            receipt=receipt, id=record.id, topic=topic, key=record.key, headers=record.headers, body=body,
-            encoding=encoding, attempt=out.attempt, created_at_ms=record.created_at_ms,
-            deliver_at_ms=record.deliver_at_ms, expired=out.expired,
-        )  # fmt: skip
+        entries = deliveries if call.is_packed else map(json_delivery, deliveries)
+        return content_negotiation.encode_list("deliveries", entries, call.answer_codec, count=len(deliveries))
+    if call.is_packed:
+        return content_negotiation.encode(deliveries, call.answer_codec)
+    return content_negotiation.encode(PullAnswer(deliveries=list(map(json_delivery, deliveries))), call.answer_codec)
 
 
 def ack(call: Call) -> AckAnswer | msgspec.Raw:
@@ -292,21 +235,26 @@ def _take_read(call: Call, request: ReadRequest, offset: int) -> PolledMessages 
     )
     if read.next_offset == offset:
         return None
-    call.lease.resize(ANSWER_COPIES * sum(len(delivery.body) for delivery in read.deliveries))
-    return PolledMessages(_read_answer(call, read), [])
+    size_bytes = sum(len(message.body) for message in read.messages)
+    call.lease.resize(ANSWER_COPIES * size_bytes)
+    return PolledMessages(_read_answer(call, read, is_long=size_bytes > content_negotiation.LONG_BYTES), [])
 
 
 def _nothing_read(call: Call, offset: int) -> bytes | bytearray:
     """Returns the response without messages."""
-    return _read_answer(call, TopicRead(deliveries=[], offset=offset, next_offset=offset))
+    return _read_answer(call, TopicRead(messages=[], offset=offset, next_offset=offset), is_long=False)
 
 
-def _read_answer(call: Call, read: TopicRead) -> bytes | bytearray:
-    messages = (read_message(delivery, packed=call.is_packed) for delivery in read.deliveries)
-    if sum([len(delivery.body) for delivery in read.deliveries]) > content_negotiation.LONG_BYTES:
+def _read_answer(call: Call, read: TopicRead, *, is_long: bool) -> bytes | bytearray:
+    if is_long:
+        entries = read.messages if call.is_packed else map(json_record, read.messages)
         return content_negotiation.encode_list(
-            "messages", messages, call.answer_codec, count=len(read.deliveries), offset=read.offset,
+            "messages", entries, call.answer_codec, count=len(read.messages), offset=read.offset,
             next_offset=read.next_offset,
         )  # fmt: skip
-    answer = ReadAnswer(messages=list(messages), offset=read.offset, next_offset=read.next_offset)
+    if call.is_packed:
+        return content_negotiation.encode(read, call.answer_codec)
+    answer = ReadAnswer(
+        messages=list(map(json_record, read.messages)), offset=read.offset, next_offset=read.next_offset
+    )
     return content_negotiation.encode(answer, call.answer_codec)

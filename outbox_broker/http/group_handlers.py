@@ -6,7 +6,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -16,28 +17,22 @@ from outbox_broker.http.delivery_handlers import ANSWER_COPIES
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
 from outbox_core.common.errors import InUse
-from outbox_core.messages.message import DeadLetter
+from outbox_core.messages.message import DeadLetter, Record
 from outbox_core.protocol.problem import ProblemKind
 from outbox_core.protocol.wire import (
     DeleteQuery,
-    Encoding,
     GroupAnswer,
     GroupSettings,
     NoAnswer,
     NoRequest,
     PageQuery,
+    RedriveAnswer,
+    RedriveRequest,
     SeekRequest,
     TopicAnswer,
     TopicsAnswer,
 )
-from outbox_core.protocol.wire_conversion import group_config_of, group_settings_of, text_body
-from outbox_core.protocol.wire_dead import (
-    DeadMessage,
-    Failures,
-    PackedDeadMessage,
-    RedriveAnswer,
-    RedriveRequest,
-)
+from outbox_core.protocol.wire_conversion import group_config_of, group_settings_of, json_dead_letter
 
 _REASON_CHAR_BYTES: Final = 4
 _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -129,10 +124,12 @@ def dead(call: Call) -> msgspec.Raw:
             bytes_max=call.services.settings.dead_page_bytes_max,
         )  # fmt: skip
     call.lease.resize(ANSWER_COPIES * sum(map(_letter_bytes, letters)))
-    dead_of = _packed_dead if call.is_packed else _dead
-    entries = (dead_of(call, letter) for letter in letters)
+    is_whole = _shows_contents(call)
+    of_letter = partial(_packed_letter if call.is_packed else json_dead_letter, is_whole=is_whole)
     return msgspec.Raw(
-        content_negotiation.encode_list("dead", entries, call.answer_codec, count=len(letters), next=after)
+        content_negotiation.encode_list(
+            "dead", map(of_letter, letters), call.answer_codec, count=len(letters), next=after
+        )
     )
 
 
@@ -164,37 +161,11 @@ def _letter_bytes(letter: DeadLetter) -> int:
     return len(letter.body) + _REASON_CHAR_BYTES * sum(len(reason) for reason, _ in letter.history)
 
 
-def _dead(call: Call, letter: DeadLetter) -> DeadMessage:
-    if not _shows_contents(call):
-        return DeadMessage(**_dead_fields(letter))
-    body, encoding = text_body(letter.body)
-    return DeadMessage(
-        **_dead_fields(letter), key=letter.key, headers=dict(letter.headers), body=body, encoding=encoding
-    )
-
-
-def _packed_dead(call: Call, letter: DeadLetter) -> PackedDeadMessage:
-    if not _shows_contents(call):
-        return PackedDeadMessage(**_dead_fields(letter))
-    return PackedDeadMessage(
-        **_dead_fields(letter),
-        key=letter.key,
-        headers=dict(letter.headers),
-        body=letter.body,
-        encoding=Encoding.BINARY,
-    )
-
-
-def _dead_fields(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "id": letter.id,
-        "topic": letter.topic,
-        "group": letter.group,
-        "attempts": letter.attempts,
-        "reason": letter.reason,
-        "dead_at_ms": letter.dead_at_ms,
-        "history": [Failures(reason=reason, attempts=attempts) for reason, attempts in letter.history],
-    }
+def _packed_letter(letter: DeadLetter, *, is_whole: bool) -> DeadLetter:
+    """Returns the letter as it goes over the wire in MessagePack, with its message's contents if it `is_whole`."""
+    if is_whole:
+        return letter
+    return msgspec.structs.replace(letter, message=Record(id=letter.id, topic=letter.topic, headers={}, body=b""))
 
 
 @contextmanager

@@ -41,21 +41,54 @@ def _given(**properties: dict[str, Any]) -> dict[str, Any]:
 
 _PUBLISHED: Final[dict[str, Any]] = {
     "not": _given(deliver_at_ms={"type": "integer"}, delay_ms={"type": "integer"}),
-    "allOf": [{"properties": {"encoding": {"enum": [Encoding.UTF8, Encoding.BASE64, None]}}}],
     "if": _given(encoding={"const": Encoding.BASE64}),
     "then": {"properties": {"body": {"pattern": _BASE64}}},
 }
-_RECORDS: Final[dict[str, Any]] = {
-    "type": "array",
-    "maxItems": limits.BATCH_MESSAGES_MAX,
-    "items": {
+
+
+def _array_of(*parts: tuple[str, dict[str, Any]], least: int, description: str = "") -> dict[str, Any]:
+    """Returns the schema of a MessagePack array of these parts, (name, schema) each, of which the last may be left out
+    down to `least`.
+    """
+    names = ", ".join(name for name, _ in parts)
+    return {
         "type": "array",
-        "description": f"{', '.join(Record.__struct_fields__)}; the body is bin, a time 0 or left out: none",
-        "minItems": 5,
-        "maxItems": len(Record.__struct_fields__),
-    },
-}
-"""A publish in MessagePack."""
+        "description": f"{names}{description}",
+        "prefixItems": [schema for _, schema in parts],
+        "minItems": least,
+    }
+
+
+def _list_of(entry: dict[str, Any], **more: int) -> dict[str, Any]:
+    return {"type": "array", "items": entry, **more}
+
+
+_TEXT: Final = {"type": "string"}
+_INTEGER: Final = {"type": "integer"}
+_TEXT_OR_NONE: Final = {"type": ["string", "null"]}
+_RECORD: Final = _array_of(
+    ("id", _TEXT), ("topic", _TEXT), ("key", _TEXT_OR_NONE),
+    ("headers", {"type": "object", "additionalProperties": _TEXT}), ("body", {"description": "bin"}),
+    ("created_at_ms", _INTEGER), ("deliver_at_ms", {"type": ["integer", "null"]}),
+    least=5, description="; created_at_ms 0: not known",
+)  # fmt: skip
+_DELIVERY: Final = _array_of(
+    ("receipt", _TEXT), ("attempt", _INTEGER), ("message", _RECORD), ("expired", {"type": "boolean"}), least=4
+)
+_DEAD_LETTER: Final = _array_of(
+    ("message", _RECORD), ("group", _TEXT), ("attempts", _INTEGER), ("reason", _TEXT), ("dead_at_ms", _INTEGER),
+    ("history", _list_of(_array_of(("reason", _TEXT), ("attempts", _INTEGER), least=2))), least=6,
+)  # fmt: skip
+_PACKED: Final[dict[type[msgspec.Struct], dict[str, Any]]] = {
+    wire.PublishRequest: _list_of(_RECORD | {"maxItems": len(Record.__struct_fields__)},
+                                  maxItems=limits.BATCH_MESSAGES_MAX),
+    wire.PullAnswer: _list_of(_DELIVERY),
+    wire.ReadAnswer: _array_of(
+        ("offset", _INTEGER), ("next_offset", _INTEGER), ("messages", _list_of(_RECORD)), least=3
+    ),
+    wire.DeadAnswer: _array_of(("next", _TEXT_OR_NONE), ("dead", _list_of(_DEAD_LETTER)), least=2),
+}  # fmt: skip
+"""What MessagePack has of these in place of an object: an array, as its Struct. A later part goes last."""
 _RULES: Final[dict[str, dict[str, Any]]] = {
     "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
     "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
@@ -111,13 +144,10 @@ def _operation(route: Route) -> dict[str, Any]:
         "description": f"Needs the role `{route.role.value}`.",
         "operationId": _operation_id(route),
         "parameters": [*_path_parameters(route), *_query_parameters(route)],
-        "responses": {"200": {"description": "Done", "content": _both(_ref(route.answer))}, **_problems(route)},
+        "responses": {"200": {"description": "Done", "content": _content(route.answer)}, **_problems(route)},
     }
     if route.body is not None:
-        content = _both(_ref(route.body))
-        if route.body is wire.PublishRequest:
-            content[MSGPACK_TYPE] = {"schema": _RECORDS}
-        operation["requestBody"] = {"required": not route.body_optional, "content": content}
+        operation["requestBody"] = {"required": not route.body_optional, "content": _content(route.body)}
     return operation
 
 
@@ -194,8 +224,9 @@ def _probe(operation_id: str, summary: str, responses: dict[str, Any]) -> dict[s
     return {"get": {"summary": summary, "operationId": operation_id, "security": [], "responses": responses}}
 
 
-def _both(schema: dict[str, str]) -> dict[str, Any]:
-    return {JSON_TYPE: {"schema": schema}, MSGPACK_TYPE: {"schema": schema}}
+def _content(shape: type[msgspec.Struct]) -> dict[str, Any]:
+    ref = _ref(shape)
+    return {JSON_TYPE: {"schema": ref}, MSGPACK_TYPE: {"schema": _PACKED.get(shape, ref)}}
 
 
 def _ref(shape: type[msgspec.Struct]) -> dict[str, str]:

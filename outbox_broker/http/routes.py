@@ -14,7 +14,7 @@ from outbox_broker.http.access_control import Role
 from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
-from outbox_core.protocol import problem, wire, wire_broadcast, wire_dead
+from outbox_core.protocol import problem, wire
 from outbox_core.protocol.problem import ProblemKind
 
 TOPIC: Final = "/v1/topics/{topic}"
@@ -62,7 +62,7 @@ ROUTES: Final = (
     ),
     Route(
         method="POST", path=TOPIC + "/read", role=Role.CONSUME, work=WorkClass.READ, handler=None,
-        body=wire_broadcast.ReadRequest, answer=wire_broadcast.ReadAnswer,
+        body=wire.ReadRequest, answer=wire.ReadAnswer,
         summary="Read a topic on from an offset, without a group, waiting up to wait_ms for the first message",
     ),
     Route(
@@ -145,11 +145,11 @@ ROUTES: Final = (
     Route(
         method="GET", path=GROUP + "/dead", role=Role.READ, work=WorkClass.PAGE, handler=group_handlers.dead,
         query=wire.PageQuery,
-        answer=wire_dead.DeadAnswer, summary="A page of dead letters", problems=_NOT_FOUND,
+        answer=wire.DeadAnswer, summary="A page of dead letters", problems=_NOT_FOUND,
     ),
     Route(
         method="POST", path=GROUP + "/dead/redrive", role=Role.ADMIN, handler=group_handlers.redrive,
-        body=wire_dead.RedriveRequest, body_bytes_max=_IDS_BYTES, answer=wire_dead.RedriveAnswer, problems=_NOT_FOUND,
+        body=wire.RedriveRequest, body_bytes_max=_IDS_BYTES, answer=wire.RedriveAnswer, problems=_NOT_FOUND,
         summary="Send dead letters again",
     ),
 )  # fmt: skip

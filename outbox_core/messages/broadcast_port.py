@@ -7,22 +7,17 @@ no filter: a group's is evaluated once, at publish; a reader's would be for each
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.messages.message import Delivery, Message
-
-if TYPE_CHECKING:
-    from outbox_core.journal.journal import MessageRecord
+from outbox_core.messages.message import Record
 
 Start = Literal["latest", "earliest"]
-NO_RECEIPT: Final = ""
-"""The receipt of a message that was read without a group: there is nothing to settle."""
 
 
-class TopicRead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class TopicRead(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The messages of a topic from `offset` to `next_offset` (excluded), in order; the next read begins at the latter.
     Damaged records are left out.
 
@@ -30,9 +25,9 @@ class TopicRead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     topic ends before it: then the broker has lost data or was restored from an older copy.
     """
 
-    deliveries: list[Delivery]
     offset: int
     next_offset: int
+    messages: list[Record]
 
 
 @runtime_checkable
@@ -48,14 +43,6 @@ class Broadcaster(Protocol):
         Without an offset, reads begin at `start`. The broker keeps no state of readers: any number may read, each from
         its own offset. A topic that does not exist has no messages yet.
         """
-
-
-def delivery_read(message: Message | MessageRecord) -> Delivery:
-    """Returns a message as a Delivery that needs no settlement."""
-    return Delivery(
-        receipt=NO_RECEIPT, id=message.id, topic=message.topic, body=message.body, key=message.key,
-        headers=message.headers, attempt=1, created_at_ms=message.created_at_ms, deliver_at_ms=message.deliver_at_ms,
-    )  # fmt: skip
 
 
 def check_start(start: str) -> None:

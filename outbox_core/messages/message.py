@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
@@ -36,7 +36,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
 _encode_json = msgspec.json.Encoder().encode
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A message as it goes over the wire: an array of these parts in this order. Nothing of it is checked.
 
     A later part goes last and has a default: who reads an array passes over parts that it does not know, but for a
@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     deliver_at_ms: int | None = None
 
 
-class Message(Record, frozen=True, kw_only=True, array_like=True):
+class Message(Record, frozen=True, kw_only=True, array_like=True, gc=False):
     """A message as its producer publishes it.
 
     Times are milliseconds since the Unix epoch, UTC. `deliver_at_ms` None: deliver immediately.
@@ -75,24 +75,58 @@ class Message(Record, frozen=True, kw_only=True, array_like=True):
             )
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+encode_record: Final = msgspec.msgpack.Encoder(enc_hook=dict).encode
+"""Returns a Record's bytes in MessagePack. Headers may be any Mapping, of which msgspec itself encodes dicts alone."""
+decode_record: Final = msgspec.msgpack.Decoder(Record).decode
+"""Returns the Record of such bytes. Raises msgspec.DecodeError, or UnicodeDecodeError."""
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A delivery of a message to one consumer of a group; settle it with `receipt` before the invisible time ends.
 
-    `attempt` counts from 1. `created_at_ms` is the producer's time, `deliver_at_ms` the requested due time, if any.
-    `expired`: the invisible time of its last delivery ran out. It may have ended its consumer: a consumer that pulls
-    with `begins` reports such a message as begun before it handles it.
+    `attempt` counts from 1. `expired`: the invisible time of its last delivery ran out. It may have ended its consumer:
+    a consumer that pulls with `begins` reports such a message as begun before it handles it.
     """
 
     receipt: str
-    id: str
-    topic: str
-    body: bytes
-    key: str | None
-    headers: Mapping[str, str]
     attempt: int
-    created_at_ms: int
-    deliver_at_ms: int | None = None
+    message: Record
     expired: bool = False
+
+    @property
+    def id(self) -> str:
+        """The message's id, which is unique in its topic."""
+        return self.message.id
+
+    @property
+    def topic(self) -> str:
+        """The message's topic."""
+        return self.message.topic
+
+    @property
+    def key(self) -> str | None:
+        """The message's key, if it has one."""
+        return self.message.key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers."""
+        return self.message.headers
+
+    @property
+    def body(self) -> bytes:
+        """The message's body, as it was published."""
+        return self.message.body
+
+    @property
+    def created_at_ms(self) -> int:
+        """When the message was published, by its producer's clock, in milliseconds since the Unix epoch."""
+        return self.message.created_at_ms
+
+    @property
+    def deliver_at_ms(self) -> int | None:
+        """The due time that was asked for, if any, in milliseconds since the Unix epoch."""
+        return self.message.deliver_at_ms
 
     def json(self) -> Any:
         """Returns the body, decoded from JSON. Raises InvalidMessage if it is not JSON."""
@@ -183,21 +217,45 @@ class GroupConfig:
             raise InvalidMessage("backoff needs 1 <= initial_ms <= max_ms and multiplier >= 1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A message that a group failed to process, with the reason and the number of attempts."""
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """A message that a group failed to process, with the reason and the number of attempts.
 
-    id: str
-    topic: str
+    The message has an empty id if its record is damaged, and neither key, headers nor body for a caller that may not
+    consume.
+    """
+
+    message: Record
     group: str
     attempts: int
     reason: str
     dead_at_ms: int
     history: History = ()
     """(reason, attempts that failed with it one after the other), oldest first; the newest 8 entries."""
-    key: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return self.message.id
+
+    @property
+    def topic(self) -> str:
+        """The message's topic."""
+        return self.message.topic
+
+    @property
+    def key(self) -> str | None:
+        """The message's key, if it has one."""
+        return self.message.key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers."""
+        return self.message.headers
+
+    @property
+    def body(self) -> bytes:
+        """The message's body."""
+        return self.message.body
 
 
 def encode_body(body: object) -> tuple[bytes, str | None]:
@@ -320,15 +378,23 @@ def refusal_of_delay(message: Record, *, now_ms: int) -> PublishResult | None:
     return PublishResult(message.id, PublishStatus.REJECTED, DELAY_TOO_LONG)
 
 
-def due_message(message: Message) -> Message:
+def due_message(message: Record) -> Message:
     """Returns a scheduled message as its target gets it when it is due: for now, under its id, with the due time that
-    was asked for as a header, unless that exceeds the limit of headers.
+    was asked for as a header, if any was, unless that exceeds the limit of headers.
     """
-    headers = {**message.headers, DUE_HEADER: str(message.deliver_at_ms)}
+    if message.deliver_at_ms is None:
+        return _for_now(message, message.headers)
     try:
-        return msgspec.structs.replace(message, deliver_at_ms=None, headers=headers)
+        return _for_now(message, {**message.headers, DUE_HEADER: str(message.deliver_at_ms)})
     except InvalidMessage:
-        return msgspec.structs.replace(message, deliver_at_ms=None)
+        return _for_now(message, message.headers)
+
+
+def _for_now(message: Record, headers: Mapping[str, str]) -> Message:
+    return Message(
+        id=message.id, topic=message.topic, key=message.key, headers=headers, body=message.body,
+        created_at_ms=message.created_at_ms,
+    )  # fmt: skip
 
 
 def _check_name(name: str, *, kind: str) -> str:

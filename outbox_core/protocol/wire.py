@@ -2,18 +2,27 @@
 
 Unknown fields of a request are rejected, so that a misspelt one is an error and not a default; responses may get new
 fields, and clients ignore unknown ones. Times are integer milliseconds since the epoch, durations milliseconds.
-A body is sent as text ("utf8"), as base64 text, or, in MessagePack only, as bytes ("binary").
+In JSON a body is text ("utf8"), or base64 text. In MessagePack a message is an array, message.Record, whose body is
+`bin`, and what carries messages is an array, too: its shape says which.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from outbox_core.messages import limits
-from outbox_core.messages.message import AckStatus, CancelStatus, ExtendStatus, NackStatus, PublishStatus
+from outbox_core.messages.broadcast_port import Start
+from outbox_core.messages.message import (
+    AckStatus,
+    CancelStatus,
+    DeadLetter,
+    ExtendStatus,
+    NackStatus,
+    PublishStatus,
+)
 
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
@@ -39,11 +48,10 @@ Batch = Meta(extra_json_schema={"maxItems": limits.BATCH_MESSAGES_MAX})
 
 
 class Encoding(StrEnum):
-    """How a body is encoded in a request or a response; `binary` in MessagePack only."""
+    """How a body is written in JSON."""
 
     UTF8 = "utf8"
     BASE64 = "base64"
-    BINARY = "binary"
 
 
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -108,38 +116,53 @@ class PullRequest(Request, frozen=True, kw_only=True):
     begins: bool = False
 
 
-class PulledMessage(_Answer, frozen=True, kw_only=True, omit_defaults=True):
-    """One delivery; settle it with `receipt`. `expired`: the invisible time of its last delivery ran out."""
+class JsonRecord(_Answer, frozen=True, kw_only=True):
+    """A message in an answer in JSON; in MessagePack it is a message.Record."""
 
-    receipt: str
     id: str
     topic: str
     key: str | None
     headers: dict[str, str]
     body: str
     encoding: Encoding
-    attempt: int
     created_at_ms: int
     deliver_at_ms: int | None
+
+
+class JsonDelivery(JsonRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """One delivery; settle it with `receipt`. `expired`: the invisible time of its last delivery ran out.
+
+    In MessagePack it is a message.Delivery.
+    """
+
+    receipt: str
+    attempt: int
     expired: bool = False
 
 
-class PackedPulledMessage(PulledMessage, frozen=True, kw_only=True):
-    """The same in MessagePack: the body is `bin`, the encoding "binary"."""
-
-    body: Any
-
-
 class PullAnswer(_Answer, frozen=True, kw_only=True):
-    """The deliveries, oldest first; empty if no message was ready within `wait_ms`."""
+    """The deliveries, oldest first; empty if no message was ready within `wait_ms`. In MessagePack the list alone."""
 
-    deliveries: list[PulledMessage]
+    deliveries: list[JsonDelivery]
 
 
-class PackedPullAnswer(_Answer, frozen=True, kw_only=True):
-    """The same in MessagePack."""
+class ReadRequest(Request, frozen=True, kw_only=True):
+    """POST /v1/topics/{topic}/read: from `offset` on; without one, from `start`."""
 
-    deliveries: list[PackedPulledMessage]
+    offset: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None = None
+    start: Start = "latest"
+    max_messages: Annotated[int, Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = 100
+    wait_ms: Annotated[int, Meta(ge=0, le=limits.PULL_WAIT_MS_MAX)] = 0
+
+
+class ReadAnswer(_Answer, frozen=True, kw_only=True):
+    """The messages from `offset` up to `next_offset`, where the next read begins; empty if none came in time. There is
+    nothing to settle. In MessagePack it is a broadcast_port.TopicRead.
+    """
+
+    messages: list[JsonRecord]
+    offset: int
+    next_offset: int
 
 
 class AckRequest(Request, frozen=True, kw_only=True):
@@ -329,6 +352,69 @@ class SeekRequest(Request, frozen=True, kw_only=True):
 
     to_ms: TimeMs | None = None
     to_offset: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None = None
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+class Failures(_Answer, frozen=True, kw_only=True):
+    """A number of consecutive attempts that failed with the same reason."""
+
+    reason: str
+    attempts: int
+
+
+class JsonDeadLetter(_Answer, frozen=True, kw_only=True):
+    """A dead letter of a group; key, headers and body are null for a token that may only `read`.
+
+    In MessagePack it is a message.DeadLetter, whose message has none of them for such a token.
+    """
+
+    id: str
+    topic: str
+    group: str
+    attempts: int
+    reason: str
+    dead_at_ms: int
+    history: list[Failures] = []
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    body: str | None = None
+    encoding: Encoding | None = None
+
+
+class DeadAnswer(_Answer, frozen=True, kw_only=True):
+    """One page of dead letters, oldest first. `next`: the cursor of the next page, if any.
+
+    In MessagePack it is a PackedDeadAnswer.
+    """
+
+    dead: list[JsonDeadLetter]
+    next: str | None = None
+
+
+class PackedDeadAnswer(_Answer, frozen=True, kw_only=True, array_like=True):
+    """The same in MessagePack."""
+
+    next: str | None
+    dead: list[DeadLetter]
+
+
+class RedriveRequest(Request, frozen=True, kw_only=True):
+    """POST .../dead/redrive: `{"ids": [...]}` or `{"all": true}`."""
+
+    ids: list[str] | None = None
+    all: bool = False
+    per_second: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+class RedriveAnswer(_Answer, frozen=True, kw_only=True):
+    """The number of dead letters that were redriven."""
+
+    redriven: int
+
+
+# -- all routes -------------------------------------------------------------------------------------------------------
 
 
 class NoRequest(Request, frozen=True, kw_only=True):

@@ -7,14 +7,16 @@ from base64 import b64decode, b64encode
 from typing import Any, Final
 
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.messages.message import Delivery, GroupConfig, Message
+from outbox_core.messages.message import NO_HEADERS, DeadLetter, Delivery, GroupConfig, Message, Record
 from outbox_core.protocol.wire import (
     BackoffSettings,
     Encoding,
+    Failures,
     GroupSettings,
+    JsonDeadLetter,
+    JsonDelivery,
     JsonMessage,
-    PackedPulledMessage,
-    PulledMessage,
+    JsonRecord,
     StartAt,
 )
 
@@ -26,19 +28,9 @@ _JSON_OVERHEAD_BYTES: Final = 640
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
 
 
-def body_bytes(body: object, encoding: Encoding | None) -> bytes:
-    """Decodes a body from the wire to bytes. Raises InvalidMessage."""
-    match body, encoding:
-        case bytes(), None | Encoding.BINARY:
-            return body
-        case str(), None | Encoding.UTF8:
-            return _utf8(body)
-        case str(), Encoding.BASE64:
-            return _base64(body)
-        case ((str() | bytes()), _):
-            raise InvalidMessage(f"a body of this type cannot have the encoding {str(encoding)!r}")
-        case _:
-            raise InvalidMessage("the body must be text or, in MessagePack, bin; write objects as JSON text")
+def body_bytes(body: str, encoding: Encoding | None) -> bytes:
+    """Decodes a body from JSON. Raises InvalidMessage."""
+    return _base64(body) if encoding is Encoding.BASE64 else _utf8(body)
 
 
 def text_body(body: bytes) -> tuple[str, Encoding]:
@@ -75,31 +67,54 @@ def json_bytes_max(message: Message) -> int:
     return body + 6 * text + _JSON_OVERHEAD_BYTES
 
 
-def pulled_message(delivery: Delivery) -> PulledMessage:
+def json_record(message: Record) -> JsonRecord:
+    """Returns a message as the server sends it in JSON."""
+    return JsonRecord(**_answered(message))
+
+
+def json_delivery(delivery: Delivery) -> JsonDelivery:
     """Returns a delivery as the server sends it in JSON."""
-    body, encoding = text_body(delivery.body)
-    return PulledMessage(body=body, encoding=encoding, **_delivery_fields(delivery))
-
-
-def packed_pulled_message(delivery: Delivery) -> PackedPulledMessage:
-    """Returns a delivery as the server sends it in MessagePack."""
-    return PackedPulledMessage(body=delivery.body, encoding=Encoding.BINARY, **_delivery_fields(delivery))
-
-
-def delivery_of(pulled: PulledMessage) -> Delivery:
-    """Returns the delivery that a client decodes from a response, in either codec."""
-    return Delivery(
-        receipt=pulled.receipt,
-        id=pulled.id,
-        topic=pulled.topic,
-        body=body_bytes(pulled.body, pulled.encoding),
-        key=pulled.key,
-        headers=pulled.headers,
-        attempt=pulled.attempt,
-        created_at_ms=pulled.created_at_ms,
-        deliver_at_ms=pulled.deliver_at_ms,
-        expired=pulled.expired,
+    return JsonDelivery(
+        receipt=delivery.receipt, attempt=delivery.attempt, expired=delivery.expired, **_answered(delivery.message)
     )
+
+
+def json_dead_letter(letter: DeadLetter, *, is_whole: bool) -> JsonDeadLetter:
+    """Returns a dead letter as the server sends it in JSON, with its message's contents if it `is_whole`."""
+    contents = _contents(letter.message) if is_whole else {}
+    return JsonDeadLetter(
+        id=letter.id, topic=letter.topic, group=letter.group, attempts=letter.attempts, reason=letter.reason,
+        dead_at_ms=letter.dead_at_ms,
+        history=[Failures(reason=reason, attempts=attempts) for reason, attempts in letter.history], **contents,
+    )  # fmt: skip
+
+
+def record_of(answered: JsonRecord) -> Record:
+    """Returns the message that a client decodes from an answer in JSON. Raises InvalidMessage."""
+    return Record(
+        id=answered.id, topic=answered.topic, key=answered.key, headers=answered.headers,
+        body=body_bytes(answered.body, answered.encoding), created_at_ms=answered.created_at_ms,
+        deliver_at_ms=answered.deliver_at_ms,
+    )  # fmt: skip
+
+
+def delivery_of(answered: JsonDelivery) -> Delivery:
+    """Returns the delivery that a client decodes from an answer in JSON. Raises InvalidMessage."""
+    return Delivery(
+        receipt=answered.receipt, attempt=answered.attempt, message=record_of(answered), expired=answered.expired
+    )
+
+
+def dead_letter_of(answered: JsonDeadLetter) -> DeadLetter:
+    """Returns the dead letter that a client decodes from an answer in JSON. Raises InvalidMessage."""
+    message = Record(
+        id=answered.id, topic=answered.topic, key=answered.key, headers=answered.headers or NO_HEADERS,
+        body=b"" if answered.body is None else body_bytes(answered.body, answered.encoding),
+    )  # fmt: skip
+    return DeadLetter(
+        message=message, group=answered.group, attempts=answered.attempts, reason=answered.reason,
+        dead_at_ms=answered.dead_at_ms, history=tuple((entry.reason, entry.attempts) for entry in answered.history),
+    )  # fmt: skip
 
 
 def _base64_text(body: bytes) -> tuple[str, Encoding]:
@@ -111,18 +126,16 @@ def _escaped(body: bytes) -> int:
     return len(body) - len(body.translate(None, _CONTROLS))
 
 
-def _delivery_fields(delivery: Delivery) -> dict[str, Any]:
-    headers = delivery.headers
+def _answered(message: Record) -> dict[str, Any]:
     return {
-        "receipt": delivery.receipt,
-        "id": delivery.id,
-        "topic": delivery.topic,
-        "key": delivery.key,
-        "headers": headers if isinstance(headers, dict) else dict(headers),
-        "attempt": delivery.attempt,
-        "created_at_ms": delivery.created_at_ms,
-        "deliver_at_ms": delivery.deliver_at_ms,
-    }
+        "id": message.id, "topic": message.topic, "created_at_ms": message.created_at_ms,
+        "deliver_at_ms": message.deliver_at_ms, **_contents(message),
+    }  # fmt: skip
+
+
+def _contents(message: Record) -> dict[str, Any]:
+    body, encoding = text_body(message.body)
+    return {"key": message.key, "headers": dict(message.headers), "body": body, "encoding": encoding}
 
 
 def _utf8(body: str) -> bytes:

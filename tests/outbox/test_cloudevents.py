@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import CloudEvents, cloudevents
-from outbox_core import Delivery
+from outbox_core import Delivery, Message
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
 from outbox_core.messages.message import check_headers, check_key
 from tests.outbox.recording_broker import RecordingBroker
@@ -32,7 +32,7 @@ def made(headers: Mapping[str, str] | None = None, **parts: Any) -> dict[str, st
 
 
 def delivery(headers: Mapping[str, str], body: bytes = b"") -> Delivery:
-    return Delivery(receipt="r", id="m-1", topic="t", body=body, key=None, headers=headers, attempt=1, created_at_ms=0)
+    return Delivery(receipt="r", attempt=1, message=Message(id="m-1", topic="t", body=body, headers=headers))
 
 
 def whole(**headers: str) -> dict[str, str]:

@@ -152,7 +152,4 @@ def message(number: int = 1, *, topic: str = "orders", body: bytes | None = None
 
 def delivery(number: int = 1, *, attempt: int = 1) -> Delivery:
     """A hand-out of such a message."""
-    return Delivery(
-        receipt=f"r-{number}", id=f"m-{number}", topic="orders", body=str(number).encode(),
-        key=None, headers={}, attempt=attempt, created_at_ms=0,
-    )  # fmt: skip
+    return Delivery(receipt=f"r-{number}", attempt=attempt, message=message(number))

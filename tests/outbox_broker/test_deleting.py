@@ -318,7 +318,7 @@ def test_a_topic_that_is_made_again_goes_on_at_the_old_end(open_engine: type_of_
     assert new.id == "c"
     assert engine.settler.ack([old, new.receipt]) == ["unknown", "unknown"]
     page = engine.reader.read(TOPIC, start="earliest")
-    assert [one.id for one in page.deliveries] == ["d", "e"]
+    assert [one.id for one in page.messages] == ["d", "e"]
     assert (page.offset, page.next_offset) == (3, 5)
     assert engine.settler.ack([one.receipt for one in engine.puller.pull(TOPIC, GROUP)]) == ["acked"] * 2
 
@@ -347,10 +347,10 @@ def test_deleted_messages_do_not_come_back_from_index_files_and_checkpoints(
         assert engine.admin.topics() == ([TOPIC, "other"] if is_kept else ["other"])
         if is_kept:
             page = engine.reader.read(TOPIC, start="earliest")
-            assert [one.id for one in page.deliveries] == [f"new{number}" for number in range(7)]
+            assert [one.id for one in page.messages] == [f"new{number}" for number in range(7)]
             assert page.offset == 7
     publish(engine, "last")
-    assert [one.id for one in engine.reader.read(TOPIC, offset=0).deliveries][-1:] == ["last"]
+    assert [one.id for one in engine.reader.read(TOPIC, offset=0).messages][-1:] == ["last"]
 
 
 def test_an_index_file_that_is_damaged_is_made_anew_beside_a_deleted_topic(
@@ -419,7 +419,7 @@ def test_a_message_that_is_on_its_way_as_its_topic_is_deleted_is_canceled(folder
         engine.close()
     engine = Engine.open(folder, clock=clock)
     try:
-        assert [one.id for one in engine.reader.read(TOPIC, start="earliest").deliveries] == ["new"]
+        assert [one.id for one in engine.reader.read(TOPIC, start="earliest").messages] == ["new"]
     finally:
         engine.close()
 
@@ -466,7 +466,7 @@ def test_deleted_topics_are_forgotten_once_retention_has_dropped_what_they_left(
 
     engine = open_engine(**options)
     publish(engine, "new", topic="t1")
-    assert [one.id for one in open_engine(**options).reader.read("t1", start="earliest").deliveries] == ["new"]
+    assert [one.id for one in open_engine(**options).reader.read("t1", start="earliest").messages] == ["new"]
 
 
 def test_readers_of_a_deleted_topic_keep_their_place(engine: Engine) -> None:
@@ -477,8 +477,8 @@ def test_readers_of_a_deleted_topic_keep_their_place(engine: Engine) -> None:
     nothing = engine.reader.read(TOPIC, offset=page.next_offset)
     publish(engine, "c")
 
-    assert (nothing.deliveries, nothing.next_offset) == ([], page.next_offset)
-    assert [one.id for one in engine.reader.read(TOPIC, offset=page.next_offset).deliveries] == ["c"]
+    assert (nothing.messages, nothing.next_offset) == ([], page.next_offset)
+    assert [one.id for one in engine.reader.read(TOPIC, offset=page.next_offset).messages] == ["c"]
 
 
 def test_what_was_published_before_is_known_by_its_id_still(open_engine: type_of_open) -> None:

@@ -379,7 +379,7 @@ class EngineMachine(RuleBasedStateMachine):
         else:
             self.cut_the_power(seed)
 
-        there = self.engine.reader.read(TOPIC, offset=len(self.model.stored)).deliveries
+        there = self.engine.reader.read(TOPIC, offset=len(self.model.stored)).messages
         assert [one.id for one in there] == new[: len(there)]
         assert len(there) == len(new) or not is_kill
         for one in new[: len(there)]:
@@ -389,7 +389,7 @@ class EngineMachine(RuleBasedStateMachine):
     def read(self, offset: int, count: int) -> None:
         found = self.engine.reader.read(TOPIC, offset=offset, max_messages=count)
         end = min(max(offset, len(self.model.stored)), offset + count)
-        assert [one.id for one in found.deliveries] == self.model.stored[offset:end]
+        assert [one.id for one in found.messages] == self.model.stored[offset:end]
         assert found.next_offset == min(end, len(self.model.stored))
 
     @rule(limit=st.integers(1, 3))

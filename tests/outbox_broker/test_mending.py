@@ -49,8 +49,8 @@ def stored(engine: Engine, clock: ManualClock) -> list[str]:
 def read(engine: Engine, *, topic: str = TOPIC) -> list[str]:
     """All of a topic, from its beginning, by a reader without a group."""
     offset, ids = 0, []
-    while (found := engine.reader.read_on(topic, offset, max_messages=50)).deliveries:
-        ids += [one.id for one in found.deliveries]
+    while (found := engine.reader.read_on(topic, offset, max_messages=50)).messages:
+        ids += [one.id for one in found.messages]
         offset = found.next_offset
     return ids
 

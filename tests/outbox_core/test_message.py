@@ -18,6 +18,7 @@ from outbox_core.messages import limits
 from outbox_core.messages.ids import new_message_id, new_token
 from outbox_core.messages.message import (
     JSON_CONTENT_TYPE,
+    Record,
     check_deliver_at,
     check_group,
     check_headers,
@@ -216,9 +217,7 @@ def test_errors_never_show_more_than_the_beginning_of_what_was_wrong() -> None:
 
 def test_a_delivery_decodes_json_and_says_which_message_is_not() -> None:
     def delivery(body: bytes) -> Delivery:
-        return Delivery(
-            receipt="r", id="m-1", topic="t", body=body, key=None, headers={}, attempt=1, created_at_ms=0
-        )  # fmt: skip
+        return Delivery(receipt="r", attempt=1, message=Record(id="m-1", topic="t", body=body))
 
     assert delivery(b'{"a": 1}').json() == {"a": 1}
     with pytest.raises(InvalidMessage, match="m-1"):

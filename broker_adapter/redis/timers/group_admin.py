@@ -21,12 +21,11 @@ from broker_adapter.redis.timers.slot_scripts import (
     UNLINK,
     slot_of,
 )
-from broker_adapter.redis.timers.timer_messages import decode_message
 from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner
 from outbox_core.common.errors import BrokerRefused, InUse, InvalidMessage, NotSupported
 from outbox_core.messages.failure_history import EXPIRED, REFUSED, with_count
 from outbox_core.messages.limits import BODY_BYTES_MAX
-from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic
+from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic, decode_record
 from outbox_core.messages.topic_figures import topic_figures
 
 DEAD_BYTES_MAX: Final = BODY_BYTES_MAX
@@ -92,7 +91,7 @@ class RedisGroupAdmin:
             arguments: list[Argument] = [limit + 1 - len(letters), after_id, max(0, bytes_left)]
             page = self._runner.scripts.of_group(LIST_DEAD, topic, slot_number, group, arguments)
             _, (is_cut, *fields) = self._runner.run([expire, page])
-            letters += [_letter(topic, group, fields[at : at + 4]) for at in range(0, len(fields), 4)]
+            letters += [_letter(group, fields[at : at + 4]) for at in range(0, len(fields), 4)]
             bytes_left -= sum(len(packed) for packed in fields[3::4])
             after_id = ""
             if is_cut or len(letters) > limit:
@@ -193,21 +192,16 @@ def group_arguments(group: str, config: GroupConfig, *, is_change: bool = True) 
     return [group, start, int(is_change), *(part for setting in settings.items() for part in setting)]
 
 
-def _letter(topic: str, group: str, fields: Sequence[Any]) -> DeadLetter:
-    message_id, dead_at_ms, packed_state, packed = fields
+def _letter(group: str, fields: Sequence[Any]) -> DeadLetter:
+    _, dead_at_ms, packed_state, packed = fields
     _, attempts, entries, *_ = msgspec.msgpack.decode(packed_state)
     history = tuple(zip(entries[::2], entries[1::2], strict=True))
     reason = history[-1][0]
-    stored = decode_message(packed)
     return DeadLetter(
-        id=message_id.decode(),
-        topic=topic,
+        message=decode_record(packed),
         group=group,
         attempts=attempts,
         reason=with_count(reason, attempts) if reason in {EXPIRED, REFUSED} else reason,
         dead_at_ms=dead_at_ms,
         history=history,
-        key=stored.key,
-        headers=stored.headers,
-        body=stored.body,
     )

@@ -26,7 +26,7 @@ from broker_adapter.redis.timers.slot_scripts import (
     SlotScripts,
     slot_of,
 )
-from broker_adapter.redis.timers.timer_messages import TimerReceipt, TimerStore, decode_message
+from broker_adapter.redis.timers.timer_messages import TimerReceipt, TimerStore
 from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner, is_no_group
 from broker_adapter.redis.timers.topic_wakeups import IDLE_MS, TopicWakeups
 from outbox_core.common.clock import Clock
@@ -48,6 +48,7 @@ from outbox_core.messages.message import (
     check_group,
     check_message_id,
     check_topic,
+    decode_record,
 )
 
 REPEATED_MS: Final = 1_000
@@ -326,19 +327,7 @@ def _deliveries(topic: str, group: str, outcomes: Sequence[Any]) -> _Taken:
 
 
 def _delivery(receipt: TimerReceipt, *, attempt: int, packed: bytes, expired: bool) -> Delivery:
-    stored = decode_message(packed)
-    return Delivery(
-        receipt=str(receipt),
-        id=receipt.id,
-        topic=receipt.topic,
-        body=stored.body,
-        key=stored.key,
-        headers=stored.headers,
-        attempt=attempt,
-        created_at_ms=stored.created_at_ms,
-        deliver_at_ms=stored.deliver_at_ms,
-        expired=expired,
-    )
+    return Delivery(receipt=str(receipt), attempt=attempt, message=decode_record(packed), expired=expired)
 
 
 def _cancel_status(codes: set[int]) -> CancelStatus:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Self
 
 import msgspec
@@ -12,7 +12,7 @@ from broker_adapter.redis.timers.slot_scripts import ADD, slot_of
 from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner
 from outbox_core.common.clock import Clock
 from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.message import Message
+from outbox_core.messages.message import Message, encode_record
 
 CAPABILITIES: Final = frozenset(
     {Capability.DEDUPLICATION, Capability.DELAY, Capability.CANCEL, Capability.PULL, Capability.ADMIN}
@@ -21,20 +21,6 @@ CAPABILITIES: Final = frozenset(
 
 PACKED_BYTES_MAX: Final = 9
 """How many bytes MessagePack adds to a text or a number, at most."""
-
-
-class StoredMessage(msgspec.Struct, frozen=True, array_like=True):
-    """The value of a message in the hash of bodies, as MessagePack."""
-
-    body: bytes
-    key: str | None
-    headers: Mapping[str, str]
-    created_at_ms: int
-    deliver_at_ms: int | None
-
-
-encode_message: Final = msgspec.msgpack.Encoder().encode
-decode_message: Final = msgspec.msgpack.Decoder(StoredMessage).decode
 
 
 class TimerReceipt(msgspec.Struct, frozen=True):
@@ -73,8 +59,8 @@ class TimerStore:
         return f"{message.topic}:{slot_of(message.id, self._runner.slots_of(message.topic))}"
 
     def value_bytes(self, message: Message) -> int:
-        """Body, key and headers are one value."""
-        texts = [message.key or "", *message.headers, *message.headers.values()]
+        """A message's record is one value."""
+        texts = [message.id, message.topic, message.key or "", *message.headers, *message.headers.values()]
         return len(message.body) + sum(len(text.encode()) + PACKED_BYTES_MAX for text in texts) + 5 * PACKED_BYTES_MAX
 
     def call(self, destination: str, messages: Sequence[Message]) -> ScriptCall:
@@ -85,12 +71,8 @@ class TimerStore:
             self._window_ms, self._clock.now_ms(), scripts.wake_channel(topic)
         ]  # fmt: skip
         for message in messages:
-            stored = StoredMessage(
-                message.body,
-                message.key,
-                dict(message.headers),
-                message.created_at_ms or self._clock.now_ms(),
-                message.deliver_at_ms,
-            )
-            arguments += (message.id, max(0, message.deliver_at_ms or 0), encode_message(stored))
+            stored = message
+            if not message.created_at_ms:
+                stored = msgspec.structs.replace(message, created_at_ms=self._clock.now_ms())
+            arguments += (message.id, max(0, message.deliver_at_ms or 0), encode_record(stored))
         return scripts.of_slot(ADD, topic, int(slot), arguments)

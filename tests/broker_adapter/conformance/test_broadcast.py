@@ -26,7 +26,7 @@ def publish(broker: Broker, topic: str, *bodies: bytes) -> None:
 
 
 def bodies(found: TopicRead) -> list[bytes]:
-    return [one.body for one in found.deliveries]
+    return [one.body for one in found.messages]
 
 
 def test_every_reader_gets_all_from_its_place_on(broker: Broker, readable: Broadcaster, topic: str) -> None:
@@ -62,7 +62,7 @@ def test_a_place_behind_the_end_is_answered_with_the_end(broker: Broker, readabl
 
     found = readable.read(topic, offset=5)
 
-    assert (found.deliveries, found.offset, found.next_offset) == ([], 5, 1)
+    assert (found.messages, found.offset, found.next_offset) == ([], 5, 1)
 
 
 def test_where_no_reader_can_begin_is_refused(readable: Broadcaster, topic: str) -> None:

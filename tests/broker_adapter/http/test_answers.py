@@ -75,7 +75,7 @@ def test_an_answer_that_trickles_is_given_up_though_every_byte_comes_in_time(sta
 
 @pytest.mark.slow
 def test_the_answer_of_a_long_poll_has_the_time_that_it_was_asked_to_wait() -> None:
-    body = b"\x81\xaadeliveries\x90"
+    body = b"\x90"
     with answering([HEAD % len(body) + body], pause_s=4) as (url, _):
         broker = HttpBroker(url, timeout_ms=3_000)
 

@@ -16,7 +16,7 @@ from outbox import Consumer, Telemetry, consumer, still_held
 from outbox.consumers.in_flight import IDLE_WAIT_MS, InFlightDeliveries, InFlightDelivery
 from outbox.telemetry import NO_TRACING
 from outbox.telemetry.metrics import OutboxMetrics
-from outbox_core import Delivery, ExtendStatus, ManualClock
+from outbox_core import Delivery, ExtendStatus, ManualClock, Message
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
 
 INVISIBLE_MS = 30_000
@@ -215,8 +215,7 @@ def test_a_thousand_receipts_go_in_one_call_and_no_more(hands: Hands) -> None:
 
     hands.broker.extend = extend  # type: ignore[method-assign]
     deliveries = [
-        Delivery(receipt=str(n), id=str(n), topic="orders", body=b"", key=None, headers={}, attempt=1, created_at_ms=0)
-        for n in range(1_001)
+        Delivery(receipt=str(n), attempt=1, message=Message(id=str(n), topic="orders", body=b"")) for n in range(1_001)
     ]
     for held in hands.held.hold(hands.consumer, deliveries):
         hands.held.may_begin(held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -10,7 +9,7 @@ from outbox import Consumer, Outcome, consumer
 from outbox.consumers.inbox_table import InboxStore
 from outbox_core import Delivery
 from tests.outbox.shop import Payment, Shop
-from tests.outbox.watched_broker import delivery
+from tests.outbox.watched_broker import message
 
 TOPICS = ("orders", "refunds")
 
@@ -25,7 +24,7 @@ def paying(shop: Shop, topic: str, handled: list[str]) -> Consumer:
 
 
 def on(topic: str) -> Delivery:
-    return msgspec.structs.replace(delivery(), topic=topic)
+    return Delivery(receipt="r-1", attempt=1, message=message(topic=topic))
 
 
 def test_messages_of_two_topics_under_one_id_are_both_handled_and_each_of_them_once(shop: Shop) -> None:

@@ -33,10 +33,9 @@ def message(number: int = 1, *, topic: str = "orders", traced: bool = True, crea
 
 
 def delivery(headers: Mapping[str, str] | None = None, *, attempt: int = 1) -> Delivery:
-    return Delivery(
-        receipt="r-1", id="m-1", topic="orders", body=b"", key=None, attempt=attempt, created_at_ms=0,
-        headers={"traceparent": TRACEPARENT} if headers is None else headers,
-    )  # fmt: skip
+    headers = {"traceparent": TRACEPARENT} if headers is None else headers
+    message = Message(id="m-1", topic="orders", body=b"", headers=headers)
+    return Delivery(receipt="r-1", attempt=attempt, message=message)
 
 
 def stamped(tracing: OpenTelemetryTracing, headers: dict[str, str] | None = None) -> dict[str, str]:

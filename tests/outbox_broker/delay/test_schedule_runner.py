@@ -333,8 +333,8 @@ def test_the_due_time_that_was_asked_for_goes_along_as_a_header(
 ) -> None:
     front = opened.front(broker, clock=clock)
     crowded = {f"h{number}": "v" for number in range(HEADERS_MAX)}
-    older = msgspec.msgpack.encode([b"x", None, {"h": "v"}, NOW_MS])
-    put(existing(opened), NOW_MS, TimedMessage(NOW_MS + 500, "older", "orders", older))
+    undated = msgspec.msgpack.encode([["undated", "orders", None, {"h": "v"}, b"x", NOW_MS]])
+    put(existing(opened), NOW_MS, TimedMessage(NOW_MS + 500, "undated", "orders", undated))
 
     front.publish([message("now"), message("later", ahead_ms=500), message("past", ahead_ms=-5)])
     front.publish(
@@ -352,7 +352,7 @@ def test_the_due_time_that_was_asked_for_goes_along_as_a_header(
     due = {DUE_HEADER: str(NOW_MS + 500)}
     assert headers == {
         "now": {"h": "v"}, "later": {"h": "v", **due}, "past": {"h": "v", DUE_HEADER: str(NOW_MS - 5)}, "copied": due,
-        "passed-on": {DUE_HEADER: "1"}, "crowded": crowded, "older": {"h": "v"},
+        "passed-on": {DUE_HEADER: "1"}, "crowded": crowded, "undated": {"h": "v"},
     }  # fmt: skip
 
 

@@ -314,7 +314,7 @@ def _dead_pages(pages: int) -> dict[str, Any]:
         while True:
             request = _pack({"max_messages": 100, "invisible_ms": 60_000})
             pulled = _ask(url, "POST", f"/v1/topics/{TOPIC}/groups/dead/pull", request, kind=PACKED)
-            receipts = [one["receipt"] for one in msgspec.msgpack.decode(pulled.body)["deliveries"]]
+            receipts = [receipt for receipt, *_ in msgspec.msgpack.decode(pulled.body)]
             if not receipts:
                 return
             _ask(url, "POST", f"/v1/topics/{TOPIC}/groups/dead/nack", _pack({"receipts": receipts}), kind=PACKED)
@@ -388,7 +388,7 @@ def _nack_all(url: str, mark: str) -> list[Answer]:
     try:
         while True:
             pulled = connection.ask("POST", f"/v1/topics/{TOPIC}/groups/nacks/pull", request, kind=PACKED)
-            receipts = [one["receipt"] for one in msgspec.msgpack.decode(pulled.body)["deliveries"]]
+            receipts = [receipt for receipt, *_ in msgspec.msgpack.decode(pulled.body)]
             if not receipts:
                 return answers
             for one in receipts:

@@ -59,7 +59,10 @@ def kind_of(response: requests.Response) -> str:
         (PUBLISH, b'{"messages": [{TO, "body": "", "key": ""}]}', 422, "invalid-message", "$.messages[0]"),
         (PUBLISH, b'{"messages": [{TO, "body": "", "headers": {"a b": ""}}]}', 422, "invalid-message", "$.messages[0]"),
         (PUBLISH, b'{"messages": [{TO, "body": "%", "encoding": "base64"}]}', 422, "invalid-message", "$.messages[0]"),
-        (PUBLISH, b'{"messages": [{TO, "body": "", "encoding": "binary"}]}', 422, "invalid-message", "$.messages[0]"),
+        (
+            PUBLISH, b'{"messages": [{TO, "body": "", "encoding": "binary"}]}', 422, "wrong-shape",
+            "$.messages[0].encoding",
+        ),
         (
             PUBLISH, b'{"messages": [{TO, "body": "", "encoding": "gzip"}]}', 422, "wrong-shape",
             "$.messages[0].encoding",

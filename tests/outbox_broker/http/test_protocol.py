@@ -49,8 +49,9 @@ def test_a_message_goes_through_in_messagepack_with_its_body_as_it_is(
 
     assert published.headers["content-type"] == pulled.headers["content-type"] == MSGPACK
     assert msgspec.msgpack.decode(published.content) == {"results": [{"id": "m", "status": "stored", "error": None}]}
-    [delivery] = msgspec.msgpack.decode(pulled.content)["deliveries"]
-    assert (delivery["body"], delivery["encoding"]) == (b"\x00\xff", "binary")
+    [[receipt, attempt, record, expired]] = msgspec.msgpack.decode(pulled.content)
+    assert (receipt.split("/")[:2], attempt, expired) == ([topic, "g"], 1, False)
+    assert (record[:5], record[6]) == (["m", topic, None, {}, b"\x00\xff"], None)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["json", "msgpack"])
