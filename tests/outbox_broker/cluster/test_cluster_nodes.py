@@ -220,7 +220,9 @@ def test_the_counters_of_a_node_do_not_go_back_when_its_shards_leave_it(running:
 
 def received(node: NodeProcess) -> float:
     """How many messages a node has stored since its start."""
-    lines = requests.get(f"{node.url}/metrics", timeout=60).text.splitlines()
+    answer = requests.get(f"{node.url}/metrics", timeout=60)
+    assert answer.ok, answer.text
+    lines = answer.text.splitlines()
     return sum(float(one.rpartition(" ")[2]) for one in lines if one.startswith("broker_messages_received_total{"))
 
 
