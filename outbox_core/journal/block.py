@@ -85,12 +85,15 @@ class FrameKind(IntEnum):
 
 
 _KINDS: Final = frozenset(FrameKind)
+_SEGMENT_KINDS: Final = frozenset(SegmentKind)
 _FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=...[\x00-\x08].{11}[\x11\x22\x33\x44\x55\x66\x99])")
 """A length up to PAYLOAD_BYTES_MAX, and a kind: avoids a checksum at every byte."""
 
 
 class SegmentRefused(OutboxError):
-    """These bytes begin no segment that this version reads; says why. Nothing may be written to their file."""
+    """These bytes are no segment that this version reads; says why, and the cure. Nothing may be written to their
+    file.
+    """
 
 
 class FrameDamaged(OutboxError):
@@ -120,9 +123,13 @@ def decode_segment_head(data: bytes) -> SegmentHead:
     if len(data) < SEGMENT_HEAD_BYTES or _CRC.unpack_from(data, _SEGMENT.size)[0] != google_crc32c.value(head):
         raise SegmentRefused("the head of the segment is damaged: restore the file from a copy")
     _, version, kind, epoch, first, created_at_ms = _SEGMENT.unpack(head)
-    if version != VERSION:
-        raise SegmentRefused(f"format {version}, and this version reads {VERSION}: upgrade before you open it")
+    if version != VERSION or kind not in _SEGMENT_KINDS:
+        raise _newer(f"a segment of format {version} and kind {kind}")
     return SegmentHead(kind=SegmentKind(kind), epoch=epoch, first=first, created_at_ms=created_at_ms)
+
+
+def _newer(what: str) -> SegmentRefused:
+    return SegmentRefused(f"{what}, and this version reads format {VERSION}: upgrade before you open it")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -203,6 +210,7 @@ class Frame(NamedTuple):
 class BlockHead(NamedTuple):
     """A block's head, and where it stands in its segment's bytes: frames are at `start` to `end`."""
 
+    version: int
     kind: int
     frames: int
     frames_before: int
@@ -223,10 +231,10 @@ def block_head_at(data: bytes, position: int, *, first: int) -> BlockHead | None
         return None
     if _CRC.unpack_from(data, start - _CRC.size)[0] != google_crc32c.value(data[position : start - _CRC.size]):
         return None
-    _, kind, _, before, frames, size_bytes, offset, durable, at_ms = _BLOCK.unpack_from(data, position)
+    _, kind, version, before, frames, size_bytes, offset, durable, at_ms = _BLOCK.unpack_from(data, position)
     if offset != first + position or durable > offset:
         return None
-    return BlockHead(kind, frames, before, offset, durable, at_ms, start, start + size_bytes)
+    return BlockHead(version, kind, frames, before, offset, durable, at_ms, start, start + size_bytes)
 
 
 def read_run(data: bytes, position: int, *, kind: FrameKind, numbers: range) -> list[bytes]:
@@ -371,12 +379,17 @@ def scan(
 
     A body can hold a head for the very offset at which it stands, by one who knows that offset before. If such a body
     is in a torn tail, that head vouches for it: the tail is told as damage instead of being cut. Nothing else follows.
+
+    Raises SegmentRefused, naming the cure, at a block that a newer version wrote: where a block is due, and not where
+    one is searched, since a body may hold a head of any version.
     """
     vouched_to = max(proven, _last_durable(data, first=first)) - first
     position = 0
     while position < len(data):
         is_vouched = position < vouched_to
         head = block_head_at(data, position, first=first)
+        if head is not None and head.version != VERSION:
+            raise _newer(f"a block of format {head.version} at offset {head.offset}")
         if head is not None and head.end <= len(data):
             frames = Frames([], 0)
             if wanted is None or head.kind in wanted or not is_vouched:

@@ -337,8 +337,58 @@ def test_a_head_of_a_segment_comes_back_and_what_is_none_of_this_version_is_refu
     with pytest.raises(SegmentRefused, match="damaged: restore"):
         decode_segment_head(data[:12] + b"\xff" + data[13:])
     newer = data[:8] + b"\x02\x00" + data[10:36]
-    with pytest.raises(SegmentRefused, match="format 2, and this version reads 1: upgrade"):
+    with pytest.raises(SegmentRefused, match="format 2 and kind 2, and this version reads format 1: upgrade"):
         decode_segment_head(newer + google_crc32c.value(newer).to_bytes(4, "little"))
+
+
+def of_version(data: bytes, position: int, version: int) -> bytes:
+    """The head of the block at a position, as another version would have written it."""
+    changed = bytearray(data[position : position + BLOCK_HEAD_BYTES])
+    changed[5] = version
+    return bytes(changed[:-4]) + google_crc32c.value(bytes(changed[:-4])).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("same_boot", [True, False])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
+def test_a_block_of_a_newer_version_is_refused_with_the_cure_and_never_taken_for_damage(
+    same_boot: bool, place: int
+) -> None:
+    history = History()
+    for body in (b"one", b"two", b"three"):
+        history.messages(body)
+    start = ([0, *history.ends])[place]
+    data = bytes(history.data[:start]) + of_version(history.data, start, 2)
+    data += bytes(history.data[len(data) :])
+
+    for ending in (data, data + b"torn", data[: start + BLOCK_HEAD_BYTES]):
+        with pytest.raises(SegmentRefused, match=r"format 2.*reads format 1: upgrade"):
+            list(scan(ending, first=FIRST, proven=FIRST, same_boot=same_boot))
+
+
+def test_behind_a_damaged_head_a_block_of_a_newer_version_is_refused_as_well() -> None:
+    history = History()
+    history.messages(b"one")
+    history.messages(b"two")
+    start = history.ends[0]
+    data = bytearray(history.data[:start] + of_version(history.data, start, 3) + history.data[start + 44 :])
+    data[9] ^= 1
+
+    with pytest.raises(SegmentRefused, match="format 3"):
+        list(scan(bytes(data), first=FIRST, proven=FIRST + len(data), same_boot=True))
+
+
+def test_a_head_of_a_newer_version_inside_a_body_refuses_nothing() -> None:
+    history = History()
+    history.messages(b"before")
+    inside = FIRST + len(history.data) + BLOCK_HEAD_BYTES + FRAME_HEAD_BYTES
+    one = framed(FrameKind.MESSAGE, range(1), [b"x"])
+    bait = block(one, offset=inside, durable=inside, at_ms=1, frames_before=1)
+    history.messages(of_version(bait, 0, 2) + bait[BLOCK_HEAD_BYTES:])
+
+    found = read(history.data)
+
+    assert [one.damaged for one in found] == [0, 0]
+    assert found[1].frames == history.blocks[1]
 
 
 def test_a_head_is_one_only_at_its_own_offset_and_the_limits_fit() -> None:
