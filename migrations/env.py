@@ -5,18 +5,18 @@ from __future__ import annotations
 from alembic import context
 
 from outbox.store.schema import outbox_tables
-from outbox_core.common.table_place import VERSION_TABLE, TablePlace
+from outbox_core.common.table_namespace import VERSION_TABLE, TableNamespace
 
 connection = context.config.attributes["connection"]
-place: TablePlace = context.config.attributes["place"]
+namespace: TableNamespace = context.config.attributes["namespace"]
 
 context.configure(
     connection=connection,
-    target_metadata=outbox_tables(place).metadata,
+    target_metadata=outbox_tables(namespace).metadata,
     version_table=VERSION_TABLE,
-    version_table_schema=place.schema,
+    version_table_schema=namespace.schema,
     include_schemas=True,
-    include_name=lambda name, kind, _: kind != "schema" or name == place.schema,
+    include_name=lambda name, kind, _: kind != "schema" or name == namespace.schema,
     transactional_ddl=False,
 )
 with context.begin_transaction():

@@ -16,10 +16,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    place = context.config.attributes["place"]
+    namespace = context.config.attributes["namespace"]
     ${upgrades if upgrades else "pass"}
 
 
 def downgrade() -> None:
-    place = context.config.attributes["place"]
+    namespace = context.config.attributes["namespace"]
     ${downgrades if downgrades else "pass"}

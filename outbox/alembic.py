@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Table
 
-from outbox_core.common.table_place import PREFIX, VERSION_TABLE
+from outbox_core.common.table_namespace import PREFIX, VERSION_TABLE
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext

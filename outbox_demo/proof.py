@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Table, select
 
 from outbox.store.database import background_engine, open_engine
 from outbox.store.schema import RowKind, outbox_tables
-from outbox.store.table_placement import table_place
+from outbox.store.table_placement import table_namespace
 from outbox_core import CancelStatus
 from outbox_demo.plan import GROUPS, NOTIFICATION, PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, DemoPlan, RunTopics
 from outbox_demo.tables import Notification, Payment, Reminder, Ticket
@@ -160,7 +160,7 @@ def connected(plan: DemoPlan) -> Iterator[Connection]:
 
 def _read_records(connection: Connection, plan: DemoPlan) -> Records:
     """Read all records of a run, by the plain names of its topics."""
-    tables, topics = outbox_tables(table_place(connection.dialect, None)), plan.topics
+    tables, topics = outbox_tables(table_namespace(connection.dialect, None)), plan.topics
     inbox = tables.inbox.c
     marks = connection.execute(select(inbox.consumer_group, inbox.topic, inbox.message_id)).all()
     reminders = connection.execute(select(Reminder.message_id, Reminder.order_id, Reminder.is_withdrawn)).all()

@@ -19,7 +19,7 @@ from outbox.migrate.schema_upgrade import upgrade
 from outbox.store.database import database_errors, open_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.schema import outbox_tables
-from outbox.store.table_placement import table_place
+from outbox.store.table_placement import table_namespace
 from outbox_core.common.errors import ConfigurationError
 from outbox_demo.accelerated_clock import AcceleratedClock
 from outbox_demo.delay_engine import ProducerRoute
@@ -140,7 +140,7 @@ class Scenario:
 
     def _empty_outbox(self) -> None:
         with self._engine.begin() as connection:
-            tables = outbox_tables(table_place(self._engine.dialect, None))
+            tables = outbox_tables(table_namespace(self._engine.dialect, None))
             for table in (tables.message, tables.archive, tables.inbox):
                 connection.execute(table.delete())
 

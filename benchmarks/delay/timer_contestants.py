@@ -23,7 +23,7 @@ from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import message_table_names
-from outbox.store.table_placement import table_place
+from outbox.store.table_placement import table_namespace
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.ids import new_message_id, new_token
 from outbox_core.messages.message import AckStatus, Message
@@ -175,7 +175,7 @@ class Tables:
         with self._engine.connect() as connection:
             names = [
                 name
-                for name in message_table_names(connection, table_place(self._engine.dialect, self._schema))
+                for name in message_table_names(connection, table_namespace(self._engine.dialect, self._schema))
                 if not name.endswith("message")
             ]
         self._stores = [MessageStore(dialect=self._engine.dialect, schema=self._schema, table=name) for name in names]

@@ -34,7 +34,7 @@ from benchmarks.reconcile.records import (
     write_by_hour,
 )
 from outbox.store.schema import outbox_tables
-from outbox_core.common.table_place import SQLITE_PLACE
+from outbox_core.common.table_namespace import SQLITE_NAMESPACE
 from outbox_core.journal import journal
 
 ALL_KINDS: Final = (*KINDS, *MORE_KINDS, *DELIVERY_KINDS)
@@ -189,7 +189,7 @@ def _bulk(duck: duckdb.DuckDBPyConnection) -> Iterator[list[Message]]:
 def open_shop(path: Path) -> sqlite3.Connection:
     """A new SQLite database with the outbox's tables and the business's."""
     engine = create_engine(f"sqlite:///{path}")
-    outbox_tables(SQLITE_PLACE).metadata.create_all(engine)
+    outbox_tables(SQLITE_NAMESPACE).metadata.create_all(engine)
     engine.dispose()
     shop = sqlite3.connect(path)
     shop.execute("pragma synchronous = off")

@@ -32,7 +32,7 @@ from sqlalchemy.engine import Dialect
 from outbox.store.databases.database_port import Write
 from outbox.store.databases.supported import database_of
 from outbox.store.schema import OutboxTables, outbox_tables
-from outbox.store.table_placement import table_place
+from outbox.store.table_placement import table_namespace
 from outbox_core.assignment.lease_decision import Lease
 
 END_NEVER: Final = 2**63 - 1
@@ -60,7 +60,7 @@ class LeaseStore:
 
     @cached_property
     def _tables(self) -> OutboxTables:
-        return outbox_tables(table_place(self._dialect, self._schema))
+        return outbox_tables(table_namespace(self._dialect, self._schema))
 
     @property
     def _instance(self) -> Table:

@@ -88,7 +88,7 @@ class DueTables:
     """
 
     def __init__(self, *, dialect: Dialect, schema: str | None, tables: Sequence[str]) -> None:
-        """`schema`: of the tables' place, None on SQLite."""
+        """`schema`: of the tables' namespace, None on SQLite."""
         self.tables = tuple(tables)
         self._dialect = dialect
         self._schema = schema

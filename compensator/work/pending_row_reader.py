@@ -10,8 +10,8 @@ from outbox.store.database import database_errors
 from outbox.store.database_identity import StrangerCheck
 from outbox.store.pending_due_times import DuePosition, PendingDueTimes
 from outbox.store.schema import message_table_names
-from outbox.store.table_placement import MessageTable, table_place, tables_missing
-from outbox_core.common.table_place import TablePlace
+from outbox.store.table_placement import MessageTable, table_namespace, tables_missing
+from outbox_core.common.table_namespace import TableNamespace
 
 
 class PendingRowReader:
@@ -25,14 +25,14 @@ class PendingRowReader:
         self._strangers = StrangerCheck(reads.dialect, [schema])
 
     @property
-    def place(self) -> TablePlace:
+    def namespace(self) -> TableNamespace:
         """Where the tables are; the engine has connected."""
-        return table_place(self._reads.dialect, self._schema)
+        return table_namespace(self._reads.dialect, self._schema)
 
     def tables(self) -> Sequence[str]:
         """The names of the message tables, at least one."""
         with database_errors(self._reads.url), self._reads.connect() as connection:
-            names = message_table_names(connection, self.place)
+            names = message_table_names(connection, self.namespace)
             if not names:
                 raise tables_missing(connection, self._schema)
             self._strangers.run(connection)
@@ -60,4 +60,4 @@ class PendingRowReader:
             return set(self._rows(table).due_in_us(connection, ids))
 
     def _rows(self, table: str) -> PendingDueTimes:
-        return PendingDueTimes(dialect=self._reads.dialect, table=MessageTable(self.place.schema, table))
+        return PendingDueTimes(dialect=self._reads.dialect, table=MessageTable(self.namespace.schema, table))

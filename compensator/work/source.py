@@ -133,7 +133,7 @@ class Source:
         names = self.pending_rows.tables()
         if due_tables is None or due_tables.tables != tuple(names):
             logger.info("message_tables_found", extra={"source": self.name, "tables": len(names)})
-            due_tables = DueTables(dialect=self._reads.dialect, schema=self.pending_rows.place.schema, tables=names)
+            due_tables = DueTables(dialect=self._reads.dialect, schema=self.pending_rows.namespace.schema, tables=names)
         self._tables, self._listed_at_ms = due_tables, now_ms
         return due_tables
 

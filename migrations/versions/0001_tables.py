@@ -35,19 +35,19 @@ _TABLES = (
 
 def upgrade() -> None:
     """Create the tables and their indexes, and the row that says which database this is."""
-    place = context.config.attributes["place"]
-    _create_message_table(place.schema, place.prefix)
-    _create_archive_and_inbox(place.schema, place.prefix)
-    _create_order_tables(place.schema, place.prefix)
-    _create_compensator_tables(place.schema, place.prefix)
-    _create_identity(place.schema, place.prefix)
+    namespace = context.config.attributes["namespace"]
+    _create_message_table(namespace.schema, namespace.prefix)
+    _create_archive_and_inbox(namespace.schema, namespace.prefix)
+    _create_order_tables(namespace.schema, namespace.prefix)
+    _create_compensator_tables(namespace.schema, namespace.prefix)
+    _create_identity(namespace.schema, namespace.prefix)
 
 
 def downgrade() -> None:
     """Drop the tables, and every unsent message with them."""
-    place = context.config.attributes["place"]
+    namespace = context.config.attributes["namespace"]
     for name in reversed(_TABLES):
-        steps.drop_table(f"{place.prefix}{name}", schema=place.schema)
+        steps.drop_table(f"{namespace.prefix}{name}", schema=namespace.schema)
 
 
 def _create_message_table(schema: str | None, prefix: str) -> None:

@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from outbox.alembic import is_of_outbox
 from outbox.store.databases.supported import database_of
 from outbox.store.schema import OutboxTables, message_table_names, outbox_tables
-from outbox.store.table_placement import table_place, tables_in
-from outbox_core.common.table_place import VERSION_TABLE, TablePlace
+from outbox.store.table_placement import table_namespace, tables_in
+from outbox_core.common.table_namespace import VERSION_TABLE, TableNamespace
 
 _WRITE: Final = "SELECT, INSERT, UPDATE, DELETE"
 
@@ -30,20 +30,20 @@ def grants(connection: Connection, role: Role, *, schema: str | None, account: s
     """Returns the statements, for the tables that there are now; those of `migrate` also for tables to be made.
 
     `account`: as Database.account() quotes the user. Only `app` gets business tables: those of the connection's
-    database. Raises ConfigurationError without a place.
+    database. Raises ConfigurationError without a namespace.
     """
-    place, database = table_place(connection.dialect, schema), database_of(connection.dialect)
+    namespace, database = table_namespace(connection.dialect, schema), database_of(connection.dialect)
     makes = role is Role.MIGRATE
     return [
         database.grant(privileges, schema=granted_schema, table=table, account=account, makes=makes)
-        for granted_schema, table, privileges in _needed(connection, role, place)
+        for granted_schema, table, privileges in _needed(connection, role, namespace)
     ]
 
 
-def _needed(connection: Connection, role: Role, place: TablePlace) -> Iterator[tuple[str, str | None, str]]:
+def _needed(connection: Connection, role: Role, namespace: TableNamespace) -> Iterator[tuple[str, str | None, str]]:
     """Yields schemas, tables (None: all of the schema) and privileges."""
-    tables, database = outbox_tables(place), str(place.schema)
-    messages = message_table_names(connection, place)
+    tables, database = outbox_tables(namespace), str(namespace.schema)
+    messages = message_table_names(connection, namespace)
     match role:
         case Role.APP:
             yield from _of_app(tables, messages, database)
@@ -55,7 +55,7 @@ def _needed(connection: Connection, role: Role, place: TablePlace) -> Iterator[t
         case Role.RECONCILIATION:
             for name in (*messages, tables.archive.name, tables.inbox.name, tables.order_head.name):
                 yield database, name, "SELECT"
-        case Role.MIGRATE if place.prefix:
+        case Role.MIGRATE if namespace.prefix:
             outbox_names = {table.name for table in tables.metadata.sorted_tables} | {*messages, VERSION_TABLE}
             for name in sorted(outbox_names):
                 yield database, name, _WRITE
@@ -87,8 +87,8 @@ def _business_tables(connection: Connection, business: str | None) -> set[str]:
     """Returns the tables of the connection's database that are not ours."""
     if business is None:
         return set()
-    place = table_place(connection.dialect, business)
-    outbox_names = {table.name for table in outbox_tables(place).metadata.sorted_tables}
-    split = set(message_table_names(connection, place))
+    namespace = table_namespace(connection.dialect, business)
+    outbox_names = {table.name for table in outbox_tables(namespace).metadata.sorted_tables}
+    split = set(message_table_names(connection, namespace))
     existing = tables_in(connection, business)
     return {name for name in existing - outbox_names - split if not is_of_outbox(name, ())}

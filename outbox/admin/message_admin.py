@@ -14,7 +14,7 @@ from outbox.store.databases.database_port import Write
 from outbox.store.databases.supported import database_of
 from outbox.store.order_table import OrderStore
 from outbox.store.schema import RowState, message_table, plain_message_table_name
-from outbox.store.table_placement import table_place
+from outbox.store.table_placement import table_namespace
 
 PARKED_BY_HAND: Final = "parked by an operator"
 
@@ -41,12 +41,12 @@ class MessageAdmin:
     """The operators' statements. They skip rows whose lease has not ended: the lease's owner settles those."""
 
     def __init__(self, *, dialect: Dialect, schema: str | None = None, table: str | None = None) -> None:
-        """`dialect`: of an engine that has connected. `table`: one of the place's message tables; by default the one
-        that is not split.
+        """`dialect`: of an engine that has connected. `table`: one of the namespace's message tables; by default the
+        one that is not split.
         """
-        place = table_place(dialect, schema)
-        self.table: str = table or plain_message_table_name(place)
-        self._message = message_table(place.schema, self.table)
+        namespace = table_namespace(dialect, schema)
+        self.table: str = table or plain_message_table_name(namespace)
+        self._message = message_table(namespace.schema, self.table)
         self._dialect = dialect
         self._order = OrderStore(dialect=dialect, schema=schema)
         self._database = database_of(dialect)

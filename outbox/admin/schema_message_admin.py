@@ -16,7 +16,7 @@ from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelecti
 from outbox.store.database import background_engine, database_errors, open_engine
 from outbox.store.database_identity import refuse_stranger
 from outbox.store.schema import message_table_names, outbox_tables
-from outbox.store.table_placement import table_place, tables_missing
+from outbox.store.table_placement import table_namespace, tables_missing
 
 BATCH_ROWS: Final = 200
 """Rows changed in one transaction: few, so that senders do not wait long for their locks."""
@@ -31,8 +31,8 @@ class SchemaAdmin:
         """
         self._engine = engine
         with self._reading() as connection:
-            self._place = table_place(engine.dialect, schema)
-            names = message_table_names(connection, self._place)
+            self._namespace = table_namespace(engine.dialect, schema)
+            names = message_table_names(connection, self._namespace)
             if not names:
                 raise tables_missing(connection, schema)
             refuse_stranger(connection, engine.dialect, schema)
@@ -57,7 +57,7 @@ class SchemaAdmin:
 
     def sent(self, message_id: str) -> list[dict[str, Any]]:
         """Returns the archive's rows of a message: when it was sent, and the broker's result."""
-        archive = outbox_tables(self._place).archive
+        archive = outbox_tables(self._namespace).archive
         statement = select(archive).where(archive.c.id == message_id).order_by(archive.c.sent_at_us)
         with self._reading() as connection:
             return [dict(row) for row in connection.execute(statement).mappings()]

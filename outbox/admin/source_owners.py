@@ -10,7 +10,7 @@ from sqlalchemy.engine import Dialect
 
 from outbox.store.databases.supported import database_of
 from outbox.store.schema import outbox_tables
-from outbox.store.table_placement import table_place
+from outbox.store.table_placement import table_namespace
 
 INSTANCES_MAX: Final = 1_000
 SOURCES_MAX: Final = 20_000
@@ -36,9 +36,9 @@ class SourceOwners:
 
 def read_sharing(connection: Connection, *, dialect: Dialect, schema: str | None) -> SourceOwners | None:
     """Returns the shares; None if no compensator has ever used leases here. Reads without locks."""
-    place = table_place(dialect, schema)
-    tables = outbox_tables(place)
-    if not inspect(connection).has_table(tables.lease.name, schema=place.schema):  # of an upgrade that was cut
+    namespace = table_namespace(dialect, schema)
+    tables = outbox_tables(namespace)
+    if not inspect(connection).has_table(tables.lease.name, schema=namespace.schema):  # of an upgrade that was cut
         return None
     leases = connection.execute(select(tables.lease.c.source, tables.lease.c.instance).limit(SOURCES_MAX)).all()
     columns = tables.instance.c

@@ -24,7 +24,7 @@ from outbox.store.database_identity import refuse_stranger
 from outbox.store.database_url import database_url
 from outbox.store.message_table import Backlog, MessageStore
 from outbox.store.schema import message_table_names
-from outbox.store.table_placement import table_place, tables_missing
+from outbox.store.table_placement import table_namespace, tables_missing
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.connect import connect
 from outbox_core.messages.durability_inspection import Inspectable, Inspection, Weakness
@@ -180,7 +180,7 @@ def _print_inspection(inspection: Inspection) -> None:
 
 def _backlogs(connection: Connection, *, dialect: Dialect, schema: str | None) -> dict[str, Backlog]:
     """Returns the backlog of each message table of the schema. Raises SchemaMissing if there is none."""
-    names = message_table_names(connection, table_place(dialect, schema))
+    names = message_table_names(connection, table_namespace(dialect, schema))
     if not names:
         raise tables_missing(connection, schema)
     refuse_stranger(connection, dialect, schema)

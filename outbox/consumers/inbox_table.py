@@ -15,7 +15,7 @@ from outbox.store.database import is_duplicate, is_schema_missing
 from outbox.store.database_identity import StrangerCheck
 from outbox.store.databases.supported import database_of
 from outbox.store.schema import outbox_tables
-from outbox.store.table_placement import is_left_beside, table_place, tables_missing
+from outbox.store.table_placement import is_left_beside, table_namespace, tables_missing
 
 
 class InboxStore:
@@ -29,7 +29,7 @@ class InboxStore:
 
     @cached_property
     def _inbox(self) -> Table:
-        return outbox_tables(table_place(self._dialect, self._schema)).inbox
+        return outbox_tables(table_namespace(self._dialect, self._schema)).inbox
 
     @cached_property
     def _insert(self) -> Insert:

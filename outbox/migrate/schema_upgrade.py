@@ -41,12 +41,12 @@ from outbox.store.table_placement import (
     is_left_beside,
     is_schema_alone,
     placement_for,
-    table_place,
+    table_namespace,
     tables_in,
     tables_missing,
 )
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
-from outbox_core.common.table_place import VERSION_TABLE, TablePlace
+from outbox_core.common.table_namespace import VERSION_TABLE, TableNamespace
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -101,8 +101,8 @@ def upgrade(
 
 def current(connection: Connection, *, schema: str | None = None) -> str | None:
     """Returns the tables' revision; None if there are no tables."""
-    place = table_place(connection.dialect, schema)
-    options = {"version_table": VERSION_TABLE, "version_table_schema": place.schema}
+    namespace = table_namespace(connection.dialect, schema)
+    options = {"version_table": VERSION_TABLE, "version_table_schema": namespace.schema}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
@@ -169,39 +169,39 @@ def _upgrade_all(
 ) -> str | None:
     placement = placement_for(connection.dialect, schema, tables)
     # All refusals come before the first DDL: each of its statements commits by itself.
-    for place in placement.places:
-        _refuse_foreign_tables(connection, place, placement.names_in(place))
+    for namespace in placement.namespaces:
+        _refuse_foreign_tables(connection, namespace, placement.names_in(namespace))
     for name in placement.schemas:
         is_beside = current(connection, schema=name) is None and is_left_beside(connection, name)
         if is_beside or is_schema_alone(connection, name):
             raise tables_missing(connection, name)
-    for place in placement.places:
-        _refuse_without_owner(connection, place, wanted_owner=wanted_owner)
+    for namespace in placement.namespaces:
+        _refuse_without_owner(connection, namespace, wanted_owner=wanted_owner)
     reached: str | None = None
-    for place in placement.places:
-        reached = _upgrade(connection, place, revision=revision)
-        _record_owner(connection, place, wanted_owner=wanted_owner)
+    for namespace in placement.namespaces:
+        reached = _upgrade(connection, namespace, revision=revision)
+        _record_owner(connection, namespace, wanted_owner=wanted_owner)
         if placement.is_split:
-            _make_split_tables(connection, place, placement.names_in(place))
+            _make_split_tables(connection, namespace, placement.names_in(namespace))
     return reached
 
 
-def _refuse_foreign_tables(connection: Connection, place: TablePlace, message_tables: Sequence[str]) -> None:
+def _refuse_foreign_tables(connection: Connection, namespace: TableNamespace, message_tables: Sequence[str]) -> None:
     """Raise ConfigurationError for a table of the business's that has a name of ours, before anything is changed."""
     inspector = inspect(connection)
-    outbox_names = {table.name for table in outbox_tables(place).metadata.sorted_tables} | {*message_tables}
-    for name in sorted(outbox_names & tables_in(connection, place.schema)):
-        if not is_of_outbox(name, [column["name"] for column in inspector.get_columns(name, schema=place.schema)]):
-            full_name = name if place.schema is None else f"{place.schema}.{name}"
+    outbox_names = {table.name for table in outbox_tables(namespace).metadata.sorted_tables} | {*message_tables}
+    for name in sorted(outbox_names & tables_in(connection, namespace.schema)):
+        if not is_of_outbox(name, [column["name"] for column in inspector.get_columns(name, schema=namespace.schema)]):
+            full_name = name if namespace.schema is None else f"{namespace.schema}.{name}"
             raise ConfigurationError(
                 f"the table {full_name} has a name of the outbox's and is not the outbox's, so nothing was changed; "
                 "rename it, or give the outbox a schema of its own (schema=, --schema)"
             )
 
 
-def _refuse_without_owner(connection: Connection, place: TablePlace, *, wanted_owner: SchemaOwner) -> None:
+def _refuse_without_owner(connection: Connection, namespace: TableNamespace, *, wanted_owner: SchemaOwner) -> None:
     """Raise ConfigurationError for another's schema, and for one of which nobody would know whose it is."""
-    if place.schema is None or place.prefix:
+    if namespace.schema is None or namespace.prefix:
         if wanted_owner != SchemaOwner():
             raise ConfigurationError(
                 "owner and shared are said of a schema of its own (schema=, --schema): the business's own database is "
@@ -210,25 +210,29 @@ def _refuse_without_owner(connection: Connection, place: TablePlace, *, wanted_o
         return
     if wanted_owner != SchemaOwner():
         return
-    recorded, business = owner_of(connection, place), connection.dialect.default_schema_name
+    recorded, business = owner_of(connection, namespace), connection.dialect.default_schema_name
     if not recorded.admits(business):
-        raise stranger_refused(place, owner=recorded, business=business)
+        raise stranger_refused(namespace, owner=recorded, business=business)
     if recorded.name is None and not recorded.is_shared and not business:
         raise ConfigurationError(
-            f"nobody has said yet to whom the schema {place.schema} belongs, and the connection is in no database: "
+            f"nobody has said yet to whom the schema {namespace.schema} belongs, and the connection is in no database: "
             "name the business's database in the URL, or as its owner (owner=, --owner), or let several services share "
             "it (is_shared=True, --shared)"
         )
 
 
-def _record_owner(connection: Connection, place: TablePlace, *, wanted_owner: SchemaOwner) -> None:
+def _record_owner(connection: Connection, namespace: TableNamespace, *, wanted_owner: SchemaOwner) -> None:
     """Record what is wanted, or by default the connection's database, if nobody has recorded one."""
-    identity = outbox_tables(place).identity
-    if place.schema is None or place.prefix or not inspect(connection).has_table(identity.name, schema=place.schema):
+    identity = outbox_tables(namespace).identity
+    if (
+        namespace.schema is None
+        or namespace.prefix
+        or not inspect(connection).has_table(identity.name, schema=namespace.schema)
+    ):
         return
     # Looked at first: an UPDATE that changes nothing waits for producers, whose SERIALIZABLE transactions lock what
     # they read.
-    recorded, business = owner_of(connection, place), connection.dialect.default_schema_name
+    recorded, business = owner_of(connection, namespace), connection.dialect.default_schema_name
     if wanted_owner.name is not None:
         if (recorded.name, recorded.is_shared) != (wanted_owner.name, wanted_owner.is_shared):
             new_owner = {"owner": wanted_owner.name, "is_shared": wanted_owner.is_shared}
@@ -241,34 +245,34 @@ def _record_owner(connection: Connection, place: TablePlace, *, wanted_owner: Sc
         set_owner = update(identity).where(identity.c.number == 1, is_free).values(owner=business)
         if connection.execute(set_owner).rowcount == 0 and not wanted_owner.is_shared:
             raise DatabaseUnavailable(
-                f"another upgrade has just recorded to whom the schema {place.schema} belongs: run this one again, "
+                f"another upgrade has just recorded to whom the schema {namespace.schema} belongs: run this one again, "
                 "which tells you"
             )
     if wanted_owner.is_shared and not recorded.is_shared:
         connection.execute(update(identity).where(identity.c.number == 1).values(is_shared=True))
-    refuse_stranger(connection, connection.dialect, place.schema)
+    refuse_stranger(connection, connection.dialect, namespace.schema)
 
 
-def _make_split_tables(connection: Connection, place: TablePlace, names: Sequence[str]) -> None:
+def _make_split_tables(connection: Connection, namespace: TableNamespace, names: Sequence[str]) -> None:
     """Create those that are missing, or have no index yet, like the current definition of the one that is not split."""
     for name in names:
-        table = message_table(place.schema, name)
+        table = message_table(namespace.schema, name)
         table.create(connection, checkfirst=True)
         for index in table.indexes:
             index.create(connection, checkfirst=True)
 
 
-def _upgrade(connection: Connection, place: TablePlace, *, revision: str) -> str | None:
-    if place.schema is not None and not place.prefix:
-        connection.execute(CreateSchema(place.schema, if_not_exists=True))
+def _upgrade(connection: Connection, namespace: TableNamespace, *, revision: str) -> str | None:
+    if namespace.schema is not None and not namespace.prefix:
+        connection.execute(CreateSchema(namespace.schema, if_not_exists=True))
     config = alembic_config()
     config.attributes["connection"] = connection
     # Alembic would take a dot in a plain str for one between names.
-    quoted_schema = None if place.schema is None else quoted_name(place.schema, quote=None)
-    config.attributes["place"] = replace(place, schema=quoted_schema)
+    quoted_schema = None if namespace.schema is None else quoted_name(namespace.schema, quote=None)
+    config.attributes["namespace"] = replace(namespace, schema=quoted_schema)
     with _inside_another_run():
         command.upgrade(config, revision)
-    return current(connection, schema=place.schema)
+    return current(connection, schema=namespace.schema)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Dialect
 
 from outbox.store.databases.supported import database_of
 from outbox.store.schema import outbox_tables
-from outbox.store.table_placement import table_place
+from outbox.store.table_placement import table_namespace
 
 
 class ArchiveStore:
@@ -23,7 +23,7 @@ class ArchiveStore:
 
     @cached_property
     def _archive(self) -> Table:
-        return outbox_tables(table_place(self._dialect, self._schema)).archive
+        return outbox_tables(table_namespace(self._dialect, self._schema)).archive
 
     def purge(self, connection: Connection, *, older_than_us: int, limit: int) -> int:
         """Delete at most `limit` rows that were sent more than `older_than_us` ago; returns how many.

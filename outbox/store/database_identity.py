@@ -19,9 +19,9 @@ from outbox.store.database import ask_driver, is_schema_missing
 from outbox.store.databases.database_port import Failure
 from outbox.store.databases.supported import database_of, failure_of, known_database
 from outbox.store.schema import outbox_tables
-from outbox.store.table_placement import connect_once, table_place, tables_missing
+from outbox.store.table_placement import connect_once, table_namespace, tables_missing
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_namespace import TableNamespace
 
 _KEY: Final = "outbox.identity"
 _NOT_THERE: Final = frozenset({Failure.DATABASE_MISSING, Failure.TABLE_MISSING, Failure.PRIVILEGE_MISSING})
@@ -82,16 +82,16 @@ class DatabaseIdentity:
         if file is not None:
             return _Identity(file)
         connect_once(self._engine)
-        place = table_place(self._engine.dialect, self._schema)
-        identities: dict[TablePlace, _Identity] = connection.info.setdefault(_KEY, {})
+        namespace = table_namespace(self._engine.dialect, self._schema)
+        identities: dict[TableNamespace, _Identity] = connection.info.setdefault(_KEY, {})
         # A follower is asked each time: once it is the primary, its connections stay and it takes writes.
-        if place not in identities or identities[place].reads:
-            identities[place] = _identity_at(connection, place)
-        return identities[place]
+        if namespace not in identities or identities[namespace].reads:
+            identities[namespace] = _identity_at(connection, namespace)
+        return identities[namespace]
 
 
-def _identity_at(connection: Connection, place: TablePlace) -> _Identity:
-    identity = outbox_tables(place).identity
+def _identity_at(connection: Connection, namespace: TableNamespace) -> _Identity:
+    identity = outbox_tables(namespace).identity
     read_only_flag = database_of(connection.dialect).read_only_flag()
     question = str(select(identity.c.id, read_only_flag).compile(dialect=connection.dialect))
     driver_error: type[Exception] = connection.dialect.loaded_dbapi.Error
@@ -127,11 +127,11 @@ class SchemaOwner:
         return self.name.casefold() == business.casefold() if self.folds_case else self.name == business
 
 
-def owner_of(connection: Connection, place: TablePlace) -> SchemaOwner:
+def owner_of(connection: Connection, namespace: TableNamespace) -> SchemaOwner:
     """Returns to whom the schema belongs; nobody has said it of the business's own database, or of older tables."""
-    if place.schema is None or place.prefix:
+    if namespace.schema is None or namespace.prefix:
         return SchemaOwner()
-    identity = outbox_tables(place).identity
+    identity = outbox_tables(namespace).identity
     folds = database_of(connection.dialect).case_folding_flag()
     question = select(identity.c.owner, identity.c.is_shared, folds).where(identity.c.number == 1).limit(1)
     try:
@@ -149,17 +149,17 @@ def refuse_stranger(connection: Connection, dialect: Dialect, schema: str | None
     The connection may be another engine's, as a session's may. For use before the first work on a schema: it is asked
     once by each process, not by each transaction.
     """
-    place, business = table_place(dialect, schema), dialect.default_schema_name
-    owner = owner_of(connection, place)
+    namespace, business = table_namespace(dialect, schema), dialect.default_schema_name
+    owner = owner_of(connection, namespace)
     if not owner.admits(business):
-        raise stranger_refused(place, owner=owner, business=business)
+        raise stranger_refused(namespace, owner=owner, business=business)
 
 
-def stranger_refused(place: TablePlace, *, owner: SchemaOwner, business: str | None) -> ConfigurationError:
+def stranger_refused(namespace: TableNamespace, *, owner: SchemaOwner, business: str | None) -> ConfigurationError:
     """Returns the error of whoever would use the schema of another database."""
-    upgrade = f"outbox db upgrade --schema {place.schema}"
+    upgrade = f"outbox db upgrade --schema {namespace.schema}"
     return ConfigurationError(
-        f"the schema {place.schema} belongs to the database {owner.name}, and this service is in {business}: the "
+        f"the schema {namespace.schema} belongs to the database {owner.name}, and this service is in {business}: the "
         f"compensator of either would send what both publish. If both are to share it: {upgrade} --shared. If not, "
         f"give {business} a place of its own: another schema, or none, which is its own database. Where {business} "
         f"has taken the place of {owner.name}, as a copy under another name does: {upgrade} --owner {business}"

@@ -49,8 +49,8 @@ from outbox.store.schema import (
     outbox_tables,
     plain_message_table_name,
 )
-from outbox.store.table_placement import MessageTable, table_place
-from outbox_core.common.table_place import TablePlace
+from outbox.store.table_placement import MessageTable, table_namespace
+from outbox_core.common.table_namespace import TableNamespace
 from outbox_core.common.utf8_text import utf8_text
 
 ERROR_CHARS_MAX: Final = 1024
@@ -102,21 +102,21 @@ class MessageStore:
         self._now_us = self._database.now_us()
         self._by_ids = PreparedByIds(dialect)
 
-    # A store is made before its engine connects, and only a connection knows the place.
+    # A store is made before its engine connects, and only a connection knows the namespace.
     @cached_property
-    def place(self) -> TablePlace:
-        """Where the tables are; see table_place()."""
-        return table_place(self._dialect, self.schema)
+    def namespace(self) -> TableNamespace:
+        """Where the tables are; see table_namespace()."""
+        return table_namespace(self._dialect, self.schema)
 
     @cached_property
     def table(self) -> MessageTable:
         """The message table."""
-        return MessageTable(self.place.schema, self._table or plain_message_table_name(self.place))
+        return MessageTable(self.namespace.schema, self._table or plain_message_table_name(self.namespace))
 
     @cached_property
     def tables(self) -> OutboxTables:
-        """All tables of the place."""
-        return outbox_tables(self.place)
+        """All tables of the namespace."""
+        return outbox_tables(self.namespace)
 
     @cached_property
     def _message(self) -> Table:

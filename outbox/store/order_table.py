@@ -43,8 +43,8 @@ from outbox.store.databases.supported import database_of
 from outbox.store.prepared_statements import Build, PreparedByIds
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowState, message_table, message_table_names, outbox_tables, plain_message_table_name
-from outbox.store.table_placement import MessageTable, table_place
-from outbox_core.common.table_place import TablePlace
+from outbox.store.table_placement import MessageTable, table_namespace
+from outbox_core.common.table_namespace import TableNamespace
 
 _KEYS_A_STATEMENT_MAX: Final = 50
 _ROWS_A_STATEMENT_MAX: Final = 200
@@ -124,16 +124,16 @@ class OrderStore:
         self._head_builds = _Builds(self._heads_of)
 
     @cached_property
-    def _place(self) -> TablePlace:
-        return table_place(self._dialect, self._schema)
+    def _namespace(self) -> TableNamespace:
+        return table_namespace(self._dialect, self._schema)
 
     @cached_property
     def _head(self) -> Table:
-        return outbox_tables(self._place).order_head
+        return outbox_tables(self._namespace).order_head
 
     @cached_property
     def _queue(self) -> Table:
-        return outbox_tables(self._place).order_queue
+        return outbox_tables(self._namespace).order_queue
 
     # -- the business transaction ------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class OrderStore:
         }
 
     def _heads_of(self, name: str, keys: list[BindParameter[str]]) -> ClauseElement:
-        message, queue = message_table(self._place.schema, name), self._queue
+        message, queue = message_table(self._namespace.schema, name), self._queue
         oldest = (
             select(queue.c.order_key, func.min(queue.c.order_seq).label("first_seq"))
             .where(queue.c.order_key.in_(keys))
@@ -243,18 +243,18 @@ class OrderStore:
         return [message.c.state, message.c.token, message.c.due_at_us, due]
 
     def _table_of(self, run: KeyRun) -> str:
-        return run.table.name if run.table is not None else plain_message_table_name(self._place)
+        return run.table.name if run.table is not None else plain_message_table_name(self._namespace)
 
     def _elsewhere(self, connection: Connection, key: str, run: KeyRun) -> Barrier | None:
         """Returns the barrier of a key whose oldest number has no row in the run's table: the row was written before
         the number of tables was changed, or it was deleted, for instance by hand, and blocks no other.
         """
-        names = message_table_names(connection, self._place)
+        names = message_table_names(connection, self._namespace)
         rows = [
             row
             for name in names
             for row in connection.execute(
-                select(self._first(key, run, message=message_table(self._place.schema, name), is_there=True))
+                select(self._first(key, run, message=message_table(self._namespace.schema, name), is_there=True))
             )
         ]
         return _barrier(min(rows, key=lambda row: row.order_seq)) if rows else None
@@ -273,7 +273,7 @@ class OrderStore:
         """
         queue = self._queue
         if message is None:
-            message = message_table(self._place.schema, self._table_of(run))
+            message = message_table(self._namespace.schema, self._table_of(run))
         statement = (
             select(queue.c.order_key, queue.c.order_seq, *self._row_columns(message))
             .join(message, message.c.id == queue.c.message_id, isouter=not is_there)

@@ -37,7 +37,7 @@ from outbox.store.databases.supported import (
     long_text_type,
     unicode_type,
 )
-from outbox_core.common.table_place import PREFIX, TablePlace
+from outbox_core.common.table_namespace import PREFIX, TableNamespace
 
 TABLES_MAX: Final = 1024
 _SPLIT_NAME: Final = re.compile(rf"({PREFIX})?message_[0-9]{{4}}")
@@ -96,10 +96,10 @@ class OutboxTables:
 
 
 @lru_cache(maxsize=64)
-def outbox_tables(place: TablePlace) -> OutboxTables:
-    """Returns the tables in a place."""
-    metadata = MetaData(schema=place.schema)
-    prefix = place.prefix
+def outbox_tables(namespace: TableNamespace) -> OutboxTables:
+    """Returns the tables of a namespace."""
+    metadata = MetaData(schema=namespace.schema)
+    prefix = namespace.prefix
     return OutboxTables(
         metadata=metadata,
         message=_message_table(metadata, f"{prefix}message"),
@@ -152,18 +152,18 @@ def outbox_tables(place: TablePlace) -> OutboxTables:
 
 @lru_cache(maxsize=16 * 1024)
 def message_table(schema: str | None, name: str) -> Table:
-    """Returns one of the message tables of a place, by its whole name."""
+    """Returns one of the message tables of a namespace, by its whole name."""
     return _message_table(MetaData(schema=schema), name)
 
 
-def plain_message_table_name(place: TablePlace) -> str:
+def plain_message_table_name(namespace: TableNamespace) -> str:
     """Returns the name of the message table that is not split."""
-    return place.named("message")
+    return namespace.named("message")
 
 
-def split_message_table_name(place: TablePlace, table_number: int) -> str:
+def split_message_table_name(namespace: TableNamespace, table_number: int) -> str:
     """Returns the name of one of the tables that messages are split into by CRC32 of their keys (MySQL and MariaDB)."""
-    return place.named(f"message_{table_number:04d}")
+    return namespace.named(f"message_{table_number:04d}")
 
 
 def along_due_index(statement: Select[Any], message: FromClause, *, table: str, dialect: Dialect) -> Select[Any]:
@@ -175,16 +175,16 @@ def _due_index_name(table: str) -> str:
     return f"ix_{table}_state_due"
 
 
-def message_table_names(connection: Connection, place: TablePlace) -> list[str]:
-    """Returns the names of a place's message tables, the split ones and the one that is not, sorted."""
-    plain = plain_message_table_name(place)
-    names = inspect(connection).get_table_names(schema=place.schema)
-    return sorted(name for name in names if name == plain or (place.schema and _is_split(name, place)))
+def message_table_names(connection: Connection, namespace: TableNamespace) -> list[str]:
+    """Returns the names of a namespace's message tables, the split ones and the one that is not, sorted."""
+    plain = plain_message_table_name(namespace)
+    names = inspect(connection).get_table_names(schema=namespace.schema)
+    return sorted(name for name in names if name == plain or (namespace.schema and _is_split(name, namespace)))
 
 
-def _is_split(name: str, place: TablePlace) -> bool:
+def _is_split(name: str, namespace: TableNamespace) -> bool:
     matched = _SPLIT_NAME.fullmatch(name)
-    return matched is not None and (matched[1] or "") == place.prefix
+    return matched is not None and (matched[1] or "") == namespace.prefix
 
 
 def _message_table(metadata: MetaData, name: str) -> Table:

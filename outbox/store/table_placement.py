@@ -15,7 +15,7 @@ from sqlalchemy.engine import Dialect
 from outbox.store.databases.supported import database_of
 from outbox.store.schema import TABLES_MAX, plain_message_table_name, split_message_table_name
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
-from outbox_core.common.table_place import BESIDE, SIGNS_OF_SCHEMA, TablePlace, left_beside
+from outbox_core.common.table_namespace import FORMER_SCHEMA, SIGNS_OF_SCHEMA, TableNamespace, left_in_former_schema
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -26,7 +26,7 @@ class MessageTable:
     name: str
 
 
-def table_place(dialect: Dialect, schema: str | None) -> TablePlace:
+def table_namespace(dialect: Dialect, schema: str | None) -> TableNamespace:
     """Returns where the outbox's tables are, for all statements of whoever has this dialect's engine.
 
     The business's own database is the one that the first connection of the engine was in: `creator`, `connect_args` and
@@ -36,27 +36,27 @@ def table_place(dialect: Dialect, schema: str | None) -> TablePlace:
     database = database_of(dialect)
     if database.has_schemas and not _is_connected(dialect):
         raise RuntimeError("the engine has not connected yet, so the place of its tables is unknown: connect_once()")
-    return database.place(schema, current=dialect.default_schema_name)
+    return database.namespace(schema, current=dialect.default_schema_name)
 
 
 def is_left_beside(connection: Connection, schema: str | None) -> bool:
-    """Returns whether no place was named and the tables may be in the schema that once was the default: unsent rows
+    """Returns whether no schema was named and the tables may be in the schema that once was the default: unsent rows
     there would be left behind by whoever began with new tables. For connections that found no tables.
     """
     if schema is not None or not database_of(connection.dialect).has_schemas:
         return False
-    if table_place(connection.dialect, schema).schema == BESIDE:
+    if table_namespace(connection.dialect, schema).schema == FORMER_SCHEMA:
         return False
-    return tables_in(connection, BESIDE) >= SIGNS_OF_SCHEMA
+    return tables_in(connection, FORMER_SCHEMA) >= SIGNS_OF_SCHEMA
 
 
 def is_schema_alone(connection: Connection, schema: str | None) -> bool:
     """Returns whether the connection is in a schema of outbox tables alone, for which it looks among a business's."""
-    place = table_place(connection.dialect, schema)
-    if place.schema is None or not place.prefix:
+    namespace = table_namespace(connection.dialect, schema)
+    if namespace.schema is None or not namespace.prefix:
         return False
-    names = tables_in(connection, place.schema)
-    return names >= SIGNS_OF_SCHEMA and plain_message_table_name(place) not in names
+    names = tables_in(connection, namespace.schema)
+    return names >= SIGNS_OF_SCHEMA and plain_message_table_name(namespace) not in names
 
 
 def tables_in(connection: Connection, schema: str | None) -> set[str]:
@@ -68,7 +68,7 @@ def tables_in(connection: Connection, schema: str | None) -> set[str]:
 
 
 def connect_once(engine: Engine) -> None:
-    """Let the engine's dialect learn from a connection what table_place() needs, unless it has connected before."""
+    """Let the engine's dialect learn from a connection what table_namespace() needs, unless it has connected before."""
     if not database_of(engine.dialect).has_schemas or _is_connected(engine.dialect):
         return
     with engine.connect() as connection:
@@ -82,19 +82,24 @@ def _is_connected(dialect: Dialect) -> bool:
 
 
 def tables_missing(connection: Connection, schema: str | None) -> ConfigurationError | SchemaMissing:
-    """Returns the error of whoever found no message table in the place that `schema` means."""
-    place = table_place(connection.dialect, schema)
+    """Returns the error of whoever found no message table in the namespace that `schema` means."""
+    namespace = table_namespace(connection.dialect, schema)
     if is_schema_alone(connection, schema):
         return ConfigurationError(
-            f"the database {place.schema} of the URL is a schema of outbox tables alone, not a business's database: "
-            f"name it as the schema (schema=, --schema {place.schema}), and none in the URL, which may end with a slash"
+            f"the database {namespace.schema} of the URL is a schema of outbox tables alone, not a business's "
+            f"database: name it as the schema (schema=, --schema {namespace.schema}), and none in the URL, which may "
+            "end with a slash"
         )
     if is_left_beside(connection, schema):
-        return left_beside(place.schema)
+        return left_in_former_schema(namespace.schema)
     where = (
-        "database" if place.schema is None else f"database {place.schema}" if place.prefix else f"schema {place.schema}"
+        "database"
+        if namespace.schema is None
+        else f"database {namespace.schema}"
+        if namespace.prefix
+        else f"schema {namespace.schema}"
     )
-    option = f" --schema {schema}" if schema is not None and place.schema is not None else ""
+    option = f" --schema {schema}" if schema is not None and namespace.schema is not None else ""
     return SchemaMissing(
         f"the outbox tables are missing or too old in the {where}; run: outbox db upgrade --url URL{option}"
     )
@@ -104,7 +109,7 @@ class Placement:
     """Maps rows to tables. All rows of one key are in one table, so that their order can be kept."""
 
     def __init__(self, dialect: Dialect, *, schemas: Sequence[str | None], tables: int = 1) -> None:
-        """`schemas`: as the user names them; None is the default place. `tables` is the number over all schemas, each
+        """`schemas`: as the user names them; None is the default one. `tables` is the number over all schemas, each
         of which gets an equal range of consecutive numbers. No I/O: before a connection, the numbers of rows' tables
         are known, and not the tables.
 
@@ -134,27 +139,25 @@ class Placement:
         return zlib.crc32(key.encode()) % self._count if self._count > 1 else 0
 
     @cached_property
-    def places(self) -> Sequence[TablePlace]:
-        """The places of the tables, in the order of their schemas. Raises ConfigurationError as table_place() does."""
-        return tuple(table_place(self._dialect, schema) for schema in self.schemas)
+    def namespaces(self) -> Sequence[TableNamespace]:
+        """Where the tables are, in the order of their schemas. Raises ConfigurationError as table_namespace() does."""
+        return tuple(table_namespace(self._dialect, schema) for schema in self.schemas)
 
     @cached_property
     def tables(self) -> Sequence[MessageTable]:
-        """The tables, in the order of their numbers. Raises ConfigurationError as table_place() does."""
-        return tuple(MessageTable(place.schema, name) for place in self.places for name in self.names_in(place))
+        """The tables, in the order of their numbers. Raises ConfigurationError as table_namespace() does."""
+        return tuple(
+            MessageTable(namespace.schema, name) for namespace in self.namespaces for name in self.names_in(namespace)
+        )
 
-    def place(self, key: str) -> MessageTable:
-        """Returns the table for a message key."""
-        return self.tables[self.number(key)]
-
-    def names_in(self, place: TablePlace) -> list[str]:
-        """Returns the names of the message tables in one place, in the order of their numbers."""
+    def names_in(self, namespace: TableNamespace) -> list[str]:
+        """Returns the names of the message tables in one namespace, in the order of their numbers."""
         if not self.is_split:
-            return [plain_message_table_name(place)]
+            return [plain_message_table_name(namespace)]
         tables_per_schema = self._count // len(self.schemas)
-        first_number = self.places.index(place) * tables_per_schema
+        first_number = self.namespaces.index(namespace) * tables_per_schema
         return [
-            split_message_table_name(place, table_number)
+            split_message_table_name(namespace, table_number)
             for table_number in range(first_number, first_number + tables_per_schema)
         ]
 

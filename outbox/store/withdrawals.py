@@ -25,7 +25,7 @@ class Withdrawals:
     def __init__(
         self, *, store: MessageStore, dialect: Dialect, tables: Sequence[MessageTable], keep_archive: bool
     ) -> None:
-        """`store`: of any message table of the place, whose archive records what was withdrawn."""
+        """`store`: of any message table of the namespace, whose archive records what was withdrawn."""
         self._tables = [message_table(table.schema, table.name) for table in tables]
         self._archive = store.tables.archive
         self._keep_archive = keep_archive

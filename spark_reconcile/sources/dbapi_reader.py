@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaMissing
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_namespace import TableNamespace
 from spark_reconcile.sources.databases.mysql import MySqlSource
 from spark_reconcile.sources.databases.source_database import Address, Query, SourceDatabase
 from spark_reconcile.sources.databases.sqlite import SqliteSource
@@ -59,7 +59,7 @@ class Place(Address):
         """Returns the name of one of the outbox's tables in this schema."""
         return self._tables_at(schema).named(name)
 
-    def _tables_at(self, schema: str | None) -> TablePlace:
+    def _tables_at(self, schema: str | None) -> TableNamespace:
         return self.backend.tables_at(schema, current=self.database)
 
 

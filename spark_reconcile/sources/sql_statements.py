@@ -16,7 +16,7 @@ from typing import Final, assert_never
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
-from outbox_core.common.table_place import BESIDE, SIGNS_OF_SCHEMA, left_beside
+from outbox_core.common.table_namespace import FORMER_SCHEMA, SIGNS_OF_SCHEMA, left_in_former_schema
 from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS, or_null, outside
 from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, KeyFormat, Operator, Settings
 from spark_reconcile.core.time_buckets import DAY_MS, EVER_MS, Span
@@ -273,8 +273,8 @@ def _message_statement(
 
 def _is_left_beside(reader: DbApiReader, schema: str | None) -> bool:
     """Whether the tables may be in the schema that once was the default, as outbox.store.table_placement has it."""
-    is_default = not reader.place.backend.is_file and schema == reader.place.database != BESIDE
-    return is_default and set(reader.tables(schema=BESIDE)) >= SIGNS_OF_SCHEMA
+    is_default = not reader.place.backend.is_file and schema == reader.place.database != FORMER_SCHEMA
+    return is_default and set(reader.tables(schema=FORMER_SCHEMA)) >= SIGNS_OF_SCHEMA
 
 
 def _outbox_table(reader: DbApiReader, name: str, *, schema: str | None, like: str | None = None) -> str:
@@ -285,7 +285,7 @@ def _outbox_table(reader: DbApiReader, name: str, *, schema: str | None, like: s
     missing = needed - set(reader.columns(table, schema=schema))
     if missing:
         if len(missing) == len(needed) and _is_left_beside(reader, schema):
-            raise left_beside(schema)
+            raise left_in_former_schema(schema)
         missing_part = f"column {min(missing)} of" if len(missing) < len(needed) else "table"
         raise SchemaMissing(
             f"there is no {missing_part} {schema + '.' if schema else ''}{table} in {place}; "

@@ -247,7 +247,7 @@ def serving(
 
 def split(shop: Shop, numbers: Sequence[int]) -> list[str]:
     """Make these of the tables that messages are split over (MySQL and MariaDB); returns their names."""
-    names = [split_message_table_name(shop.database.place, number) for number in numbers]
+    names = [split_message_table_name(shop.database.namespace, number) for number in numbers]
     plain = shop.store.table
     schema = plain.schema
     with shop.engine.begin() as connection:
@@ -263,7 +263,7 @@ def rows_left(shop: Shop, tables: Sequence[str]) -> int:
     """How many rows these tables have."""
     with shop.engine.connect() as connection:
         counts = [
-            connection.scalar(select(func.count()).select_from(message_table(shop.database.place.schema, name)))
+            connection.scalar(select(func.count()).select_from(message_table(shop.database.namespace.schema, name)))
             for name in tables
         ]
     return sum(count or 0 for count in counts)

@@ -78,7 +78,7 @@ def evidence(database: Database) -> Iterator[Evidence]:
     upgrade(database.url, schema=database.schema)
     first = open_engine(database.url)
     engine = background_engine(first)
-    yield Evidence(engine, database.schema, outbox_tables(database.place), ManualClock())
+    yield Evidence(engine, database.schema, outbox_tables(database.namespace), ManualClock())
     engine.dispose()
     first.dispose()
 

@@ -22,7 +22,7 @@ from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import outbox_tables, split_message_table_name
 from outbox_core import Message
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_namespace import TableNamespace
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.fork_server import environment, fork_server
@@ -46,7 +46,7 @@ class Town:
         self.schemas = [f"{shop.database.schema}_{number}" for number in range(SCHEMAS)]
         each = TABLES_EACH[shop.database.name]
         self.tables = [
-            (self.schemas[number // each], split_message_table_name(TablePlace("any"), number))
+            (self.schemas[number // each], split_message_table_name(TableNamespace("any"), number))
             for number in range(SCHEMAS * each)
         ]
 
@@ -54,7 +54,7 @@ class Town:
         with self.shop.engine.begin() as connection:
             for schema in self.schemas:
                 connection.execute(CreateSchema(schema))
-                outbox_tables(TablePlace(schema)).metadata.create_all(connection)
+                outbox_tables(TableNamespace(schema)).metadata.create_all(connection)
             for schema, table in self.tables:
                 connection.exec_driver_sql(f"CREATE TABLE {schema}.{table} LIKE {schema}.message")
 

@@ -21,7 +21,7 @@ from outbox.migrate import schema_upgrade
 from outbox.store.database import open_engine
 from outbox.store.schema import outbox_tables
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_namespace import TableNamespace
 from tests.fixtures.databases import Database
 from tests.fixtures.fork_server import environment, fork_server
 
@@ -36,7 +36,7 @@ def opened(database: Database) -> Iterator[Engine]:
         engine.dispose()
 
 
-def differences(connection: Connection, place: TablePlace) -> list[object]:
+def differences(connection: Connection, namespace: TableNamespace) -> list[object]:
     """What alembic's autogenerate would change; the version table is alembic's own."""
     context = MigrationContext.configure(
         connection,
@@ -44,11 +44,11 @@ def differences(connection: Connection, place: TablePlace) -> list[object]:
             "include_schemas": True,
             "compare_type": True,
             "compare_server_default": True,
-            "include_name": lambda name, kind, _parents: kind != "schema" or name == place.schema,
+            "include_name": lambda name, kind, _parents: kind != "schema" or name == namespace.schema,
             "include_object": lambda thing, name, kind, *_: not (kind == "table" and "alembic_version" in name),
         },
     )
-    return compare_metadata(context, outbox_tables(place).metadata)
+    return compare_metadata(context, outbox_tables(namespace).metadata)
 
 
 def outbox(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +65,7 @@ def test_upgrade_makes_exactly_the_tables_that_the_code_knows(database: Database
     revision = schema_upgrade.upgrade(database.url, schema=database.schema)
 
     with opened(database) as engine, engine.connect() as connection:
-        assert differences(connection, database.place) == []
+        assert differences(connection, database.namespace) == []
         assert schema_upgrade.current(connection, schema=database.schema) == revision == schema_upgrade.head()
 
 
@@ -79,7 +79,7 @@ def test_the_comparison_would_see_a_difference(database: Database) -> None:
         with engine.begin() as connection:
             connection.execute(text(f"DROP INDEX {index} ON {table}" if schema else f"DROP INDEX {index}"))
         with engine.connect() as connection:
-            assert [change[0] for change in differences(connection, database.place)] == ["add_index"]
+            assert [change[0] for change in differences(connection, database.namespace)] == ["add_index"]
 
 
 def test_mysql_columns_are_as_exact_as_the_code_needs(mysql_like: Database) -> None:
@@ -110,7 +110,7 @@ def test_mysql_columns_are_as_exact_as_the_code_needs(mysql_like: Database) -> N
 def test_the_inbox_has_the_key_and_the_index_that_the_code_knows(database: Database) -> None:
     """Alembic's comparison looks at no primary key."""
     schema_upgrade.upgrade(database.url, schema=database.schema)
-    inbox = outbox_tables(database.place).inbox
+    inbox = outbox_tables(database.namespace).inbox
 
     with opened(database) as engine:
         inspector = inspect(engine)
@@ -126,20 +126,20 @@ def test_an_upgrade_that_was_cut_goes_on_where_it_stopped_and_keeps_the_rows(
     database: Database, missing: list[str]
 ) -> None:
     schema_upgrade.upgrade(database.url, schema=database.schema)
-    place, tables = database.place, outbox_tables(database.place)
+    namespace, tables = database.namespace, outbox_tables(database.namespace)
     with opened(database) as engine:
         with engine.begin() as connection:
             connection.execute(
                 tables.inbox.insert().values(consumer_group="g", message_id="m", topic="t", handled_at_us=1)
             )
-            in_schema = f"{place.schema}." if place.schema else ""
-            for name in [*(place.named(one) for one in missing), "outbox_alembic_version"]:
+            in_schema = f"{namespace.schema}." if namespace.schema else ""
+            for name in [*(namespace.named(one) for one in missing), "outbox_alembic_version"]:
                 connection.execute(text(f"DROP TABLE {in_schema}{name}"))
 
         assert schema_upgrade.upgrade(engine, schema=database.schema) == schema_upgrade.head()
 
         with engine.connect() as connection:
-            assert differences(connection, place) == []
+            assert differences(connection, namespace) == []
             assert len(connection.execute(tables.inbox.select()).all()) == 1
             assert len(connection.execute(tables.identity.select()).all()) == 1
 
@@ -149,21 +149,21 @@ def test_a_downgrade_drops_every_table_and_the_upgrade_may_follow_again(database
     with opened(database) as engine:
         config = schema_upgrade.alembic_config()
         with engine.begin() as connection:
-            config.attributes.update(connection=connection, place=database.place)
+            config.attributes.update(connection=connection, namespace=database.namespace)
             command.downgrade(config, "base")
 
-        left = inspect(engine).get_table_names(schema=database.place.schema)
+        left = inspect(engine).get_table_names(schema=database.namespace.schema)
         reached = schema_upgrade.upgrade(engine, schema=database.schema)
 
         assert (left, reached) == (["outbox_alembic_version"], schema_upgrade.head())
         with engine.connect() as connection:
-            assert differences(connection, database.place) == []
+            assert differences(connection, database.namespace) == []
 
 
 def test_upgrade_again_changes_nothing_and_keeps_the_rows(database: Database) -> None:
     schema_upgrade.upgrade(database.url, schema=database.schema)
     with opened(database) as engine:
-        inbox = outbox_tables(database.place).inbox
+        inbox = outbox_tables(database.namespace).inbox
         with engine.begin() as connection:
             connection.execute(inbox.insert().values(consumer_group="g", message_id="m", topic="t", handled_at_us=1))
 
@@ -181,7 +181,7 @@ def test_upgrade_works_on_a_connection_of_the_callers(database: Database) -> Non
             assert not connection.closed
 
         with engine.connect() as connection:
-            assert differences(connection, database.place) == []
+            assert differences(connection, database.namespace) == []
 
 
 USERS_ENV = """
@@ -224,7 +224,7 @@ def test_upgrade_works_from_a_revision_of_the_users_own_tree(database: Database,
             assert {"payment", "refund", "alembic_version"} <= names
             assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "shop1"
             assert schema_upgrade.current(connection, schema=database.schema) == schema_upgrade.head()
-            assert [change for change in differences(connection, database.place) if "outbox" in str(change)] == []
+            assert [change for change in differences(connection, database.namespace) if "outbox" in str(change)] == []
 
 
 def test_a_database_that_was_never_upgraded_has_no_revision(database: Database) -> None:

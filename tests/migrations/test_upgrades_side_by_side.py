@@ -59,7 +59,7 @@ def goes_on(database: Database, *, before: str) -> None:
     with upgraded_by_another(database, before=before) as engine:
         reached = schema_upgrade.upgrade(engine, schema=database.schema)
         with engine.connect() as connection:
-            left = differences(connection, database.place)
+            left = differences(connection, database.namespace)
 
     assert reached == schema_upgrade.head()
     assert left == []
@@ -73,8 +73,8 @@ from outbox.migrate import idempotent_ddl
 revision, down_revision = "0002", "0001"
 
 def upgrade():
-    place = context.config.attributes["place"]
-    idempotent_ddl.add_column(f"{place.prefix}message", sa.Column("note", sa.Integer), schema=place.schema)
+    namespace = context.config.attributes["namespace"]
+    idempotent_ddl.add_column(f"{namespace.prefix}message", sa.Column("note", sa.Integer), schema=namespace.schema)
 """
 UPGRADE_OF_A_LATER_RELEASE = """
 import sys

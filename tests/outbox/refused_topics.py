@@ -7,14 +7,14 @@ from tests.outbox.shop import Shop
 
 def refuse_topics(shop: Shop, table: str) -> None:
     """Refuse every row of this table: `inbox` or `message`."""
-    place = shop.database.place
-    name = place.named(table)
-    if place.schema is None:
+    namespace = shop.database.namespace
+    name = namespace.named(table)
+    if namespace.schema is None:
         shop.execute(f"CREATE TRIGGER refuse BEFORE INSERT ON {name} BEGIN SELECT RAISE(ABORT, 'no such topic'); END")
         return
     column = "VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY"
-    shop.execute(f"CREATE TABLE {place.schema}.topics (name {column}) ENGINE=InnoDB")
+    shop.execute(f"CREATE TABLE {namespace.schema}.topics (name {column}) ENGINE=InnoDB")
     shop.execute(
-        f"ALTER TABLE {place.schema}.{name} ADD CONSTRAINT listed FOREIGN KEY (topic) "
-        f"REFERENCES {place.schema}.topics (name)"
+        f"ALTER TABLE {namespace.schema}.{name} ADD CONSTRAINT listed FOREIGN KEY (topic) "
+        f"REFERENCES {namespace.schema}.topics (name)"
     )

@@ -53,7 +53,7 @@ class Shop:
         self.database = database
         self.engine = engine
         connect_once(engine)
-        self.tables = outbox_tables(database.place)
+        self.tables = outbox_tables(database.namespace)
         self.store = MessageStore(dialect=engine.dialect, schema=database.schema)
         self.closing = contextlib.ExitStack()
         """What is to be closed with the shop; tests add to it."""
@@ -209,7 +209,7 @@ def make_tables(database: Database) -> None:
     """
     engine = open_engine(database.url)
     try:
-        tables = outbox_tables(database.place)
+        tables = outbox_tables(database.namespace)
         with engine.begin() as connection:
             if tables.metadata.schema is not None:
                 connection.execute(CreateSchema(tables.metadata.schema, if_not_exists=True))

@@ -69,7 +69,7 @@ def test_a_younger_message_waits_for_an_older_one_in_a_table_of_another_number_o
     broker, key = RecordingBroker(), moving_key(max(2, min(before, after)), max(before, after))
     old = mysql_shop.box(broker, ordered={"orders"}, tables=before, sender=NO_SENDER)
     new = mysql_shop.box(broker, ordered={"orders"}, tables=after, sender=NO_SENDER)
-    tables = [box.placement.place(key).name for box in (old, new)]
+    tables = [box.placement.tables[box.placement.number(key)].name for box in (old, new)]
     publish(old, "1", "2", key=key)
     publish(new, "3", key=key)
     publish(new, "other", key="other")
@@ -95,7 +95,7 @@ def test_a_sender_holds_a_message_back_for_an_older_one_in_another_table(mysql_s
     publish(new, "other", key="other")
     broker.wait_for(lambda it: bool(it.stored))
     ahead = bodies(broker.stored)
-    passing(mysql_shop, broker, old.placement.place(key).name)
+    passing(mysql_shop, broker, old.placement.tables[old.placement.number(key)].name)
     broker.wait_for(lambda it: len(it.stored) == 3)
 
     assert ahead == ["other"]
@@ -108,15 +108,15 @@ def test_a_number_whose_row_is_gone_holds_up_nobody_among_many_tables(mysql_shop
     broker = RecordingBroker()
     box = mysql_shop.box(broker, ordered={"orders"}, tables=4, sender=NO_SENDER)
     publish(box, "1", key="k")
-    table = box.placement.place("k").name
+    table = box.placement.tables[box.placement.number("k")].name
     mysql_shop.execute(f"DELETE FROM {schema}.{table}")
     publish(box, "2", key="k")
 
     passing(mysql_shop, broker, table)
 
-    place = mysql_shop.database.place
+    namespace = mysql_shop.database.namespace
     with mysql_shop.engine.connect() as connection:
-        assert split_message_table_name(place, 0) in message_table_names(connection, place)
+        assert split_message_table_name(namespace, 0) in message_table_names(connection, namespace)
     assert bodies(broker.stored) == ["2"]
 
 

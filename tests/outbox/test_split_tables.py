@@ -18,7 +18,7 @@ from outbox.store.message_table import MessageStore
 from outbox.store.schema import message_table, message_table_names
 from outbox.store.table_placement import Placement
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_namespace import TableNamespace
 from tests.fixtures.command_line import outbox
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
@@ -64,15 +64,17 @@ def test_two_outboxes_of_one_session_are_written_in_one_order_whichever_publishe
 
 
 def test_a_keys_table_is_its_crc32_over_the_number_of_tables(mysql_shop: Shop) -> None:
-    places = [TablePlace(f"s{number}") for number in range(8)]
-    placement = Placement(mysql_shop.engine.dialect, schemas=[place.schema for place in places], tables=1024)
+    namespaces = [TableNamespace(f"s{number}") for number in range(8)]
+    placement = Placement(
+        mysql_shop.engine.dialect, schemas=[namespace.schema for namespace in namespaces], tables=1024
+    )
 
     with mysql_shop.engine.connect():
-        table = placement.place("order-4711")
+        table = placement.tables[placement.number("order-4711")]
 
     number = zlib.crc32(b"order-4711") % 1024
     assert (table.schema, table.name) == (f"s{number // 128}", f"message_{number:04d}")
-    assert len(placement.names_in(places[7])) == 128
+    assert len(placement.names_in(namespaces[7])) == 128
 
 
 @pytest.mark.parametrize(("schemas", "tables"), [(["a"], 0), (["a"], 1025), (["a", "b"], 3), (["a", "a"], 2), ([], 1)])
@@ -108,7 +110,9 @@ def test_messages_are_spread_over_the_tables_sent_at_once_and_removed(mysql_like
             connection.scalar(select(func.count()).select_from(message_table(table.schema, table.name))) or 0
             for table in box.placement.tables
         )
-        seen = {(schema, name) for schema in schemas for name in message_table_names(connection, TablePlace(schema))}
+        seen = {
+            (schema, name) for schema in schemas for name in message_table_names(connection, TableNamespace(schema))
+        }
 
     assert left == 0
     assert len(seen) == 18, "sixteen tables and a plain one in each schema"
@@ -158,7 +162,7 @@ def test_db_upgrade_makes_the_tables_of_a_split_and_may_run_again(mysql_like: Da
     assert first.returncode == again.returncode == 0
     engine = create_engine(mysql_like.url)
     with engine.connect() as connection:
-        names = [message_table_names(connection, TablePlace(schema)) for schema in schemas]
+        names = [message_table_names(connection, TableNamespace(schema)) for schema in schemas]
     engine.dispose()
     assert names[0] == ["message", *(f"message_{number:04d}" for number in range(8))]
     assert names[1] == ["message", *(f"message_{number:04d}" for number in (*range(4, 8), *range(8, 16)))]

@@ -425,7 +425,7 @@ def test_with_split_tables_a_timer_names_the_table_and_a_cancel_finds_it(
     messages = [publish(box, key=f"key-{number}", delay=HOUR) for number in range(12)]
     added = timers.wait_for(12)
     assert {(one.row.table, one.row.id) for one in added} == {
-        (box.placement.place(str(message.key)).name, message.id) for message in messages
+        (box.placement.tables[box.placement.number(str(message.key))].name, message.id) for message in messages
     }
     assert len({one.row.table for one in added}) > 1
 

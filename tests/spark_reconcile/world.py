@@ -280,7 +280,7 @@ class World:
     def _write_tables(self, connection: Connection, database: Database) -> None:
         if database.schema:
             connection.execute(CreateSchema(database.schema, if_not_exists=True))
-        tables = outbox_tables(database.place)
+        tables = outbox_tables(database.namespace)
         _metadata.drop_all(connection)
         _metadata.create_all(connection)
         tables.metadata.create_all(connection)

@@ -198,7 +198,7 @@ def test_an_upgrade_cut_anywhere_can_be_run_again(mysql_like: Database) -> None:
                 found = set(inspect(connection).get_table_names(schema=schema))
                 connection.exec_driver_sql(f"DROP DATABASE {schema}")
             assert again == schema_upgrade.head(), f"after a cut at {proxy.cut_statement}"
-            assert {table.name for table in outbox_tables(mysql_like.place).metadata.sorted_tables} <= found
+            assert {table.name for table in outbox_tables(mysql_like.namespace).metadata.sorted_tables} <= found
     direct.dispose()
 
     for step in ("CREATE TABLE", "CREATE INDEX", "INSERT"):

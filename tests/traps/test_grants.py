@@ -18,7 +18,7 @@ from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import database_errors
 from outbox.store.order_table import OrderStore
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.common.table_place import VERSION_TABLE
+from outbox_core.common.table_namespace import VERSION_TABLE
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER, Payment, Shop, open_shop

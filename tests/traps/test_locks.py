@@ -326,7 +326,7 @@ def test_naive_ddl_in_a_transaction_commits_the_business_rows(mysql_shop: Shop) 
 
 def test_no_column_of_ours_takes_its_number_from_a_counter_of_the_server(mysql_shop: Shop) -> None:
     # Counters leave holes and interleave (innodb_autoinc_lock_mode=2, Galera, group replication).
-    tables = outbox_tables(mysql_shop.database.place).metadata.sorted_tables
+    tables = outbox_tables(mysql_shop.database.namespace).metadata.sorted_tables
     inspected = inspect(mysql_shop.engine)
 
     counted = [

@@ -174,7 +174,7 @@ def compensate(shop: Shop, broker: RecordingBroker) -> None:
         ArchiveStore(dialect=dialect, schema=schema).purge(connection, older_than_us=-3_600_000_000, limit=200)
         inbox.purge(connection, older_than_us=-3_600_000_000, limit=200)
         OrderStore(dialect=dialect, schema=schema).purge_heads(connection, idle_us=-1, after="", limit=200)
-        message_table_names(connection, shop.database.place)
+        message_table_names(connection, shop.database.namespace)
     background.dispose()
 
 

@@ -26,7 +26,7 @@ from sqlalchemy.engine import URL, Dialect
 from sqlalchemy.pool import Pool
 from sqlalchemy.types import TypeEngine
 
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_namespace import TableNamespace
 
 Write = TypeVar("Write", Update, Delete)
 
@@ -91,18 +91,18 @@ class Database(ABC):
     reads_snapshots: bool
     """Whether a transaction's plain reads may miss what was committed since its first one, and locking reads see it."""
 
-    # -- the place of the tables, and whose they are -------------------------------------------------------------------
+    # -- the tables' namespace, and whose they are ---------------------------------------------------------------------
 
     has_schemas: bool
     """Whether a server has schemas (MySQL calls them databases): the outbox's tables may then have one of their own,
-    and messages may be split over several tables. If so, place() is asked once a connection has said which one it is
-    in.
+    and messages may be split over several tables. If so, namespace() is asked once a connection has said which one
+    it is in.
     """
     default_port: int | None
     """The port of a URL that names none; None: the database is a file, which the URL's `database` names."""
 
     @abstractmethod
-    def place(self, schema: str | None, *, current: str | None) -> TablePlace:
+    def namespace(self, schema: str | None, *, current: str | None) -> TableNamespace:
         """Returns where the outbox's tables are: `schema` is the one that the user names, if any, `current` the one
         that a new connection of the business is in. Raises ConfigurationError if there is neither, where there are
         schemas.

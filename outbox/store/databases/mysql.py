@@ -39,7 +39,7 @@ from outbox.store.databases.database_port import (
     Write,
 )
 from outbox_core.common.mysql_session import pin_session
-from outbox_core.common.table_place import TablePlace, place_among
+from outbox_core.common.table_namespace import TableNamespace, namespace_among
 
 _UTF8: Final = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 
@@ -94,13 +94,13 @@ class MySql(Database):
     tables_a_statement_max: int = 2_048
     reads_snapshots: bool = True
 
-    # -- the place of the tables, and whose they are -------------------------------------------------------------------
+    # -- the tables' namespace, and whose they are ---------------------------------------------------------------------
 
     has_schemas: bool = True
     default_port: int = 3306
 
-    def place(self, schema: str | None, *, current: str | None) -> TablePlace:
-        return place_among(schema, current=current)
+    def namespace(self, schema: str | None, *, current: str | None) -> TableNamespace:
+        return namespace_among(schema, current=current)
 
     def file_of(self, connection: Connection) -> None:
         return None

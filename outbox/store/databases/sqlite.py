@@ -29,7 +29,7 @@ from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from outbox.store.databases.database_port import NO_OPTIONS, WRITE_LOCK_FIRST, Database, Failure, Write
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.common.table_place import SQLITE_PLACE, TablePlace
+from outbox_core.common.table_namespace import SQLITE_NAMESPACE, TableNamespace
 
 _BUSY_TIMEOUT_MS: Final = 30_000
 _FAILURES: Final[Mapping[str, Failure]] = {
@@ -52,13 +52,13 @@ class Sqlite(Database):
     tables_a_statement_max: int = 400  # of at most 500 SELECTs in a compound
     reads_snapshots: bool = False
 
-    # -- the place of the tables, and whose they are -------------------------------------------------------------------
+    # -- the tables' namespace, and whose they are ---------------------------------------------------------------------
 
     has_schemas: bool = False
     default_port: None = None
 
-    def place(self, schema: str | None, *, current: str | None) -> TablePlace:
-        return SQLITE_PLACE
+    def namespace(self, schema: str | None, *, current: str | None) -> TableNamespace:
+        return SQLITE_NAMESPACE
 
     def file_of(self, connection: Connection) -> str:
         with closing(connection.connection.cursor()) as cursor:

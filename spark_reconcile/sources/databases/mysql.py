@@ -14,7 +14,7 @@ from pymysql.cursors import Cursor, SSCursor
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.common.mysql_session import pin_session
-from outbox_core.common.table_place import TablePlace, place_among
+from outbox_core.common.table_namespace import TableNamespace, namespace_among
 from spark_reconcile.core.plausible_times import EARLIEST_MS
 from spark_reconcile.core.time_buckets import DAY_MS
 from spark_reconcile.sources.databases.source_database import (
@@ -79,8 +79,8 @@ class MySqlSource(SourceDatabase):
         where = f"{address.host}:{address.port}" if socket is None else f"{address.host} ({socket})"
         return f"{where}/{address.database}"
 
-    def tables_at(self, schema: str | None, *, current: str) -> TablePlace:
-        return place_among(schema, current=current)
+    def tables_at(self, schema: str | None, *, current: str) -> TableNamespace:
+        return namespace_among(schema, current=current)
 
     def open(self, address: Address, *, writes: bool = False) -> Any:
         connection = pymysql.connect(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import SplitResult
 
-from outbox_core.common.table_place import TablePlace
+from outbox_core.common.table_namespace import TableNamespace
 
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 600
@@ -89,7 +89,7 @@ class SourceDatabase(ABC):
         """Returns the address for messages: without user and password."""
 
     @abstractmethod
-    def tables_at(self, schema: str | None, *, current: str) -> TablePlace:
+    def tables_at(self, schema: str | None, *, current: str) -> TableNamespace:
         """Returns where the outbox's tables are, as outbox.store.table_placement has it. Raises ConfigurationError if
         there is neither a named schema nor a current one, where there are schemas.
         """

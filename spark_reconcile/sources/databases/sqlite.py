@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
-from outbox_core.common.table_place import SQLITE_PLACE, TablePlace
+from outbox_core.common.table_namespace import SQLITE_NAMESPACE, TableNamespace
 from spark_reconcile.core.time_buckets import DAY_MS
 from spark_reconcile.sources.databases.source_database import (
     CONNECT_SECONDS,
@@ -40,8 +40,8 @@ class SqliteSource(SourceDatabase):
     def shown(self, address: Address) -> str:
         return address.database
 
-    def tables_at(self, schema: str | None, *, current: str) -> TablePlace:
-        return SQLITE_PLACE
+    def tables_at(self, schema: str | None, *, current: str) -> TableNamespace:
+        return SQLITE_NAMESPACE
 
     def open(self, address: Address, *, writes: bool = False) -> Any:
         uri = f"{Path(address.database).resolve().as_uri()}?mode={'rw' if writes else 'ro'}"

@@ -103,7 +103,7 @@ class Laboratory:
         self._gated = GatedBroker(url, gate=self._gate, clock=self._clock)
         self._boxes: dict[int, tuple[Outbox, ...]] = {}
         self._runner = asyncio.Runner() if with_messages.is_async else None
-        self._tables = outbox_tables(with_messages.database.place)
+        self._tables = outbox_tables(with_messages.database.namespace)
         self._background = background_engine(with_messages.watching)
         self._scan = Scan(
             engine=self._background,

@@ -183,7 +183,7 @@ class Twin:
             connection.execute(insert(Payment), {"id": STANDING_ROW, "note": ""})
             for procedure in PROCEDURES if server is not None else ():
                 connection.exec_driver_sql(procedure)
-        message = outbox_tables(database.place).message
+        message = outbox_tables(database.namespace).message
         self.faults: Any = (
             SqliteFaults(database.business or "")
             if server is None

@@ -29,7 +29,7 @@ def test_tables_are_read_where_the_upgrade_made_them(mysql_like: Database, of_it
 
     names = ("message", "message_0000", "message_0001", "archive", "inbox")
     assert [statement.table for statement in statements] == [
-        f"`{database.place.schema}`.`{database.place.named(name)}`" for name in names
+        f"`{database.namespace.schema}`.`{database.namespace.named(name)}`" for name in names
     ]
     assert rows == [[(0,)]] * 5
 
