@@ -121,7 +121,7 @@ class NatsPublisher:
     async def _pause(self, pause_s: float, *, deadline: float, problem: str) -> None:
         """Wait before the next try, where there is time for one."""
         if asyncio.get_running_loop().time() + pause_s >= deadline:
-            raise BrokerUnavailable(f"NATS at {self._servers.place}, until the time-out: {problem}")
+            raise BrokerUnavailable(f"NATS at {self._servers.shown_addresses}, until the time-out: {problem}")
         await asyncio.sleep(pause_s)
 
 

@@ -36,7 +36,7 @@ def open_broker(
         raise ConfigurationError("the URL of NATS has no path; put a prefix before all subjects with ?prefix=")
     servers = NatsServers(
         addresses=tuple(f"nats://{address}" for address in parsed.addresses.split(",")),
-        place=parsed.addresses,
+        shown_addresses=parsed.addresses,
         login=_login(parsed, token=token, ca_file=ca_file),
     )
     publisher = NatsPublisher(servers, prefix=_subject(parsed, "prefix"))

@@ -82,10 +82,10 @@ class ProcessSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsServers:
-    """The addresses of a cluster or a single server, as `nats://host:port`; `place` is shown in messages."""
+    """The addresses of a cluster or a single server, as `nats://host:port`; `shown_addresses` is for messages."""
 
     addresses: tuple[str, ...]
-    place: str
+    shown_addresses: str
     login: Login
     limits: Limits = field(default_factory=Limits)
 
@@ -110,7 +110,7 @@ class FailoverConnection:
                     return self._connection
                 await self._connection.close()
                 self._connection = None
-            error = BrokerUnavailable(f"NATS at {self._servers.place} was not asked: no time was left")
+            error = BrokerUnavailable(f"NATS at {self._servers.shown_addresses} was not asked: no time was left")
             for _ in self._servers.addresses:
                 try:
                     async with asyncio.timeout_at(deadline):

@@ -54,7 +54,7 @@ class RedisStore(Protocol):
 class _Part:
     """The messages of one destination, and the call that stores them."""
 
-    place: str
+    destination: str
     messages: list[Message]
     call: ScriptCall
 
@@ -149,8 +149,8 @@ class RedisPublisher:
         self._sender.send([sent.call for sent in stored], deadline, replicas=replicas)
         for sent in stored:
             self._tell_trimmed(sent)
-        failures = {sent.place: error for sent in stored if (error := self._failure_of(sent)) is not None}
-        results = {sent.place: _results(sent) for sent in stored if sent.place not in failures}
+        failures = {sent.destination: error for sent in stored if (error := self._failure_of(sent)) is not None}
+        results = {sent.destination: _results(sent) for sent in stored if sent.destination not in failures}
         answered = {
             index: next(results[destination])
             for index, destination in enumerate(destinations)
@@ -162,7 +162,7 @@ class RedisPublisher:
 
     def _tell_trimmed(self, part: _Part) -> None:
         """Log what ?maxlen= deleted, a line a topic and minute: a warning where a group had not settled all of it."""
-        topic = part.place
+        topic = part.destination
         for answer in part.call.outcome if isinstance(part.call.outcome, list) else ():
             if not isinstance(answer, list) or not self._trimmed_topics.is_time(topic):
                 continue

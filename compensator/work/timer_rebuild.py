@@ -15,7 +15,7 @@ from compensator.work.pending_row_reader import PendingRowReader
 from outbox.store.pending_due_times import DuePosition
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError
-from outbox_core.messages.timing_port import PlacedTimer, TimedRow, Timer, TimerScan, TimerSink, TimingAdmin
+from outbox_core.messages.timing_port import StoredTimer, TimedRow, Timer, TimerScan, TimerSink, TimingAdmin
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -182,14 +182,14 @@ def sweep_timers(
     )
 
 
-def _gone(tables: PendingRowReader, timers: Sequence[PlacedTimer], *, table_names: set[str]) -> list[PlacedTimer]:
+def _gone(tables: PendingRowReader, timers: Sequence[StoredTimer], *, table_names: set[str]) -> list[StoredTimer]:
     """Returns the timers of rows that are not pending: sent, withdrawn or parked. A timer is added after its row was
     committed, so a row that is not there now will not come.
     """
-    by_table: defaultdict[str, list[PlacedTimer]] = defaultdict(list)
+    by_table: defaultdict[str, list[StoredTimer]] = defaultdict(list)
     for timer in timers:
         by_table[timer.row.table].append(timer)
-    gone_timers: list[PlacedTimer] = []
+    gone_timers: list[StoredTimer] = []
     for table, table_timers in by_table.items():
         pending = tables.pending(table, [timer.row.id for timer in table_timers]) if table in table_names else set()
         gone_timers += [timer for timer in table_timers if timer.row.id not in pending]

@@ -139,7 +139,7 @@ def _held(group: Group, runs: Sequence[ReceiptRun], *, repeats: bool = False) ->
     seen: set[int] = set()
     for run in runs:
         for first, end in group.in_flight_of(run.first, run.end, delivery=run.delivery, generation=run.generation):
-            index = run.place + first - run.first
+            index = run.index + first - run.first
             sequences = range(first, end)
             if repeats or seen.isdisjoint(sequences):
                 yield index, first, end
@@ -160,12 +160,12 @@ def _decide_acks(group: Group, runs: Sequence[ReceiptRun], statuses: list[AckSta
         if seen.isdisjoint(sequences) and group.unsettled.covers(
             run.first, run.end, delivery=run.delivery, generation=run.generation
         ):
-            statuses[run.place : run.place + run.count] = [AckStatus.ACKED] * run.count
+            statuses[run.index : run.index + run.count] = [AckStatus.ACKED] * run.count
             _add(ranges, run.first, run.end)
             if len(runs) > 1:
                 seen.update(sequences)
             continue
-        for index, sequence in enumerate(sequences, run.place):
+        for index, sequence in enumerate(sequences, run.index):
             status = group.ack_status(sequence, delivery=run.delivery, generation=run.generation)
             if status is AckStatus.ACKED and sequence in seen:
                 status = AckStatus.ALREADY_ACKED

@@ -161,10 +161,11 @@ def _check_size(tokens: list[Token]) -> None:
         tests += token.type in _TESTS
         depth += (token.type == "LPAR") - (token.type == "RPAR")
         if depth > FILTER_DEPTH_MAX:
-            raise FilterError(f"parentheses are nested deeper than {FILTER_DEPTH_MAX}", position=_place(token))
+            raise FilterError(f"parentheses are nested deeper than {FILTER_DEPTH_MAX}", position=_position(token))
         if tests > FILTER_TESTS_MAX:
             raise FilterError(
-                f"the filter makes more than {FILTER_TESTS_MAX} comparisons; use IN for lists", position=_place(token)
+                f"the filter makes more than {FILTER_TESTS_MAX} comparisons; use IN for lists",
+                position=_position(token),
             )
 
 
@@ -181,10 +182,10 @@ def _of_token(error: UnexpectedToken, text: str) -> FilterError:
     if token.type == "$END":
         return FilterError(f"the filter ends too early: {expected}", position=len(text) + 1)
     if token.type == "NULL":
-        return FilterError("nothing equals NULL; write IS NULL or IS NOT NULL", position=_place(token))
+        return FilterError("nothing equals NULL; write IS NULL or IS NOT NULL", position=_position(token))
     if token.type == "OPERATOR" and str(token) == "=" and text[max(0, token.start_pos or 0) - 1] == "=":
-        return FilterError("write = for equal", position=_place(token))
-    return FilterError(f"{str(token)[:40]!r} cannot stand here: {expected}", position=_place(token))
+        return FilterError("write = for equal", position=_position(token))
+    return FilterError(f"{str(token)[:40]!r} cannot stand here: {expected}", position=_position(token))
 
 
 def _wanted(expected: set[str]) -> str:
@@ -194,7 +195,7 @@ def _wanted(expected: set[str]) -> str:
     return f"{' or '.join(wishes)} expected"
 
 
-def _place(token: Token) -> int:
+def _position(token: Token) -> int:
     return (token.start_pos or 0) + 1
 
 

@@ -35,7 +35,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRun:
-    """Consecutive receipts of a request, from index `place` on, that differ only in their sequences, which are
+    """Consecutive receipts of a request, from `index` on, that differ only in their sequences, which are
     consecutive too.
     """
 
@@ -45,7 +45,7 @@ class ReceiptRun:
     count: int
     delivery: int
     generation: int
-    place: int
+    index: int
 
     @property
     def end(self) -> int:

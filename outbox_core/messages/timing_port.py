@@ -189,7 +189,7 @@ class TimingStatus(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedTimer:
+class StoredTimer:
     """A row and its time as the store has it now, in microseconds: its due time, or the end of a lease."""
 
     row: TimedRow
@@ -200,7 +200,7 @@ class PlacedTimer:
 class TimerPage:
     """A part of a slot's timers, and where the next part begins; None: there is no more."""
 
-    timers: Sequence[PlacedTimer]
+    timers: Sequence[StoredTimer]
     next_cursor: int | None
 
 
@@ -212,7 +212,7 @@ class TimerScan(Protocol):
         in the meantime, some may be left out.
         """
 
-    def remove_timers(self, slot: int, timers: Sequence[PlacedTimer]) -> int:
+    def remove_timers(self, slot: int, timers: Sequence[StoredTimer]) -> int:
         """Remove timers of a slot whose time is still the same; returns how many."""
 
 

@@ -17,7 +17,7 @@ from spark_reconcile.core.settings import BusinessRule, Settings
 from spark_reconcile.rules.business_row_rules import BUSINESS_ROW_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES
 from spark_reconcile.rules.verdict_rule import Scope, VerdictRule
-from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -132,15 +132,17 @@ def equal_keys(
     for rule in settings.rules:
         if rule.topic == topic:
             for url in settings.urls_of(rule):
-                pairs |= _equal_in(Place.of(url), rule, of_rows, of_messages)
+                pairs |= _equal_in(DatabaseAddress.of(url), rule, of_rows, of_messages)
     return pairs
 
 
-def _equal_in(place: Place, rule: BusinessRule, of_rows: Sequence[str], of_messages: Sequence[str]) -> dict[Pair, str]:
+def _equal_in(
+    address: DatabaseAddress, rule: BusinessRule, of_rows: Sequence[str], of_messages: Sequence[str]
+) -> dict[Pair, str]:
     schema, _, table = rule.table.rpartition(".")
-    if rule.key_format is not None or place.backend.collation_query(table, rule.key_column, schema or None) is None:
+    if rule.key_format is not None or address.backend.collation_query(table, rule.key_column, schema or None) is None:
         return _folded_alike(of_rows, of_messages)
-    with reading(place) as reader:
+    with reading(address) as reader:
         charset, collation = reader.collation(table, rule.key_column, schema=schema or None)
         if _NAME.fullmatch(charset) and _NAME.fullmatch(collation):
             # Where it calls two keys different, they are of two rows, and their message is lost.
@@ -156,7 +158,7 @@ def _collated_alike(
         for messages in _chunks(of_messages):
             left, right = (" UNION ALL ".join(["SELECT ? AS k"] * len(keys)) for keys in (rows, messages))
             row, message = (
-                reader.place.backend.collated(f"{side}.k", charset=charset, collation=collation) for side in "rm"
+                reader.address.backend.collated(f"{side}.k", charset=charset, collation=collation) for side in "rm"
             )
             # The names are the catalog's, the values are bound.
             sql = f"SELECT r.k, m.k FROM ({left}) AS r JOIN ({right}) AS m ON {row} = {message}"  # noqa: S608

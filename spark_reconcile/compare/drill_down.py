@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.compare.id_digests import Legs
 from spark_reconcile.compare.key_digests import (
-    KEY_PLACE,
+    KEY_HASH,
+    PART_HASH,
     PARTED,
-    PLACE,
     covered_topic,
     unsettled,
 )
@@ -70,8 +70,8 @@ def drilled(
     `is_few`: there are few rows in all.
     """
     marks = _Marks(
-        places=_places(unclean.parts, PLACE),
-        slots=None if unclean.buckets is None else _places(unclean.buckets, _BUCKET),
+        parts=_distinct(unclean.parts, PART_HASH),
+        slots=None if unclean.buckets is None else _distinct(unclean.buckets, _BUCKET),
     )
     placed = [frame.where("asked or by_id") for frame in _placed(near, marks)]
     if not unclean.much:
@@ -113,10 +113,10 @@ class _Named:
 
     def marked(self, frame: DataFrame) -> DataFrame:
         """Add the column `named`: whether a row has one of these keys, or is of one of these messages."""
-        keyed = _looked_up(frame, _KEY, self.keys.selectExpr(f"{_KEY} as place"), "under_key")
+        keyed = _looked_up(frame, _KEY, self.keys.selectExpr(f"{_KEY} as row_hash"), "under_key")
         if self.unsent is None:
             return keyed.withColumnRenamed("under_key", "named")
-        of_these = self.unsent.selectExpr(f"{_MESSAGE} as place")
+        of_these = self.unsent.selectExpr(f"{_MESSAGE} as row_hash")
         with_unsent = _looked_up(keyed, f"if(id is null, null, {_MESSAGE})", of_these, "unsent")
         return with_unsent.selectExpr("*", "under_key or unsent as named").drop("under_key", "unsent")
 
@@ -127,7 +127,7 @@ def _marked(
     """Returns the rows with `wanted`: whether they disagree, or are named by a row that does; and what those name."""
     in_parts = [frame.where("asked") for frame in placed]
     apart = _sent_along(unsettled(union(*in_parts[:2]), in_parts[2], covered=covered), is_few=is_few)
-    chosen = [_looked_up(frame, KEY_PLACE, apart, "apart") for frame in placed]
+    chosen = [_looked_up(frame, KEY_HASH, apart, "apart") for frame in placed]
     keys = _sent_along(union(*(_keys(frame, covered) for frame in chosen)).distinct(), is_few=is_few)
     # A message that was sent in another hour is not unsent: its sender died before it removed the row.
     unsent = chosen[1].where(f"leg = '{Leg.OUTBOX}' and {_LOOKED}").select("topic", "id").distinct()
@@ -142,7 +142,7 @@ _LOOKED: Final = "(asked and apart or by_id)"
 class _Marks:
     """Hashes of mismatching parts and buckets."""
 
-    places: DataFrame
+    parts: DataFrame
     slots: DataFrame | None
 
 
@@ -150,13 +150,13 @@ def _placed(legs: Legs, marks: _Marks) -> list[DataFrame]:
     """Business, outbox, messages, with `asked`: whether a row's part mismatches, and `by_id`: its bucket does."""
     all_placed = []
     for frame, slots in ((_business(legs), None), (_outbox(legs), marks.slots), (legs.messages, marks.slots)):
-        placed = _asked(frame, marks.places)
+        placed = _asked(frame, marks.parts)
         all_placed.append(placed.selectExpr("*", "false as by_id") if slots is None else _by_bucket(placed, slots))
     return all_placed
 
 
-def _asked(frame: DataFrame, places: DataFrame) -> DataFrame:
-    return _looked_up(frame.selectExpr("*", *PARTED), PLACE, places, "asked").select(*frame.columns, "asked")
+def _asked(frame: DataFrame, parts: DataFrame) -> DataFrame:
+    return _looked_up(frame.selectExpr("*", *PARTED), PART_HASH, parts, "asked").select(*frame.columns, "asked")
 
 
 def _business(legs: Legs) -> DataFrame:
@@ -177,11 +177,11 @@ def _by_bucket(frame: DataFrame, slots: DataFrame) -> DataFrame:
 
 
 def _looked_up(frame: DataFrame, value: str, among_these: DataFrame, name: str) -> DataFrame:
-    """Add the column `name`: whether the value is one of `place`."""
-    placed = frame.selectExpr("*", f"{value} as place").join(
-        among_these.selectExpr("place", "true as found"), "place", "left"
+    """Add the column `name`: whether the value is one of `row_hash`."""
+    placed = frame.selectExpr("*", f"{value} as row_hash").join(
+        among_these.selectExpr("row_hash", "true as found"), "row_hash", "left"
     )
-    return placed.selectExpr("*", f"(found is not null) as {name}").drop("place", "found")
+    return placed.selectExpr("*", f"(found is not null) as {name}").drop("row_hash", "found")
 
 
 def _keys(frame: DataFrame, covered: Sequence[str]) -> DataFrame:
@@ -234,8 +234,8 @@ def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
 
 def _with_events(judged: Legs, slots: DataFrame, *, is_few: bool) -> Legs:
     """Add records by id alone: of mismatching buckets, of the messages to classify, and of cancels."""
-    published = judged.rows.where(f"leg != '{Leg.BUSINESS}'").selectExpr(f"{_MESSAGE} as place")
-    everything = union(published, judged.messages.selectExpr(f"{_MESSAGE} as place"))
+    published = judged.rows.where(f"leg != '{Leg.BUSINESS}'").selectExpr(f"{_MESSAGE} as row_hash")
+    everything = union(published, judged.messages.selectExpr(f"{_MESSAGE} as row_hash"))
     named = _sent_along(everything.distinct(), is_few=is_few)
 
     def chosen(frame: DataFrame) -> DataFrame:
@@ -263,8 +263,8 @@ def _sent_along(frame: DataFrame, *, is_few: bool) -> DataFrame:
     return renamed.hint("broadcast") if renamed.count() <= BROADCAST_ROWS_MAX else renamed
 
 
-def _places(whole: DataFrame, place_sql: str) -> DataFrame:
-    """Returns the places of cached rows: computing them twice costs less than caching them, too."""
-    distinct_places = whole.selectExpr(f"{place_sql} as place").distinct()
-    small = fetched(distinct_places)
-    return _sent_along(distinct_places, is_few=False) if small is None else small.frame.hint("broadcast")
+def _distinct(whole: DataFrame, hash_sql: str) -> DataFrame:
+    """Returns the distinct hashes of cached rows: computing them twice costs less than caching them, too."""
+    distinct_hashes = whole.selectExpr(f"{hash_sql} as row_hash").distinct()
+    small = fetched(distinct_hashes)
+    return _sent_along(distinct_hashes, is_few=False) if small is None else small.frame.hint("broadcast")

@@ -33,7 +33,7 @@ _ODD: Final = {
 }
 """Odd rows, always classified: rows that are due later, or whose time or place is not known yet."""
 _SUMMED: Final = ("n", "low", "high", "key_low", "key_high", "odd", "resent", "repeated")
-PLACE: Final = "xxhash64(number, period, part)"
+PART_HASH: Final = "xxhash64(number, period, part)"
 """Hash of a part: compared in a third of the time of texts. A collision costs a drill-down, not a wrong verdict."""
 PARTED: Final = ("xxhash64(coalesce(topic, '')) as number", f"{period('created_ms')} as period", f"{PART} as part")
 
@@ -150,7 +150,7 @@ _APART: Final[Mapping[str, tuple[Leg, Sequence[str]]]] = {
 
 
 def _sides(frame: DataFrame, *columns: str, **more: str) -> DataFrame:
-    """Returns, for each place, by how much the sums of the other legs exceed those of the messages, and `more`
+    """Returns, for each part or key, by how much the sums of the other legs exceed those of the messages, and `more`
     aggregates. Differences, since each sum of each key is shuffled.
     """
     apart = {
@@ -177,7 +177,7 @@ def sums_of(clean: DataFrame) -> list[Row]:
 
 
 def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -> DataFrame:
-    """Returns, for rows in mismatching parts, the keys on which the sources disagree, each as a `place`, a KEY_PLACE.
+    """Returns, for rows in mismatching parts, the keys on which the sources disagree, each as a `row_hash`, a KEY_HASH.
 
     The condition is that of clean_parts(), with one part a key: matching keys are settled, whatever else their part
     holds.
@@ -186,10 +186,10 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
         _of_key(rows, "leg", {name: _of_each_leg(name) for name in _VALUES}),
         _of_key(messages, f"'{MESSAGES}'", {name: _values(DIGESTS[MESSAGES]).get(name, "0L") for name in _VALUES}),
     )
-    # Topic and period are in the place: what is asked of them is a number, and no key of the shuffle.
+    # Topic and period are in the hash: what is asked of them is a number, and no key of the shuffle.
     standing = f"if({_known()}, if({covered_topic(covered)}, 2, 1), 0)"
-    sides = _sides(digests.selectExpr("*", f"{standing} as standing"), "place", standing="min(standing)")
-    return sides.where(f"not {_is_clean(is_known='standing > 0', is_covered='standing = 2')}").select("place")
+    sides = _sides(digests.selectExpr("*", f"{standing} as standing"), "row_hash", standing="min(standing)")
+    return sides.where(f"not {_is_clean(is_known='standing > 0', is_covered='standing = 2')}").select("row_hash")
 
 
 _VALUES: Final = ("note", "h", "k", "odd")
@@ -198,12 +198,12 @@ _VALUES: Final = ("note", "h", "k", "odd")
 def _of_key(frame: DataFrame, leg: str, values: Mapping[str, str]) -> DataFrame:
     """Returns each row's summands, as those of a digest."""
     named = frame.selectExpr(
-        f"{leg} as leg", f"{KEY_PLACE} as place", "topic", f"{period('created_ms')} as period",
+        f"{leg} as leg", f"{KEY_HASH} as row_hash", "topic", f"{period('created_ms')} as period",
         *(f"{value} as {name}" for name, value in values.items()),
     )  # fmt: skip
     halves = ((value, *names) for value, *names in (("h", "low", "high"), ("k", "key_low", "key_high")))
     return named.selectExpr(
-        "leg", "place", "topic", "period", "cast(note as int) as note", "1L as n", "cast(odd as bigint) as odd",
+        "leg", "row_hash", "topic", "period", "cast(note as int) as note", "1L as n", "cast(odd as bigint) as odd",
         *(f"{half} as {name}" for value, *names in halves for name, half in halved(value, *names).items()),
     )  # fmt: skip
 
@@ -215,7 +215,7 @@ def _of_each_leg(name: str) -> str:
     return f"case leg {arms} else {'-1' if name == 'note' else '0L'} end"
 
 
-KEY_PLACE: Final = f"xxhash64(coalesce(topic, ''), {period('created_ms')}, {KEYED})"
+KEY_HASH: Final = f"xxhash64(coalesce(topic, ''), {period('created_ms')}, {KEYED})"
 """Hash of a key in its topic and period."""
 
 

@@ -23,7 +23,7 @@ class LegCount:
     rows: int
     first_ms: int
     last_ms: int
-    last_place: int = -1
+    last_sequence: int = -1
     """For the broker's logs: the highest sequence in a record."""
     impossible: int = 0
     """Rows whose time is impossible; `first_ms` and `last_ms` exclude them."""

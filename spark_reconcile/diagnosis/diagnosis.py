@@ -28,7 +28,7 @@ from spark_reconcile.results.summary import Cause, InputExtent, VerdictCount
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.results.window_totals import verdict_counts_of
 from spark_reconcile.rules.verdict_rule import Scope, Severity
-from spark_reconcile.sources.dbapi_reader import Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, reading
 from spark_reconcile.sources.sql_statements import Leg, business_statement, narrowed
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _reads(settings: Settings, keys: Sequence[tuple[str, str]]) -> Iterator[Read
     for rule_number, rule in enumerate(settings.rules):
         topic_keys = [key for topic, key in keys if topic == rule.topic]
         for url in settings.urls_of(rule):
-            with reading(Place.of(url)) as reader:
+            with reading(DatabaseAddress.of(url)) as reader:
                 statement = narrowed(business_statement(reader, rule, rule_number), ids=[], keys=topic_keys)
             if statement is not None:
                 yield Read(url, (statement,), snapshot=True)

@@ -219,7 +219,7 @@ def _values(facts: GroupFacts) -> tuple[Any, ...]:
 
 Event = tuple[str, str, str, int | None, int, int, str | None]
 """A group's own action: kind, topic, group, sequence, position in the log, at_ms, filter."""
-Place = tuple[str, str]
+TopicGroup = tuple[str, str]
 """A topic and a group."""
 UNKNOWN_MS: Final = -1
 
@@ -236,15 +236,15 @@ class GroupFilter(NamedTuple):
 _UNKNOWN: Final = GroupFilter("", UNKNOWN_MS)
 
 
-def filters_in_force(events: Iterable[Event], *, acting: Mapping[Place, int]) -> dict[Place, GroupFilter]:
+def filters_in_force(events: Iterable[Event], *, acting: Mapping[TopicGroup, int]) -> dict[TopicGroup, GroupFilter]:
     """Returns the filter of each group, from its own actions in the order of the log.
 
     `acting`: if the beginning of the log was dropped, each (topic, group) with actions, and since when. The broker
     evaluates a changed filter on messages beyond the group's position, so only a change makes the filter of earlier
     messages unknown. After a seek all messages ahead are evaluated again; a group created again has no past.
     """
-    filters: dict[Place, GroupFilter] = {}
-    deleted: set[Place] = set()
+    filters: dict[TopicGroup, GroupFilter] = {}
+    deleted: set[TopicGroup] = set()
     for kind, topic, group, _, _, at_ms, text in events:
         topic_group = (topic, group)
         before = filters.get(topic_group)

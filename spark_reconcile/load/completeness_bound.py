@@ -15,7 +15,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import CompletenessBound, Settings
 from spark_reconcile.core.time_buckets import DAY_MS, EVER_MS
-from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
 from spark_reconcile.sources.sql_statements import Leg
 
 if TYPE_CHECKING:
@@ -77,21 +77,21 @@ def reach_of(settings: Settings, *, now_ms: int) -> Reach:
 
 
 def _behind_ms(url: str, lags_ms: dict[str, int]) -> int:
-    place = Place.of(url)
-    if str(place) not in lags_ms:
-        with reading(place) as reader:
-            lags_ms[str(place)] = _lag_ms(reader)
-    return lags_ms[str(place)]
+    address = DatabaseAddress.of(url)
+    if str(address) not in lags_ms:
+        with reading(address) as reader:
+            lags_ms[str(address)] = _lag_ms(reader)
+    return lags_ms[str(address)]
 
 
 def _lag_ms(reader: DbApiReader) -> int:
     """Returns a replica's lag; 0 if the database is no replica."""
     status = reader.replica_status()
     if status is not None:
-        return lag_ms(status, name=str(reader.place))
+        return lag_ms(status, name=str(reader.address))
     if reader.read_only():
         raise ConfigurationError(
-            f"{reader.place} is read_only, so it may be a replica, and this user may not ask how far behind it is: "
+            f"{reader.address} is read_only, so it may be a replica, and this user may not ask how far behind it is: "
             f"GRANT REPLICATION CLIENT (on MariaDB REPLICA MONITOR) to the url's user, or {_CURE}"
         )
     return 0

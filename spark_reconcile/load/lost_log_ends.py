@@ -96,9 +96,9 @@ def beyond_the_end(counts: Sequence[LegCount], *, is_whole: bool) -> list[str]:
     named: dict[str, int] = {}
     for count in counts:
         if count.leg == "messages":
-            last_stored[count.topic] = max(count.last_place, last_stored.get(count.topic, -1))
+            last_stored[count.topic] = max(count.last_sequence, last_stored.get(count.topic, -1))
         elif count.leg == "actions" and count.note.partition(" ")[0] in DELIVERY_KINDS:
-            named[count.topic] = max(count.last_place, named.get(count.topic, -1))
+            named[count.topic] = max(count.last_sequence, named.get(count.topic, -1))
     return [
         f"message {last_sequence} of {topic} "
         f"({f'the last one there is {last_stored[topic]}' if topic in last_stored else 'none is there'})"

@@ -18,7 +18,7 @@ from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.load.completeness_bound import Reach
 from spark_reconcile.load.spark_session import Size
 from spark_reconcile.sources.broker_logs import survey
-from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
 from spark_reconcile.sources.parquet_archives import check_archive
 from spark_reconcile.sources.parquet_file_identity import local_folder
 from spark_reconcile.sources.sql_statements import (
@@ -108,12 +108,14 @@ def check_sources(
     inbox_oldest: list[int | None] = []
     inboxes = []
     for inbox in settings.inboxes:
-        place = Place.of(inbox.url or settings.database_url)
-        with reading(place) as reader:
+        address = DatabaseAddress.of(inbox.url or settings.database_url)
+        with reading(address) as reader:
             _note_clock(reader, settings, clocks)
-            schema = schema_of(settings, inbox, place)
-            once.note(f"[[inboxes]] {inbox.group} in {place}", _group(reader, schema, inbox.group), parts=inbox.topics)
-            behind = span and _by_clock(span, clocks[str(place)])
+            schema = schema_of(settings, inbox, address)
+            once.note(
+                f"[[inboxes]] {inbox.group} in {address}", _group(reader, schema, inbox.group), parts=inbox.topics
+            )
+            behind = span and _by_clock(span, clocks[str(address)])
             statement = inbox_statement(reader, inbox, schema=schema, span=behind)
             extents.append(extent_of(reader, statement, what=inbox.group, schema=schema))
             inbox_oldest.append(_oldest_ms(reader, statement))
@@ -151,11 +153,11 @@ def _rest(
     """Returns the statements of the outboxes, then those of the business tables."""
     url_statements = []
     for outbox in settings.all_outboxes:
-        place = Place.of(outbox.url)
-        with reading(place) as reader:
+        address = DatabaseAddress.of(outbox.url)
+        with reading(address) as reader:
             _note_clock(reader, settings, clocks)
-            schema = place.schema_of(outbox.schema)
-            once.note(f"the outbox in {place}", ("outbox", *reader.identity(), schema))
+            schema = address.schema_of(outbox.schema)
+            once.note(f"the outbox in {address}", ("outbox", *reader.identity(), schema))
             statements = outbox_statements(reader, schema=schema, span=span, latest_ms=latest_ms)
             extents.append(extent_of(reader, statements[-1], what="", schema=schema))
             found_ms = None if span is None else _oldest_ms(reader, statements[-1])
@@ -164,9 +166,9 @@ def _rest(
             url_statements += [(outbox.url, statement) for statement in statements]
     for rule_number, rule in enumerate(settings.rules):
         for url in settings.urls_of(rule):
-            with reading(Place.of(url)) as reader:
+            with reading(DatabaseAddress.of(url)) as reader:
                 _note_clock(reader, settings, clocks)
-                once.note(f"rule {rule.name}: {rule.table} in {reader.place}", _table(reader, rule))
+                once.note(f"rule {rule.name}: {rule.table} in {reader.address}", _table(reader, rule))
                 url_statements.append(
                     (url, business_statement(reader, rule, rule_number, span=span, latest_ms=latest_ms))
                 )
@@ -184,13 +186,13 @@ def _group(reader: DbApiReader, schema: str | None, group: str) -> tuple[object,
 
 def _table(reader: DbApiReader, rule: BusinessRule) -> tuple[object, ...]:
     schema, _, table = rule.table.rpartition(".")
-    database = None if reader.place.backend.is_file else schema or reader.place.database
+    database = None if reader.address.backend.is_file else schema or reader.address.database
     return "rule", rule.name, *reader.identity(), database, table
 
 
 def _note_clock(reader: DbApiReader, settings: Settings, clocks: dict[str, int]) -> None:
     """Record how far a database's clock is ahead, at least; 0 within the permitted skew."""
-    name = str(reader.place)
+    name = str(reader.address)
     if name not in clocks:
         before_ms, now_ms, after_ms = time.time_ns() // 1_000_000, reader.now_ms(), time.time_ns() // 1_000_000
         ahead_ms = min(0, now_ms - before_ms) + max(0, now_ms - after_ms)
@@ -297,7 +299,7 @@ class TableExtent:
 def extent_of(reader: DbApiReader, statement: Statement, *, what: str, schema: str | None) -> TableExtent:
     """Query the extent for a statement, without its time range: two look-ups in an index, no scan."""
     first, last = (_end_ms(reader, statement, order) for order in ("ASC", "DESC"))
-    name = f"{' '.join(filter(None, (statement.leg, what)))} in {_place(reader.place, schema)}"
+    name = f"{' '.join(filter(None, (statement.leg, what)))} in {_address(reader.address, schema)}"
     return TableExtent(name=name, leg=statement.leg, what=what, first_ms=first, last_ms=last)
 
 
@@ -312,7 +314,7 @@ def _end_ms(reader: DbApiReader, statement: Statement, order: str) -> int | None
     return None
 
 
-def _place(place: Place, schema: str | None) -> str:
-    if place.backend.is_file:
-        return str(Path(place.database).resolve())
-    return f"{place}, schema {schema}" if schema else str(place)
+def _address(address: DatabaseAddress, schema: str | None) -> str:
+    if address.backend.is_file:
+        return str(Path(address.database).resolve())
+    return f"{address}, schema {schema}" if schema else str(address)

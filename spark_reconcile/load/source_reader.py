@@ -320,7 +320,7 @@ def _counted(
     grouped = frame.groupBy(expr(leg).alias("leg"), expr(topic).alias("topic"), expr(note).alias("note")).agg(
         expr(f"sum({rows})").alias("rows"),
         *(expr(value).alias(name) for name, value in times.items()),
-        expr(f"coalesce(max({sequence}), -1L)").alias("last_place"),
+        expr(f"coalesce(max({sequence}), -1L)").alias("last_sequence"),
     )
     return [LegCount(**row.asDict()) for row in grouped.collect()]
 

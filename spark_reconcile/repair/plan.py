@@ -23,7 +23,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.settings import BusinessRule, OutboxSource, Settings
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.results.window_store import WindowStore
-from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, quoted, reading
 from spark_reconcile.sources.sql_statements import WITHDRAWN, key_text, message_tables
 
 IDS_A_STATEMENT: Final = 500
@@ -161,14 +161,14 @@ class Repair:
     @property
     def repair_id(self) -> str:
         """An id derived from the repair: equal repairs have equal ids."""
-        location = "" if self.outbox is None else f"{Place.of(self.outbox.url)} {self.outbox.schema}"
+        location = "" if self.outbox is None else f"{DatabaseAddress.of(self.outbox.url)} {self.outbox.schema}"
         subject = self.message_id or f"{self.topic} {self.key}"
         return hashlib.sha256(f"{self.action} {subject} {location} {self.table}".encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the repair for JSON, without body and password."""
         values = {name: value for name, value in asdict(self).items() if name not in {"outbox", "row"}}
-        location = None if self.outbox is None else str(Place.of(self.outbox.url))
+        location = None if self.outbox is None else str(DatabaseAddress.of(self.outbox.url))
         return {"repair_id": self.repair_id, **values, "place": location}
 
 
@@ -181,8 +181,8 @@ def plan_repairs(settings: Settings, suspects: Sequence[Suspect], *, repairs_max
         )
     repairs = {suspect.name: _unfound(suspect) for suspect in suspects}
     for outbox in settings.all_outboxes:
-        place = Place.of(outbox.url)
-        with reading(place) as reader:
+        address = DatabaseAddress.of(outbox.url)
+        with reading(address) as reader:
             for chunk in _chunks(
                 [suspect for suspect in suspects if repairs[suspect.name].action is RepairAction.NOTHING]
             ):
@@ -202,18 +202,18 @@ def name_unpublished(rows: Sequence[Suspect]) -> list[Repair]:
 def _in_outbox(
     reader: DbApiReader, outbox: OutboxSource, settings: Settings, suspects: Sequence[Suspect]
 ) -> Iterator[Repair]:
-    schema = reader.place.schema_of(outbox.schema)
+    schema = reader.address.schema_of(outbox.schema)
     waiting: set[MessageName] = set()
     for plain_name in message_tables(reader, schema=schema):
-        name = reader.place.outbox_table(plain_name, schema=schema)
-        table = quoted(reader.place, schema, name)
+        name = reader.address.outbox_table(plain_name, schema=schema)
+        table = quoted(reader.address, schema, name)
         for suspect, reason in _standing(reader, table, suspects):
             waiting.add(suspect.name)
             yield Repair(
                 message_id=suspect.message_id, topic=suspect.topic, outbox=outbox, table=name, reason=reason or _UNSENT,
                 action=RepairAction.NOTHING if reason else RepairAction.MAKE_DUE,
             )  # fmt: skip
-    archive = quoted(reader.place, schema, reader.place.outbox_table("archive", schema=schema))
+    archive = quoted(reader.address, schema, reader.address.outbox_table("archive", schema=schema))
     gone = [suspect for suspect in suspects if suspect.name not in waiting]
     yield from _cancel_again(
         reader, outbox, archive, {suspect.message_id: suspect for suspect in gone if suspect.rule == CANCEL_RULE}
@@ -222,7 +222,7 @@ def _in_outbox(
     rows = [row for row in _archived(reader, archive, {id_ for _, id_ in lost}) if (row["topic"], row["id"]) in lost]
     ordered = _ordered(reader, schema, [_order_key(row) for row in rows])
     for row in rows:
-        repair = _write_again(settings, outbox, reader.place, lost[row["topic"], row["id"]], row)
+        repair = _write_again(settings, outbox, reader.address, lost[row["topic"], row["id"]], row)
         is_late = repair.action is RepairAction.WRITE_AGAIN and _order_key(row) in ordered
         yield replace(repair, action=RepairAction.NOTHING, reason=_ORDERED, row=None) if is_late else repair
 
@@ -257,7 +257,7 @@ def _cancel_again(
     """Plan to insert archived cancels again, with the canceled ids if the broker's log has them."""
     if not cancels:
         return
-    now_ms, table = reader.now_ms(), reader.place.outbox_table("message", schema=outbox.schema)
+    now_ms, table = reader.now_ms(), reader.address.outbox_table("message", schema=outbox.schema)
     due = dict(
         _rows(reader, archive, ("id", "deliver_at_ms"), {cancel.key for cancel in cancels.values() if cancel.key})
     )
@@ -278,10 +278,10 @@ def _cancel_again(
 
 def _ordered(reader: DbApiReader, schema: str | None, keys: Sequence[str]) -> set[str]:
     """Returns the keys that are ordered in the outbox."""
-    name = reader.place.outbox_table("order_head", schema=schema)
+    name = reader.address.outbox_table("order_head", schema=schema)
     if not keys or name not in reader.tables(schema=schema):
         return set()
-    table, marks = quoted(reader.place, schema, name), ", ".join("?" * len(keys))
+    table, marks = quoted(reader.address, schema, name), ", ".join("?" * len(keys))
     sql = f"SELECT order_key FROM {table} WHERE order_key IN ({marks})"  # noqa: S608 - checked names
     return {str(key) for (key,) in reader.rows(sql, keys)}
 
@@ -291,7 +291,9 @@ def _order_key(row: dict[str, Any]) -> str:
     return hashlib.sha256(f"{row['topic']}\0{row['message_key']}".encode()).hexdigest()[:32]
 
 
-def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: Suspect, row: dict[str, Any]) -> Repair:
+def _write_again(
+    settings: Settings, outbox: OutboxSource, address: DatabaseAddress, lost: Suspect, row: dict[str, Any]
+) -> Repair:
     """Plan to insert the archive row with the body built from its business row, if the hashes are equal."""
     nothing = Repair(
         message_id=lost.message_id, topic=lost.topic, outbox=outbox, action=RepairAction.NOTHING, reason=_NO_BODY
@@ -304,7 +306,7 @@ def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: S
             if hashlib.sha256(body).hexdigest() == row["body_sha256"]:
                 return replace(
                     nothing, action=RepairAction.WRITE_AGAIN, reason=_NO_HEADERS,
-                    table=place.outbox_table("message", schema=outbox.schema), row={**row, "body": body},
+                    table=address.outbox_table("message", schema=outbox.schema), row={**row, "body": body},
                 )  # fmt: skip
     return replace(nothing, reason="the body made of its business row has another hash than the message had")
 
@@ -312,15 +314,15 @@ def _write_again(settings: Settings, outbox: OutboxSource, place: Place, lost: S
 def _bodies(settings: Settings, rule: BusinessRule, key: str) -> Iterator[bytes]:
     """Builds bodies from the rule's rows with this key."""
     for url in settings.urls_of(rule):
-        place = Place.of(url)
+        address = DatabaseAddress.of(url)
         schema, _, table = rule.table.rpartition(".")
-        columns = ", ".join(quoted(place, column) for column in rule.body.values())
-        with reading(place) as reader:
-            key_column = quoted(place, rule.key_column)
+        columns = ", ".join(quoted(address, column) for column in rule.body.values())
+        with reading(address) as reader:
+            key_column = quoted(address, rule.key_column)
             if rule.key_format is not None:
-                key_column = key_text(place, rule, reader.columns(table, schema=schema or None))
+                key_column = key_text(address, rule, reader.columns(table, schema=schema or None))
             # quoted() checks the names; the key is a bound parameter.
-            sql = f"SELECT {columns} FROM {quoted(place, schema or None, table)} WHERE {key_column} = ?"  # noqa: S608
+            sql = f"SELECT {columns} FROM {quoted(address, schema or None, table)} WHERE {key_column} = ?"  # noqa: S608
             for values in reader.rows(sql, (key,)):
                 yield _encode_json(dict(zip(rule.body, values, strict=True)))
 

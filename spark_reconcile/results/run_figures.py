@@ -236,7 +236,9 @@ def note_on_dropped(counts: Iterable[LegCount]) -> str:
     """
     groups = ((count.note.partition(" "), count) for count in counts)
     dropped = sorted(
-        (count.topic, group, count.last_place, count.last_ms) for (kind, _, group), count in groups if kind == DROPPED
+        (count.topic, group, count.last_sequence, count.last_ms)
+        for (kind, _, group), count in groups
+        if kind == DROPPED
     )
     named = [
         f"{group} those of {topic} below {sequence:,} (the last at {utc_text(last_ms)})"

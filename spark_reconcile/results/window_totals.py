@@ -34,7 +34,7 @@ _TOTALS: Final = (
     "broker", "resent", "repeated", "if(deliveries > 0, 1L, 0L)", "greatest(deliveries - 1, 0L)",
     "if(acks > 0, 1L, 0L)", "turned_away",
 )  # fmt: skip
-Place = tuple[Scope, str, str, str]
+VerdictKey = tuple[Scope, str, str, str]
 """(scope, topic, group or business rule, rule)"""
 
 
@@ -42,13 +42,13 @@ Place = tuple[Scope, str, str, str]
 class Tally:
     """Accumulates the numbers of one window."""
 
-    counts: dict[Place, int] = field(default_factory=dict)
+    counts: dict[VerdictKey, int] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     looked_at: int = 0
     resolved: int = 0
 
-    def add(self, verdict_key: Place, count: int) -> None:
+    def add(self, verdict_key: VerdictKey, count: int) -> None:
         """Add to the count of a verdict."""
         self.counts[verdict_key] = self.counts.get(verdict_key, 0) + count
 
@@ -105,7 +105,7 @@ def counts_of(shown: Mapping[int, Window], *, before: Iterable[Mapping[str, Any]
 
 def verdict_counts_of(results: Iterable[Mapping[str, Any]]) -> list[VerdictCount]:
     """Sums the verdict counts of many windows."""
-    counts: dict[Place, int] = {}
+    counts: dict[VerdictKey, int] = {}
     for result in results:
         for scope, topic, of, rule, count in result["verdict_counts"]:
             verdict_key = (Scope(scope), topic, of, rule)
@@ -277,12 +277,12 @@ def _tally_examples(tallies: Mapping[int, Tally], table: DataFrame, business: Da
         )
     )  # fmt: skip
     ranked = rows.selectExpr(
-        "*", "row_number() over (partition by window_ms, scope, rule order by at_ms, id, of, key) as place"
+        "*", "row_number() over (partition by window_ms, scope, rule order by at_ms, id, of, key) as example_rank"
     )
-    chosen = ranked.where(f"place <= {EXAMPLES_A_RULE}").orderBy("window_ms", "scope", "rule", "place")
+    chosen = ranked.where(f"example_rank <= {EXAMPLES_A_RULE}").orderBy("window_ms", "scope", "rule", "example_rank")
     for row in chosen.collect():
         values = row.asDict()
-        del values["place"]
+        del values["example_rank"]
         tally, scope = tallies.get(values.pop("window_ms")), Scope(values["scope"])
         state, severity, echo = verdict_of(scope, values["rule"])
         if tally is not None and not echo:

@@ -21,7 +21,7 @@ from outbox_core.messages.message import DUE_HEADER
 from spark_reconcile.sources.broker_logs import asked_due_ms
 
 Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 WIDEST_BYTES: Final = 8
@@ -55,7 +55,7 @@ _TEXT: Final = _table(range(0xA0, 0xC0), {0xD9: 1, 0xDA: 2, 0xDB: 4, _NIL: 0})
 _BINARY: Final = _table(range(0), {0xC4: 1, 0xC5: 2, 0xC6: 4})
 
 
-def message_columns(data: bytes, starts: Places, ends: Places, names: Sequence[str]) -> pa.RecordBatch:
+def message_columns(data: bytes, starts: Positions, ends: Positions, names: Sequence[str]) -> pa.RecordBatch:
     """Decodes the columns `names` of HEADER_SCHEMA from the records from `starts` to `ends`. Raises UnusualEncoding.
 
     The copy of a scheduled message that fell due has no `stored_ms`. `data` has WIDEST_BYTES more bytes after the last
@@ -65,7 +65,7 @@ def message_columns(data: bytes, starts: Places, ends: Places, names: Sequence[s
     sequence = fields.integers()
     texts = {"id": fields.texts(), "topic": fields.texts(), "message_key": fields.texts()}
     headers = fields.headers()
-    body = fields.places(_BINARY, 0)
+    body = fields.byte_strings(_BINARY, 0)
     numbers = {"sequence": sequence}
     numbers |= {name: fields.integers() for name in ("created_ms", "stored_ms", "deliver_at_ms")}
     copies, _ = fields.integers()
@@ -98,26 +98,26 @@ def message_columns(data: bytes, starts: Places, ends: Places, names: Sequence[s
 class _Fields:
     """A cursor for each record; each call reads the next field of all records."""
 
-    def __init__(self, data: bytes, starts: Places) -> None:
+    def __init__(self, data: bytes, starts: Positions) -> None:
         self.data: Bytes = np.frombuffer(data, np.uint8)
         self._wide = np.lib.stride_tricks.sliding_window_view(self.data, WIDEST_BYTES)
         if (self.data[starts] != _ARRAY + FIELDS).any():
             raise UnusualEncoding
         self._at = starts + 1
 
-    def end_at(self, ends: Places) -> bool:
+    def end_at(self, ends: Positions) -> bool:
         """Whether every record ends at the end of its frame."""
         return bool((self._at == ends).all())
 
-    def integers(self) -> tuple[Places, Mask]:
+    def integers(self) -> tuple[Positions, Mask]:
         """Reads unsigned integers, and a mask of nil values."""
         return self._numbers(_INTEGER, 0)[:2]
 
-    def texts(self) -> tuple[Places, Places, Mask]:
+    def texts(self) -> tuple[Positions, Positions, Mask]:
         """Reads the start and length of each text, and a mask of nil values."""
-        return self.places(_TEXT, 0xA0)
+        return self.byte_strings(_TEXT, 0xA0)
 
-    def places(self, table: Bytes, low: int) -> tuple[Places, Places, Mask]:
+    def byte_strings(self, table: Bytes, low: int) -> tuple[Positions, Positions, Mask]:
         """Reads the start and length of each byte string, and a mask of nil values; the cursors skip it."""
         length, none, begin = self._numbers(table, low)
         self._at = begin + length
@@ -125,7 +125,7 @@ class _Fields:
             raise UnusualEncoding
         return begin, length, none
 
-    def headers(self) -> tuple[Places, Places]:
+    def headers(self) -> tuple[Positions, Positions]:
         """Reads the start, including the tag, and the length of each map of texts; the cursors skip it."""
         begin = self._at
         tags = self.data[self._at]
@@ -142,7 +142,7 @@ class _Fields:
         self._at = every
         return begin, every - begin
 
-    def _numbers(self, table: Bytes, low: int) -> tuple[Places, Mask, Places]:
+    def _numbers(self, table: Bytes, low: int) -> tuple[Positions, Mask, Positions]:
         """Reads the number in or after each tag, a mask of nil values, and the start of the next value."""
         tags = self.data[self._at]
         widths = table[tags].astype(np.int64) - 1
@@ -162,7 +162,9 @@ class _Fields:
         return value, none, self._at
 
 
-def _with_asked_dues(data: bytes, headers: tuple[Places, Places], due_ms: Places, none: Mask) -> tuple[Places, Mask]:
+def _with_asked_dues(
+    data: bytes, headers: tuple[Positions, Positions], due_ms: Positions, none: Mask
+) -> tuple[Positions, Mask]:
     """Returns the due times, with those that delay services have put in headers."""
     if _DUE_HEADER not in data:
         return due_ms, none
@@ -175,7 +177,7 @@ def _with_asked_dues(data: bytes, headers: tuple[Places, Places], due_ms: Places
     return due_ms, none
 
 
-def _texts(data: Bytes, begin: Places, length: Places, none: Mask) -> pa.Array:
+def _texts(data: Bytes, begin: Positions, length: Positions, none: Mask) -> pa.Array:
     """Gathers texts from their positions."""
     offsets = np.zeros(len(begin) + 1, np.int64)
     np.cumsum(length, out=offsets[1:])
@@ -189,13 +191,13 @@ def _texts(data: Bytes, begin: Places, length: Places, none: Mask) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(begin), buffers)
 
 
-def _pieces(data: bytes, begin: Places, length: Places) -> pa.Array:
+def _pieces(data: bytes, begin: Positions, length: Positions) -> pa.Array:
     """Gathers bytes from the records, unchanged."""
     ends = (begin + length).tolist()
     return pa.array([data[start:end] for start, end in zip(begin.tolist(), ends, strict=True)], pa.binary())
 
 
-def _hashes(data: bytes, begin: Places, length: Places, notes: Mask) -> pa.Array:
+def _hashes(data: bytes, begin: Positions, length: Positions, notes: Mask) -> pa.Array:
     """Returns the SHA-256 of each body, in hex; the body of a schedule marker is a hash already."""
     sha256 = hashlib.sha256
     ends = (begin + length).tolist()

@@ -231,12 +231,12 @@ def _canceled_rows(canceled: journal.Canceled, at: int) -> Iterator[Row]:
         yield _row("canceled", None, None, (None, id_, None), at, canceled.at_ms, None, None, within)
 
 
-_Place = tuple[int | None, str | None, int | None]
+_MessageRun = tuple[int | None, str | None, int | None]
 """A sequence, and the id of its message, or the number of messages from there on."""
 
 
 def _row(
-    kind: str, topic: str | None, group: str | None, message_run: _Place, at: int, at_ms: int,
+    kind: str, topic: str | None, group: str | None, message_run: _MessageRun, at: int, at_ms: int,
     visible_ms: int | None = None, attempt: int | None = None, reason: object = None,
 ) -> Row:  # fmt: skip
     sequence, id_, messages = message_run
@@ -250,7 +250,7 @@ def _expression(patterns: tuple[str, ...] | None) -> str | None:
 
 def _paced(
     entries: Iterable[tuple[int, int]], pace: RateLimit, *, at_ms: int, per_second: int | None
-) -> Iterator[tuple[_Place, int]]:
+) -> Iterator[tuple[_MessageRun, int]]:
     """Yields redriven messages, and when they are ready: up to the rate in one second, then those of the next."""
     for first, messages in entries:
         start, end = first, first + messages

@@ -23,13 +23,13 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place(Address):
+class DatabaseAddress(Address):
     """A database, parsed from a SQLAlchemy URL. Its text has no user and no password."""
 
     backend: SourceDatabase
 
     @staticmethod
-    def of(url: str) -> Place:
+    def of(url: str) -> DatabaseAddress:
         """Raises ConfigurationError for anything but MySQL, MariaDB and a SQLite file."""
         try:
             parts = urlsplit(url)
@@ -40,7 +40,9 @@ class Place(Address):
         for database in _DATABASES:
             address = database.address(parts) if kind in database.schemes else None
             if address is not None:
-                return Place(backend=database, **{part.name: getattr(address, part.name) for part in fields(address)})
+                return DatabaseAddress(
+                    backend=database, **{part.name: getattr(address, part.name) for part in fields(address)}
+                )
         raise ConfigurationError(
             "a source's url is mysql+pymysql://user@host/database or sqlite:///file.db, not "
             f"{parts.scheme or 'nothing'}://..."
@@ -66,19 +68,19 @@ class Place(Address):
 class DbApiReader:
     """One open connection that reads. Statements hold `?` for each bound value."""
 
-    def __init__(self, place: Place, connection: Any) -> None:
-        self.place = place
+    def __init__(self, address: DatabaseAddress, connection: Any) -> None:
+        self.address = address
         self._connection = connection
 
     def begin_snapshot(self) -> None:
         """Begin a consistent snapshot: all later statements see the database as of now."""
         with closing(self._connection.cursor()) as cursor:
-            self.place.backend.begin_snapshot(cursor)
+            self.address.backend.begin_snapshot(cursor)
 
     def batches(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[list[tuple[Any, ...]]]:
         """Yields the rows of a statement in batches, never all of them in memory."""
-        with translated(self.place), closing(self._connection.cursor()) as cursor:
-            cursor.execute(self.place.backend.for_driver(statement), tuple(parameters))
+        with translated(self.address), closing(self._connection.cursor()) as cursor:
+            cursor.execute(self.address.backend.for_driver(statement), tuple(parameters))
             while batch := cursor.fetchmany(BATCH_ROWS):
                 yield list(batch)
 
@@ -88,12 +90,12 @@ class DbApiReader:
 
     def now_ms(self) -> int:
         """Returns the time of the database's clock, UTC."""
-        ((now,),) = self.rows(f"SELECT {self.place.backend.now_us}")
+        ((now,),) = self.rows(f"SELECT {self.address.backend.now_us}")
         return int(now) // 1000
 
     def replica_status(self) -> list[dict[str, Any]] | None:
         """Returns a status row for each source of this replica; None if the user lacks the privilege."""
-        database = self.place.backend
+        database = self.address.backend
         if database.version_query is None:
             return []
         ((version,),) = self.rows(database.version_query)
@@ -103,13 +105,13 @@ class DbApiReader:
         except database.driver_error as error:
             if database.is_not_granted(error):
                 return None
-            raise _translate(error, self.place) from error
+            raise _translate(error, self.address) from error
 
     def read_only(self) -> bool:
         """Whether the server rejects writes of its users, as a replica should."""
-        if self.place.backend.read_only_query is None:
+        if self.address.backend.read_only_query is None:
             return False
-        ((flag,),) = self.rows(self.place.backend.read_only_query)
+        ((flag,),) = self.rows(self.address.backend.read_only_query)
         return str(flag).upper() not in {"0", "OFF"}
 
     def _named(self, statement: str) -> list[dict[str, Any]] | None:
@@ -117,8 +119,8 @@ class DbApiReader:
         with closing(self._connection.cursor()) as cursor:
             try:
                 cursor.execute(statement)
-            except self.place.backend.driver_error as error:
-                if self.place.backend.is_unsupported(error):
+            except self.address.backend.driver_error as error:
+                if self.address.backend.is_unsupported(error):
                     return None
                 raise
             names = [column[0] for column in cursor.description]
@@ -126,40 +128,40 @@ class DbApiReader:
 
     def identity(self) -> tuple[str, ...]:
         """Returns the identity of this server, or of this file, independent of its url."""
-        query = self.place.backend.identity_query
+        query = self.address.backend.identity_query
         if query is None:
-            with translated(self.place):
-                stat = Path(self.place.database).stat()
+            with translated(self.address):
+                stat = Path(self.address.database).stat()
             return str(stat.st_dev), str(stat.st_ino)
         variables = self._asked(query)
         return tuple(sorted(f"{name}={value}" for name, value in variables))
 
     def columns(self, table: str, *, schema: str | None) -> Mapping[str, str]:
         """Returns the columns of a table, and their types in lower case; empty if there is no such table."""
-        columns = self._asked(self.place.backend.columns_query(table, schema or self.place.database))
+        columns = self._asked(self.address.backend.columns_query(table, schema or self.address.database))
         return {str(name): str(kind).lower() for name, kind in columns}
 
     def leads_index(self, table: str, column: str, *, schema: str | None) -> bool:
         """Whether an index of a table begins with this column; no file is asked."""
-        query = self.place.backend.leading_index_query(table, column, schema or self.place.database)
+        query = self.address.backend.leading_index_query(table, column, schema or self.address.database)
         return query is not None and bool(self._asked(query))
 
     def collation(self, table: str, column: str, *, schema: str | None) -> tuple[str, str]:
         """Returns the character set and the collation of a column; empty if it is no text, or compared by its bytes."""
-        query = self.place.backend.collation_query(table, column, schema or self.place.database)
+        query = self.address.backend.collation_query(table, column, schema or self.address.database)
         rows = [] if query is None else self._asked(query)
         charset, collation = rows[0] if rows else ("", "")
         return str(charset or ""), str(collation or "")
 
     def tables(self, *, schema: str | None) -> list[str]:
         """Returns the tables of a schema, sorted."""
-        rows = self._asked(self.place.backend.tables_query(schema or self.place.database))
+        rows = self._asked(self.address.backend.tables_query(schema or self.address.database))
         return sorted(str(name) for (name,) in rows)
 
     def rows_about(self, table: str, *, schema: str | None) -> int:
         """Returns the approximate number of rows of a table; cheap, an estimate on a server."""
-        query = self.place.backend.row_count_query(
-            table, schema or self.place.database, quoted_table=quoted(self.place, table)
+        query = self.address.backend.row_count_query(
+            table, schema or self.address.database, quoted_table=quoted(self.address, table)
         )
         counted = self._asked(query)
         return int(counted[0][0]) if counted else 0
@@ -169,32 +171,32 @@ class DbApiReader:
 
 
 @contextmanager
-def reading(place: Place) -> Iterator[DbApiReader]:
+def reading(address: DatabaseAddress) -> Iterator[DbApiReader]:
     """Opens a read-only connection. Raises DatabaseUnavailable, or ConfigurationError if access is denied."""
-    with translated(place):
-        connection = place.backend.open(place)
+    with translated(address):
+        connection = address.backend.open(address)
     with closing(connection):
-        yield DbApiReader(place, connection)
+        yield DbApiReader(address, connection)
 
 
 @contextmanager
-def writing(place: Place) -> Iterator[Any]:
+def writing(address: DatabaseAddress) -> Iterator[Any]:
     """Opens a DB-API connection in a transaction, committed at the end; for repairs only. Raises like reading()."""
-    with translated(place):
-        connection = place.backend.open(place, writes=True)
+    with translated(address):
+        connection = address.backend.open(address, writes=True)
         with closing(connection), closing(connection.cursor()) as cursor:
-            place.backend.begin_write(cursor)
+            address.backend.begin_write(cursor)
             yield cursor
             connection.commit()
 
 
 @contextmanager
-def translated(place: Place) -> Iterator[None]:
+def translated(address: DatabaseAddress) -> Iterator[None]:
     """Translates driver errors to our errors, with the cure; the cause stays attached."""
     try:
         yield
-    except (place.backend.driver_error, OSError) as error:
-        raise _translate(error, place) from error
+    except (address.backend.driver_error, OSError) as error:
+        raise _translate(error, address) from error
 
 
 def checked(name: str) -> str:
@@ -204,28 +206,28 @@ def checked(name: str) -> str:
     return name
 
 
-def quoted(place: Place, *names: str | None) -> str:
+def quoted(address: DatabaseAddress, *names: str | None) -> str:
     """Returns names, quoted for this database and joined by dots; None is left out.
 
     The last one is a table's or a column's, and checked; a database before it may have any name, `my-shop` for
     instance. For statements of DbApiReader, and of SourceDatabase.for_driver().
     """
-    mark = place.backend.quote
+    mark = address.backend.quote
     *databases, last = (name for name in names if name is not None)
     quotable = [*(name.replace(mark, mark * 2) for name in databases), checked(last)]
     return ".".join(f"{mark}{name}{mark}" for name in quotable)
 
 
-def _translate(error: Exception, place: Place) -> OutboxError:
+def _translate(error: Exception, address: DatabaseAddress) -> OutboxError:
     text = str(error.args[-1] if error.args else error).splitlines()[0]
-    if place.backend.is_table_missing(error):
-        return SchemaMissing(f"a table or column is missing in {place} ({text}); run: outbox db upgrade --url URL")
-    undecodable = place.backend.undecodable_column(error)
+    if address.backend.is_table_missing(error):
+        return SchemaMissing(f"a table or column is missing in {address} ({text}); run: outbox db upgrade --url URL")
+    undecodable = address.backend.undecodable_column(error)
     if undecodable is not None:
         return ConfigurationError(
-            f"a text of {undecodable} is not UTF-8 in {place}, so it equals no message's key: say with key_format how "
-            "the business writes it, or leave such rows out by the rule's where"
+            f"a text of {undecodable} is not UTF-8 in {address}, so it equals no message's key: say with key_format "
+            "how the business writes it, or leave such rows out by the rule's where"
         )
-    if place.backend.is_access_denied(error):
-        return ConfigurationError(f"{place} refuses this user ({text}); grant SELECT, or check the url's user")
-    return DatabaseUnavailable(f"cannot read {place} ({text}); check the url and that the database runs")
+    if address.backend.is_access_denied(error):
+        return ConfigurationError(f"{address} refuses this user ({text}); grant SELECT, or check the url's user")
+    return DatabaseUnavailable(f"cannot read {address} ({text}); check the url and that the database runs")

@@ -74,10 +74,10 @@ class ColumnType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file at or below the folder. `name`: its path from there; `place`: the name by which Spark opens it."""
+    """A file at or below the folder. `name`: its path from there; `uri`: the name by which Spark opens it."""
 
     name: str
-    place: str
+    uri: str
     size_bytes: int
     open: Callable[[], BinaryIO]
 
@@ -271,7 +271,7 @@ def _frame(
     wanted_paths = None if names is None else {path_of(name) for name in names}
     frames = []
     for types, group in survey.groups.items():
-        paths = [file.place for file in group if wanted_paths is None or file.place in wanted_paths]
+        paths = [file.uri for file in group if wanted_paths is None or file.uri in wanted_paths]
         if not paths:
             continue
         if wanted_paths is None and len(survey.groups) == 1:
@@ -299,19 +299,19 @@ def _checked_legs(frame: DataFrame, types: Mapping[str, str]) -> DataFrame:
 
     Each row is looked at in all of its columns, and nothing is pruned: for the one scan that counts the rows.
     """
-    place = f"concat_ws('', input_file_name(), {_misread(types)}) as place"
-    return _legs(frame, types, place, f"{_misread(types)} is not null as misread")
+    file_and_reason = f"concat_ws('', input_file_name(), {_misread(types)}) as file_and_reason"
+    return _legs(frame, types, file_and_reason, f"{_misread(types)} is not null as misread")
 
 
 def _legs(frame: DataFrame, types: Mapping[str, str], *checks: str) -> DataFrame:
-    """Converts the archive's columns to those of all legs, of rows that are understood, or with `checks`, a `place` and
-    whether a row is `misread`.
+    """Converts the archive's columns to those of all legs, of rows that are understood, or with `checks`, a
+    `file_and_reason` and whether a row is `misread`.
     """
     plain = frame.selectExpr(*(f"{_value(name, kind)} as {name}" for name, kind in types.items()), *checks)
     topic = f"if(kind = 'cancel', '{CANCELS}', topic)"
     return plain.selectExpr(
         f"if(misread, '{MISREAD}', '{Leg.ARCHIVE}') as leg" if checks else f"'{Leg.ARCHIVE}' as leg", "id",
-        f"if(misread, place, {topic}) as topic" if checks else f"{topic} as topic", "message_key",
+        f"if(misread, file_and_reason, {topic}) as topic" if checks else f"{topic} as topic", "message_key",
         "cast(null as string) as consumer_group", "body_sha256",
         "deliver_at_ms", "created_at_us div 1000 as created_ms", "sent_at_us div 1000 as at_ms",
         "attempts", f"{archive_note()} as note", "cast(null as bigint) as due_unit_ms",
@@ -350,7 +350,7 @@ def _misread(types: Mapping[str, str]) -> str:
 
 def _compared(read: Sequence[str], survey: ArchiveSurvey, *, folder: Path | str) -> list[str]:
     """Returns Spark's names of the files. Raises NotComparable if they are not those that were found."""
-    listed_paths, read_paths = {file.place for file in survey.files}, {path_of(name) for name in read}
+    listed_paths, read_paths = {file.uri for file in survey.files}, {path_of(name) for name in read}
     if listed_paths != read_paths:
         some = [
             f"{path} ({'not read' if path in listed_paths else 'came just now'})"
@@ -382,7 +382,7 @@ def _listed_here(folder: Path) -> list[StoredFile]:
                 raise NotComparable(f"cannot read {path} of the archive: {error.strerror}") from error
             stored_files.append(
                 StoredFile(
-                    name=path.relative_to(folder).as_posix(), place=str(path), size_bytes=size_bytes,
+                    name=path.relative_to(folder).as_posix(), uri=str(path), size_bytes=size_bytes,
                     open=partial(_open_here, path),
                 )
             )  # fmt: skip
@@ -415,7 +415,7 @@ def _listed_by_spark(session: SparkSession, url: str) -> Iterator[StoredFile]:
         file_url = status.getPath().toString()
         size_bytes = int(status.getLen())
         opened = partial(_open_by_spark, java, system, status.getPath(), size_bytes)
-        yield StoredFile(name=file_url.removeprefix(root), place=file_url, size_bytes=size_bytes, open=opened)
+        yield StoredFile(name=file_url.removeprefix(root), uri=file_url, size_bytes=size_bytes, open=opened)
 
 
 def _open_by_spark(java: Any, system: Any, path: Any, size_bytes: int) -> BinaryIO:

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
 from spark_reconcile.sources.sql_statements import COLUMNS, LEG_SCHEMA, NUMBERS, Statement
 
 ROWS_A_PARTITION: Final = 250_000
@@ -88,14 +88,14 @@ class SqlSource(DataSource):
         """Returns a reader that plans the partitions and reads them."""
         statements = msgspec.json.decode(self.options["statements"].encode(), type=list[Statement])
         reader = PushingSqlReader if self.options.get("pushdown") == "true" else SqlReader
-        return reader(Place.of(self.options["url"]), statements, snapshot=self.options["snapshot"] == "true")
+        return reader(DatabaseAddress.of(self.options["url"]), statements, snapshot=self.options["snapshot"] == "true")
 
 
 class SqlReader(DataSourceReader):
     """Plans the partitions, and reads one."""
 
-    def __init__(self, place: Place, statements: list[Statement], *, snapshot: bool) -> None:
-        self._place = place
+    def __init__(self, address: DatabaseAddress, statements: list[Statement], *, snapshot: bool) -> None:
+        self._address = address
         self._statements = statements
         self._snapshot = snapshot
         self._pushed: list[PushedFilter] = []
@@ -105,14 +105,14 @@ class SqlReader(DataSourceReader):
         indexes = [index for index, statement in enumerate(self._statements) if self._wanted(statement)]
         if self._snapshot or not indexes:
             return [Part(tuple(indexes))]
-        with reading(self._place) as reader:
+        with reading(self._address) as reader:
             return [part for index in indexes for part in self._ranges(reader, index)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields Arrow batches of one partition."""
         if not isinstance(partition, Part):
             raise TypeError("not a partition of this source")
-        with reading(self._place) as reader:
+        with reading(self._address) as reader:
             reader.begin_snapshot()
             for index in partition.numbers:
                 yield from self._read(reader, self._statements[index], partition)

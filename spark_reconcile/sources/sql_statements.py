@@ -21,7 +21,7 @@ from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS, or_null
 from spark_reconcile.core.settings import BusinessRule, Condition, InboxSource, KeyFormat, Operator, Settings
 from spark_reconcile.core.time_buckets import DAY_MS, EVER_MS, Span
 from spark_reconcile.sources.databases.source_database import DATE, INTEGERS
-from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, quoted
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, quoted
 
 COLUMNS: Final = (
     "leg", "id", "topic", "message_key", "consumer_group", "body_sha256", "deliver_at_ms", "created_ms", "at_ms",
@@ -95,11 +95,11 @@ def inbox_statement(
 ) -> Statement:
     """Reads the effects of one group, however late they are. Raises SchemaMissing if there is no inbox table."""
     table = _outbox_table(reader, "inbox", schema=schema)
-    name = quoted(reader.place, "consumer_group")
+    name = quoted(reader.address, "consumer_group")
     conditions: list[str] = [f"{name} = ?"]
     parameters: list[str | int | float | bool] = [inbox.group]
     if inbox.topics:
-        conditions.append(f"{quoted(reader.place, 'topic')} IN ({', '.join('?' * len(inbox.topics))})")
+        conditions.append(f"{quoted(reader.address, 'topic')} IN ({', '.join('?' * len(inbox.topics))})")
         parameters += inbox.topics
     if span is not None:
         conditions.append("(handled_at_us < ? OR handled_at_us >= ?)")
@@ -109,13 +109,13 @@ def inbox_statement(
         table=table,
         columns={
             "id": "message_id", "topic": "topic", "consumer_group": "consumer_group",
-            "created_ms": _milli(reader.place, "handled_at_us"), "at_ms": _milli(reader.place, "handled_at_us"),
+            "created_ms": _milli(reader.address, "handled_at_us"), "at_ms": _milli(reader.address, "handled_at_us"),
         },
         constants={},
         where=conditions,
         parameters=parameters,
         range_by="handled_at_us",
-        rows_about=reader.rows_about(reader.place.outbox_table("inbox", schema=schema), schema=schema),
+        rows_about=reader.rows_about(reader.address.outbox_table("inbox", schema=schema), schema=schema),
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def outbox_statements(
 
 def message_tables(reader: DbApiReader, *, schema: str | None) -> list[str]:
     """Returns the message tables of an outbox, split or not, by their names without the prefix of their place."""
-    begin = reader.place.outbox_table("", schema=schema)
+    begin = reader.address.outbox_table("", schema=schema)
     names = [name.removeprefix(begin) for name in reader.tables(schema=schema) if name.startswith(begin)]
     return ["message", *(name for name in names if _SPLIT.fullmatch(name))]
 
@@ -146,20 +146,20 @@ def business_statement(
     """Reads the rows of one rule; those later than `latest_ms` have no time. Raises ConfigurationError with the missing
     table or column.
     """
-    place = reader.place
+    address = reader.address
     schema, _, table = rule.table.rpartition(".")
     columns = reader.columns(table, schema=schema or None)
     if not columns:
         near = difflib.get_close_matches(table, reader.tables(schema=schema or None), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigurationError(f"rule {rule.name}: there is no table {rule.table} in {place}{hint}")
+        raise ConfigurationError(f"rule {rule.name}: there is no table {rule.table} in {address}{hint}")
     of_where = [condition.column for condition in rule.where]
     for name in (rule.key_column, rule.time_column, *of_where, *rule.body.values()):
         _check_column(rule, name, columns)
-    created_ms = _time(place, rule, rule.time_column, columns)
+    created_ms = _time(address, rule, rule.time_column, columns)
     # An impossible time gives no hour and no age: the row has no created time then, and `at_ms` is the original value.
     selected = {
-        "message_key": key_text(place, rule, columns),
+        "message_key": key_text(address, rule, columns),
         "created_ms": or_null(created_ms, latest_ms=latest_ms),
         "at_ms": created_ms,
     }
@@ -168,22 +168,22 @@ def business_statement(
         selected["at_ms"] = f"{created_ms} + {DAY_MS - 1}"
     if rule.deliver_at_column is not None:
         _check_column(rule, rule.deliver_at_column, columns)
-        selected["deliver_at_ms"] = _time(place, rule, rule.deliver_at_column, columns)
-        selected["due_unit_ms"] = _unit_ms(place, rule, rule.deliver_at_column, columns)
+        selected["deliver_at_ms"] = _time(address, rule, rule.deliver_at_column, columns)
+        selected["due_unit_ms"] = _unit_ms(address, rule, rule.deliver_at_column, columns)
     parameters: list[str | int | float | bool] = []
-    conditions = [_condition(place, condition, parameters) for condition in rule.where]
+    conditions = [_condition(address, condition, parameters) for condition in rule.where]
     whole = columns[rule.key_column].startswith(INTEGERS)
     if span is not None:
         is_sought = reader.leads_index(table, rule.time_column, schema=schema or None)
-        _between(place, rule, columns, conditions, parameters, span=span, latest_ms=latest_ms, is_sought=is_sought)
+        _between(address, rule, columns, conditions, parameters, span=span, latest_ms=latest_ms, is_sought=is_sought)
     return Statement(
         leg=Leg.BUSINESS,
-        table=quoted(place, schema or None, table),
+        table=quoted(address, schema or None, table),
         columns=selected,
         constants={"topic": rule.topic, "note": str(rule_number)},
         where=conditions,
         parameters=parameters,
-        range_by=quoted(place, rule.key_column) if whole else None,
+        range_by=quoted(address, rule.key_column) if whole else None,
         rows_about=reader.rows_about(table, schema=schema or None),
         is_by_day=is_date(columns[rule.time_column]),
     )
@@ -200,11 +200,11 @@ def _within(statement: Statement, column: str, span: Span, *, latest_ms: int) ->
 
 
 def _between(
-    place: Place, rule: BusinessRule, columns: Mapping[str, str], conditions: list[str],
+    address: DatabaseAddress, rule: BusinessRule, columns: Mapping[str, str], conditions: list[str],
     parameters: list[str | int | float | bool], *, span: Span, latest_ms: int, is_sought: bool,
 ) -> None:  # fmt: skip
     """Conditions on the time column: the bare one where an index on it serves, if there is one (`is_sought`)."""
-    column, kind = quoted(place, rule.time_column), columns[rule.time_column]
+    column, kind = quoted(address, rule.time_column), columns[rule.time_column]
     times = (span.since_ms, span.until_ms, EARLIEST_MS, latest_ms)
     bounds: list[str | int] = [*times]
     nothing = f"{column} IS NULL"
@@ -213,7 +213,7 @@ def _between(
         if rule.time_unit == "s":
             bounds = [span.since_ms // 1000, -(-span.until_ms // 1000), EARLIEST_MS // 1000, latest_ms // 1000]
     else:
-        compared = place.backend.time_bounds(column, kind, times, latest_ms=latest_ms, is_sought=is_sought)
+        compared = address.backend.time_bounds(column, kind, times, latest_ms=latest_ms, is_sought=is_sought)
         column, nothing, bounds = compared.column, compared.nothing, [*compared.bounds]
     # A row without a time, or with one that cannot be true, is of no hour, and still asks for its message.
     conditions.append(f"(({column} >= ? AND {column} < ?) OR {nothing} OR {outside(column)})")
@@ -244,15 +244,15 @@ def narrowed(statement: Statement, *, ids: Sequence[str], keys: Sequence[str]) -
     )
 
 
-def schema_of(settings: Settings, inbox: InboxSource, place: Place) -> str | None:
+def schema_of(settings: Settings, inbox: InboxSource, address: DatabaseAddress) -> str | None:
     """The schema of a group's inbox."""
-    return place.schema_of(inbox.schema or settings.schema)
+    return address.schema_of(inbox.schema or settings.schema)
 
 
 def _message_statement(
     reader: DbApiReader, leg: Leg, name: str, *, at: str, note: str, schema: str | None
 ) -> Statement:
-    place = reader.place
+    address = reader.address
     return Statement(
         leg=leg,
         table=_outbox_table(reader, name, schema=schema, like="archive" if leg is Leg.ARCHIVE else "message"),
@@ -260,27 +260,28 @@ def _message_statement(
             "id": "id",
             "topic": f"CASE kind WHEN 'publish' THEN topic WHEN 'cancel' THEN '{CANCELS}' ELSE '{UNKNOWN_KIND}' END",
             "message_key": "message_key", "body_sha256": "body_sha256",
-            "deliver_at_ms": "deliver_at_ms", "created_ms": _milli(place, "created_at_us"), "at_ms": _milli(place, at),
+            "deliver_at_ms": "deliver_at_ms", "created_ms": _milli(address, "created_at_us"),
+            "at_ms": _milli(address, at),
             "attempts": "attempts", "note": note,
         },
         constants={},
         # A kind of newer code is read, too: the run ends on it, rather than miss a message.
         where=["kind IS NOT NULL"],
         range_by="sent_at_us" if leg is Leg.ARCHIVE else None,
-        rows_about=reader.rows_about(place.outbox_table(name, schema=schema), schema=schema),
+        rows_about=reader.rows_about(address.outbox_table(name, schema=schema), schema=schema),
     )  # fmt: skip
 
 
 def _is_left_beside(reader: DbApiReader, schema: str | None) -> bool:
     """Whether the tables may be in the schema that once was the default, as outbox.store.table_placement has it."""
-    is_default = not reader.place.backend.is_file and schema == reader.place.database != FORMER_SCHEMA
+    is_default = not reader.address.backend.is_file and schema == reader.address.database != FORMER_SCHEMA
     return is_default and set(reader.tables(schema=FORMER_SCHEMA)) >= SIGNS_OF_SCHEMA
 
 
 def _outbox_table(reader: DbApiReader, name: str, *, schema: str | None, like: str | None = None) -> str:
     """The quoted name of one of the outbox's tables. Raises SchemaMissing where it or a column of it is not there."""
-    place = reader.place
-    table = place.outbox_table(name, schema=schema)
+    address = reader.address
+    table = address.outbox_table(name, schema=schema)
     needed = _NEEDED[like or name]
     missing = needed - set(reader.columns(table, schema=schema))
     if missing:
@@ -288,10 +289,10 @@ def _outbox_table(reader: DbApiReader, name: str, *, schema: str | None, like: s
             raise left_in_former_schema(schema)
         missing_part = f"column {min(missing)} of" if len(missing) < len(needed) else "table"
         raise SchemaMissing(
-            f"there is no {missing_part} {schema + '.' if schema else ''}{table} in {place}; "
+            f"there is no {missing_part} {schema + '.' if schema else ''}{table} in {address}; "
             "run: outbox db upgrade --url URL" + (f" --schema {schema}" if schema else "")
         )
-    return quoted(place, schema, table)
+    return quoted(address, schema, table)
 
 
 def _check_column(rule: BusinessRule, name: str, columns: Mapping[str, str]) -> None:
@@ -302,8 +303,8 @@ def _check_column(rule: BusinessRule, name: str, columns: Mapping[str, str]) -> 
     raise ConfigurationError(f"rule {rule.name}: table {rule.table} has no column {name}; {hint}")
 
 
-def _condition(place: Place, condition: Condition, parameters: list[str | int | float | bool]) -> str:
-    column = quoted(place, condition.column)
+def _condition(address: DatabaseAddress, condition: Condition, parameters: list[str | int | float | bool]) -> str:
+    column = quoted(address, condition.column)
     parameters.extend(condition.values)
     match condition.operator:
         case Operator.IS_NULL | Operator.IS_NOT_NULL:
@@ -314,12 +315,12 @@ def _condition(place: Place, condition: Condition, parameters: list[str | int | 
             return f"{column} {condition.operator} ?"
 
 
-def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:
+def _time(address: DatabaseAddress, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:
     """A column of times as milliseconds since the epoch, in SQL. Raises ConfigurationError for other types."""
-    column, kind = quoted(place, name), columns[name]
+    column, kind = quoted(address, name), columns[name]
     if kind.startswith(INTEGERS):
-        return _bounded(place, name, rule.time_unit)
-    time_ms = place.backend.time_ms(column, kind)
+        return _bounded(address, name, rule.time_unit)
+    time_ms = address.backend.time_ms(column, kind)
     if time_ms is not None:
         return time_ms
     raise ConfigurationError(
@@ -327,41 +328,41 @@ def _time(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str
     )
 
 
-def _bounded(place: Place, name: str, unit: str) -> str:
+def _bounded(address: DatabaseAddress, name: str, unit: str) -> str:
     """A column of integers as milliseconds, in SQL; beyond EVER_MS, which no time is, EVER_MS.
 
     One row with the largest number that its column can hold would be too large for a product, a sum or Spark's bigint,
     and would end every run.
     """
-    column = quoted(place, name)
-    milli = {"s": f"{column} * 1000", "ms": column, "us": _milli(place, name)}[unit]
+    column = quoted(address, name)
+    milli = {"s": f"{column} * 1000", "ms": column, "us": _milli(address, name)}[unit]
     most = EVER_MS // 1000 if unit == "s" else EVER_MS * (1000 if unit == "us" else 1)
     bounded = f"CASE WHEN {column} > {most} THEN {EVER_MS} WHEN {column} < -{most} THEN -{EVER_MS} ELSE {milli} END"
-    return place.backend.whole_number(bounded)
+    return address.backend.whole_number(bounded)
 
 
-def _unit_ms(place: Place, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:
+def _unit_ms(address: DatabaseAddress, rule: BusinessRule, name: str, columns: Mapping[str, str]) -> str:
     """The unit in which a column of times is written, in milliseconds and at least one, in SQL.
 
     What is written is rounded: by the code that writes it, up or down, or by the database.
     """
-    column, kind = quoted(place, name), columns[name]
+    column, kind = quoted(address, name), columns[name]
     if kind.startswith(INTEGERS):
         return "1000" if rule.time_unit == "s" else "1"
-    return place.backend.time_unit_ms(column, kind)
+    return address.backend.time_unit_ms(column, kind)
 
 
-def _milli(place: Place, name: str) -> str:
+def _milli(address: DatabaseAddress, name: str) -> str:
     """Microseconds as milliseconds, rounded down, in SQL."""
-    return place.backend.milli(quoted(place, name))
+    return address.backend.milli(quoted(address, name))
 
 
-def key_text(place: Place, rule: BusinessRule, columns: Mapping[str, str]) -> str:
+def key_text(address: DatabaseAddress, rule: BusinessRule, columns: Mapping[str, str]) -> str:
     """A rule's key column as the text of the message's key, in SQL. Raises ConfigurationError for a type whose text is
     not the one that the business publishes.
     """
-    column, kind = quoted(place, rule.key_column), columns[rule.key_column]
-    text = place.backend.text(column)
+    column, kind = quoted(address, rule.key_column), columns[rule.key_column]
+    text = address.backend.text(column)
     is_bytes = any(name in kind for name in _BYTES)
     if any(name in kind for name in _FLOATS):
         raise ConfigurationError(
@@ -375,12 +376,12 @@ def key_text(place: Place, rule: BusinessRule, columns: Mapping[str, str]) -> st
                 f"say with key_format ({' or '.join(KeyFormat)}) how the business writes it in the message's key"
             )
         case None:
-            return place.backend.key_text(column, kind)
+            return address.backend.key_text(column, kind)
         case KeyFormat.HEX:
-            return f"LOWER({place.backend.hex_digits(column)})" if is_bytes else f"LOWER({text})"
+            return f"LOWER({address.backend.hex_digits(column)})" if is_bytes else f"LOWER({text})"
         case KeyFormat.UUID:
-            digits = f"LOWER({place.backend.hex_digits(column)})" if is_bytes else f"LOWER(REPLACE({text}, '-', ''))"
+            digits = f"LOWER({address.backend.hex_digits(column)})" if is_bytes else f"LOWER(REPLACE({text}, '-', ''))"
             parts = [f"SUBSTR({digits}, {begin}, {length})" for begin, length in _UUID_PARTS]
-            return place.backend.joined(parts, by="-")
+            return address.backend.joined(parts, by="-")
         case _:
             assert_never(rule.key_format)

@@ -20,7 +20,7 @@ from outbox import Inbox, Outbox
 from outbox.alembic import include_object
 from outbox.migrate import upgrade
 from outbox_core import SystemClock
-from spark_reconcile.sources.dbapi_reader import Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, reading
 from spark_reconcile.sources.sql_statements import Leg, outbox_statements
 from tests.fixtures.command_line import outbox
 from tests.fixtures.local_server import LocalServer
@@ -151,10 +151,10 @@ def look(place: Named) -> None:
 
 def read(place: Named) -> None:
     """What the proof reads."""
-    with reading(Place.of(place.url)) as reader:
+    with reading(DatabaseAddress.of(place.url)) as reader:
         found = [
             (one.leg, len(reader.rows(f"SELECT id FROM {one.table} WHERE id <> ?", ("%?",))))
-            for one in outbox_statements(reader, schema=reader.place.schema_of(place.schema))
+            for one in outbox_statements(reader, schema=reader.address.schema_of(place.schema))
         ]
     assert sum(rows for leg, rows in found if leg is Leg.OUTBOX) == 2
     assert sum(rows for leg, rows in found if leg is Leg.ARCHIVE) == 2

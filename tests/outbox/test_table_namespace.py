@@ -21,7 +21,7 @@ from outbox import Inbox, Outbox
 from outbox.migrate import upgrade
 from outbox_core import SystemClock
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.sources.dbapi_reader import Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, reading
 from spark_reconcile.sources.sql_statements import outbox_statements
 from tests.fixtures.command_line import outbox
 from tests.fixtures.databases import Database
@@ -276,8 +276,8 @@ def compensate_without(url: URL) -> None:
 
 
 def prove_without(url: URL) -> None:
-    with reading(Place.of(shown(url))) as reader:
-        outbox_statements(reader, schema=reader.place.schema_of(None))
+    with reading(DatabaseAddress.of(shown(url))) as reader:
+        outbox_statements(reader, schema=reader.address.schema_of(None))
 
 
 def lease_without(url: URL) -> None:
@@ -311,7 +311,7 @@ def shown(url: URL) -> str:
         pytest.param(invoke("db", "current"), id="db current"),
         pytest.param(invoke("status"), id="status"),
         pytest.param(invoke("messages", "list"), id="messages"),
-        pytest.param(lambda url: Place.of(shown(url)).schema_of(None), id="proof"),
+        pytest.param(lambda url: DatabaseAddress.of(shown(url)).schema_of(None), id="proof"),
     ],
 )
 def test_without_a_database_and_a_schema_everything_is_refused_with_the_cure(

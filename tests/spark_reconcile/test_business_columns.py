@@ -15,7 +15,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import BusinessRule
 from spark_reconcile.core.settings import KeyFormat
 from spark_reconcile.core.time_buckets import EVER_MS, Span
-from spark_reconcile.sources.dbapi_reader import Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, reading
 from spark_reconcile.sources.sql_source import Part, SqlReader
 from spark_reconcile.sources.sql_statements import business_statement
 from tests.fixtures.databases import Database
@@ -249,7 +249,9 @@ def _create(database: Database, columns: str, values: str = "") -> None:
 def _rows(
     database: Database, rule: BusinessRule, *, span: Span | None = None, latest_ms: int = 4_102_444_800_000
 ) -> list[dict[str, Any]]:
-    place = Place.of(database.url)
-    with reading(place) as reader:
+    address = DatabaseAddress.of(database.url)
+    with reading(address) as reader:
         statement = business_statement(reader, rule, 0, span=span, latest_ms=latest_ms)
-    return [row for batch in SqlReader(place, [statement], snapshot=True).read(Part((0,))) for row in batch.to_pylist()]
+    return [
+        row for batch in SqlReader(address, [statement], snapshot=True).read(Part((0,))) for row in batch.to_pylist()
+    ]

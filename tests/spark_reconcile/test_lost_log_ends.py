@@ -145,7 +145,7 @@ def test_what_was_dropped_of_a_log_is_no_lost_end(held: dict[str, int], is_whole
 
 
 def _count(leg: str, topic: str, note: str, place: int) -> LegCount:
-    return LegCount(leg=leg, topic=topic, note=note, rows=1, first_ms=1, last_ms=1, last_place=place)
+    return LegCount(leg=leg, topic=topic, note=note, rows=1, first_ms=1, last_ms=1, last_sequence=place)
 
 
 def _last_record(settings: Settings) -> tuple[Path, int]:

@@ -155,12 +155,12 @@ def _world(count: int) -> World:
 
 def _rows(settings: Settings, span: Span) -> list[str]:
     """The legs of all rows that are read."""
-    from spark_reconcile.sources.dbapi_reader import Place
+    from spark_reconcile.sources.dbapi_reader import DatabaseAddress
     from spark_reconcile.sources.sql_source import Part, SqlReader
 
     plan, found = check_sources(settings, span=span, now_ms=NOW_MS), []
     for read in (*plan.inboxes, *plan.rest):
-        reader = SqlReader(Place.of(read.url), list(read.statements), snapshot=True)
+        reader = SqlReader(DatabaseAddress.of(read.url), list(read.statements), snapshot=True)
         for batch in reader.read(Part(tuple(range(len(read.statements))))):
             found += batch.column("leg").to_pylist()
     return found

@@ -19,7 +19,7 @@ from spark_reconcile import CompletenessBound, Condition, Operator, Settings
 from spark_reconcile.core.settings import KeyFormat
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.load.spark_session import spark_session
-from spark_reconcile.sources.dbapi_reader import Place
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World
 
@@ -132,7 +132,7 @@ def test_a_password_from_a_file_is_that_of_each_url_without_one(tmp_path: Path) 
     assert [found.database_url, *(one.url for one in found.outboxes)] == list(urls.values())
     assert list(found.rules[0].urls) == list(urls.values())
     assert [one.url for one in found.inboxes] == [next(iter(urls.values())), None]
-    assert Place.of(found.database_url).password == "p@ss/word"
+    assert DatabaseAddress.of(found.database_url).password == "p@ss/word"
     assert "p@ss" not in repr(found)
 
 

@@ -26,7 +26,7 @@ from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.load.read_plan import check_sources
 from spark_reconcile.load.spark_session import Size
 from spark_reconcile.sources.broker_logs import ACTION_SCHEMA, RUN_SCHEMA, action_rows, named_runs, single, survey
-from spark_reconcile.sources.dbapi_reader import DbApiReader, Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
 from spark_reconcile.sources.log_source import BrokerLogSource, PushingLogReader, SegmentPart
 from spark_reconcile.sources.sql_source import Part, PushingSqlReader, SqlReader
 from spark_reconcile.sources.sql_statements import Leg, Statement, business_statement
@@ -302,7 +302,7 @@ def test_ranges_cover_every_row_once_even_rows_without_a_value(sqlite: Database)
         leg=Leg.BUSINESS, table="t", columns={"id": "CAST(id AS TEXT)"}, constants={"topic": "x"}, range_by="at",
         rows_about=700_000,
     )  # fmt: skip
-    reader = SqlReader(Place.of(sqlite.url), [statement], snapshot=False)
+    reader = SqlReader(DatabaseAddress.of(sqlite.url), [statement], snapshot=False)
 
     parts = [part for part in reader.partitions() if isinstance(part, Part)]
     rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
@@ -320,7 +320,7 @@ def test_comparisons_are_evaluated_by_the_database(written: Settings) -> None:
         EqualTo(("leg",), "archive"),
         StringStartsWith(("id",), "x"),
     )
-    reader = PushingSqlReader(Place.of(written.database_url), list(plan.rest[0].statements), snapshot=True)
+    reader = PushingSqlReader(DatabaseAddress.of(written.database_url), list(plan.rest[0].statements), snapshot=True)
 
     left = list(reader.pushFilters([late, leg, pattern]))
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
@@ -412,16 +412,16 @@ def test_the_name_in_the_certificate_of_a_server_is_checked_unless_the_url_says_
 
 def test_a_misspelled_flag_does_not_leave_the_name_of_a_server_unchecked() -> None:
     with pytest.raises(ConfigurationError, match="ssl_check_hostname is true or false, not 'ture'"):
-        Place.of("mysql+pymysql://u@h/d?ssl_check_hostname=ture")
+        DatabaseAddress.of("mysql+pymysql://u@h/d?ssl_check_hostname=ture")
 
 
 def read_clock(url: str) -> int:
-    with reading(Place.of(url)) as reader:
+    with reading(DatabaseAddress.of(url)) as reader:
         return reader.now_ms()
 
 
 def test_a_database_tells_its_own_clock(mysql_like: Database) -> None:
-    with reading(Place.of(mysql_like.url)) as reader:
+    with reading(DatabaseAddress.of(mysql_like.url)) as reader:
         reader.rows("SET SESSION timestamp = 1767323045.5")
 
         assert reader.now_ms() == 1_767_323_045_500
@@ -457,8 +457,11 @@ def test_an_inbox_is_read_from_where_a_span_begins_by_its_own_clock(
 def test_two_servers_of_one_machine_are_told_apart_by_their_sockets() -> None:
     urls = [f"mysql+pymysql://u:secret@localhost/shop?unix_socket=/run/{name}.sock" for name in ("a", "b")]
 
-    assert [str(Place.of(url)) for url in urls] == ["localhost (/run/a.sock)/shop", "localhost (/run/b.sock)/shop"]
-    assert str(Place.of("mysql+pymysql://u:secret@localhost:3307/shop")) == "localhost:3307/shop"
+    assert [str(DatabaseAddress.of(url)) for url in urls] == [
+        "localhost (/run/a.sock)/shop",
+        "localhost (/run/b.sock)/shop",
+    ]
+    assert str(DatabaseAddress.of("mysql+pymysql://u:secret@localhost:3307/shop")) == "localhost:3307/shop"
 
 
 def test_conditions_are_bound_and_combine(sqlite: Database) -> None:
@@ -550,10 +553,12 @@ def _business_rows(database: Database, table: str, *, where: list[Condition] | N
     from spark_reconcile import BusinessRule
 
     rule = BusinessRule(name="r", table=table, key_column="id", time_column="at", topic=PAID, where=where or [])
-    place = Place.of(database.url)
-    with reading(place) as reader:
+    address = DatabaseAddress.of(database.url)
+    with reading(address) as reader:
         statement = business_statement(reader, rule, 0)
-    return [row for batch in SqlReader(place, [statement], snapshot=True).read(Part((0,))) for row in batch.to_pylist()]
+    return [
+        row for batch in SqlReader(address, [statement], snapshot=True).read(Part((0,))) for row in batch.to_pylist()
+    ]
 
 
 def _log_rows(settings: Settings, log: str, *, segments: list[Any] | None = None) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, make_url
 
 from outbox.migrate import upgrade
 from spark_reconcile.core.settings import InboxSource
-from spark_reconcile.sources.dbapi_reader import Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, reading
 from spark_reconcile.sources.sql_statements import inbox_statement, outbox_statements
 from tests.fixtures.databases import Database
 
@@ -19,8 +19,8 @@ def test_tables_are_read_where_the_upgrade_made_them(mysql_like: Database, of_it
     database = mysql_like if of_its_own else dataclasses.replace(mysql_like, schema=None)
     upgrade(database.url, schema=database.schema, tables=2)
 
-    with reading(Place.of(database.url)) as reader:
-        schema = reader.place.schema_of(database.schema)
+    with reading(DatabaseAddress.of(database.url)) as reader:
+        schema = reader.address.schema_of(database.schema)
         statements = [
             *outbox_statements(reader, schema=schema),
             inbox_statement(reader, InboxSource(group="group"), schema=schema),
@@ -41,8 +41,8 @@ def test_a_business_s_database_may_have_a_name_that_is_no_identifier(mysql_like:
         connection.exec_driver_sql(f"CREATE DATABASE `{url.database}`")
     try:
         upgrade(url)
-        with reading(Place.of(url.render_as_string(hide_password=False))) as reader:
-            found = outbox_statements(reader, schema=reader.place.schema_of(None))
+        with reading(DatabaseAddress.of(url.render_as_string(hide_password=False))) as reader:
+            found = outbox_statements(reader, schema=reader.address.schema_of(None))
     finally:
         with engine.connect() as connection:
             connection.exec_driver_sql(f"DROP DATABASE `{url.database}`")

@@ -401,7 +401,7 @@ def test_an_inbox_whose_clock_is_hours_behind_has_lost_nothing(
     slow = Database(name="sqlite", url=f"sqlite:///{tmp_path / 'slow.db'}", schema=None)
     world.write_tables(slow)
     right = DbApiReader.now_ms
-    monkeypatch.setattr(DbApiReader, "now_ms", lambda one: right(one) - behind_ms * ("slow" in str(one.place)))
+    monkeypatch.setattr(DbApiReader, "now_ms", lambda one: right(one) - behind_ms * ("slow" in str(one.address)))
 
     summary = _run(replace(settings, inboxes=[InboxSource(group=TICKETS, url=slow.url)]), spark)
 

@@ -74,14 +74,14 @@ class SlotScripts:
         self, script: Script, topic: str, slot: int, group: str, arguments: Sequence[Argument] = ()
     ) -> ScriptCall:
         """The call of a script about a slot and a consumer group."""
-        prefix = self._place(topic, slot)
+        prefix = self._slot_prefix(topic, slot)
         group_keys = [f"{prefix}:group:{group}:{name}" for name in _GROUP_KEYS]
         return _call(script, [*self._slot_keys(topic, slot), *group_keys], arguments)
 
     def _slot_keys(self, topic: str, slot: int) -> list[str]:
-        return [f"{self._place(topic, slot)}:{name}" for name in _SLOT_KEYS]
+        return [f"{self._slot_prefix(topic, slot)}:{name}" for name in _SLOT_KEYS]
 
-    def _place(self, topic: str, slot: int) -> str:
+    def _slot_prefix(self, topic: str, slot: int) -> str:
         return f"{self._prefix}{{{topic}:{slot}}}"
 
 

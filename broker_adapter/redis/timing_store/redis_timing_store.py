@@ -33,12 +33,12 @@ from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, ConfigurationError, StorageFailed
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.timing_port import (
-    PlacedTimer,
     Rebuild,
     SlotFigures,
     SlotServer,
     SlotState,
     SlotStatus,
+    StoredTimer,
     TakenTimers,
     TimedRow,
     Timer,
@@ -190,9 +190,9 @@ class RedisTimingStore:
         [answer] = self._run([self._keys.call_on_due(LIST, slot, [cursor, min(limit, TIMERS_A_CALL_MAX)])])
         following, *parts = answer
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        return TimerPage([PlacedTimer(row_of(member), int(at_us)) for member, at_us in pairs], int(following) or None)
+        return TimerPage([StoredTimer(row_of(member), int(at_us)) for member, at_us in pairs], int(following) or None)
 
-    def remove_timers(self, slot: int, timers: Sequence[PlacedTimer]) -> int:
+    def remove_timers(self, slot: int, timers: Sequence[StoredTimer]) -> int:
         """See TimerScan.remove_timers."""
         pairs: list[Argument] = [part for timer in timers for part in (member_of(timer.row), timer.at_us)]
         part = 2 * TIMERS_A_CALL_MAX

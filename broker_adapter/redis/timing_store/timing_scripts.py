@@ -46,15 +46,15 @@ class TimingKeys:
 
     def due(self, slot: int) -> str:
         """The sorted set of a slot."""
-        return f"{self._place(slot)}:due"
+        return f"{self._slot_prefix(slot)}:due"
 
     def generation(self, slot: int) -> str:
         """The key that says whether a slot has all timers."""
-        return f"{self._place(slot)}:generation"
+        return f"{self._slot_prefix(slot)}:generation"
 
     def server(self, slot: int) -> str:
         """The key that says for some seconds who serves a slot."""
-        return f"{self._place(slot)}:server"
+        return f"{self._slot_prefix(slot)}:server"
 
     def of_slot(self, slot: int) -> list[str]:
         """All keys of a slot."""
@@ -80,7 +80,7 @@ class TimingKeys:
         """The call that says who serves a slot. A repetition does no harm."""
         return ScriptCall(script=ANNOUNCE, keys=[self.server(slot)], arguments=arguments)
 
-    def _place(self, slot: int) -> str:
+    def _slot_prefix(self, slot: int) -> str:
         return f"{self.prefix}timing:{{{self.source}:{slot}}}"
 
 

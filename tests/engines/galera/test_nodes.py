@@ -26,7 +26,7 @@ from outbox.migrate import upgrade
 from outbox.store.database import background_engine, error_code
 from outbox.store.database_identity import DatabaseIdentity
 from outbox_core.runtime.logs import event_name
-from spark_reconcile.sources.dbapi_reader import Place, reading
+from spark_reconcile.sources.dbapi_reader import DatabaseAddress, reading
 from tests.engines.galera.galera_cluster import WAIT_SECONDS, GaleraCluster
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
@@ -263,7 +263,7 @@ def test_each_connection_of_ours_waits_for_the_other_nodes_and_none_of_the_busin
                 command.main([*arguments[:2], *arguments[2:], "--url", url, "--schema", schema])
         with closing_engines(url) as engines, engines.reads.connect() as connection:
             connection.execute(text(f"SELECT COUNT(*) FROM {schema}.message"))
-        with reading(Place.of(url)) as reader:
+        with reading(DatabaseAddress.of(url)) as reader:
             reader.tables(schema=schema)
 
     of_business = {name for name, ran in statements.items() if any("INSERT INTO payment" in one for one in ran)}

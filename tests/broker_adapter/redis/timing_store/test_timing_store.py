@@ -14,7 +14,7 @@ import pytest
 from broker_adapter.redis.timers.slot_scripts import slot_of
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, StorageFailed
 from outbox_core.messages.connect import connect_timing
-from outbox_core.messages.timing_port import PlacedTimer, SlotServer, TakenTimers, TimedRow, Timer, TimingStore
+from outbox_core.messages.timing_port import SlotServer, StoredTimer, TakenTimers, TimedRow, Timer, TimingStore
 from tests.broker_adapter.redis.redis_cluster import STEADY_MS, redis_cluster
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, wait_until
 
@@ -249,7 +249,7 @@ def test_a_slot_has_one_rebuild_at_a_time_until_its_time_has_passed(store: Timin
 
 def test_every_timer_of_a_slot_is_listed_and_one_that_changed_since_then_is_not_removed(store: TimingStore) -> None:
     store.add(due(rows(1_500), in_ms=HOUR_MS))
-    listed: dict[TimedRow, PlacedTimer] = {}
+    listed: dict[TimedRow, StoredTimer] = {}
     for slot in EVERY:
         cursor: int | None = 0
         while cursor is not None:
