@@ -35,7 +35,7 @@ from benchmarks.reconcile.records import START_MS
 from spark_reconcile.compare.file_digest_cache import FileDigestCache
 from spark_reconcile.compare.key_digests import MESSAGES
 from spark_reconcile.core.dataframes import listed
-from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.core.settings import BusinessRule, Grace, RunLimits, Settings
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.time_buckets import HOUR_MS
@@ -49,7 +49,7 @@ from spark_reconcile.runs.reconciliation import compare, judge_windows
 from spark_reconcile.sources.broker_logs import ACTION_SCHEMA
 from spark_reconcile.sources.parquet_archives import read_archive
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
-from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
+from spark_reconcile.sources.sql_statements import INPUT_SCHEMA, InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,37 +92,37 @@ def plain_settings(output: Path) -> Settings:
 
 
 def evidence_of(spark: SparkSession, folder: Path) -> Evidence:
-    """The legs, read from Parquet where they are asked for, and never kept."""
+    """The inputs, read from Parquet where they are asked for, and never kept."""
     files = [
-        _files(spark, folder / "business", Leg.BUSINESS, as_business),
+        _files(spark, folder / "business", InputKind.BUSINESS, as_business),
         _files(spark, folder / "messages", MESSAGES, plain),
         read_archive(spark, folder / "archive").files,
     ]
     business, messages, archive = (one.read(one.names) for one in files)
     counts = [
-        LegCount(leg=Leg.ARCHIVE, topic=topic, note="", rows=1, first_ms=START_MS, last_ms=0)
+        InputCount(input_kind=InputKind.ARCHIVE, topic=topic, note="", rows=1, first_ms=START_MS, last_ms=0)
         for topic in (*TRIPS, NEWS)
     ]
     return Evidence(
-        inboxes=listed(spark, [], LEG_SCHEMA), messages=messages,
+        inboxes=listed(spark, [], INPUT_SCHEMA), messages=messages,
         actions=listed(spark, [], ACTION_SCHEMA), rows=business.unionByName(archive), tables=(),
         groups=list[GroupFacts](), counts=counts, archive_reach_ms=0, broker_reach_ms=0, actions_reach_ms=0,
         business_reaches=dict.fromkeys(TRIPS, 0), files=files, loose=(None, None),
     )  # fmt: skip
 
 
-def _files(spark: SparkSession, folder: Path, leg: str, shaped: Callable[[DataFrame], DataFrame]) -> Files:
-    """A leg's files."""
+def _files(spark: SparkSession, folder: Path, input_kind: str, shaped: Callable[[DataFrame], DataFrame]) -> Files:
+    """An input's files."""
     whole = spark.read.parquet(str(folder))
     read = some_files(spark, folder, whole)
-    return Files(leg=leg, names=whole.inputFiles(), read=lambda names: shaped(read(names)))
+    return Files(input_kind=input_kind, names=whole.inputFiles(), read=lambda names: shaped(read(names)))
 
 
 def as_business(found: DataFrame) -> DataFrame:
     """Business rows, each rule's under its number."""
     arms = " ".join(f"when '{topic}' then '{number}'" for number, topic in enumerate(TRIPS))
     return found.selectExpr(
-        f"'{Leg.BUSINESS}' as leg", "cast(null as string) as id", "topic", "message_key",
+        f"'{InputKind.BUSINESS}' as input_kind", "cast(null as string) as id", "topic", "message_key",
         "cast(null as string) as consumer_group", "cast(null as string) as body_sha256",
         "deliver_at_ms", "created_ms", "created_ms as at_ms", "0L as attempts",
         f"case topic {arms} end as note", "1L as due_unit_ms",
@@ -155,7 +155,7 @@ def read_again_from(files: DataFrame) -> RereadSuspects:
         spark: SparkSession, _settings: Settings, _plan: SourcePlan, first: Evidence, suspects: Suspects
     ) -> Evidence:  # fmt: skip
         ids, keys = ids_frame(spark, suspects.ids), keys_frame(spark, suspects.keys)
-        asked = files.where(f"leg = '{Leg.BUSINESS}'").join(keys, ["topic", "message_key"], "left_semi")
+        asked = files.where(f"input_kind = '{InputKind.BUSINESS}'").join(keys, ["topic", "message_key"], "left_semi")
         sent = first.rows.join(ids, "id", "left_semi")
         rows = asked.select(*first.rows.columns).unionByName(sent.select(*first.rows.columns))
         messages = first.messages.join(ids, "id", "left_semi").select(*first.messages.columns)

@@ -19,7 +19,7 @@ from spark_reconcile.rules.business_row_rules import BUSINESS_ROW_RULES
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
 from spark_reconcile.rules.message_rules import MESSAGE_RULES
 from spark_reconcile.rules.verdict_rule import Scope, VerdictRule, case_sql, lookup_sql
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -162,7 +162,7 @@ def _decided_by_filters(
 
 def _is_shared(evidence: Evidence) -> bool:
     """Whether several rules cover one topic."""
-    asking = {(count.topic, count.note) for count in evidence.counts if count.leg == Leg.BUSINESS}
+    asking = {(count.topic, count.note) for count in evidence.counts if count.input_kind == InputKind.BUSINESS}
     return len(asking) > len({topic for topic, _ in asking})
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spark_reconcile.compare.id_digests import Legs
+from spark_reconcile.compare.id_digests import Inputs
 from spark_reconcile.compare.key_digests import (
     KEY_HASH,
     PART_HASH,
@@ -20,7 +20,7 @@ from spark_reconcile.compare.key_digests import (
 )
 from spark_reconcile.core.dataframes import computed, fetched, in_parallel, union
 from spark_reconcile.core.time_buckets import NO_SLOT, Span, hour, slot, within
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,17 +56,17 @@ class SelectedRows:
     that agrees though its part does not; -1, one that is classified though its part is clean.
     """
 
-    legs: Legs
+    inputs: Inputs
     changes: DataFrame
 
 
 def drilled(
-    near: Legs, legs: Legs, unclean: Mismatches, *, covered: Sequence[str], has_unsent: bool, is_few: bool
+    near: Inputs, inputs: Inputs, unclean: Mismatches, *, covered: Sequence[str], has_unsent: bool, is_few: bool
 ) -> SelectedRows:
     """Returns the rows of messages and keys in mismatching parts and buckets. Messages whose id carries no time are
     always among them, if there are records by id alone. If a rule covers the topic, so are all rows with the same key:
     a business row is classified with all its messages; and a row that stands in the outbox, with all rows of its id.
-    `near`: at least the rows of `legs` in these parts and buckets; `has_unsent`: there are rows in the outbox;
+    `near`: at least the rows of `inputs` in these parts and buckets; `has_unsent`: there are rows in the outbox;
     `is_few`: there are few rows in all.
     """
     marks = _Marks(
@@ -77,24 +77,24 @@ def drilled(
     if not unclean.much:
         placed = _kept(*placed)
     marked, named = _marked(placed, covered=covered, has_unsent=has_unsent, is_few=is_few)
-    more = _named_elsewhere(legs, marks, named, unclean, is_few=is_few)
+    more = _named_elsewhere(inputs, marks, named, unclean, is_few=is_few)
     rows, messages = _kept(
-        union(*(_rows(legs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
-        _rows(legs.messages, marked[2], more[2]),
+        union(*(_rows(inputs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
+        _rows(inputs.messages, marked[2], more[2]),
     )
-    judged = Legs(rows=rows, messages=messages, actions=legs.actions, inboxes=legs.inboxes)
+    judged = Inputs(rows=rows, messages=messages, actions=inputs.actions, inboxes=inputs.inboxes)
     changes = union(*(_changes(*pair) for pair in zip(marked[:2], more[:2], strict=True)))
     if marks.slots is not None:
         judged = _with_events(judged, marks.slots, is_few=is_few)
-    return SelectedRows(legs=judged, changes=changes)
+    return SelectedRows(inputs=judged, changes=changes)
 
 
-def windows_beside(legs: Legs, batch: str, *, covered: Sequence[str]) -> set[int]:
+def windows_beside(inputs: Inputs, batch: str, *, covered: Sequence[str]) -> set[int]:
     """Returns the windows that have rows with a key of a batch of windows; `batch`: a condition on `window_ms`."""
     keyed = _keyed(covered)
     placed = [
         frame.where(keyed).selectExpr("topic", "message_key", f"{hour('created_ms')} as window_ms")
-        for frame in (legs.rows, legs.messages)
+        for frame in (inputs.rows, inputs.messages)
     ]
     windows = union(*placed).distinct()
     batch_keys = windows.where(batch).select("topic", "message_key")
@@ -130,7 +130,7 @@ def _marked(
     chosen = [_looked_up(frame, KEY_HASH, apart, "apart") for frame in placed]
     keys = _sent_along(union(*(_keys(frame, covered) for frame in chosen)).distinct(), is_few=is_few)
     # A message that was sent in another hour is not unsent: its sender died before it removed the row.
-    unsent = chosen[1].where(f"leg = '{Leg.OUTBOX}' and {_LOOKED}").select("topic", "id").distinct()
+    unsent = chosen[1].where(f"input_kind = '{InputKind.OUTBOX}' and {_LOOKED}").select("topic", "id").distinct()
     named = _Named(keys=keys, unsent=_sent_along(unsent, is_few=is_few) if has_unsent else None)
     return [named.marked(frame).selectExpr("*", f"({_LOOKED} or named) as wanted") for frame in chosen], named
 
@@ -146,10 +146,10 @@ class _Marks:
     slots: DataFrame | None
 
 
-def _placed(legs: Legs, marks: _Marks) -> list[DataFrame]:
+def _placed(inputs: Inputs, marks: _Marks) -> list[DataFrame]:
     """Business, outbox, messages, with `asked`: whether a row's part mismatches, and `by_id`: its bucket does."""
     all_placed = []
-    for frame, slots in ((_business(legs), None), (_outbox(legs), marks.slots), (legs.messages, marks.slots)):
+    for frame, slots in ((_business(inputs), None), (_outbox(inputs), marks.slots), (inputs.messages, marks.slots)):
         placed = _asked(frame, marks.parts)
         all_placed.append(placed.selectExpr("*", "false as by_id") if slots is None else _by_bucket(placed, slots))
     return all_placed
@@ -159,12 +159,12 @@ def _asked(frame: DataFrame, parts: DataFrame) -> DataFrame:
     return _looked_up(frame.selectExpr("*", *PARTED), PART_HASH, parts, "asked").select(*frame.columns, "asked")
 
 
-def _business(legs: Legs) -> DataFrame:
-    return legs.rows.where(f"leg = '{Leg.BUSINESS}'")
+def _business(inputs: Inputs) -> DataFrame:
+    return inputs.rows.where(f"input_kind = '{InputKind.BUSINESS}'")
 
 
-def _outbox(legs: Legs) -> DataFrame:
-    return legs.rows.where(f"leg in ('{Leg.OUTBOX}', '{Leg.ARCHIVE}')")
+def _outbox(inputs: Inputs) -> DataFrame:
+    return inputs.rows.where(f"input_kind in ('{InputKind.OUTBOX}', '{InputKind.ARCHIVE}')")
 
 
 def _by_bucket(frame: DataFrame, slots: DataFrame) -> DataFrame:
@@ -194,7 +194,9 @@ def _keyed(covered: Sequence[str]) -> str:
     return f"{covered_topic(covered)} and coalesce(message_key, '') != ''"
 
 
-def _named_elsewhere(legs: Legs, marks: _Marks, named: _Named, unclean: Mismatches, *, is_few: bool) -> list[DataFrame]:
+def _named_elsewhere(
+    inputs: Inputs, marks: _Marks, named: _Named, unclean: Mismatches, *, is_few: bool
+) -> list[DataFrame]:
     """Returns the other rows with these keys, or of these messages. In a clean part every message has its business row:
     without business rows of these keys there are none; nor if business rows are not read.
     """
@@ -210,7 +212,7 @@ def _named_elsewhere(legs: Legs, marks: _Marks, named: _Named, unclean: Mismatch
     def no_more(frames: Sequence[DataFrame]) -> list[DataFrame]:
         return [other_rows(frame, "false") for frame in frames]
 
-    placed = _placed(legs, marks)
+    placed = _placed(inputs, marks)
     if not keys and not ids:
         return no_more(placed)
     asking = computed(other_rows(placed[0], "not asked"), is_few=is_few)
@@ -232,9 +234,9 @@ def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
     return union(signed, more.selectExpr("*", "-1 as sign").select(*columns)).where("sign != 0")
 
 
-def _with_events(judged: Legs, slots: DataFrame, *, is_few: bool) -> Legs:
+def _with_events(judged: Inputs, slots: DataFrame, *, is_few: bool) -> Inputs:
     """Add records by id alone: of mismatching buckets, of the messages to classify, and of cancels."""
-    published = judged.rows.where(f"leg != '{Leg.BUSINESS}'").selectExpr(f"{_MESSAGE} as row_hash")
+    published = judged.rows.where(f"input_kind != '{InputKind.BUSINESS}'").selectExpr(f"{_MESSAGE} as row_hash")
     everything = union(published, judged.messages.selectExpr(f"{_MESSAGE} as row_hash"))
     named = _sent_along(everything.distinct(), is_few=is_few)
 
@@ -244,7 +246,7 @@ def _with_events(judged: Legs, slots: DataFrame, *, is_few: bool) -> Legs:
         return marked.where("by_id or named or (id is not null and topic is null)").select(*frame.columns)
 
     actions, inboxes = _kept(chosen(judged.actions), chosen(judged.inboxes))
-    return Legs(rows=judged.rows, messages=judged.messages, actions=actions, inboxes=inboxes)
+    return Inputs(rows=judged.rows, messages=judged.messages, actions=actions, inboxes=inboxes)
 
 
 def _kept(*frames: DataFrame) -> list[DataFrame]:
@@ -253,7 +255,7 @@ def _kept(*frames: DataFrame) -> list[DataFrame]:
 
 
 def _sent_along(frame: DataFrame, *, is_few: bool) -> DataFrame:
-    """Compute a set; if it is small, it is broadcast, so that the legs need not be shuffled."""
+    """Compute a set; if it is small, it is broadcast, so that the inputs need not be shuffled."""
     whole = computed(frame, is_few=is_few)
     small = fetched(whole.frame) if whole.table is None else whole
     if small is not None:

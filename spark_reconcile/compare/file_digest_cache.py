@@ -1,6 +1,6 @@
 """Caches digests of scanned files in the output folder: files that did not change are not scanned again.
 
-Digests are partial sums, so each file has its own. A file is identified by its leg, name, size, times and number; if
+Digests are partial sums, so each file has its own. A file is identified by its input, name, size, times and number; if
 any of them changed, it is scanned again. Rows are Parquet, those of several files as one generation, which is written
 to a temporary name, synced, renamed, and only then named by an index that is replaced atomically. A killed process
 leaves only files that no index names. Digests are compared elsewhere.
@@ -59,7 +59,7 @@ class _Index(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class CachedDigests:
-    """Cached digests of files, SUMS_SCHEMA; and by leg the files without one, which must be scanned."""
+    """Cached digests of files, SUMS_SCHEMA; and by input the files without one, which must be scanned."""
 
     sums: DataFrame | None
     names: Mapping[int, str]
@@ -78,15 +78,23 @@ class FileDigestCache:
         self._checkpoint = checkpoint
         self._index = self._read()
 
-    def known(self, session: SparkSession, legs: Sequence[Files]) -> CachedDigests:
+    def known(self, session: SparkSession, inputs: Sequence[Files]) -> CachedDigests:
         """Scan new and changed files, store their digests, drop those of deleted files."""
-        files = {name: (leg, leg.identity(name, rest_ms=self._rest_ms)) for leg in legs for name in leg.names}
+        files = {
+            name: (input_kind, input_kind.identity(name, rest_ms=self._rest_ms))
+            for input_kind in inputs
+            for name in input_kind.names
+        }
         kept = {
             name: piece
             for name, piece in self._index.pieces.items()
             if name in files and files[name][1] == piece.identity
         }
-        fresh = {name: leg for name, (leg, identity) in files.items() if identity is not None and name not in kept}
+        fresh = {
+            name: input_kind
+            for name, (input_kind, identity) in files.items()
+            if identity is not None and name not in kept
+        }
         if fresh or len(kept) < len(self._index.pieces):
             kept |= self._keep(session, fresh, {name: str(files[name][1]) for name in fresh}, kept)
         names_by_number = {piece.number: name for name, piece in kept.items()}
@@ -103,8 +111,12 @@ class FileDigestCache:
         """Scan files into a new generation; returns its pieces. If there are too many generations, it merges all."""
         generation = uuid.uuid4().hex
         frames = [
-            digest(leg.read([name for name in fresh if fresh[name] is leg]), leg.leg, piece=_number(generation))
-            for leg in dict.fromkeys(fresh.values())
+            digest(
+                input_kind.read([name for name in fresh if fresh[name] is input_kind]),
+                input_kind.input_kind,
+                piece=_number(generation),
+            )
+            for input_kind in dict.fromkeys(fresh.values())
         ]
         # Rows of removed or replaced files remain; if more than half of the pieces are dead, a merge drops them.
         crowded = len(self._index.sizes) >= self._generations_max or 2 * len(kept) < len(self._index.pieces)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.core.dataframes import among, grouped, listed, union
 from spark_reconcile.core.time_buckets import NO_SLOT, SLOT_MS, hour, slot, slot_start
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -38,7 +38,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Legs:
+class Inputs:
     """The rows of the sources, as they are read."""
 
     rows: DataFrame
@@ -47,19 +47,21 @@ class Legs:
     inboxes: DataFrame
 
 
-def buckets(legs: Legs, *, tolerance: Tolerance) -> DataFrame:
-    """Returns (topic, consumer_group, slot, leg) with counts, sums, times and odd rows; lazy."""
+def buckets(inputs: Inputs, *, tolerance: Tolerance) -> DataFrame:
+    """Returns (topic, consumer_group, slot, input_kind) with counts, sums, times and odd rows; lazy."""
     apart_ms = min(tolerance.slack_ms, APART_MS_MAX)
     parts = [
         # The copy of a scheduled message is no second message; key_digests counts it as odd.
-        _digest(legs.messages, leg="if(stored_ms is null, 'copies', 'messages')", time="stored_ms", apart_ms=apart_ms),
-        _digest(legs.actions.where(among("kind", _STEPS)), leg="kind", time="at_ms", group="consumer_group"),
-        _digest(legs.actions.where(among("kind", _ODD_STEPS)), leg="'other'", odd="1", time="at_ms",
+        _digest(inputs.messages, input_kind="if(stored_ms is null, 'copies', 'messages')", time="stored_ms",
+                apart_ms=apart_ms),
+        _digest(inputs.actions.where(among("kind", _STEPS)), input_kind="kind", time="at_ms", group="consumer_group"),
+        _digest(inputs.actions.where(among("kind", _ODD_STEPS)), input_kind="'other'", odd="1", time="at_ms",
                 group="consumer_group"),
         # A cancel names no topic: it makes its slot odd on every topic. Dispatched messages were scheduled.
-        _digest(legs.actions.where(f"kind in {CANCELED}"), leg="'canceled'", time="at_ms", topic="''", odd="1"),
-        _digest(legs.actions.where("kind = 'fired'"), leg="'other'", time="at_ms", odd="1"),
-        _digest(legs.inboxes, leg=f"'{Leg.INBOX}'", time="at_ms", group="consumer_group"),
+        _digest(inputs.actions.where(f"kind in {CANCELED}"), input_kind="'canceled'", time="at_ms", topic="''",
+                odd="1"),
+        _digest(inputs.actions.where("kind = 'fired'"), input_kind="'other'", time="at_ms", odd="1"),
+        _digest(inputs.inboxes, input_kind=f"'{InputKind.INBOX}'", time="at_ms", group="consumer_group"),
     ]  # fmt: skip
     return union(*parts)
 
@@ -73,13 +75,13 @@ def clean_buckets(
     """
     from pyspark.sql.functions import broadcast, expr
 
-    stored = digests.where("leg in ('messages', 'copies')").groupBy("topic", "slot").agg(
+    stored = digests.where("input_kind in ('messages', 'copies')").groupBy("topic", "slot").agg(
         *(_of("messages", name) for name in ("n", "id_low", "id_high")),
         expr("sum(astray)").alias("astray"),
-        expr("min(if(leg = 'messages', first_ms, null))").alias("stored_first_ms"),
+        expr("min(if(input_kind = 'messages', first_ms, null))").alias("stored_first_ms"),
     )  # fmt: skip
     per_group = _disagreeing_groups(session, digests, stored, groups, late_ms=late_ms)
-    canceled = digests.where("leg = 'canceled'").selectExpr("slot", "1 as canceled").distinct()
+    canceled = digests.where("input_kind = 'canceled'").selectExpr("slot", "1 as canceled").distinct()
     first, last = windows_of_slot()
     return (
         stored.join(per_group, ["topic", "slot"], "full")
@@ -114,12 +116,12 @@ def _disagreeing_groups(
         "topic", "slot", "consumer_group", "has_inbox", "messages_n as n", "id_low", "id_high", "stored_first_ms"
     )
     taken = (
-        digests.where("leg not in ('messages', 'copies', 'canceled')")
+        digests.where("input_kind not in ('messages', 'copies', 'canceled')")
         .groupBy("topic", "slot", "consumer_group")
         .agg(
-            *(_of(leg, name) for leg in (*_STEPS, "inbox") for name in ("n", "id_low", "id_high")),
+            *(_of(input_kind, name) for input_kind in (*_STEPS, "inbox") for name in ("n", "id_low", "id_high")),
             expr("sum(odd)").alias("odd"),
-            expr("max(if(leg = 'delivered', last_ms, 0L))").alias("delivered_last_ms"),
+            expr("max(if(input_kind = 'delivered', last_ms, 0L))").alias("delivered_last_ms"),
         )
     )
     return (
@@ -131,21 +133,22 @@ def _disagreeing_groups(
 
 
 def _digest(
-    frame: DataFrame, *, leg: str, time: str, topic: str = "coalesce(topic, '')", group: str = "''", odd: str = "0",
-    apart_ms: int | None = None,
+    frame: DataFrame, *, input_kind: str, time: str, topic: str = "coalesce(topic, '')", group: str = "''",
+    odd: str = "0", apart_ms: int | None = None,
 ) -> DataFrame:  # fmt: skip
-    """Returns sums by (topic, group, slot, leg). `apart_ms`: for rows that have a creation time."""
+    """Returns sums by (topic, group, slot, input_kind). `apart_ms`: for rows that have a creation time."""
     named = frame.selectExpr(
-        f"{leg} as leg", f"{topic} as topic", f"coalesce({group}, '') as consumer_group", f"{slot()} as slot",
+        f"{input_kind} as input_kind", f"{topic} as topic", f"coalesce({group}, '') as consumer_group",
+        f"{slot()} as slot",
         "xxhash64(id) as i", f"{time} as t", *(["created_ms"] if apart_ms is not None else []),
     )  # fmt: skip
     summed = grouped(
-        named, "leg", "topic", "consumer_group", "slot",
+        named, "input_kind", "topic", "consumer_group", "slot",
         n="count(*)", **sums("i", "id_low", "id_high"), first_ms="min(t)", last_ms="max(t)",
         **({"c0": "min(created_ms)", "c1": "max(created_ms)"} if apart_ms is not None else {}),
     )  # fmt: skip
     return summed.selectExpr(
-        "leg", "topic", "consumer_group", "slot", "n", "id_low", "id_high",
+        "input_kind", "topic", "consumer_group", "slot", "n", "id_low", "id_high",
         f"{'n' if odd == '1' else '0L'} as odd", "first_ms", "last_ms",
         f"{'0L' if apart_ms is None else _astray(apart_ms)} as astray",
     )  # fmt: skip
@@ -165,11 +168,11 @@ def _group_agrees(late_ms: int) -> str:
     return f"coalesce({same} and {handled} and odd = 0 and {in_time}, false)"
 
 
-def _of(leg: str, name: str) -> Column:
+def _of(input_kind: str, name: str) -> Column:
     from pyspark.sql.functions import expr
 
-    plain = name if leg == "messages" and name.startswith("id_") else f"{leg}_{name}"
-    return expr(f"sum(if(leg = '{leg}', {name}, 0L))").alias(plain)
+    plain = name if input_kind == "messages" and name.startswith("id_") else f"{input_kind}_{name}"
+    return expr(f"sum(if(input_kind = '{input_kind}', {name}, 0L))").alias(plain)
 
 
 def sums(value: str, low: str, high: str) -> dict[str, str]:

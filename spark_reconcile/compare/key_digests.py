@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.compare.id_digests import halved, sums
 from spark_reconcile.core.dataframes import among, grouped, listed, union
 from spark_reconcile.core.time_buckets import KEYED, NO_PERIOD, PART, PERIOD_MS, hour, period
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 MESSAGES: Final = "messages"
-"""The leg of the broker's messages."""
+"""The input of the broker's messages."""
 _WHOLE: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256)"
 _KEY: Final = "xxhash64(coalesce(message_key, ''))"
 # Compared with no other source; a window is evaluated again if they change, since verdicts depend on them.
 _STANDS: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256, note)"
 _DUE: Final = "if(deliver_at_ms is null, 0L, xxhash64(coalesce(message_key, ''), deliver_at_ms))"
 _ODD: Final = {
-    Leg.BUSINESS: "deliver_at_ms is not null or coalesce(message_key, '') = '' or created_ms is null",
-    Leg.ARCHIVE: "deliver_at_ms is not null",
+    InputKind.BUSINESS: "deliver_at_ms is not null or coalesce(message_key, '') = '' or created_ms is null",
+    InputKind.ARCHIVE: "deliver_at_ms is not null",
     MESSAGES: "deliver_at_ms is not null or sequence is null or sequence < 0 or stored_ms is null",
 }
 """Odd rows, always classified: rows that are due later, or whose time or place is not known yet."""
@@ -40,7 +40,7 @@ PARTED: Final = ("xxhash64(coalesce(topic, '')) as number", f"{period('created_m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """The SQL expressions that are summed over a leg's rows; None: 0."""
+    """The SQL expressions that are summed over an input's rows; None: 0."""
 
     odd: str
     note: str = "-1"
@@ -51,27 +51,28 @@ class Digest:
 
 
 DIGESTS: Final[Mapping[str, Digest]] = {
-    Leg.BUSINESS: Digest(
-        note="cast(note as int)", whole=_DUE, key=_KEY, odd=f"if({_ODD[Leg.BUSINESS]}, 1, 0)"
+    InputKind.BUSINESS: Digest(
+        note="cast(note as int)", whole=_DUE, key=_KEY, odd=f"if({_ODD[InputKind.BUSINESS]}, 1, 0)"
     ),
-    Leg.ARCHIVE: Digest(
-        whole=_WHOLE, odd=f"if({_ODD[Leg.ARCHIVE]}, 1, 0)", resent="if(attempts > 1, 1, 0)",
+    InputKind.ARCHIVE: Digest(
+        whole=_WHOLE, odd=f"if({_ODD[InputKind.ARCHIVE]}, 1, 0)", resent="if(attempts > 1, 1, 0)",
         repeated="if(note = 'duplicate', 1, 0)",
     ),
-    Leg.OUTBOX: Digest(whole=_STANDS, odd="1"),
+    InputKind.OUTBOX: Digest(whole=_STANDS, odd="1"),
     MESSAGES: Digest(whole=_WHOLE, key=_KEY, odd=f"if({_ODD[MESSAGES]}, 1, 0)"),
 }  # fmt: skip
-_PLACED: Final = ("leg", "number", "period", "part", "note")
-_TOLD: Final = "leg, topic, period, part, note, n, low, high, key_low, key_high, odd, resent, repeated"
+_PLACED: Final = ("input_kind", "number", "period", "part", "note")
+_TOLD: Final = "input_kind, topic, period, part, note, n, low, high, key_low, key_high, odd, resent, repeated"
 _DIGESTED: Final = ("digests", "digest_low", "digest_high")
-SUMS_SCHEMA: Final = "piece bigint, leg string, number bigint, period bigint, part bigint, note int, " + ", ".join(
-    f"{name} bigint" for name in _SUMMED
+SUMS_SCHEMA: Final = (
+    "piece bigint, input_kind string, number bigint, period bigint, part bigint, note int, "
+    + ", ".join(f"{name} bigint" for name in _SUMMED)
 )
 
 
-def digest(frame: DataFrame, leg: str, *, piece: str = "0L") -> DataFrame:
-    """Returns sums of one leg by piece, hash of its topic, period, part and note, as SUMS_SCHEMA; lazy."""
-    values = _values(DIGESTS[leg])
+def digest(frame: DataFrame, input_kind: str, *, piece: str = "0L") -> DataFrame:
+    """Returns sums of one input by piece, hash of its topic, period, part and note, as SUMS_SCHEMA; lazy."""
+    values = _values(DIGESTS[input_kind])
     rows = frame.selectExpr(f"{piece} as piece", *PARTED, *(f"{value} as {name}" for name, value in values.items()))
     summed = {"n": "count(*)", **{name: f"sum({name})" for name in values if name not in {"h", "k", "note"}}}
     if "h" in values:
@@ -79,13 +80,13 @@ def digest(frame: DataFrame, leg: str, *, piece: str = "0L") -> DataFrame:
     if "k" in values:
         summed |= sums("k", "key_low", "key_high")
     return grouped(rows, "piece", *_PLACED[1:], **summed).selectExpr(
-        "piece", f"'{leg}' as leg", "number", "period", "cast(part as bigint) as part", "note",
+        "piece", f"'{input_kind}' as input_kind", "number", "period", "cast(part as bigint) as part", "note",
         *(name if name in summed else f"0L as {name}" for name in _SUMMED),
     )  # fmt: skip
 
 
 def _values(chosen: Digest) -> dict[str, str]:
-    """Returns the expressions of a leg that are not 0, by column."""
+    """Returns the expressions of an input that are not 0, by column."""
     values = {
         "note": chosen.note, "h": chosen.whole, "k": chosen.key, "odd": chosen.odd, "resent": chosen.resent,
         "repeated": chosen.repeated,
@@ -94,10 +95,10 @@ def _values(chosen: Digest) -> dict[str, str]:
 
 
 def parts(session: SparkSession, digests: Sequence[DataFrame], *, topics: Sequence[str]) -> DataFrame:
-    """Returns (leg, topic, number, period, part, note) with counts and sums; lazy. `topics`: all known topics.
+    """Returns (input_kind, topic, number, period, part, note) with counts and sums; lazy. `topics`: all known topics.
 
-    `digests`: digests of all legs. Sums are grouped by hashes of topics, at half of the cost of texts; an unknown topic
-    is never clean.
+    `digests`: digests of all inputs. Sums are grouped by hashes of topics, at half of the cost of texts; an unknown
+    topic is never clean.
     """
     from pyspark.sql.functions import broadcast
 
@@ -132,9 +133,13 @@ def clean_parts(summed: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     hashed = summed.selectExpr("*", f"xxhash64({_TOLD}) as h")
     sides = _sides(
         hashed, "topic", "number", "period", "part",
-        **{name: f"sum(if(leg = '{leg}', n, 0L))" for name, leg in (("messages", MESSAGES), ("asked", Leg.BUSINESS))},
-        archive_resent=f"sum(if(leg = '{Leg.ARCHIVE}', resent, 0L))", digests="count(*)",
-        archive_repeated=f"sum(if(leg = '{Leg.ARCHIVE}', repeated, 0L))", **sums("h", "digest_low", "digest_high"),
+        **{
+            name: f"sum(if(input_kind = '{input_kind}', n, 0L))"
+            for name, input_kind in (("messages", MESSAGES), ("asked", InputKind.BUSINESS))
+        },
+        archive_resent=f"sum(if(input_kind = '{InputKind.ARCHIVE}', resent, 0L))", digests="count(*)",
+        archive_repeated=f"sum(if(input_kind = '{InputKind.ARCHIVE}', repeated, 0L))",
+        **sums("h", "digest_low", "digest_high"),
     )  # fmt: skip
     return sides.selectExpr(
         "topic", "number", "period", "part", f"{hour(f'period * {PERIOD_MS}L')} as window_ms", "messages as n",
@@ -143,19 +148,21 @@ def clean_parts(summed: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     )  # fmt: skip
 
 
-_APART: Final[Mapping[str, tuple[Leg, Sequence[str]]]] = {
-    "sent": (Leg.ARCHIVE, ("n", "low", "high")), "asked": (Leg.BUSINESS, ("n", "key_low", "key_high")),
+_APART: Final[Mapping[str, tuple[InputKind, Sequence[str]]]] = {
+    "sent": (InputKind.ARCHIVE, ("n", "low", "high")), "asked": (InputKind.BUSINESS, ("n", "key_low", "key_high")),
 }  # fmt: skip
-"""The sums of a leg that are those of the messages, where the two agree."""
+"""The sums of an input that are those of the messages, where the two agree."""
 
 
 def _sides(frame: DataFrame, *columns: str, **more: str) -> DataFrame:
-    """Returns, for each part or key, by how much the sums of the other legs exceed those of the messages, and `more`
+    """Returns, for each part or key, by how much the sums of the other inputs exceed those of the messages, and `more`
     aggregates. Differences, since each sum of each key is shuffled.
     """
     apart = {
-        f"{side}_{name}": f"sum(case leg when '{leg}' then {name} when '{MESSAGES}' then -{name} else 0L end)"
-        for side, (leg, names) in _APART.items()
+        f"{side}_{name}": (
+            f"sum(case input_kind when '{input_kind}' then {name} when '{MESSAGES}' then -{name} else 0L end)"
+        )
+        for side, (input_kind, names) in _APART.items()
         for name in names
     }
     # Only business rows have a rule's number: it is -1 for all others.
@@ -183,7 +190,7 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
     holds.
     """
     digests = union(
-        _of_key(rows, "leg", {name: _of_each_leg(name) for name in _VALUES}),
+        _of_key(rows, "input_kind", {name: _of_each_input(name) for name in _VALUES}),
         _of_key(messages, f"'{MESSAGES}'", {name: _values(DIGESTS[MESSAGES]).get(name, "0L") for name in _VALUES}),
     )
     # Topic and period are in the hash: what is asked of them is a number, and no key of the shuffle.
@@ -195,24 +202,29 @@ def unsettled(rows: DataFrame, messages: DataFrame, *, covered: Sequence[str]) -
 _VALUES: Final = ("note", "h", "k", "odd")
 
 
-def _of_key(frame: DataFrame, leg: str, values: Mapping[str, str]) -> DataFrame:
+def _of_key(frame: DataFrame, input_kind: str, values: Mapping[str, str]) -> DataFrame:
     """Returns each row's summands, as those of a digest."""
     named = frame.selectExpr(
-        f"{leg} as leg", f"{KEY_HASH} as row_hash", "topic", f"{period('created_ms')} as period",
+        f"{input_kind} as input_kind", f"{KEY_HASH} as row_hash", "topic", f"{period('created_ms')} as period",
         *(f"{value} as {name}" for name, value in values.items()),
     )  # fmt: skip
     halves = ((value, *names) for value, *names in (("h", "low", "high"), ("k", "key_low", "key_high")))
     return named.selectExpr(
-        "leg", "row_hash", "topic", "period", "cast(note as int) as note", "1L as n", "cast(odd as bigint) as odd",
+        "input_kind", "row_hash", "topic", "period", "cast(note as int) as note", "1L as n",
+        "cast(odd as bigint) as odd",
         *(f"{half} as {name}" for value, *names in halves for name, half in halved(value, *names).items()),
     )  # fmt: skip
 
 
-def _of_each_leg(name: str) -> str:
-    """SQL: a row's summand, by its leg."""
-    legs = (Leg.BUSINESS, Leg.ARCHIVE, Leg.OUTBOX)
-    arms = " ".join(f"when '{leg}' then {value}" for leg in legs if (value := _values(DIGESTS[leg]).get(name)))
-    return f"case leg {arms} else {'-1' if name == 'note' else '0L'} end"
+def _of_each_input(name: str) -> str:
+    """SQL: a row's summand, by its input."""
+    inputs = (InputKind.BUSINESS, InputKind.ARCHIVE, InputKind.OUTBOX)
+    arms = " ".join(
+        f"when '{input_kind}' then {value}"
+        for input_kind in inputs
+        if (value := _values(DIGESTS[input_kind]).get(name))
+    )
+    return f"case input_kind {arms} else {'-1' if name == 'note' else '0L'} end"
 
 
 KEY_HASH: Final = f"xxhash64(coalesce(topic, ''), {period('created_ms')}, {KEYED})"

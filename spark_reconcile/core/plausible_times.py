@@ -14,10 +14,10 @@ from spark_reconcile.core.time_arguments import utc_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegCount:
-    """The number of rows of a leg for one topic (and group or rule), and their first and last time."""
+class InputCount:
+    """The number of rows of an input for one topic (and group or rule), and their first and last time."""
 
-    leg: str
+    input_kind: str
     topic: str
     note: str
     rows: int
@@ -56,10 +56,10 @@ class PlausibleTimes:
         return PlausibleTimes(latest_ms=now_ms + AHEAD_MS + max([0, *clocks.values()]), skew_ms=skew_ms)
 
     def of_table(self) -> dict[str, str]:
-        """Returns aggregates over rows of LEG_SCHEMA: first and last time, and counts of impossible times."""
+        """Returns aggregates over rows of INPUT_SCHEMA: first and last time, and counts of impossible times."""
         # An outbox row's `at_ms` is the time of its next try, which may be far in the future.
-        clock = "if(leg = 'outbox', null, at_ms)"
-        backward = f"leg = 'archive' and at_ms + {self.skew_ms}L < created_ms"
+        clock = "if(input_kind = 'outbox', null, at_ms)"
+        backward = f"input_kind = 'archive' and at_ms + {self.skew_ms}L < created_ms"
         return {
             **self._aggregates("at_ms", (clock, "created_ms"), of="coalesce(id, message_key, '')"),
             "backward": f"count_if({backward})",
@@ -101,24 +101,24 @@ def outside(column: str) -> str:
     return f"{column} < ? OR {column} > ?"
 
 
-def note_on(counts: Iterable[LegCount]) -> str:
+def note_on(counts: Iterable[InputCount]) -> str:
     """Returns a note on a source's impossible times; empty if there are none."""
-    legs = list(counts)
+    input_counts = list(counts)
     notes = []
-    impossible = [leg for leg in legs if leg.impossible]
+    impossible = [count for count in input_counts if count.impossible]
     if impossible:
-        first = min(impossible, key=lambda leg: (leg.impossible_ms, leg.impossible_of))
-        rows, all_rows = (sum(getattr(leg, name) for leg in legs) for name in ("impossible", "rows"))
+        first = min(impossible, key=lambda count: (count.impossible_ms, count.impossible_of))
+        rows, all_rows = (sum(getattr(count, name) for count in input_counts) for name in ("impossible", "rows"))
         notes.append(
             f"{rows:,} of {all_rows:,} rows have a time that cannot be true, before 2000 or more than a day ahead "
             f"(the first: {first.impossible_of or 'a row without a key'} at {utc_text(first.impossible_ms)}); the "
             "times shown here and the charts leave them out"
         )
-    backward = [leg for leg in legs if leg.backward]
+    backward = [count for count in input_counts if count.backward]
     if backward:
         notes.append(
-            f"{sum(leg.backward for leg in backward):,} rows were sent before they were created (e.g. "
-            f"{min(leg.backward_of for leg in backward)}): the database's clock was set back, or they were written by "
-            "hand"
+            f"{sum(count.backward for count in backward):,} rows were sent before they were created (e.g. "
+            f"{min(count.backward_of for count in backward)}): the database's clock was set back, or they were "
+            "written by hand"
         )
     return "; ".join(notes)

@@ -21,7 +21,7 @@ from spark_reconcile.core.dataframes import grouped, listed, union
 from spark_reconcile.core.settings import BusinessRule
 from spark_reconcile.results.summary import Cause, InputExtent, VerdictCount
 from spark_reconcile.rules.verdict_rule import FINDING, Scope, Severity
-from spark_reconcile.sources.sql_statements import CANCELS, Leg
+from spark_reconcile.sources.sql_statements import CANCELS, InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -382,8 +382,11 @@ def measured_differences(evidence: Evidence, times: Collection[ComparedTimes]) -
 
 def _archive(evidence: Evidence) -> DataFrame:
     """When the archive row was written minus when the broker stored its message; of messages sent at the first try."""
-    once = f"leg = '{Leg.ARCHIVE}' and topic != '{CANCELS}' and attempts <= 1 and coalesce(note, '') != 'duplicate'"
-    sampled = _sampled("id", _rows(evidence, Leg.ARCHIVE))
+    once = (
+        f"input_kind = '{InputKind.ARCHIVE}' and topic != '{CANCELS}' and attempts <= 1 "
+        "and coalesce(note, '') != 'duplicate'"
+    )
+    sampled = _sampled("id", _rows(evidence, InputKind.ARCHIVE))
     sent = evidence.rows.where(f"{once} and {sampled}").select(*_MESSAGE, "at_ms")
     stored = evidence.messages.where(f"stored_ms is not null and {sampled}").select(*_MESSAGE, "stored_ms")
     return _difference(sent.join(stored, list(_MESSAGE)), ComparedTimes.ARCHIVE, "''", "at_ms - stored_ms")
@@ -391,8 +394,10 @@ def _archive(evidence: Evidence) -> DataFrame:
 
 def _inbox(evidence: Evidence) -> DataFrame:
     """How far the time of the inbox row is outside of the time from delivery to acknowledgement; 0 if within."""
-    sampled = _sampled("id", _rows(evidence, Leg.INBOX))
-    effects = evidence.inboxes.where(f"leg = '{Leg.INBOX}' and {sampled}").select(*_MESSAGE, "consumer_group", "at_ms")
+    sampled = _sampled("id", _rows(evidence, InputKind.INBOX))
+    effects = evidence.inboxes.where(f"input_kind = '{InputKind.INBOX}' and {sampled}").select(
+        *_MESSAGE, "consumer_group", "at_ms"
+    )
     taken = evidence.actions.where(f"kind in ('delivered', 'acked') and {sampled}")
     delivered = grouped(
         taken, *_MESSAGE, "consumer_group",
@@ -414,14 +419,14 @@ def _business_due(evidence: Evidence) -> DataFrame:
 
 def _asked_and_sent(evidence: Evidence) -> DataFrame:
     """Pairs of business and archive rows that are the only ones with their key, with the times of both."""
-    sampled = f"message_key != '' and {_sampled('message_key', _rows(evidence, Leg.BUSINESS))}"
+    sampled = f"message_key != '' and {_sampled('message_key', _rows(evidence, InputKind.BUSINESS))}"
     rows = evidence.rows.where(sampled)
     asked = grouped(
-        rows.where(f"leg = '{Leg.BUSINESS}'"), *_UNDER_KEY,
+        rows.where(f"input_kind = '{InputKind.BUSINESS}'"), *_UNDER_KEY,
         rule="min(note)", n="count(*)", asked_ms="min(created_ms)", asked_due_ms="min(deliver_at_ms)",
     )  # fmt: skip
     sent = grouped(
-        rows.where(f"leg = '{Leg.ARCHIVE}'"), *_UNDER_KEY,
+        rows.where(f"input_kind = '{InputKind.ARCHIVE}'"), *_UNDER_KEY,
         sent_n="count(*)", sent_ms="min(created_ms)", sent_due_ms="min(deliver_at_ms)",
     )  # fmt: skip
     return asked.where("n = 1").join(sent.where("sent_n = 1"), list(_UNDER_KEY))
@@ -440,8 +445,8 @@ _FRAMES: Final = {
 }
 
 
-def _rows(evidence: Evidence, leg: Leg) -> int:
-    return sum(count.rows for count in evidence.counts if count.leg == leg)
+def _rows(evidence: Evidence, input_kind: InputKind) -> int:
+    return sum(count.rows for count in evidence.counts if count.input_kind == input_kind)
 
 
 def _sampled(column: str, rows: int) -> str:

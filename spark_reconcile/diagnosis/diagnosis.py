@@ -29,7 +29,7 @@ from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.results.window_totals import verdict_counts_of
 from spark_reconcile.rules.verdict_rule import Scope, Severity
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, reading
-from spark_reconcile.sources.sql_statements import Leg, business_statement, narrowed
+from spark_reconcile.sources.sql_statements import InputKind, business_statement, narrowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -245,9 +245,11 @@ def with_displaced_rows(
     key_rows = unasked.select("topic", "message_key").distinct().limit(KEYS_MAX).collect()
     keys = [(row["topic"], row["message_key"]) for row in key_rows]
     named = listed(session, keys, "topic string, message_key string").hint("broadcast")
-    theirs = evidence.rows.where(f"leg = '{Leg.ARCHIVE}'").join(named, ["topic", "message_key"], "left_semi")
+    theirs = evidence.rows.where(f"input_kind = '{InputKind.ARCHIVE}'").join(
+        named, ["topic", "message_key"], "left_semi"
+    )
     rows = united(session, [sql_frame(session, read) for read in _reads(settings, keys)])
-    counts = [count for count in evidence.counts if count.leg != Leg.BUSINESS]
+    counts = [count for count in evidence.counts if count.input_kind != InputKind.BUSINESS]
     return replace(evidence, rows=union(theirs.select(*rows.columns), rows), counts=counts)
 
 

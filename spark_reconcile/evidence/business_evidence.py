@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.core.dataframes import grouped, union
 from spark_reconcile.core.time_buckets import hour
 from spark_reconcile.rules.verdict_rule import State
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,12 +53,12 @@ _DIFFERS_FROM_SOME: Final = (
 
 
 def business_evidence(rows: DataFrame, messages: DataFrame, *, is_shared: bool) -> DataFrame:
-    """`rows`: the business legs, `note` is the rule's number; `messages`: classified, with their `state`.
+    """`rows`: the business inputs, `note` is the rule's number; `messages`: classified, with their `state`.
 
     `is_shared`: several rules may have rows with one key. If not, the sum over all rules is that of one rule.
     """
     of_all = "over (partition by topic, message_key)"
-    placed = rows.where(f"leg = '{Leg.BUSINESS}'").selectExpr(
+    placed = rows.where(f"input_kind = '{InputKind.BUSINESS}'").selectExpr(
         "note",
         "topic",
         _KEY,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from spark_reconcile.core.dataframes import among, grouped, listed
 from spark_reconcile.core.time_buckets import EVER_MS
 from spark_reconcile.rules.delivery_rules import FilterAnswer, LastKind
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -119,26 +119,26 @@ def group_facts(
 def delivery_evidence(
     messages: DataFrame, actions: DataFrame, rows: DataFrame, *, groups: Sequence[GroupFacts]
 ) -> DataFrame:
-    """`messages`: the result of message_evidence(); `rows`: the inboxes' legs."""
+    """`messages`: the result of message_evidence(); `rows`: the inboxes' inputs."""
     groups_frame = listed(messages.sparkSession, [_values(facts) for facts in groups], _GROUP_SCHEMA)
     stored = messages.where("broker > 0").withColumnsRenamed(
         {"broker": "stored", "ready_ms": "message_ready_ms", "created_ms": "published_ms"}
     )
     expected = stored.join(groups_frame.hint("broadcast"), "topic")
     united = (
-        _leg(expected, **{name: name for name in _EXPECTED})
-        .unionByName(_actions_leg(actions))
-        .unionByName(_leg(rows.where(f"leg = '{Leg.INBOX}'"), effects="1L", effect_ms="at_ms"))
+        _input(expected, **{name: name for name in _EXPECTED})
+        .unionByName(_actions_input(actions))
+        .unionByName(_input(rows.where(f"input_kind = '{InputKind.INBOX}'"), effects="1L", effect_ms="at_ms"))
     )
     return _after_seeks(grouped(united, "id", "topic", "consumer_group", **_aggregates()))
 
 
-def _actions_leg(actions: DataFrame) -> DataFrame:
+def _actions_input(actions: DataFrame) -> DataFrame:
     def when(kind: str, value: str, otherwise: str = "cast(null as bigint)") -> str:
         return f"if(kind = '{kind}', {value}, {otherwise})"
 
     kinds = " ".join(f"when '{name}' then {int(code)}L" for name, code in _KINDS.items())
-    return _leg(
+    return _input(
         actions.where(among("kind", _KINDS)),
         deliveries=when("delivered", "1L", "0L"),
         acks=when("acked", "1L", "0L"),
@@ -160,8 +160,8 @@ _TIMES: Final = (
 )  # fmt: skip
 
 
-def _leg(frame: DataFrame, **columns: str) -> DataFrame:
-    """Returns a leg with the common columns: unknown values are null, absent counts are 0."""
+def _input(frame: DataFrame, **columns: str) -> DataFrame:
+    """Returns an input with the common columns: unknown values are null, absent counts are 0."""
     counts = [f"{columns.get(name, '0L')} as {name}" for name in _COUNTED]
     other_columns = [f"cast({columns.get(name, 'null')} as bigint) as {name}" for name in (*_EXPECTED, *_TIMES)]
     return frame.selectExpr("id", "topic", "consumer_group", *counts, *other_columns)

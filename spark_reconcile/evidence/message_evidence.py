@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.core.dataframes import among, computed, grouped, union
 from spark_reconcile.core.time_buckets import EVER_MS
 from spark_reconcile.sources.broker_logs import ACTION_SCHEMA
-from spark_reconcile.sources.sql_statements import CANCELS, WITHDRAWN, WITHDREW, Leg
+from spark_reconcile.sources.sql_statements import CANCELS, WITHDRAWN, WITHDREW, InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from spark_reconcile.core.plausible_times import LegCount
+    from spark_reconcile.core.plausible_times import InputCount
 
 
 _TEXTS: Final = ("topic", "stored_key", "published_key")
@@ -65,11 +65,11 @@ def message_evidence(
     rows: DataFrame, messages: DataFrame, actions: DataFrame, *, business: DataFrame, reaches: Mapping[str, int],
     until: Mapping[str, int], known_topics: Sequence[str], is_few: bool,
 ) -> DataFrame:  # fmt: skip
-    """`rows`: the outbox's and archive's legs; `business`: the result of business_keys(); `reaches`: since when the
+    """`rows`: the outbox's and archive's inputs; `business`: the result of business_keys(); `reaches`: since when the
     business rows of each covered topic are complete, `until`: and until when; `known_topics`: all topics to which the
     outbox has published; `is_few`: there are few rows in all.
     """
-    united = union(*_legs(rows, messages, actions))
+    united = union(*_inputs(rows, messages, actions))
     # The answer to a cancel that is not among the rows is no evidence.
     named = grouped(united, "id", "topic", **_aggregates()).where("cancel_noted < 0 or archive > 0")
     joined = _with_cancels(named, rows, messages, actions, is_few=is_few).join(
@@ -93,7 +93,7 @@ def message_evidence(
 
 def business_keys(rows: DataFrame) -> DataFrame:
     """Returns how many business rows require a message, by topic and key."""
-    business = rows.where(f"leg = '{Leg.BUSINESS}'").where("message_key != ''")
+    business = rows.where(f"input_kind = '{InputKind.BUSINESS}'").where("message_key != ''")
     return grouped(business, "topic", "message_key", business_rows="count(*)")
 
 
@@ -127,7 +127,7 @@ _UNKNOWN: Final = {
 """Facts of a message of which only the cancel is found; all others are 0."""
 
 
-def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[DataFrame]:
+def _inputs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[DataFrame]:
     key = "coalesce(message_key, '')"
     body = {"body_hash": "xxhash64(body_sha256)", "due_ms": _DUE, "created_ms": "created_ms"}
     # The id that a cancel cancels is shown as its key, if it is known.
@@ -140,38 +140,39 @@ def _legs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Data
     compared = ("body_hash", "key_hash", "due_ms")
     of_archive = {**of_rows, **{name: f"if({gone}, null, {of_rows[name]})" for name in compared}}
     return [
-        _leg(
-            rows.where(f"leg = '{Leg.OUTBOX}'"), **of_rows, outbox="1L", parked="if(note = 'parked', 1L, 0L)",
+        _input(
+            rows.where(f"input_kind = '{InputKind.OUTBOX}'"), **of_rows, outbox="1L",
+            parked="if(note = 'parked', 1L, 0L)",
             # The row of a scheduled message that is sent when it is due has its due time from the beginning.
             timed="if(note = 'pending' and at_ms = deliver_at_ms, 1L, 0L)",
         ),
-        _leg(
-            rows.where(f"leg = '{Leg.ARCHIVE}'"), **of_archive, archive=f"if({gone}, 0L, 1L)",
+        _input(
+            rows.where(f"input_kind = '{InputKind.ARCHIVE}'"), **of_archive, archive=f"if({gone}, 0L, 1L)",
             sent_ms=f"if({gone}, null, at_ms)", withdrawn=f"if({gone}, 1L, 0L)",
             withdrawn_due_ms=f"if({gone}, deliver_at_ms, null)",
             resent="if(attempts > 1, 1L, 0L)", repeated="if(note = 'duplicate', 1L, 0L)",
             took_effect=f"if(topic = '{CANCELS}' and note in ('{TAKEN}', '{WITHDREW}'), 1L, 0L)",
             cancel_noted=f"if(note = '{WITHDREW}', 1L, null)",
         ),
-        _leg(
+        _input(
             messages, **body, topic="topic", stored_key=key, key_hash=f"xxhash64({key})", stored_ms="stored_ms",
             sequence="sequence", plain="if(stored_ms is not null and sequence >= 0, 1L, 0L)",
             noted="if(sequence is null, 1L, 0L)", due="if(stored_ms is null, 1L, 0L)",
             held="if(sequence < 0, 1L, 0L)", placed_ms="if(sequence >= 0, stored_ms, null)",
             fell_due_ms="if(stored_ms is null, deliver_at_ms, null)",
         ),
-        _leg(
+        _input(
             actions.where("kind = 'fired'"), topic="topic", fired_ms="at_ms", sequence="sequence", placed_ms="at_ms",
         ),
-        _leg(
+        _input(
             actions.where(f"kind in ('{NOTED}', '{UNNOTED}')"), topic=f"'{CANCELS}'", published_key="reason",
             cancel_noted=f"if(kind = '{NOTED}', 1L, 0L)",
         ),
     ]  # fmt: skip
 
 
-def _leg(frame: DataFrame, **columns: str) -> DataFrame:
-    """Returns a leg with the common columns: unknown values are null, absent counts are 0."""
+def _input(frame: DataFrame, **columns: str) -> DataFrame:
+    """Returns an input with the common columns: unknown values are null, absent counts are 0."""
     texts = [f"{columns.get(name, 'cast(null as string)')} as {name}" for name in _TEXTS]
     counts = [f"{columns.get(name, '0L')} as {name}" for name in _COUNTS]
     times = [f"{columns.get(name, 'cast(null as bigint)')} as {name}" for name in _TIMES]
@@ -216,12 +217,14 @@ forgotten, too, so a note alone withdraws nothing that came before it. The answe
 _GOOD: Final = "filter(scopes, scope -> size(topics) = 0 or exists(topics, topic -> rlike(topic, scope)))"
 
 
-def are_answered(counts: Iterable[LegCount]) -> bool:
+def are_answered(counts: Iterable[InputCount]) -> bool:
     """Whether the archive has a cancel that the broker accepted: without one, nothing here is computed."""
-    return any(count.leg == Leg.ARCHIVE and count.topic == CANCELS and count.note == TAKEN for count in counts)
+    return any(
+        count.input_kind == InputKind.ARCHIVE and count.topic == CANCELS and count.note == TAKEN for count in counts
+    )
 
 
-def with_answers(actions: DataFrame, rows: DataFrame, messages: DataFrame, counts: Iterable[LegCount]) -> DataFrame:
+def with_answers(actions: DataFrame, rows: DataFrame, messages: DataFrame, counts: Iterable[InputCount]) -> DataFrame:
     """Returns the actions, and the answers to cancels from the archive."""
     if not are_answered(counts):
         return actions
@@ -236,7 +239,7 @@ def answers(rows: DataFrame, *, messages: DataFrame, actions: DataFrame) -> Data
     its hash among the cancels that the broker noted, and the scheduled messages of its log, since no others can be
     canceled.
     """
-    accepted = rows.where(f"leg = '{Leg.ARCHIVE}' and topic = '{CANCELS}' and note = '{TAKEN}'")
+    accepted = rows.where(f"input_kind = '{InputKind.ARCHIVE}' and topic = '{CANCELS}' and note = '{TAKEN}'")
     noted = actions.where(f"kind = '{TAKEN}'").selectExpr(
         "id as message", "reason is null as is_everywhere", "cast(null as string) as topic", "reason as scope",
     )  # fmt: skip

@@ -16,10 +16,10 @@ from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import CompletenessBound, Settings
 from spark_reconcile.core.time_buckets import DAY_MS, EVER_MS
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
-    from spark_reconcile.core.plausible_times import LegCount
+    from spark_reconcile.core.plausible_times import InputCount
 
 
 _STEP_SECONDS: Final = 1
@@ -118,14 +118,16 @@ PURGE_MARGIN_MS: Final = 60 * 60 * 1000
 
 
 def archive_reach(
-    settings: Settings, counts: Sequence[LegCount], oldest_ms: Mapping[tuple[Leg, str], int], *, now_ms: int
+    settings: Settings, counts: Sequence[InputCount], oldest_ms: Mapping[tuple[InputKind, str], int], *, now_ms: int
 ) -> int:
     """Since when the archive is complete: by settings, by its retention, or since its oldest row."""
     reach = _told(settings.complete_since_ms, settings.archive_days, settings, now_ms=now_ms)
     if reach is not None:
         return reach
     return oldest_row(
-        [count for count in counts if count.leg == Leg.ARCHIVE], settings, oldest_ms.get((Leg.ARCHIVE, ""))
+        [count for count in counts if count.input_kind == InputKind.ARCHIVE],
+        settings,
+        oldest_ms.get((InputKind.ARCHIVE, "")),
     )
 
 
@@ -148,7 +150,7 @@ def _told(complete_since_ms: int | None, days: float | None, settings: Settings,
 
 
 def inbox_reaches(
-    settings: Settings, counts: Sequence[LegCount], oldest_ms: Sequence[int | None], *, now_ms: int, is_whole: bool
+    settings: Settings, counts: Sequence[InputCount], oldest_ms: Sequence[int | None], *, now_ms: int, is_whole: bool
 ) -> dict[tuple[str, str], int]:
     """Since when the inbox of each (topic, group) is complete; topic "" is any topic.
 
@@ -158,7 +160,11 @@ def inbox_reaches(
     """
     reaches_by_group: dict[tuple[str, str], list[int]] = {}
     for inbox, known_ms in zip(settings.inboxes, oldest_ms, strict=True):
-        read = [count for count in counts if count.leg == Leg.INBOX and count.note == inbox.group] if is_whole else []
+        read = (
+            [count for count in counts if count.input_kind == InputKind.INBOX and count.note == inbox.group]
+            if is_whole
+            else []
+        )
         reach = _told(inbox.complete_since_ms, settings.inbox_days, settings, now_ms=now_ms)
         if reach is None and known_ms is not None:
             reach = max(known_ms + settings.grace.clock_skew_ms, 0 if not read else oldest_row(read, settings, None))
@@ -167,7 +173,7 @@ def inbox_reaches(
     return {topic_group: max(reaches, default=NEVER_MS) for topic_group, reaches in reaches_by_group.items()}
 
 
-def oldest_row(counts: Sequence[LegCount], settings: Settings, known_ms: int | None) -> int:
+def oldest_row(counts: Sequence[InputCount], settings: Settings, known_ms: int | None) -> int:
     """The oldest row's time plus the clock skew; NEVER_MS without rows. `known_ms`: the oldest of rows not read."""
     # Rows of a topic may all have impossible times: then these have no first one.
     first_times = [count.first_ms for count in counts if count.first_ms] + ([] if known_ms is None else [known_ms])

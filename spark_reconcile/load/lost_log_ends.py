@@ -15,7 +15,7 @@ from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.sources.broker_logs import DELIVERY_KINDS, LogSegment, begins_whole, data_of
 
 if TYPE_CHECKING:
-    from spark_reconcile.core.plausible_times import LegCount
+    from spark_reconcile.core.plausible_times import InputCount
 
 FRAMES_AT_ONCE: Final = 16_384
 UNSYNCED_MS: Final = 60_000
@@ -68,7 +68,11 @@ def torn_tail(segments: Sequence[LogSegment]) -> str:
 
 
 def refuse_lost_end(
-    counts: Sequence[LegCount], segments: Sequence[LogSegment], *, torn: str, again: Callable[[], Sequence[LegCount]]
+    counts: Sequence[InputCount],
+    segments: Sequence[LogSegment],
+    *,
+    torn: str,
+    again: Callable[[], Sequence[InputCount]],
 ) -> None:
     """Raises NotComparable if the action log proves that the message log of these segments had more messages.
 
@@ -87,7 +91,7 @@ def refuse_lost_end(
         )
 
 
-def beyond_the_end(counts: Sequence[LegCount], *, is_whole: bool) -> list[str]:
+def beyond_the_end(counts: Sequence[InputCount], *, is_whole: bool) -> list[str]:
     """Returns topics with actions on messages after the last one in the message log, with both sequences.
 
     `is_whole`: nothing of the message log was dropped. Else a topic that is not in it proves nothing.
@@ -95,9 +99,9 @@ def beyond_the_end(counts: Sequence[LegCount], *, is_whole: bool) -> list[str]:
     last_stored: dict[str, int] = {}
     named: dict[str, int] = {}
     for count in counts:
-        if count.leg == "messages":
+        if count.input_kind == "messages":
             last_stored[count.topic] = max(count.last_sequence, last_stored.get(count.topic, -1))
-        elif count.leg == "actions" and count.note.partition(" ")[0] in DELIVERY_KINDS:
+        elif count.input_kind == "actions" and count.note.partition(" ")[0] in DELIVERY_KINDS:
             named[count.topic] = max(count.last_sequence, named.get(count.topic, -1))
     return [
         f"message {last_sequence} of {topic} "

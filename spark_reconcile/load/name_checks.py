@@ -17,10 +17,10 @@ from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import InboxSource, Settings
 from spark_reconcile.load.read_plan import TableExtent
 from spark_reconcile.sources.broker_logs import LogSegment, begins_whole, data_of, frames_behind
-from spark_reconcile.sources.sql_statements import CANCELS, Leg
+from spark_reconcile.sources.sql_statements import CANCELS, InputKind
 
 if TYPE_CHECKING:
-    from spark_reconcile.core.plausible_times import LegCount
+    from spark_reconcile.core.plausible_times import InputCount
     from spark_reconcile.evidence.delivery_evidence import GroupFacts
 
 
@@ -52,13 +52,13 @@ class KnownGroups:
 
 
 def known_groups(
-    counts: Sequence[LegCount], facts: Sequence[GroupFacts], segments: Sequence[LogSegment]
+    counts: Sequence[InputCount], facts: Sequence[GroupFacts], segments: Sequence[LogSegment]
 ) -> KnownGroups:
     """Find groups from the counts of the action log's rows, the facts of groups, and the log's segments.
 
     The broker drops old actions. Groups without remaining actions are in the checkpoint of the newest segment.
     """
-    named = {(count.topic, count.note.partition(" ")[2]) for count in counts if count.leg == "actions"}
+    named = {(count.topic, count.note.partition(" ")[2]) for count in counts if count.input_kind == "actions"}
     pairs = {(topic, group) for topic, group in named if topic and group}
     is_whole = begins_whole(segments)
     carried = [] if is_whole else _carried(segments)
@@ -94,7 +94,9 @@ def check_names(
 
 def _refuse_inbox(inbox: InboxSource, known: KnownGroups, extents: Sequence[TableExtent]) -> None:
     filled = [
-        extent for extent in extents if extent.leg is Leg.INBOX and extent.what == inbox.group and not extent.is_empty
+        extent
+        for extent in extents
+        if extent.input_kind is InputKind.INBOX and extent.what == inbox.group and not extent.is_empty
     ]
     unknown = _unknown(inbox.group, known, topics=inbox.topics)
     if filled and known.is_whole:
@@ -130,10 +132,10 @@ def _carried(segments: Sequence[LogSegment]) -> list[tuple[str, str]] | None:
 
 NEAR: Final = 0.8
 """The similarity ratio (difflib) from which one topic is taken for a misspelling of another."""
-_PUBLISHED: Final = frozenset({Leg.OUTBOX, Leg.ARCHIVE, "messages"})
+_PUBLISHED: Final = frozenset({InputKind.OUTBOX, InputKind.ARCHIVE, "messages"})
 
 
-def check_rule_topics(settings: Settings, counts: Sequence[LegCount], *, now_ms: int) -> None:
+def check_rule_topics(settings: Settings, counts: Sequence[InputCount], *, now_ms: int) -> None:
     """Raises ConfigurationError for a rule whose topic looks like a misspelling of another.
 
     The conditions: rows older than the grace time require messages on the topic; it has never had an outbox row,
@@ -141,7 +143,9 @@ def check_rule_topics(settings: Settings, counts: Sequence[LegCount], *, now_ms:
     rows would be lost, and no message on the other topic would be compared.
     """
     covered = {rule.topic for rule in settings.rules}
-    published = {count.topic for count in counts if count.leg in _PUBLISHED and count.topic and count.topic != CANCELS}
+    published = {
+        count.topic for count in counts if count.input_kind in _PUBLISHED and count.topic and count.topic != CANCELS
+    }
     for rule_number, rule in enumerate(settings.rules):
         asking = [
             count for count in _unanswered(settings, counts, rule_number) if count.first_ms < now_ms - settings.grace.ms
@@ -155,7 +159,7 @@ def check_rule_topics(settings: Settings, counts: Sequence[LegCount], *, now_ms:
             )
 
 
-def note_on_topic(settings: Settings, counts: Sequence[LegCount], rule_number: int) -> str:
+def note_on_topic(settings: Settings, counts: Sequence[InputCount], rule_number: int) -> str:
     """Returns a note on the topic of the rule with this number if it was never used; else empty."""
     if not _unanswered(settings, counts, rule_number):
         return ""
@@ -164,9 +168,13 @@ def note_on_topic(settings: Settings, counts: Sequence[LegCount], rule_number: i
     )
 
 
-def _unanswered(settings: Settings, counts: Sequence[LegCount], rule_number: int) -> list[LegCount]:
+def _unanswered(settings: Settings, counts: Sequence[InputCount], rule_number: int) -> list[InputCount]:
     """Returns the rows of a rule whose topic was never used; else none."""
     topic = settings.rules[rule_number].topic
-    if any(count.topic == topic for count in counts if count.leg in _PUBLISHED or count.leg == "actions"):
+    if any(count.topic == topic for count in counts if count.input_kind in _PUBLISHED or count.input_kind == "actions"):
         return []
-    return [count for count in counts if count.leg == Leg.BUSINESS and count.note == str(rule_number) and count.rows]
+    return [
+        count
+        for count in counts
+        if count.input_kind == InputKind.BUSINESS and count.note == str(rule_number) and count.rows
+    ]

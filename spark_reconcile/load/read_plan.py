@@ -1,4 +1,4 @@
-"""Plans the reads of a run, checked against every source before any work: their order and partitions. Reads no leg."""
+"""Plans the reads of a run, checked against every source before any work: order and partitions. Reads no input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, r
 from spark_reconcile.sources.parquet_archives import check_archive
 from spark_reconcile.sources.parquet_file_identity import local_folder
 from spark_reconcile.sources.sql_statements import (
-    Leg,
+    InputKind,
     Statement,
     business_statement,
     inbox_statement,
@@ -53,7 +53,7 @@ class SourcePlan:
     inboxes: tuple[Read, ...]
     rest: tuple[Read, ...]
     broker_bytes: int
-    oldest_ms: Mapping[tuple[Leg, str], int] = field(default_factory=dict)
+    oldest_ms: Mapping[tuple[InputKind, str], int] = field(default_factory=dict)
     """For a run on a time range: the oldest row of the archive, read or not."""
     inbox_oldest_ms: Sequence[int | None] = ()
     """By inbox, in the order of the settings: the group's oldest row in its table, read or not; None: there is none."""
@@ -102,7 +102,7 @@ def check_sources(
     """
     check_archives(settings.archives)
     once = NamedSources()
-    oldest: dict[tuple[Leg, str], int] = {}
+    oldest: dict[tuple[InputKind, str], int] = {}
     clocks: dict[str, int] = {}
     extents: list[TableExtent] = []
     inbox_oldest: list[int | None] = []
@@ -141,13 +141,13 @@ def check_sources(
 
 
 def waves(reads: Sequence[Read]) -> list[list[Read]]:
-    """Groups reads that may run concurrently into waves: all snapshots, then large tables leg by leg."""
+    """Groups reads that may run concurrently into waves: all snapshots, then large tables input by input."""
     ordered = sorted(reads, key=_wave)
     return [list(wave) for _, wave in groupby(ordered, key=_wave)]
 
 
 def _rest(
-    settings: Settings, span: Span | None, oldest: dict[tuple[Leg, str], int], clocks: dict[str, int],
+    settings: Settings, span: Span | None, oldest: dict[tuple[InputKind, str], int], clocks: dict[str, int],
     once: NamedSources, extents: list[TableExtent], latest_ms: int,
 ) -> list[tuple[str, Statement]]:  # fmt: skip
     """Returns the statements of the outboxes, then those of the business tables."""
@@ -162,7 +162,7 @@ def _rest(
             extents.append(extent_of(reader, statements[-1], what="", schema=schema))
             found_ms = None if span is None else _oldest_ms(reader, statements[-1])
             if found_ms is not None:
-                oldest[Leg.ARCHIVE, ""] = min(found_ms, oldest.get((Leg.ARCHIVE, ""), found_ms))
+                oldest[InputKind.ARCHIVE, ""] = min(found_ms, oldest.get((InputKind.ARCHIVE, ""), found_ms))
             url_statements += [(outbox.url, statement) for statement in statements]
     for rule_number, rule in enumerate(settings.rules):
         for url in settings.urls_of(rule):
@@ -234,7 +234,7 @@ def _together(url_statements: Sequence[tuple[str, Statement]], limits: RunLimits
 
 
 def _wave(read: Read) -> int:
-    return -1 if read.snapshot else list(Leg).index(read.statements[0].leg)
+    return -1 if read.snapshot else list(InputKind).index(read.statements[0].input_kind)
 
 
 class NamedSources:
@@ -285,7 +285,7 @@ class TableExtent:
     """
 
     name: str
-    leg: Leg
+    input_kind: InputKind
     what: str
     first_ms: int | None
     last_ms: int | None
@@ -299,8 +299,8 @@ class TableExtent:
 def extent_of(reader: DbApiReader, statement: Statement, *, what: str, schema: str | None) -> TableExtent:
     """Query the extent for a statement, without its time range: two look-ups in an index, no scan."""
     first, last = (_end_ms(reader, statement, order) for order in ("ASC", "DESC"))
-    name = f"{' '.join(filter(None, (statement.leg, what)))} in {_address(reader.address, schema)}"
-    return TableExtent(name=name, leg=statement.leg, what=what, first_ms=first, last_ms=last)
+    name = f"{' '.join(filter(None, (statement.input_kind, what)))} in {_address(reader.address, schema)}"
+    return TableExtent(name=name, input_kind=statement.input_kind, what=what, first_ms=first, last_ms=last)
 
 
 def _end_ms(reader: DbApiReader, statement: Statement, order: str) -> int | None:

@@ -1,6 +1,6 @@
-"""Reads every leg once, in causal order: consumer, broker, outbox, business, so that no moving message is a phantom.
+"""Reads every input once, in causal order: consumer, broker, outbox, business, so that no moving message is a phantom.
 
-Spark caches each leg for the run; rows are counted as they are read. Classifies nothing.
+Spark caches each input for the run; rows are counted as they are read. Classifies nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from spark_reconcile.core.dataframes import gathered, in_parallel, listed, union
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.core.plausible_times import LATEST_MS, LegCount, PlausibleTimes
+from spark_reconcile.core.plausible_times import LATEST_MS, InputCount, PlausibleTimes
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
@@ -31,7 +31,7 @@ from spark_reconcile.sources.broker_logs import SCHEMAS, LogSegment, begins_whol
 from spark_reconcile.sources.parquet_archives import MISREAD, read_archive, refuse_misread
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.segment_cache import keep, split, sweep
-from spark_reconcile.sources.sql_statements import LEG_SCHEMA, UNKNOWN_KIND, Leg
+from spark_reconcile.sources.sql_statements import INPUT_SCHEMA, UNKNOWN_KIND, InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +52,7 @@ class LogRows:
 
 @dataclass(slots=True)
 class Evidence:
-    """All legs, their facts, and since when each is complete (milliseconds; 0: since the beginning)."""
+    """All inputs, their facts, and since when each is complete (milliseconds; 0: since the beginning)."""
 
     inboxes: DataFrame
     messages: DataFrame
@@ -60,7 +60,7 @@ class Evidence:
     rows: DataFrame
     tables: Sequence[DataFrame]
     groups: Sequence[GroupFacts]
-    counts: list[LegCount]
+    counts: list[InputCount]
     archive_reach_ms: int
     broker_reach_ms: int
     actions_reach_ms: int
@@ -70,7 +70,7 @@ class Evidence:
     surveyed: Mapping[str, list[LogSegment]] = field(default_factory=dict)
     """The segments of the broker's logs at the time they were read."""
     files: Sequence[Files] = ()
-    """Legs, or parts of them, that are stored in files."""
+    """Inputs, or parts of them, that are stored in files."""
     torn: Mapping[str, str] = field(default_factory=dict)
     """Torn tails or missing ends of the "message log" and of the "action log", in a sentence each."""
     ends: Mapping[str, LogEnd] = field(default_factory=dict)
@@ -93,12 +93,14 @@ class Evidence:
     @property
     def known_topics(self) -> list[str]:
         """Topics to which this outbox has published, by its remaining rows."""
-        return sorted({count.topic for count in self.counts if count.leg in {Leg.OUTBOX, Leg.ARCHIVE}})
+        return sorted(
+            {count.topic for count in self.counts if count.input_kind in {InputKind.OUTBOX, InputKind.ARCHIVE}}
+        )
 
     @property
     def broker_seen_ms(self) -> int:
         """The time of the broker's newest record."""
-        return max((count.last_ms for count in self.counts if count.leg in {"messages", "actions"}), default=0)
+        return max((count.last_ms for count in self.counts if count.input_kind in {"messages", "actions"}), default=0)
 
     @property
     def row_count(self) -> int:
@@ -115,8 +117,8 @@ def read_all(
     session: SparkSession, settings: Settings, plan: SourcePlan, *, now_ms: int, say: Callable[[str], None],
     span: Span | None = None,
 ) -> Evidence:  # fmt: skip
-    """Read every leg; from Parquet archives only rows in `span`. Raises NotComparable for a damaged broker log."""
-    counts: list[LegCount] = []
+    """Read every input; from Parquet archives only rows in `span`. Raises NotComparable for a damaged broker log."""
+    counts: list[InputCount] = []
     skew_ms = settings.grace.clock_skew_ms
     times = PlausibleTimes.at(max(now_ms, time.time_ns() // 1_000_000), clocks=plan.clocks, skew_ms=skew_ms)
     say("reading the inboxes")
@@ -161,7 +163,7 @@ def read_all(
 
 
 def _read_rest(
-    session: SparkSession, settings: Settings, plan: SourcePlan, counts: list[LegCount], times: PlausibleTimes,
+    session: SparkSession, settings: Settings, plan: SourcePlan, counts: list[InputCount], times: PlausibleTimes,
     now_ms: int,
 ) -> tuple[dict[str, list[LogSegment]], LogRows, LogRows, list[DataFrame], dict[str, LogEnd]]:  # fmt: skip
     """Returns the broker's segments, its messages and actions, the tables, and where the logs end."""
@@ -181,19 +183,19 @@ def _read_rest(
     return surveyed, messages, actions, tables, ends
 
 
-def _messages_since(session: SparkSession, settings: Settings, segment: LogSegment) -> list[LegCount]:
+def _messages_since(session: SparkSession, settings: Settings, segment: LogSegment) -> list[InputCount]:
     """Count the message log again, from this segment on."""
     now = [
         current for current in survey(settings.broker_data, "messages") if current.first_offset >= segment.first_offset
     ]
-    counts: list[LegCount] = []
+    counts: list[InputCount] = []
     for copy in read_log(session, "messages", now, counts).copies:
         copy.unpersist()
     return counts
 
 
 def _read_sql(
-    session: SparkSession, reads: Sequence[Read], counts: list[LegCount], times: PlausibleTimes
+    session: SparkSession, reads: Sequence[Read], counts: list[InputCount], times: PlausibleTimes
 ) -> list[DataFrame]:
     """Read wave after wave; the databases of a wave are read concurrently, each by a worker of its own.
 
@@ -204,15 +206,15 @@ def _read_sql(
         kept = [sql_frame(session, read).persist() for read in wave]
         counts += _counted(
             united(session, kept),
-            leg="leg", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')",
+            input_kind="input_kind", topic="coalesce(topic, '')", note="coalesce(consumer_group, note, '')",
             times=times.of_table(),
         )  # fmt: skip
         frames += kept
     unknown = [count for count in counts if count.topic == UNKNOWN_KIND]
     if unknown:
         raise NotComparable(
-            f"{unknown[0].rows:,} rows of the {unknown[0].leg} have a kind that is neither publish nor cancel, so "
-            "nothing is judged: another version wrote them; run that version's outbox reconcile, or remove them"
+            f"{unknown[0].rows:,} rows of the {unknown[0].input_kind} have a kind that is neither publish nor cancel, "
+            "so nothing is judged: another version wrote them; run that version's outbox reconcile, or remove them"
         )
     return frames
 
@@ -229,18 +231,18 @@ def sql_frame(session: SparkSession, read: Read) -> DataFrame:
 
 
 def _read_archives(
-    session: SparkSession, settings: Settings, counts: list[LegCount], span: Span | None, times: PlausibleTimes
+    session: SparkSession, settings: Settings, counts: list[InputCount], span: Span | None, times: PlausibleTimes
 ) -> list[tuple[DataFrame, Files]]:
-    """Returns archive rows that were moved to Parquet, in the columns of all legs; files are not cached by Spark."""
+    """Returns archive rows that were moved to Parquet, in the columns of all inputs; files are not cached by Spark."""
     archives = []
     for folder in settings.archives:
         archive = read_archive(session, folder, span=span, latest_ms=times.latest_ms)
         counted = _counted(
-            archive.frame, leg="leg", topic="topic", note="coalesce(note, '')", times=times.of_table()
+            archive.frame, input_kind="input_kind", topic="topic", note="coalesce(note, '')", times=times.of_table()
         )  # fmt: skip
         misread: dict[str, int] = {}
         for count in counted:
-            if count.leg == MISREAD:
+            if count.input_kind == MISREAD:
                 misread[count.topic] = misread.get(count.topic, 0) + count.rows
         refuse_misread(archive, misread, rows=sum(count.rows for count in counted), is_whole=span is None)
         counts += counted
@@ -249,12 +251,12 @@ def _read_archives(
 
 
 def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
-    """Returns the union of frames of legs."""
-    return union(*frames) if frames else listed(session, [], LEG_SCHEMA)
+    """Returns the union of frames of inputs."""
+    return union(*frames) if frames else listed(session, [], INPUT_SCHEMA)
 
 
 def _read_kept(
-    session: SparkSession, settings: Settings, log: str, segments: list[LogSegment], counts: list[LegCount],
+    session: SparkSession, settings: Settings, log: str, segments: list[LogSegment], counts: list[InputCount],
     times: PlausibleTimes,
 ) -> LogRows:  # fmt: skip
     """Read a log by the cache of the output folder."""
@@ -263,7 +265,7 @@ def _read_kept(
 
 
 def read_log(
-    session: SparkSession, log: str, segments: list[LogSegment], counts: list[LegCount], *, kept: Path | None = None,
+    session: SparkSession, log: str, segments: list[LogSegment], counts: list[InputCount], *, kept: Path | None = None,
     kept_bytes_min: int = 0, times: PlausibleTimes | None = None,
 ) -> LogRows:  # fmt: skip
     """Read a log's records, and count them. Sealed segments are read from the cache folder `kept`; new ones of at least
@@ -279,7 +281,7 @@ def read_log(
     rows = "1" if log == "messages" else "coalesce(messages, 1L)"
     sequence_sql = "sequence" if log == "messages" else "sequence + coalesce(messages, 1L) - 1"
     log_counts = _counted(
-        frame, leg=f"'{log}'", topic="coalesce(damage, topic, '')",
+        frame, input_kind=f"'{log}'", topic="coalesce(damage, topic, '')",
         note=f"if(damage is null, coalesce({note}, ''), '{_DAMAGE}')", rows=rows,
         sequence=sequence_sql, times=(times or PlausibleTimes()).of_log(log, rows=rows),
     )  # fmt: skip
@@ -297,7 +299,7 @@ def read_log(
     if not (files and kept):
         return LogRows(frame, read)
     names = parquet[0].inputFiles()
-    return LogRows(frame, read, Files(leg=log, names=names, read=some_files(session, kept, parquet[0])))
+    return LogRows(frame, read, Files(input_kind=log, names=names, read=some_files(session, kept, parquet[0])))
 
 
 def log_frame(session: SparkSession, log: str, segments: Sequence[LogSegment]) -> DataFrame:
@@ -311,22 +313,24 @@ def log_frame(session: SparkSession, log: str, segments: Sequence[LogSegment]) -
 
 
 def _counted(
-    frame: DataFrame, *, leg: str, topic: str, note: str, times: Mapping[str, str], rows: str = "1",
+    frame: DataFrame, *, input_kind: str, topic: str, note: str, times: Mapping[str, str], rows: str = "1",
     sequence: str = "-1L",
-) -> list[LegCount]:  # fmt: skip
-    """Fill Spark's cache of the leg, and count its rows. `times`: aggregates, by the names of LegCount's fields."""
+) -> list[InputCount]:  # fmt: skip
+    """Fill Spark's cache of the input, and count its rows. `times`: aggregates, by the names of InputCount's fields."""
     from pyspark.sql.functions import expr
 
-    grouped = frame.groupBy(expr(leg).alias("leg"), expr(topic).alias("topic"), expr(note).alias("note")).agg(
+    grouped = frame.groupBy(
+        expr(input_kind).alias("input_kind"), expr(topic).alias("topic"), expr(note).alias("note")
+    ).agg(
         expr(f"sum({rows})").alias("rows"),
         *(expr(value).alias(name) for name, value in times.items()),
         expr(f"coalesce(max({sequence}), -1L)").alias("last_sequence"),
     )
-    return [LegCount(**row.asDict()) for row in grouped.collect()]
+    return [InputCount(**row.asDict()) for row in grouped.collect()]
 
 
 def _groups(
-    settings: Settings, actions: DataFrame, counts: list[LegCount], plan: SourcePlan, *, is_whole: bool, is_all: bool,
+    settings: Settings, actions: DataFrame, counts: list[InputCount], plan: SourcePlan, *, is_whole: bool, is_all: bool,
     now_ms: int,
 ) -> list[GroupFacts]:  # fmt: skip
     """`is_whole`: nothing of the action log was dropped. `is_all`: rows of all times were read."""
@@ -340,7 +344,7 @@ def _groups(
     return group_facts(events, inboxes=inboxes, until=plan.reach.inboxes, acting={} if is_whole else _acting(counts))
 
 
-def _acting(counts: Sequence[LegCount]) -> dict[tuple[str, str], int]:
+def _acting(counts: Sequence[InputCount]) -> dict[tuple[str, str], int]:
     """Since when each topic's groups have deliveries and settlements; never for groups that only an inbox names.
 
     The broker drops old actions, including declarations, since its checkpoint has the groups.
@@ -348,8 +352,8 @@ def _acting(counts: Sequence[LegCount]) -> dict[tuple[str, str], int]:
     acting_since: dict[tuple[str, str], int] = {}
     for count in counts:
         kind, _, acting = count.note.partition(" ")
-        group, since_ms = (count.note, NEVER_MS) if count.leg == Leg.INBOX else (acting, count.first_ms)
-        if group and count.leg in {"actions", Leg.INBOX} and kind != "declared":
+        group, since_ms = (count.note, NEVER_MS) if count.input_kind == InputKind.INBOX else (acting, count.first_ms)
+        if group and count.input_kind in {"actions", InputKind.INBOX} and kind != "declared":
             acting_since[count.topic, group] = min(since_ms, acting_since.get((count.topic, group), NEVER_MS))
     return acting_since
 

@@ -27,7 +27,7 @@ from spark_reconcile.recheck.suspect_rereading import (
     parted,
 )
 from spark_reconcile.rules.verdict_rule import FINDING
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -139,7 +139,7 @@ def _near(job: RunContext, evidence: Evidence, suspects: Sequence[Suspects]) -> 
 
     ids = ids_frame(job.session, dict.fromkeys(message_id for part in suspects for message_id in part.ids))
     keys = keys_frame(job.session, dict.fromkeys(key for part in suspects for key in part.keys))
-    archived = evidence.rows.where(f"leg = '{Leg.ARCHIVE}'")
+    archived = evidence.rows.where(f"input_kind = '{InputKind.ARCHIVE}'")
     suspect_count = sum(len(part.messages) + len(part.keys) for part in suspects)
     few = partial(gathered, rows=suspect_count, rows_max=job.settings.limits.one_partition_rows_max)
     rows, messages = (
@@ -152,7 +152,7 @@ def _near(job: RunContext, evidence: Evidence, suspects: Sequence[Suspects]) -> 
 
 
 def _named(frame: DataFrame, ids: DataFrame, keys: DataFrame) -> DataFrame:
-    """Returns the rows of a leg with these ids or these keys."""
+    """Returns the rows of an input with these ids or these keys."""
     marked = frame.join(ids.selectExpr("id", "true as of_id"), "id", "left").join(
         keys.selectExpr("*", "true as of_key"), _UNDER_KEY, "left"
     )

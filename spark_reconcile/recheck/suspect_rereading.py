@@ -12,14 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_reconcile.core.dataframes import ComputedRows, computed, gathered, listed, union
-from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.core.settings import RunLimits, Settings
 from spark_reconcile.evidence.message_evidence import answers, are_answered
 from spark_reconcile.load.delay_records import read_delay
 from spark_reconcile.load.read_plan import Read, SourcePlan
 from spark_reconcile.load.source_reader import Evidence, read_log, sql_frame, united
 from spark_reconcile.sources.broker_logs import begins_whole, grown, named_runs, single, survey
-from spark_reconcile.sources.sql_statements import Leg, narrowed
+from spark_reconcile.sources.sql_statements import InputKind, narrowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +98,7 @@ def reread_suspects(
     few = partial(gathered, rows=suspect_count, rows_max=settings.limits.one_partition_rows_max)
     rows = few(united(session, tables))
     if settings.archives:
-        archived = first.rows.where(f"leg = '{Leg.ARCHIVE}'")
+        archived = first.rows.where(f"input_kind = '{InputKind.ARCHIVE}'")
         archived_ids = union(suspect_ids.frame, archived.join(keys, ["topic", "message_key"], "left_semi").select("id"))
         # The tables were read again: the remaining rows (a multiset difference) are those in files.
         in_files = archived.join(archived_ids, "id", "left_semi").select(*rows.columns).exceptAll(rows)
@@ -128,7 +128,7 @@ def _others(suspect_ids: ComputedRows, ids: DataFrame, known_ids: Collection[str
 
 def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[DataFrame, DataFrame]:
     """Returns the messages and actions of the first read, and those appended since; actions are surveyed first."""
-    counts: list[LegCount] = []
+    counts: list[InputCount] = []
     messages, actions = first.messages, first.actions
     if settings.delay is not None:
         delayed = read_delay(session, settings, settings.delay)

@@ -44,11 +44,11 @@ def _lines(summary: Summary) -> Iterator[str]:
     )
     end_ms = summary.windows.until_ms if summary.windows else summary.judged_at_ms
     yield from _gauge("recon_window_end_timestamp_seconds", "The end of the evaluated time.", {"": end_ms / 1000})
-    legs: dict[str, float] = {}
+    inputs: dict[str, float] = {}
     for extent in summary.inputs:
         labels = f'{{source="{_escaped(f"{extent.source} {extent.what}")}"}}'
-        legs[labels] = max(extent.last_ms / 1000, legs.get(labels, 0))
-    yield from _gauge("recon_source_watermark_timestamp_seconds", "The newest record that each source had.", legs)
+        inputs[labels] = max(extent.last_ms / 1000, inputs.get(labels, 0))
+    yield from _gauge("recon_source_watermark_timestamp_seconds", "The newest record that each source had.", inputs)
     yield from _gauge(
         "recon_messages",
         "Verdicts on messages, deliveries and business rows, by state.",

@@ -60,7 +60,7 @@ class Hour(msgspec.Struct, frozen=True, kw_only=True):
 
 def sampled_hours(evidence: Evidence, windows: Sequence[int] | None) -> dict[int, Hour]:
     """Measures the messages published in each of these windows; None: all messages as one window."""
-    stored = sum(count.rows for count in evidence.counts if count.leg == "messages")
+    stored = sum(count.rows for count in evidence.counts if count.input_kind == "messages")
     one_in = max(1, -(-stored // SAMPLE_ROWS))
     hops: dict[int, list[Hop]] = {start: [] for start in windows or [_ALL]}
     for (start, hop, topic, of), (longest_ms, steps) in _counted(_hops(evidence, windows, one_in=one_in)).items():

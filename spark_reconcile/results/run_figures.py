@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_reconcile.classify.classification import RULES
 from spark_reconcile.core.dataframes import union
-from spark_reconcile.core.plausible_times import LegCount, note_on
+from spark_reconcile.core.plausible_times import InputCount, note_on
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.core.time_buckets import EVER_MS, HOUR_MS, TimeAxis
@@ -17,7 +17,7 @@ from spark_reconcile.load.name_checks import note_on_topic
 from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.results.summary import Example, InputExtent, VerdictCount
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -54,7 +54,7 @@ def axis_of(evidence: Evidence) -> TimeAxis:
     Without records of the broker, over those of the other sources. Impossible times are in no count.
     """
     timed = [count for count in evidence.counts if count.first_ms > 0]
-    shown = [count for count in timed if count.leg in {"messages", "actions"}] or timed
+    shown = [count for count in timed if count.input_kind in {"messages", "actions"}] or timed
     if not shown:
         return TimeAxis(0, 1, 1)
     return TimeAxis.over(min(count.first_ms for count in shown), max(count.last_ms for count in shown))
@@ -95,9 +95,9 @@ def inputs(evidence: Evidence, settings: Settings) -> list[InputExtent]:
     """Returns the inputs, from consumers to the business, and the time range for which each is complete."""
     totals: dict[tuple[str, str], list[int]] = {}
     reach: dict[tuple[str, str], tuple[int, int]] = {}
-    counts: dict[tuple[str, str], list[LegCount]] = {}
+    counts: dict[tuple[str, str], list[InputCount]] = {}
     for count in [*_expected(settings), *evidence.counts]:
-        source_key, reaches = _source(count.leg, count.note, evidence, settings)
+        source_key, reaches = _source(count.input_kind, count.note, evidence, settings)
         spans = totals.setdefault(source_key, [0, NEVER_MS, 0])
         spans[0] += count.rows
         spans[1], spans[2] = min(spans[1], count.first_ms or NEVER_MS), max(spans[2], count.last_ms)
@@ -116,36 +116,43 @@ def inputs(evidence: Evidence, settings: Settings) -> list[InputExtent]:
     return with_empty_notes(extents, evidence.counts, topics=[] if settings.archives else sorted(topics))
 
 
-def _notes(source: str, what: str, counts: Sequence[LegCount], evidence: Evidence, settings: Settings) -> Iterator[str]:
+def _notes(
+    source: str, what: str, counts: Sequence[InputCount], evidence: Evidence, settings: Settings
+) -> Iterator[str]:
     """Yields the notes on a source; empty ones are ignored."""
     yield evidence.torn.get(what, "") if source == "broker" else ""
     yield note_on_dropped(counts) if source == "broker" else ""
     yield note_on(counts)
-    for rule_number in {int(count.note) for count in counts if count.leg == Leg.BUSINESS}:
+    for rule_number in {int(count.note) for count in counts if count.input_kind == InputKind.BUSINESS}:
         yield note_on_topic(settings, evidence.counts, rule_number)
 
 
-def _expected(settings: Settings) -> list[LegCount]:
+def _expected(settings: Settings) -> list[InputCount]:
     """Returns a line for each source, so that empty ones are listed, too."""
-    legs: list[tuple[str, str]] = [(Leg.INBOX, inbox.group) for inbox in settings.inboxes]
-    legs += [("actions", ""), ("messages", ""), (Leg.ARCHIVE, ""), (Leg.OUTBOX, "")]
-    legs += [(Leg.BUSINESS, str(rule_number)) for rule_number in range(len(settings.rules))]
-    return [LegCount(leg=leg, topic="", note=note, rows=0, first_ms=0, last_ms=0) for leg, note in legs]
+    inputs: list[tuple[str, str]] = [(InputKind.INBOX, inbox.group) for inbox in settings.inboxes]
+    inputs += [("actions", ""), ("messages", ""), (InputKind.ARCHIVE, ""), (InputKind.OUTBOX, "")]
+    inputs += [(InputKind.BUSINESS, str(rule_number)) for rule_number in range(len(settings.rules))]
+    return [
+        InputCount(input_kind=input_kind, topic="", note=note, rows=0, first_ms=0, last_ms=0)
+        for input_kind, note in inputs
+    ]
 
 
-def _source(leg: str, note: str, evidence: Evidence, settings: Settings) -> tuple[tuple[str, str], tuple[int, int]]:
-    """Returns a leg's name; since when and until when it is complete."""
+def _source(
+    input_kind: str, note: str, evidence: Evidence, settings: Settings
+) -> tuple[tuple[str, str], tuple[int, int]]:
+    """Returns an input's name; since when and until when it is complete."""
     until = evidence.reach
-    match leg:
-        case Leg.INBOX:
+    match input_kind:
+        case InputKind.INBOX:
             since = [facts.inbox_reach_ms for facts in evidence.groups if facts.consumer_group == note]
             ends = [until_ms for (_, group), until_ms in until.inboxes.items() if group == note]
             return ("inbox", note), (max(since, default=0), min(ends, default=EVER_MS))
-        case Leg.OUTBOX:
+        case InputKind.OUTBOX:
             return ("outbox", "unsent messages"), (0, until.archive_ms)
-        case Leg.ARCHIVE:
+        case InputKind.ARCHIVE:
             return ("archive", "sent messages"), (evidence.archive_reach_ms, until.archive_ms)
-        case Leg.BUSINESS:
+        case InputKind.BUSINESS:
             rule = settings.rules[int(note)]
             ends_ms = until.business.get(rule.topic, EVER_MS)
             return ("business", rule.name), (evidence.business_reaches[rule.topic], ends_ms)
@@ -176,7 +183,7 @@ def _expression(text: str, name: str) -> Column:
 
 
 def with_empty_notes(
-    inputs: Sequence[InputExtent], counts: Sequence[LegCount], *, topics: Sequence[str]
+    inputs: Sequence[InputExtent], counts: Sequence[InputCount], *, topics: Sequence[str]
 ) -> list[InputExtent]:
     """Returns the inputs, with notes on inboxes and archives that have no rows, and should: a single run cannot know
     whether they ever had any.
@@ -188,7 +195,7 @@ def with_empty_notes(
     ]
 
 
-def _note(extent: InputExtent, counts: Sequence[LegCount], topics: Sequence[str]) -> str:
+def _note(extent: InputExtent, counts: Sequence[InputCount], topics: Sequence[str]) -> str:
     if extent.rows:
         return ""
     # A run by the hour reads a time range: only a source without any row at all has no such time.
@@ -202,8 +209,8 @@ def _note(extent: InputExtent, counts: Sequence[LegCount], topics: Sequence[str]
             return ""
 
 
-def _of_inbox(group: str, counts: Sequence[LegCount], *, is_empty: bool) -> str:
-    named = [count for count in counts if count.leg == "actions" and count.note.partition(" ")[2] == group]
+def _of_inbox(group: str, counts: Sequence[InputCount], *, is_empty: bool) -> str:
+    named = [count for count in counts if count.input_kind == "actions" and count.note.partition(" ")[2] == group]
     acked = sum(count.rows for count in named if count.note == f"acked {group}")
     if acked and is_empty:
         return (
@@ -213,8 +220,8 @@ def _of_inbox(group: str, counts: Sequence[LegCount], *, is_empty: bool) -> str:
     return "" if named else "the broker knows no action of this group yet"
 
 
-def _of_archive(counts: Sequence[LegCount], topics: Sequence[str]) -> str:
-    stored = sum(count.rows for count in counts if count.leg == "messages" and count.topic in topics)
+def _of_archive(counts: Sequence[InputCount], topics: Sequence[str]) -> str:
+    stored = sum(count.rows for count in counts if count.input_kind == "messages" and count.topic in topics)
     if not stored:
         return ""
     return (
@@ -228,7 +235,7 @@ DROPPED: Final = "dropped"
 NAMED_MAX: Final = 3
 
 
-def note_on_dropped(counts: Iterable[LegCount]) -> str:
+def note_on_dropped(counts: Iterable[InputCount]) -> str:
     """Returns a note on the action log if retention dropped messages that a group had not settled; else empty.
 
     The broker does so only where it is configured to (`retention_drops_unread`), and records for each group up to

@@ -14,7 +14,7 @@ from spark_reconcile.results.run_figures import TROUBLE, Totals, loudest_first, 
 from spark_reconcile.results.summary import Example, Summary, VerdictCount, WindowCounts
 from spark_reconcile.results.window_store import Window
 from spark_reconcile.rules.verdict_rule import Scope, Severity, State
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -192,8 +192,9 @@ def bulk_of(sums: Iterable[Row]) -> Iterator[Mapping[str, Any]]:
 
 def changes_of(changes: DataFrame) -> Iterable[Mapping[str, Any]]:
     """Yields the same columns for single rows of business and archive, weighted by their `sign`."""
-    counted = changes.where(f"leg in ('{Leg.BUSINESS}', '{Leg.ARCHIVE}')").selectExpr(
-        f"{hour('created_ms')} as window_ms", "topic", f"if(leg = '{Leg.BUSINESS}', cast(note as int), -1) as note",
+    counted = changes.where(f"input_kind in ('{InputKind.BUSINESS}', '{InputKind.ARCHIVE}')").selectExpr(
+        f"{hour('created_ms')} as window_ms", "topic",
+        f"if(input_kind = '{InputKind.BUSINESS}', cast(note as int), -1) as note",
         "cast(sign as bigint) as n", "if(attempts > 1, sign, 0) as resent",
         "if(note = 'duplicate', sign, 0) as repeated",
     )  # fmt: skip

@@ -17,7 +17,7 @@ import msgspec
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.core.dataframes import among, grouped, union
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.core.time_arguments import utc_text
@@ -28,7 +28,7 @@ from spark_reconcile.load.read_plan import TableExtent
 from spark_reconcile.load.source_reader import Evidence, log_frame
 from spark_reconcile.results.run_figures import inputs
 from spark_reconcile.sources.broker_logs import DELIVERY_KINDS, begins_whole, named_runs, survey
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,7 +82,7 @@ def check_evidence(
             f"evidence is missing, so nothing is judged: {named}{more}. Where that was done on "
             f"purpose, run it once with {options}, or move {settings.output / TOTALS_FILE} away to forget all of it"
         )
-    logs = {log: sum(count.rows for count in evidence.counts if count.leg == log) for log in LOGS}
+    logs = {log: sum(count.rows for count in evidence.counts if count.input_kind == log) for log in LOGS}
     check_names(settings, broker_groups, plan.extents, rows=logs)
     sentences = shortened(before, evidence, settings, plan.extents)
     return [*sentences, *_fewer(before, evidence, settings, plan.extents)] if is_whole else sentences
@@ -195,7 +195,7 @@ def _fewer(before: KeptTotals, evidence: Evidence, settings: Settings, extents: 
 
 def _kind(extent: TableExtent) -> tuple[str, str]:
     """Returns the source and the name under which a table is listed among the inputs."""
-    return "inbox" if extent.leg is Leg.INBOX else "archive", extent.what or "sent messages"
+    return "inbox" if extent.input_kind is InputKind.INBOX else "archive", extent.what or "sent messages"
 
 
 def _moved(name: str, verb: str, noted: SourceTotals, before_ms: int, now_ms: int) -> str:
@@ -210,21 +210,25 @@ def _never_there(
 ) -> Iterator[LostEvidence]:
     """Empty tables that no run has noted, while the broker has what goes with their rows."""
     old_ms = now_ms - settings.grace.ms
-    archives = [extent for extent in extents if extent.leg is Leg.ARCHIVE]
+    archives = [extent for extent in extents if extent.input_kind is InputKind.ARCHIVE]
     has_archive = settings.archive and not settings.archives and all(extent.is_empty for extent in archives)
     topics = {*evidence.known_topics, *(rule.topic for rule in settings.rules)}
     for extent in extents:
         if not extent.is_empty or extent.name in before.sources:
             continue
         since_ms, _ = _kept(settings, extent, now_ms=now_ms)
-        if extent.leg is Leg.INBOX:
+        if extent.input_kind is InputKind.INBOX:
             noted = [
-                count for count in evidence.counts if count.leg == "actions" and count.note == f"acked {extent.what}"
+                count
+                for count in evidence.counts
+                if count.input_kind == "actions" and count.note == f"acked {extent.what}"
             ]
             witness, cure = "acknowledgements of this group", "name the inbox that its consumers write, or leave it out"
         else:
             noted = [
-                count for count in evidence.counts if count.leg == "messages" and count.topic in topics and has_archive
+                count
+                for count in evidence.counts
+                if count.input_kind == "messages" and count.topic in topics and has_archive
             ]
             witness, cure = "messages on topics of this outbox", "say archive = false in [database] if it is off"
         # Newer ones came after the table was read; of older ones than are kept, the rows are purged.
@@ -243,7 +247,7 @@ def _tables(
     for extent in extents:
         noted = before.sources.get(extent.name)
         # Rows of an archive may have been moved to Parquet files.
-        if noted is None or (extent.leg is Leg.ARCHIVE and settings.archives):
+        if noted is None or (extent.input_kind is InputKind.ARCHIVE and settings.archives):
             continue
         since_ms, option = _kept(settings, extent, now_ms=now_ms)
         if is_gone(noted, extent, since_ms=since_ms):
@@ -258,7 +262,7 @@ def _tables(
 
 def _kept(settings: Settings, extent: TableExtent, *, now_ms: int) -> tuple[int | None, str]:
     """Returns since when a table's rows are kept, by the settings, and the key of the setting."""
-    if extent.leg is Leg.ARCHIVE:
+    if extent.input_kind is InputKind.ARCHIVE:
         return kept_since(settings.complete_since_ms, settings.archive_days, now_ms=now_ms), "archive_days"
     since_settings = [inbox.complete_since_ms for inbox in settings.inboxes if inbox.group == extent.what]
     since = [kept_since(complete_since_ms, settings.inbox_days, now_ms=now_ms) for complete_since_ms in since_settings]
@@ -338,7 +342,7 @@ def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) 
     """
     skew_ms = settings.grace.clock_skew_ms
     last_ms = max(evidence.ends["actions"].last_ms, _last_ms(evidence.counts, "actions"))
-    if _last_ms(evidence.counts, Leg.INBOX) <= last_ms + skew_ms:
+    if _last_ms(evidence.counts, InputKind.INBOX) <= last_ms + skew_ms:
         return ""
     last = evidence.surveyed["actions"][-1]
     # The broker may be running: actions appended since the log was read count, too.
@@ -396,8 +400,8 @@ def _named(effects: Sequence[UnrecordedEffects], *, last_ms: int) -> str:
     return f"{named}{more}, whose deliveries the action log does not have ({last})"
 
 
-def _last_ms(counts: Sequence[LegCount], leg: str) -> int:
-    return max((count.last_ms for count in counts if count.leg == leg), default=0)
+def _last_ms(counts: Sequence[InputCount], input_kind: str) -> int:
+    return max((count.last_ms for count in counts if count.input_kind == input_kind), default=0)
 
 
 TOTALS_FILE: Final = "totals.json"

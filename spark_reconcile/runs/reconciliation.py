@@ -30,11 +30,11 @@ from spark_reconcile.classify.window_placement import NO_WINDOW, WindowPlacement
 from spark_reconcile.compare.drill_down import Mismatches, drilled, windows_beside
 from spark_reconcile.compare.file_digest_cache import FOLDER as DIGESTS
 from spark_reconcile.compare.file_digest_cache import CachedDigests, FileDigestCache
-from spark_reconcile.compare.id_digests import Legs, Tolerance, buckets, clean_buckets
+from spark_reconcile.compare.id_digests import Inputs, Tolerance, buckets, clean_buckets
 from spark_reconcile.compare.key_digests import MESSAGES, clean_parts, digest, parts, sums_of
 from spark_reconcile.core.dataframes import among, in_parallel, union
 from spark_reconcile.core.errors import NotComparable, OutputBusy, OutputFailed, SourceFailed
-from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS, LegCount
+from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS, InputCount
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.core.time_buckets import HOUR_MS, NO_PERIOD, PERIOD_MS, Span, TimeAxis, hour, slot_start
@@ -85,7 +85,7 @@ from spark_reconcile.runs.lost_evidence_check import check_evidence, keep_totals
 from spark_reconcile.runs.window_fingerprints import fingerprints
 from spark_reconcile.sources.parquet_file_identity import Files
 from spark_reconcile.sources.segment_cache import remove_damaged
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -220,7 +220,8 @@ def _remember_topics(evidence: Evidence, store: WindowStore) -> None:
     """Add topics of earlier windows to the known ones: this time range may have no messages of them."""
     topics = published_topics(window.result for window in store.windows.values())
     evidence.counts += [
-        LegCount(leg=Leg.ARCHIVE, topic=topic, note="", rows=0, first_ms=0, last_ms=0) for topic in sorted(topics)
+        InputCount(input_kind=InputKind.ARCHIVE, topic=topic, note="", rows=0, first_ms=0, last_ms=0)
+        for topic in sorted(topics)
     ]
 
 
@@ -322,10 +323,15 @@ def _verdicts(job: RunContext, evidence: Evidence, placement: WindowPlacement) -
     return WindowVerdicts(table=table, business=business, cleared=rechecked.cleared, first=first)
 
 
-def _among(job: RunContext, legs: Legs, batch: Sequence[int]) -> WindowVerdicts:
+def _among(job: RunContext, inputs: Inputs, batch: Sequence[int]) -> WindowVerdicts:
     """Classify these rows. Only verdicts of the batch's windows are returned: other rows are evidence."""
     evidence = replace(
-        job.evidence, rows=legs.rows, messages=legs.messages, actions=legs.actions, inboxes=legs.inboxes, tables=()
+        job.evidence,
+        rows=inputs.rows,
+        messages=inputs.messages,
+        actions=inputs.actions,
+        inboxes=inputs.inboxes,
+        tables=(),
     )
     return _verdicts(job, evidence, by_hour(batch, slack_ms=job.slack_ms))
 
@@ -415,17 +421,17 @@ class DigestComparison:
 
 
 def compare(job: RunContext, kept: FileDigestCache) -> DigestComparison:
-    """Compute and compare the digests of all legs; files with cached digests are not read."""
+    """Compute and compare the digests of all inputs; files with cached digests are not read."""
     evidence = job.evidence
-    legs = legs_of(evidence)
-    by_id = evidence.groups or any(count.leg in {"actions", Leg.INBOX} for count in evidence.counts)
+    inputs = inputs_of(evidence)
+    by_id = evidence.groups or any(count.input_kind in {"actions", InputKind.INBOX} for count in evidence.counts)
     cached = kept.known(job.session, evidence.files)
     summed = clean_parts(_summed(job, cached), covered=job.covered)
     if not by_id:
         clean = summed.localCheckpoint()
         return DigestComparison(clean_parts=clean, sums=sums_of(clean), buckets=None, clean_buckets=None, known=cached)
     tolerance = Tolerance(late_after_ms=int(job.settings.grace.late_after_seconds * 1000), slack_ms=job.slack_ms)
-    clean, slotted = in_parallel(summed.localCheckpoint, buckets(legs, tolerance=tolerance).localCheckpoint)
+    clean, slotted = in_parallel(summed.localCheckpoint, buckets(inputs, tolerance=tolerance).localCheckpoint)
     sums, agreed = in_parallel(
         lambda: sums_of(clean),
         clean_buckets(job.session, slotted, evidence.groups, late_ms=tolerance.late_after_ms).localCheckpoint,
@@ -434,14 +440,15 @@ def compare(job: RunContext, kept: FileDigestCache) -> DigestComparison:
 
 
 def _summed(job: RunContext, cached: CachedDigests) -> DataFrame:
-    """Returns the digests of all legs, cached or computed now."""
+    """Returns the digests of all inputs, cached or computed now."""
     evidence = job.evidence
     rows, messages = evidence.loose or (evidence.rows, evidence.messages)
     digests = [] if rows is None else [
-        digest(rows.where(f"leg = '{leg}'"), leg) for leg in (Leg.BUSINESS, Leg.ARCHIVE, Leg.OUTBOX)
+        digest(rows.where(f"input_kind = '{input_kind}'"), input_kind)
+        for input_kind in (InputKind.BUSINESS, InputKind.ARCHIVE, InputKind.OUTBOX)
     ]  # fmt: skip
     digests += [] if messages is None else [digest(messages, MESSAGES)]
-    digests += [digest(files.read(names), files.leg) for files, names in _not_known(evidence, cached)]
+    digests += [digest(files.read(names), files.input_kind) for files, names in _not_known(evidence, cached)]
     topics = sorted({count.topic for count in evidence.counts if count.topic} | set(job.covered))
     if cached.sums is not None:
         digests.append(cached.sums.where(_touched(job.span)))
@@ -449,7 +456,7 @@ def _summed(job: RunContext, cached: CachedDigests) -> DataFrame:
 
 
 def _not_known(evidence: Evidence, cached: CachedDigests) -> list[tuple[Files, list[str]]]:
-    """Returns, for each leg, the files without a cached digest."""
+    """Returns, for each input, the files without a cached digest."""
     named = set(cached.names.values())
     undigested = [(files, [name for name in files.names if name not in named]) for files in evidence.files]
     return [(files, names) for files, names in undigested if names]
@@ -463,13 +470,13 @@ def judge_windows(
     A key's verdict belongs to the hour of its latest row: if a key is classified, its other hours are evaluated, too.
     """
     job = replace(job, span=span_of(windows, slack_ms=job.slack_ms))
-    prints = fingerprints(job, sums=compared.sums, buckets=compared.buckets, legs=legs_of(job.evidence))
+    prints = fingerprints(job, sums=compared.sums, buckets=compared.buckets, inputs=inputs_of(job.evidence))
     stale = list(windows) if job.full else to_judge(windows, store.windows, prints)
     closed, judged = set(windows).difference(stale), set(stale)
     for some in batches(stale, size=job.settings.limits.windows_a_batch):
         chosen = _chosen(job, some, compared)
         with _configured(job, few=chosen.few):
-            more = _reopened(job, chosen.legs, some, closed)
+            more = _reopened(job, chosen.inputs, some, closed)
         batch = [*some, *more]
         if more:
             chosen = _chosen(job, batch, compared)
@@ -480,9 +487,9 @@ def judge_windows(
     return sorted(judged)
 
 
-def legs_of(evidence: Evidence) -> Legs:
+def inputs_of(evidence: Evidence) -> Inputs:
     """Returns the evidence's rows."""
-    return Legs(rows=evidence.rows, messages=evidence.messages, actions=evidence.actions, inboxes=evidence.inboxes)
+    return Inputs(rows=evidence.rows, messages=evidence.messages, actions=evidence.actions, inboxes=evidence.inboxes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -491,31 +498,31 @@ class _Chosen:
     settings for few rows.
     """
 
-    legs: Legs
+    inputs: Inputs
     changes: DataFrame | None
     few: bool
 
 
 def _chosen(job: RunContext, batch: Sequence[int], compared: DigestComparison) -> _Chosen:
     """Selects the rows of the batch to classify."""
-    whole = legs_of(job.evidence)
+    whole = inputs_of(job.evidence)
     # Without an archive no key matches.
-    if job.full or all(count.leg != Leg.ARCHIVE for count in job.evidence.counts):
-        return _Chosen(legs=whole, changes=None, few=False)
+    if job.full or all(count.input_kind != InputKind.ARCHIVE for count in job.evidence.counts):
+        return _Chosen(inputs=whole, changes=None, few=False)
     windows = _drilled_windows(job, compared, batch)
     mismatches, messages = _unclean(job, compared, batch, windows)
     near = _near(job, compared, windows)
     with _configured(job, few=near is not None and messages <= NEAR_ROWS_MAX):
-        has_unsent = any(count.leg == Leg.OUTBOX and count.rows for count in job.evidence.counts)
+        has_unsent = any(count.input_kind == InputKind.OUTBOX and count.rows for count in job.evidence.counts)
         rows = drilled(
             near or whole, whole, mismatches, covered=job.covered, has_unsent=has_unsent, is_few=job.evidence.is_few
         )
-    return _Chosen(legs=rows.legs, changes=rows.changes, few=job.evidence.is_few or _are_few(rows.legs))
+    return _Chosen(inputs=rows.inputs, changes=rows.changes, few=job.evidence.is_few or _are_few(rows.inputs))
 
 
-def _are_few(legs: Legs) -> bool:
+def _are_few(inputs: Inputs) -> bool:
     """Whether at most FEW_ROWS_MAX rows were selected."""
-    frames = (legs.rows, legs.messages, legs.actions, legs.inboxes)
+    frames = (inputs.rows, inputs.messages, inputs.actions, inputs.inboxes)
     rows: list[int] = in_parallel(*(frame.count for frame in frames))
     return sum(rows) <= FEW_ROWS_MAX
 
@@ -524,10 +531,10 @@ def _configured(job: RunContext, *, few: bool) -> AbstractContextManager[None]:
     return job.few_rows() if few else nullcontext()
 
 
-def _near(job: RunContext, compared: DigestComparison, windows: Collection[int]) -> Legs | None:
+def _near(job: RunContext, compared: DigestComparison, windows: Collection[int]) -> Inputs | None:
     """Returns all rows without files known to have none of these windows; None: there are no such files."""
     evidence, hours = job.evidence, compared.known.hours
-    whole = legs_of(evidence)
+    whole = inputs_of(evidence)
     if evidence.loose is None or compared.known.sums is None or compared.buckets is not None:
         return None
     periods = {NO_PERIOD, *windows}
@@ -537,7 +544,7 @@ def _near(job: RunContext, compared: DigestComparison, windows: Collection[int])
     for files in evidence.files:
         some = [name for name in files.names if name not in far]
         if some:
-            (of_messages if files.leg == MESSAGES else of_rows).append(files.read(some).where(files.shown))
+            (of_messages if files.input_kind == MESSAGES else of_rows).append(files.read(some).where(files.shown))
     return replace(
         whole,
         rows=union(*of_rows) if of_rows else whole.rows.where("false"),
@@ -545,11 +552,11 @@ def _near(job: RunContext, compared: DigestComparison, windows: Collection[int])
     )
 
 
-def _reopened(job: RunContext, legs: Legs, batch: Sequence[int], closed: set[int]) -> list[int]:
+def _reopened(job: RunContext, inputs: Inputs, batch: Sequence[int], closed: set[int]) -> list[int]:
     """Returns the closed windows that have rows with a key of the batch: they are evaluated with it."""
     if not closed:
         return []
-    return sorted(closed & windows_beside(legs, among_windows("window_ms", batch), covered=job.covered))
+    return sorted(closed & windows_beside(inputs, among_windows("window_ms", batch), covered=job.covered))
 
 
 def _judge_batch(
@@ -557,7 +564,7 @@ def _judge_batch(
     store: WindowStore,
 ) -> None:  # fmt: skip
     job.say(f"giving verdicts in {len(batch):,} windows")
-    window_verdicts = _among(job, chosen.legs, batch)
+    window_verdicts = _among(job, chosen.inputs, batch)
     job.say("writing the tables of verdicts")
     _write(window_verdicts, batch, store=store)
     tallies = _tallies(job, batch, compared, window_verdicts, chosen.changes)
@@ -643,14 +650,14 @@ def _flow(compared: DigestComparison, windows: Sequence[int], shown: dict[int, W
     names = {"messages": "stored", "delivered": "handed out", "acked": "acknowledged"}
     events: dict[str, dict[int, int]] = {name: {} for name in names.values()}
     if compared.buckets is None:
-        timed = compared.clean_parts.selectExpr("'messages' as leg", f"period * {PERIOD_MS}L as begins", "n")
+        timed = compared.clean_parts.selectExpr("'messages' as input_kind", f"period * {PERIOD_MS}L as begins", "n")
     else:
-        named = compared.buckets.where(f"{among('leg', names)} and slot != ''")
-        timed = named.selectExpr("leg", f"{slot_start('slot')} as begins", "n")
-    placed = timed.selectExpr("leg", f"(begins - {axis.start_ms}L) div {axis.width_ms}L as bucket", "n")
-    for row in placed.groupBy("leg", "bucket").agg({"n": "sum"}).collect():
+        named = compared.buckets.where(f"{among('input_kind', names)} and slot != ''")
+        timed = named.selectExpr("input_kind", f"{slot_start('slot')} as begins", "n")
+    placed = timed.selectExpr("input_kind", f"(begins - {axis.start_ms}L) div {axis.width_ms}L as bucket", "n")
+    for row in placed.groupBy("input_kind", "bucket").agg({"n": "sum"}).collect():
         if 0 <= row["bucket"] < axis.buckets:
-            events[names[row["leg"]]][row["bucket"]] = row["sum(n)"]
+            events[names[row["input_kind"]]][row["bucket"]] = row["sum(n)"]
     trouble = trouble_of({start: window.result for start, window in shown.items()}, axis)
     return Flow(axis=axis, events=events, trouble=trouble)
 
@@ -700,20 +707,20 @@ def _standing(job: RunContext, windows: Sequence[int]) -> DataFrame | None:
     """Returns rows of the live tables that are older than the grace time, or of a time that cannot be true, which no
     hour will come to; None: there are none.
     """
-    if not any(count.leg == Leg.OUTBOX and count.rows for count in job.evidence.counts):
+    if not any(count.input_kind == InputKind.OUTBOX and count.rows for count in job.evidence.counts):
         return None
     outside = f"not (created_ms between {windows[0]}L and {windows[-1] + HOUR_MS - 1}L)"
     old = f"(created_ms <= {job.now_ms - job.settings.grace.ms}L or created_ms > {job.evidence.latest_ms}L)"
-    return job.evidence.rows.where(f"leg = '{Leg.OUTBOX}' and {outside} and {old}").localCheckpoint()
+    return job.evidence.rows.where(f"input_kind = '{InputKind.OUTBOX}' and {outside} and {old}").localCheckpoint()
 
 
-def _records_of(job: RunContext, rows: DataFrame) -> Legs:
+def _records_of(job: RunContext, rows: DataFrame) -> Inputs:
     """Returns these rows, and the broker's records of their messages."""
     from pyspark.sql.functions import broadcast
 
     ids = broadcast(rows.selectExpr("id as id").distinct())
     evidence = job.evidence
-    return Legs(
+    return Inputs(
         rows=rows,
         messages=evidence.messages.join(ids, "id", "left_semi").localCheckpoint(),
         actions=evidence.actions.join(ids, "id", "left_semi").localCheckpoint(),
@@ -729,7 +736,10 @@ def _without_the_rest(job: RunContext) -> RunContext:
 
 def _live_tables(plan: SourcePlan) -> SourcePlan:
     reads = [
-        replace(read, statements=tuple(statement for statement in read.statements if statement.leg is Leg.OUTBOX))
+        replace(
+            read,
+            statements=tuple(statement for statement in read.statements if statement.input_kind is InputKind.OUTBOX),
+        )
         for read in plan.rest
     ]
     return replace(plan, inboxes=(), rest=tuple(read for read in reads if read.statements))

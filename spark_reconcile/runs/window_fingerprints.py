@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from spark_reconcile.compare.id_digests import CANCELED, Legs, sums, windows_of_slot
+from spark_reconcile.compare.id_digests import CANCELED, Inputs, sums, windows_of_slot
 from spark_reconcile.core.dataframes import grouped, union
 from spark_reconcile.core.settings import CompletenessBound, Settings
 from spark_reconcile.core.time_buckets import NO_SLOT, slot, window_of_message
@@ -30,13 +30,13 @@ CODE_VERSION: Final = 16
 _NO_WINDOW: Final = -1
 
 
-def fingerprints(job: RunContext, *, sums: Sequence[Row], buckets: DataFrame | None, legs: Legs) -> dict[int, str]:
+def fingerprints(job: RunContext, *, sums: Sequence[Row], buckets: DataFrame | None, inputs: Inputs) -> dict[int, str]:
     """Returns the fingerprint of each window that has records. `sums`: of parts, the result of sums_of()."""
     numbers_by_window = _of_parts(sums)
     for window_ms, numbers in () if buckets is None else _sums(_of_buckets(buckets)).items():
         _add(numbers_by_window, window_ms, numbers)
     if buckets is not None and any(loose for *_, loose in numbers_by_window.values()):
-        for window_ms, more in _sums(_of_loose_ids(legs, buckets, slack_ms=job.slack_ms)).items():
+        for window_ms, more in _sums(_of_loose_ids(inputs, buckets, slack_ms=job.slack_ms)).items():
             numbers_by_window[window_ms] = (*numbers_by_window.get(window_ms, ()), *more)
     numbers_by_window.pop(_NO_WINDOW, None)
     chosen = _of_settings(job.settings, job.evidence)
@@ -57,7 +57,7 @@ def _of_buckets(buckets: DataFrame) -> DataFrame:
     near = f"if({first} = {last}, array({first}), array({first}, {last}))"
     return buckets.selectExpr(
         f"explode(if(slot = '{NO_SLOT}', array({_NO_WINDOW}L), {near})) as window_ms",
-        "xxhash64(leg, topic, consumer_group, slot, n, id_low, id_high, odd, first_ms, last_ms) as h",
+        "xxhash64(input_kind, topic, consumer_group, slot, n, id_low, id_high, odd, first_ms, last_ms) as h",
         f"if({_LOOSE}, 1L, 0L) as loose",
     )
 
@@ -79,20 +79,20 @@ _LOOSE: Final = f"slot = '{NO_SLOT}' or astray > 0"
 """Buckets of loose ids: they carry no time, or one that is far from their row's."""
 
 
-def _of_loose_ids(legs: Legs, buckets: DataFrame, *, slack_ms: int) -> DataFrame:
+def _of_loose_ids(inputs: Inputs, buckets: DataFrame, *, slack_ms: int) -> DataFrame:
     """Returns every record of a loose id, in the window of its message."""
     from pyspark.sql.functions import broadcast
 
     slots = buckets.where(_LOOSE).select("slot").distinct()
     canceled = f"kind in {CANCELED}"
     records = union(
-        _records(legs.rows.where("id is not null"), made="created_ms"),
-        _records(legs.messages, made="created_ms", stored="stored_ms"),
+        _records(inputs.rows.where("id is not null"), made="created_ms"),
+        _records(inputs.messages, made="created_ms", stored="stored_ms"),
         _records(
-            legs.actions.where("id is not null"), canceled=f"if({canceled}, at_ms, null)",
+            inputs.actions.where("id is not null"), canceled=f"if({canceled}, at_ms, null)",
             at=f"if({canceled}, null, at_ms)",
         ),
-        _records(legs.inboxes, at="at_ms"),
+        _records(inputs.inboxes, at="at_ms"),
     )  # fmt: skip
     loose = records.join(broadcast(slots), "slot", "left_semi")
     made = "coalesce(min(made) over (partition by id), 0L)"

@@ -24,14 +24,14 @@ from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS
 from spark_reconcile.core.time_buckets import Span, within
 from spark_reconcile.sources.parquet_file_identity import Files, local_folder, path_of
-from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, CANCELS, Leg, archive_note
+from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, CANCELS, InputKind, archive_note
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 MISREAD: Final = "!"
-"""The leg of a row that is not understood; its topic says the file, the column and what is wrong with it."""
+"""The input of a row that is not understood; its topic says the file, the column and what is wrong with it."""
 NAMED_MAX: Final = 3
 FILES_MAX: Final = 100_000
 EXACT_MAX: Final = 1 << 53
@@ -102,8 +102,8 @@ class ArchiveSurvey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetArchive:
-    """One archive: `frame` has the rows, in the columns of all legs, of the time range; what is not understood is on
-    the leg MISREAD. Where refuse_misread() refused nothing, `understood` has the same rows, and `files` by file.
+    """One archive: `frame` has the rows, in the columns of all inputs, of the time range; what is not understood is on
+    the input MISREAD. Where refuse_misread() refused nothing, `understood` has the same rows, and `files` by file.
     """
 
     folder: Path | str
@@ -122,14 +122,14 @@ def read_archive(
     files and columns that cannot be read, or that Spark would pass over.
     """
     survey = survey_archive(_listed(session, folder), folder=folder)
-    checked = partial(_frame, session, folder, survey, latest_ms=latest_ms, legs=_checked_legs)
-    read = partial(_frame, session, folder, survey, latest_ms=latest_ms, legs=_legs)
+    checked = partial(_frame, session, folder, survey, latest_ms=latest_ms, inputs=_checked_inputs)
+    read = partial(_frame, session, folder, survey, latest_ms=latest_ms, inputs=_inputs)
     names = _compared(read(None).inputFiles(), survey, folder=folder)
     shown = "true" if span is None else _of(span, latest_ms)
     return ParquetArchive(
-        folder=folder, frame=checked(None, span=span).where(f"leg = '{MISREAD}' or {shown}"),
+        folder=folder, frame=checked(None, span=span).where(f"input_kind = '{MISREAD}' or {shown}"),
         understood=read(None, span=span).where(shown),
-        files=Files(leg=Leg.ARCHIVE, names=names, read=read, shown=shown), rows=survey.rows,
+        files=Files(input_kind=InputKind.ARCHIVE, names=names, read=read, shown=shown), rows=survey.rows,
     )  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def _column_type(field: pa.Field, file: StoredFile, *, folder: Path | str) -> Co
 
 def _frame(
     session: SparkSession, folder: Path | str, survey: ArchiveSurvey, names: Sequence[str] | None, *,
-    span: Span | None = None, latest_ms: int, legs: Callable[[DataFrame, Mapping[str, str]], DataFrame],
+    span: Span | None = None, latest_ms: int, inputs: Callable[[DataFrame, Mapping[str, str]], DataFrame],
 ) -> DataFrame:  # fmt: skip
     """Returns the rows of some files, by Spark's names, or of all; of a span at least its rows, and all misread ones.
 
@@ -286,7 +286,7 @@ def _frame(
                 f"created_at_us is null or created_at_us < {EARLIEST_MS * 1000}L or created_at_us > {latest_ms * 1000}L"
                 f" or (created_at_us >= {span.since_ms * 1000}L and created_at_us < {span.until_ms * 1000}L)"
             )
-        frames.append(legs(frame, columns))
+        frames.append(inputs(frame, columns))
     return union(*frames)
 
 
@@ -294,23 +294,24 @@ def _of(span: Span, latest_ms: int) -> str:
     return f"({within(span)} or created_ms < {EARLIEST_MS}L or created_ms > {latest_ms}L)"
 
 
-def _checked_legs(frame: DataFrame, types: Mapping[str, str]) -> DataFrame:
-    """Converts the archive's columns to those of all legs; a row that is not understood says why.
+def _checked_inputs(frame: DataFrame, types: Mapping[str, str]) -> DataFrame:
+    """Converts the archive's columns to those of all inputs; a row that is not understood says why.
 
     Each row is looked at in all of its columns, and nothing is pruned: for the one scan that counts the rows.
     """
     file_and_reason = f"concat_ws('', input_file_name(), {_misread(types)}) as file_and_reason"
-    return _legs(frame, types, file_and_reason, f"{_misread(types)} is not null as misread")
+    return _inputs(frame, types, file_and_reason, f"{_misread(types)} is not null as misread")
 
 
-def _legs(frame: DataFrame, types: Mapping[str, str], *checks: str) -> DataFrame:
-    """Converts the archive's columns to those of all legs, of rows that are understood, or with `checks`, a
+def _inputs(frame: DataFrame, types: Mapping[str, str], *checks: str) -> DataFrame:
+    """Converts the archive's columns to those of all inputs, of rows that are understood, or with `checks`, a
     `file_and_reason` and whether a row is `misread`.
     """
     plain = frame.selectExpr(*(f"{_value(name, kind)} as {name}" for name, kind in types.items()), *checks)
     topic = f"if(kind = 'cancel', '{CANCELS}', topic)"
     return plain.selectExpr(
-        f"if(misread, '{MISREAD}', '{Leg.ARCHIVE}') as leg" if checks else f"'{Leg.ARCHIVE}' as leg", "id",
+        f"if(misread, '{MISREAD}', '{InputKind.ARCHIVE}') as input_kind" if checks
+        else f"'{InputKind.ARCHIVE}' as input_kind", "id",
         f"if(misread, file_and_reason, {topic}) as topic" if checks else f"{topic} as topic", "message_key",
         "cast(null as string) as consumer_group", "body_sha256",
         "deliver_at_ms", "created_at_us div 1000 as created_ms", "sent_at_us div 1000 as at_ms",

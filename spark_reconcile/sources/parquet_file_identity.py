@@ -1,4 +1,4 @@
-"""Legs in Parquet files, with an identity for each file: equal identities mean equal content. Reads no rows itself."""
+"""Inputs in Parquet files, with an identity for each file: equal identities mean equal content. Reads no rows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Files:
-    """Rows of one leg, by file.
+    """Rows of one input, by file.
 
-    `names`: Spark's names (`input_file_name`). `read`: reads the rows of some of them in the leg's columns, whatever
-    their times. `shown`: SQL condition for the leg's rows among these. `about`: other values on which rows depend.
+    `names`: Spark's names (`input_file_name`). `read`: reads the rows of some of them in the input's columns, whatever
+    their times. `shown`: SQL condition for the input's rows among these. `about`: other values on which rows depend.
     """
 
-    leg: str
+    input_kind: str
     names: Sequence[str]
     read: Callable[[Sequence[str]], DataFrame]
     shown: str = "true"
@@ -31,7 +31,7 @@ class Files:
     def identity(self, name: str, *, rest_ms: int) -> str | None:
         """Returns the identity of a file; None if it cannot be determined, or changed within the last `rest_ms`."""
         looks = _looks(name, rest_ms=rest_ms)
-        return None if looks is None else f"{self.leg} {self.about} {looks}"
+        return None if looks is None else f"{self.input_kind} {self.about} {looks}"
 
 
 def some_files(session: SparkSession, folder: Path | str, frame: DataFrame) -> Callable[[Sequence[str]], DataFrame]:

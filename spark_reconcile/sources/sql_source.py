@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
-from spark_reconcile.sources.sql_statements import COLUMNS, LEG_SCHEMA, NUMBERS, Statement
+from spark_reconcile.sources.sql_statements import COLUMNS, INPUT_SCHEMA, NUMBERS, Statement
 
 ROWS_A_PARTITION: Final = 250_000
 PARTITIONS_MAX: Final = 64
@@ -68,7 +68,7 @@ class Query:
 
 
 class SqlSource(DataSource):
-    """Options: url, statements (JSON), snapshot and pushdown ("true" or "false"). The schema is LEG_SCHEMA.
+    """Options: url, statements (JSON), snapshot and pushdown ("true" or "false"). The schema is INPUT_SCHEMA.
 
     pushdown is off by default: Spark 4.3 stores the filters pushed to a Python source with the relation, not with the
     scan, so if one query scans one frame twice, the last pushed filters apply to both, and rows vanish without an
@@ -81,8 +81,8 @@ class SqlSource(DataSource):
         return "outbox_sql"
 
     def schema(self) -> str:
-        """The common columns of all legs."""
-        return LEG_SCHEMA
+        """The common columns of all inputs."""
+        return INPUT_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - ours alone
         """Returns a reader that plans the partitions and reads them."""
@@ -161,7 +161,7 @@ class SqlReader(DataSourceReader):
 
     def _wanted(self, statement: Statement) -> bool:
         """Whether rows of this statement can match the pushed filters on constants."""
-        constants = {**statement.constants, "leg": str(statement.leg)}
+        constants = {**statement.constants, "input_kind": str(statement.input_kind)}
         return all(
             pushed.column in statement.columns or (pushed.sign == "=" and constants.get(pushed.column) == pushed.value)
             for pushed in self._pushed
@@ -200,7 +200,7 @@ def _where(conditions: list[str]) -> str:
 
 def _arrow(statement: Statement, named: list[str], batch: list[tuple[Any, ...]]) -> pa.RecordBatch:
     values = dict(zip(named, zip(*batch, strict=True), strict=True))
-    constants = {**statement.constants, "leg": str(statement.leg)}
+    constants = {**statement.constants, "input_kind": str(statement.input_kind)}
     arrays = []
     for column in _ARROW:
         if column.name in values:

@@ -1,8 +1,8 @@
-"""Builds the SQL that reads each leg: the same columns for all tables, names checked against the database.
+"""Builds the SQL that reads each input: the same columns for all tables, names checked against the database.
 
-A leg's row is (leg, id, topic, message_key, consumer_group, body_sha256, deliver_at_ms, created_ms, at_ms, attempts,
-note, due_unit_ms). `at_ms` is the sent, due or handled time, of a business row its created time as it stands there;
-`note` the row's state, outcome, or its business rule's number; `due_unit_ms` the unit of a business row's due time.
+An input's row is (input_kind, id, topic, message_key, consumer_group, body_sha256, deliver_at_ms, created_ms, at_ms,
+attempts, note, due_unit_ms). `at_ms` is the sent, due or handled time, of a business row its created time as it stands
+there; `note` the row's state, outcome, or its business rule's number; `due_unit_ms` the unit of a business row's due time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from spark_reconcile.sources.databases.source_database import DATE, INTEGERS
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, quoted
 
 COLUMNS: Final = (
-    "leg", "id", "topic", "message_key", "consumer_group", "body_sha256", "deliver_at_ms", "created_ms", "at_ms",
+    "input_kind", "id", "topic", "message_key", "consumer_group", "body_sha256", "deliver_at_ms", "created_ms", "at_ms",
     "attempts", "note", "due_unit_ms",
 )  # fmt: skip
 NUMBERS: Final = frozenset({"deliver_at_ms", "created_ms", "at_ms", "attempts", "due_unit_ms"})
-LEG_SCHEMA: Final = ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in COLUMNS)
+INPUT_SCHEMA: Final = ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in COLUMNS)
 _BYTES: Final = ("binary", "blob", "bytea")
 _FLOATS: Final = ("float", "double", "real")
 _UUID_PARTS: Final = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
@@ -56,7 +56,7 @@ WITHDREW: Final = "withdrew"
 """The `note` of a cancel that did so; its outcome is that of a cancel that a broker took."""
 
 
-class Leg(StrEnum):
+class InputKind(StrEnum):
     """The tables that are read, in causal order from the end to the beginning."""
 
     INBOX = "inbox"
@@ -68,7 +68,7 @@ class Leg(StrEnum):
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
     """One SELECT: columns by name as SQL, constants, bound values in order, and a column for range partitions."""
 
-    leg: Leg
+    input_kind: InputKind
     table: str
     columns: dict[str, str]
     constants: dict[str, str]
@@ -105,7 +105,7 @@ def inbox_statement(
         conditions.append("(handled_at_us < ? OR handled_at_us >= ?)")
         parameters += [EARLIEST_MS * 1000, span.since_ms * 1000]
     return Statement(
-        leg=Leg.INBOX,
+        input_kind=InputKind.INBOX,
         table=table,
         columns={
             "id": "message_id", "topic": "topic", "consumer_group": "consumer_group",
@@ -127,9 +127,12 @@ def outbox_statements(
     Unsent rows are read whatever their age: they are few, or they are findings.
     """
     names = message_tables(reader, schema=schema)
-    live = [_message_statement(reader, Leg.OUTBOX, name, at="due_at_us", note="state", schema=schema) for name in names]
+    live = [
+        _message_statement(reader, InputKind.OUTBOX, name, at="due_at_us", note="state", schema=schema)
+        for name in names
+    ]
     note = archive_note()
-    archive = _message_statement(reader, Leg.ARCHIVE, "archive", at="sent_at_us", note=note, schema=schema)
+    archive = _message_statement(reader, InputKind.ARCHIVE, "archive", at="sent_at_us", note=note, schema=schema)
     return [*live, archive if span is None else _within(archive, "created_at_us", span, latest_ms=latest_ms)]
 
 
@@ -177,7 +180,7 @@ def business_statement(
         is_sought = reader.leads_index(table, rule.time_column, schema=schema or None)
         _between(address, rule, columns, conditions, parameters, span=span, latest_ms=latest_ms, is_sought=is_sought)
     return Statement(
-        leg=Leg.BUSINESS,
+        input_kind=InputKind.BUSINESS,
         table=quoted(address, schema or None, table),
         columns=selected,
         constants={"topic": rule.topic, "note": str(rule_number)},
@@ -228,11 +231,11 @@ def is_date(kind: str) -> bool:
 def narrowed(statement: Statement, *, ids: Sequence[str], keys: Sequence[str]) -> Statement | None:
     """Restricts a statement to these messages and keys; None if it would select nothing."""
     name_values = {
-        Leg.INBOX: [("id", ids)],
-        Leg.OUTBOX: [("id", ids), ("message_key", keys)],
-        Leg.ARCHIVE: [("id", ids), ("message_key", keys)],
-        Leg.BUSINESS: [("message_key", keys)],
-    }[statement.leg]
+        InputKind.INBOX: [("id", ids)],
+        InputKind.OUTBOX: [("id", ids), ("message_key", keys)],
+        InputKind.ARCHIVE: [("id", ids), ("message_key", keys)],
+        InputKind.BUSINESS: [("message_key", keys)],
+    }[statement.input_kind]
     column_values = [(statement.columns[name], values) for name, values in name_values if values]
     if not column_values:
         return None
@@ -250,12 +253,14 @@ def schema_of(settings: Settings, inbox: InboxSource, address: DatabaseAddress) 
 
 
 def _message_statement(
-    reader: DbApiReader, leg: Leg, name: str, *, at: str, note: str, schema: str | None
+    reader: DbApiReader, input_kind: InputKind, name: str, *, at: str, note: str, schema: str | None
 ) -> Statement:
     address = reader.address
     return Statement(
-        leg=leg,
-        table=_outbox_table(reader, name, schema=schema, like="archive" if leg is Leg.ARCHIVE else "message"),
+        input_kind=input_kind,
+        table=_outbox_table(
+            reader, name, schema=schema, like="archive" if input_kind is InputKind.ARCHIVE else "message"
+        ),
         columns={
             "id": "id",
             "topic": f"CASE kind WHEN 'publish' THEN topic WHEN 'cancel' THEN '{CANCELS}' ELSE '{UNKNOWN_KIND}' END",
@@ -267,7 +272,7 @@ def _message_statement(
         constants={},
         # A kind of newer code is read, too: the run ends on it, rather than miss a message.
         where=["kind IS NOT NULL"],
-        range_by="sent_at_us" if leg is Leg.ARCHIVE else None,
+        range_by="sent_at_us" if input_kind is InputKind.ARCHIVE else None,
         rows_about=reader.rows_about(address.outbox_table(name, schema=schema), schema=schema),
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from outbox.alembic import include_object
 from outbox.migrate import upgrade
 from outbox_core import SystemClock
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, reading
-from spark_reconcile.sources.sql_statements import Leg, outbox_statements
+from spark_reconcile.sources.sql_statements import InputKind, outbox_statements
 from tests.fixtures.command_line import outbox
 from tests.fixtures.local_server import LocalServer
 from tests.outbox.recording_broker import RecordingBroker
@@ -153,11 +153,11 @@ def read(place: Named) -> None:
     """What the proof reads."""
     with reading(DatabaseAddress.of(place.url)) as reader:
         found = [
-            (one.leg, len(reader.rows(f"SELECT id FROM {one.table} WHERE id <> ?", ("%?",))))
+            (one.input_kind, len(reader.rows(f"SELECT id FROM {one.table} WHERE id <> ?", ("%?",))))
             for one in outbox_statements(reader, schema=reader.address.schema_of(place.schema))
         ]
-    assert sum(rows for leg, rows in found if leg is Leg.OUTBOX) == 2
-    assert sum(rows for leg, rows in found if leg is Leg.ARCHIVE) == 2
+    assert sum(rows for input_kind, rows in found if input_kind is InputKind.OUTBOX) == 2
+    assert sum(rows for input_kind, rows in found if input_kind is InputKind.ARCHIVE) == 2
 
 
 def compensate(place: Named, folder: Path) -> None:

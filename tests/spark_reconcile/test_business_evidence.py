@@ -9,7 +9,7 @@ import pytest
 
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.evidence.business_evidence import business_evidence
-from spark_reconcile.sources.sql_statements import LEG_SCHEMA, Leg
+from spark_reconcile.sources.sql_statements import INPUT_SCHEMA, InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +78,7 @@ def test_due_times_are_those_of_the_rows_that_name_one_and_canceled_messages_may
     messages = [(TOPIC, key, key, due_ms, 1, 0, state) for key, (_, found) in cases.items() for due_ms, state in found]
 
     found = business_evidence(
-        listed(spark, rows, LEG_SCHEMA), listed(spark, messages, _MESSAGES), is_shared=True
+        listed(spark, rows, INPUT_SCHEMA), listed(spark, messages, _MESSAGES), is_shared=True
     ).collect()
 
     differing = {row["message_key"] for row in found if row["due_differs"]}
@@ -87,6 +87,6 @@ def test_due_times_are_those_of_the_rows_that_name_one_and_canceled_messages_may
 
 
 def _row(key: str, rule: str, due_ms: int | None, unit_ms: int = 1) -> tuple[object, ...]:
-    """A business row in the columns of all legs."""
+    """A business row in the columns of all inputs."""
     at_ms = 1_000_000_000_000
-    return Leg.BUSINESS, None, TOPIC, key, None, None, due_ms, at_ms, at_ms, None, rule, unit_ms
+    return InputKind.BUSINESS, None, TOPIC, key, None, None, due_ms, at_ms, at_ms, None, rule, unit_ms

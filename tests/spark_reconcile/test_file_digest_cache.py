@@ -336,16 +336,16 @@ def _known(
         meanwhile()
         return found.read(names)
 
-    files = Files(leg=found.leg, names=found.names, read=reading)
+    files = Files(input_kind=found.input_kind, names=found.names, read=reading)
     known = FileDigestCache(output, limits, checkpoint=checkpoint).known(spark, [files])
     return _summed(known.sums) if known.sums is not None else set(), sorted(scanned)
 
 
 def _scan_of_all(spark: SparkSession, folder: Path) -> set[tuple[Any, ...]]:
     files = read_archive(spark, folder).files
-    return _summed(digest(files.read(files.names), files.leg))
+    return _summed(digest(files.read(files.names), files.input_kind))
 
 
 def _summed(sums: DataFrame) -> set[tuple[Any, ...]]:
-    placed = ("leg", "number", "period", "part", "note")
+    placed = ("input_kind", "number", "period", "part", "note")
     return {tuple(row) for row in sums.groupBy(*placed).sum("n", "low", "high", "odd").collect()}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from spark_reconcile import InboxSource, OutboxSource, Settings
-from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.load.completeness_bound import NEVER_MS, archive_reach, inbox_reaches
 from spark_reconcile.load.read_plan import check_sources
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, REMINDER, TICKETS, World
 
@@ -21,18 +21,21 @@ FIRST_MS, LATER_MS = NOW_MS - 9 * HOUR_MS, NOW_MS - 5 * HOUR_MS
 
 
 def test_a_topic_whose_rows_all_have_impossible_times_does_not_take_the_archive_back_to_1970() -> None:
-    impossible = replace(_count(Leg.ARCHIVE, first_ms=0), topic="newsletter", impossible=1, impossible_ms=-1_000)
-    counts = [_count(Leg.ARCHIVE, first_ms=LATER_MS), impossible]
+    impossible = replace(_count(InputKind.ARCHIVE, first_ms=0), topic="newsletter", impossible=1, impossible_ms=-1_000)
+    counts = [_count(InputKind.ARCHIVE, first_ms=LATER_MS), impossible]
 
     assert archive_reach(_settings(), counts, {}, now_ms=NOW_MS) == LATER_MS + SKEW_MS
     assert archive_reach(_settings(), [impossible], {}, now_ms=NOW_MS) == NEVER_MS
-    assert archive_reach(_settings(), [impossible], {(Leg.ARCHIVE, ""): FIRST_MS}, now_ms=NOW_MS) == FIRST_MS + SKEW_MS
+    assert (
+        archive_reach(_settings(), [impossible], {(InputKind.ARCHIVE, ""): FIRST_MS}, now_ms=NOW_MS)
+        == FIRST_MS + SKEW_MS
+    )
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["a whole run", "by the hour"])
 def test_two_inboxes_of_one_group_are_complete_where_both_are(is_whole: bool) -> None:
     settings = _settings(InboxSource(group=TICKETS), InboxSource(group=TICKETS), InboxSource(group="mail"))
-    counts = [_count(Leg.INBOX, note=TICKETS, first_ms=FIRST_MS)]
+    counts = [_count(InputKind.INBOX, note=TICKETS, first_ms=FIRST_MS)]
 
     def reaches(*oldest_ms: int | None) -> dict[tuple[str, str], int]:
         return inbox_reaches(settings, counts, oldest_ms, now_ms=NOW_MS, is_whole=is_whole)
@@ -43,7 +46,7 @@ def test_two_inboxes_of_one_group_are_complete_where_both_are(is_whole: bool) ->
 
 def test_rows_that_a_purge_took_since_they_were_looked_up_are_not_expected_by_a_whole_run() -> None:
     settings = _settings(InboxSource(group=TICKETS))
-    counts = [_count(Leg.INBOX, note=TICKETS, first_ms=LATER_MS)]
+    counts = [_count(InputKind.INBOX, note=TICKETS, first_ms=LATER_MS)]
 
     whole, hourly = (
         inbox_reaches(settings, counts, [FIRST_MS], now_ms=NOW_MS, is_whole=is_whole) for is_whole in (True, False)
@@ -79,12 +82,12 @@ def test_the_oldest_row_of_each_source_is_looked_up_in_its_own_table(sqlite: Dat
     plan = check_sources(both, span=Span(since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS))
 
     assert plan.inbox_oldest_ms == check_sources(both).inbox_oldest_ms == (FIRST_MS + 30, LATER_MS + 30, None)
-    assert plan.oldest_ms == {(Leg.ARCHIVE, ""): FIRST_MS + 15}
+    assert plan.oldest_ms == {(InputKind.ARCHIVE, ""): FIRST_MS + 15}
 
 
 def _settings(*inboxes: InboxSource) -> Settings:
     return Settings(database_url="sqlite:///none", broker_data=Path("b"), output=Path("o"), inboxes=inboxes)
 
 
-def _count(leg: Leg, *, note: str = "", first_ms: int) -> LegCount:
-    return LegCount(leg=leg, topic=PAID, note=note, rows=1, first_ms=first_ms, last_ms=NOW_MS)
+def _count(input_kind: InputKind, *, note: str = "", first_ms: int) -> InputCount:
+    return InputCount(input_kind=input_kind, topic=PAID, note=note, rows=1, first_ms=first_ms, last_ms=NOW_MS)

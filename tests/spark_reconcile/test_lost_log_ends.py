@@ -10,7 +10,7 @@ import pytest
 
 from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run
-from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.load.lost_log_ends import beyond_the_end, torn_tail
 from spark_reconcile.load.read_plan import check_sources
 from spark_reconcile.load.source_reader import read_all
@@ -144,8 +144,8 @@ def test_what_was_dropped_of_a_log_is_no_lost_end(held: dict[str, int], is_whole
     assert bool(beyond_the_end(counts, is_whole=is_whole)) is refused
 
 
-def _count(leg: str, topic: str, note: str, place: int) -> LegCount:
-    return LegCount(leg=leg, topic=topic, note=note, rows=1, first_ms=1, last_ms=1, last_sequence=place)
+def _count(input_kind: str, topic: str, note: str, place: int) -> InputCount:
+    return InputCount(input_kind=input_kind, topic=topic, note=note, rows=1, first_ms=1, last_ms=1, last_sequence=place)
 
 
 def _last_record(settings: Settings) -> tuple[Path, int]:

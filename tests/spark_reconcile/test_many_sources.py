@@ -16,7 +16,7 @@ from spark_reconcile import OutboxSource, Settings, State, run
 from spark_reconcile.core.settings_file import settings_of
 from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.load.read_plan import check_sources
-from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, Leg
+from spark_reconcile.sources.sql_statements import ARCHIVE_COLUMNS, InputKind
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World
 
@@ -61,7 +61,7 @@ def test_split_message_tables_are_found(mysql_like: Database, tmp_path: Path) ->
 
     statements = [one for read in check_sources(settings).rest for one in read.statements]
 
-    live = [one.table for one in statements if one.leg is Leg.OUTBOX]
+    live = [one.table for one in statements if one.input_kind is InputKind.OUTBOX]
     assert [table.rpartition(".")[2] for table in live] == ["`message`", "`message_0007`"]
 
 
@@ -73,8 +73,12 @@ def test_a_span_bounds_what_is_read_but_never_what_is_unsent(mysql_like: Databas
 
     rows = _rows(settings, span)
 
-    assert [rows.count(leg) for leg in (Leg.OUTBOX, Leg.ARCHIVE, Leg.BUSINESS)] == [1, 3, 3]
-    assert rows.count(Leg.INBOX) == 8
+    assert [rows.count(input_kind) for input_kind in (InputKind.OUTBOX, InputKind.ARCHIVE, InputKind.BUSINESS)] == [
+        1,
+        3,
+        3,
+    ]
+    assert rows.count(InputKind.INBOX) == 8
 
 
 @pytest.mark.parametrize("kind", ["DATETIME(6)", "BIGINT"])
@@ -93,7 +97,7 @@ def test_a_span_on_business_times_of_every_type(mysql_like: Database, tmp_path: 
 
     rows = _rows(replace(settings, rules=[rule]), span)
 
-    assert rows.count(Leg.BUSINESS) == 1
+    assert rows.count(InputKind.BUSINESS) == 1
 
 
 def test_a_file_names_many_outboxes_shards_and_archives(tmp_path: Path) -> None:
@@ -154,7 +158,7 @@ def _world(count: int) -> World:
 
 
 def _rows(settings: Settings, span: Span) -> list[str]:
-    """The legs of all rows that are read."""
+    """The inputs of all rows that are read."""
     from spark_reconcile.sources.dbapi_reader import DatabaseAddress
     from spark_reconcile.sources.sql_source import Part, SqlReader
 
@@ -162,5 +166,5 @@ def _rows(settings: Settings, span: Span) -> list[str]:
     for read in (*plan.inboxes, *plan.rest):
         reader = SqlReader(DatabaseAddress.of(read.url), list(read.statements), snapshot=True)
         for batch in reader.read(Part(tuple(range(len(read.statements))))):
-            found += batch.column("leg").to_pylist()
+            found += batch.column("input_kind").to_pylist()
     return found

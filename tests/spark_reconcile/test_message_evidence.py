@@ -10,7 +10,7 @@ from outbox_broker.schedule import recent_cancels
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.evidence.message_evidence import CANCEL_MEMORY_MS, business_keys, message_evidence
 from spark_reconcile.sources.broker_logs import ACTION_SCHEMA, MESSAGE_SCHEMA
-from spark_reconcile.sources.sql_statements import LEG_SCHEMA
+from spark_reconcile.sources.sql_statements import INPUT_SCHEMA
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, REMINDER
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_a_cancel_that_came_more_than_a_week_before_its_message_takes_nothing_ba
     ]
     answered = ("answered", None, None, "forgotten, and answered", None, None, STORED_MS, None, None, None, None)
     messages.append(("forgotten, and answered", REMINDER, None, 3, "hash", STORED_MS, STORED_MS, None, None))
-    rows = listed(spark, [], LEG_SCHEMA)
+    rows = listed(spark, [], INPUT_SCHEMA)
 
     found = message_evidence(
         rows, listed(spark, messages, MESSAGE_SCHEMA), listed(spark, [*canceled, answered], ACTION_SCHEMA),

@@ -171,7 +171,7 @@ def test_rows_that_are_not_understood_are_counted_and_refused_with_file_and_colu
         _write(tmp_path / "moved" / f"day {number}.parquet", wrong, {**wrong, "id": wrong["id"] and "too"}, **types)
     archive = read_archive(spark, tmp_path / "moved")
 
-    counted = archive.frame.where(f"leg = '{MISREAD_LEG}'").groupBy("topic").count().collect()
+    counted = archive.frame.where(f"input_kind = '{MISREAD_LEG}'").groupBy("topic").count().collect()
 
     told = sorted((row["topic"], row["count"]) for row in counted)
     assert [count for _, count in told] == [2] * len(MISREAD)

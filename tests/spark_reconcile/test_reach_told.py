@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from spark_reconcile import BusinessRule, InboxSource, Settings, Summary
-from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.completeness_bound import NEVER_MS, Reach
 from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.report.page import page_of
 from spark_reconcile.results.run_figures import inputs
 from spark_reconcile.results.summary import InputExtent, WindowCounts
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 
 HOUR_MS = 3_600_000
 NOW_MS = 500_000 * HOUR_MS
@@ -93,8 +93,8 @@ def test_a_bar_ends_where_its_source_ends_and_begins_where_it_begins() -> None:
 def _evidence(reach: Reach) -> Evidence:
     none: Any = None
     counts = [
-        LegCount(leg=leg, topic="order.paid", note=note, rows=1, first_ms=1, last_ms=2)
-        for leg, note in (("actions", "delivered"), ("messages", ""), (Leg.BUSINESS, "0"))
+        InputCount(input_kind=input_kind, topic="order.paid", note=note, rows=1, first_ms=1, last_ms=2)
+        for input_kind, note in (("actions", "delivered"), ("messages", ""), (InputKind.BUSINESS, "0"))
     ]
     return Evidence(
         inboxes=none, messages=none, actions=none, rows=none, tables=(), counts=counts, reach=reach,

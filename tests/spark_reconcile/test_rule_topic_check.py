@@ -11,7 +11,7 @@ import pytest
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import Settings, run, run_windows
-from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.load.name_checks import check_rule_topics, note_on_topic
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World, no_wait
@@ -76,5 +76,7 @@ def _misspelt(database: Database, folder: Path) -> Settings:
     return replace(settings, rules=[replace(settings.rules[0], topic=MISSPELT)])
 
 
-def _count(leg: str, topic: str, note: str = "") -> LegCount:
-    return LegCount(leg=leg, topic=topic, note=note, rows=3, first_ms=NOW_MS - HOUR_MS, last_ms=NOW_MS - HOUR_MS)
+def _count(input_kind: str, topic: str, note: str = "") -> InputCount:
+    return InputCount(
+        input_kind=input_kind, topic=topic, note=note, rows=3, first_ms=NOW_MS - HOUR_MS, last_ms=NOW_MS - HOUR_MS
+    )

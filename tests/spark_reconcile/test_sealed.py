@@ -13,7 +13,7 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from spark_reconcile import NotComparable, Settings, run, run_windows
 from spark_reconcile.core.errors import OutputBusy
-from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.load.source_reader import SEGMENTS, read_log
 from spark_reconcile.load.spark_session import PINNED, pinned_session
@@ -76,7 +76,7 @@ def test_a_segment_that_is_another_one_is_read_again_and_a_dropped_one_is_forgot
 ) -> None:
     folder, kept = written.broker_data / "messages", tmp_path / "kept"
     before = survey(written.broker_data, "messages")
-    counts: list[LegCount] = []
+    counts: list[InputCount] = []
     read_log(spark, "messages", before, counts, kept=kept)
     first, *others = [Path(one.path) for one in before]
     header = journal.SegmentHeader(

@@ -29,7 +29,7 @@ from spark_reconcile.sources.broker_logs import ACTION_SCHEMA, RUN_SCHEMA, actio
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
 from spark_reconcile.sources.log_source import BrokerLogSource, PushingLogReader, SegmentPart
 from spark_reconcile.sources.sql_source import Part, PushingSqlReader, SqlReader
-from spark_reconcile.sources.sql_statements import Leg, Statement, business_statement
+from spark_reconcile.sources.sql_statements import InputKind, Statement, business_statement
 from tests.fixtures.certificate_authority import Authority
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World, write_log
@@ -299,8 +299,8 @@ def test_ranges_cover_every_row_once_even_rows_without_a_value(sqlite: Database)
         connection.execute(text("INSERT INTO t (id, at) VALUES (1, NULL), (2, 10), (3, 20), (4, 30), (5, 40), (6, 41)"))
     engine.dispose()
     statement = Statement(
-        leg=Leg.BUSINESS, table="t", columns={"id": "CAST(id AS TEXT)"}, constants={"topic": "x"}, range_by="at",
-        rows_about=700_000,
+        input_kind=InputKind.BUSINESS, table="t", columns={"id": "CAST(id AS TEXT)"}, constants={"topic": "x"},
+        range_by="at", rows_about=700_000,
     )  # fmt: skip
     reader = SqlReader(DatabaseAddress.of(sqlite.url), [statement], snapshot=False)
 
@@ -315,18 +315,18 @@ def test_ranges_cover_every_row_once_even_rows_without_a_value(sqlite: Database)
 def test_comparisons_are_evaluated_by_the_database(written: Settings) -> None:
     plan = check_sources(written)
     since_ms = NOW_MS - 2 * HOUR_MS + 5 * MINUTE_MS
-    late, leg, pattern = (
+    late, input_kind, pattern = (
         GreaterThanOrEqual(("created_ms",), since_ms),
-        EqualTo(("leg",), "archive"),
+        EqualTo(("input_kind",), "archive"),
         StringStartsWith(("id",), "x"),
     )
     reader = PushingSqlReader(DatabaseAddress.of(written.database_url), list(plan.rest[0].statements), snapshot=True)
 
-    left = list(reader.pushFilters([late, leg, pattern]))
+    left = list(reader.pushFilters([late, input_kind, pattern]))
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
-    assert left == [leg, pattern]
-    assert {row["leg"] for row in rows} == {"archive"}
+    assert left == [input_kind, pattern]
+    assert {row["input_kind"] for row in rows} == {"archive"}
     assert len(rows) == 5
 
 
@@ -334,16 +334,16 @@ def test_comparisons_are_evaluated_by_the_database(written: Settings) -> None:
 def test_spark_pushes_its_comparisons_down_where_it_is_asked_to(written: Settings, spark: SparkSession) -> None:
     frame = _frame(spark, written, pushdown="true")
 
-    assert frame.where(f"leg = 'archive' and created_ms >= {NOW_MS - 2 * HOUR_MS + 5 * MINUTE_MS}").count() == 5
+    assert frame.where(f"input_kind = 'archive' and created_ms >= {NOW_MS - 2 * HOUR_MS + 5 * MINUTE_MS}").count() == 5
 
 
 @pytest.mark.spark
 def test_two_filters_on_one_frame_do_not_disturb_each_other(written: Settings, spark: SparkSession) -> None:
     frame = _frame(spark, written, pushdown="false")
 
-    both = frame.where("leg = 'archive'").union(frame.where("leg = 'business'"))
+    both = frame.where("input_kind = 'archive'").union(frame.where("input_kind = 'business'"))
 
-    assert sorted(row["leg"] for row in both.collect()) == ["archive"] * 10 + ["business"] * 10
+    assert sorted(row["input_kind"] for row in both.collect()) == ["archive"] * 10 + ["business"] * 10
 
 
 def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapshot(written: Settings) -> None:
@@ -351,8 +351,8 @@ def test_large_tables_are_read_one_after_the_other_and_small_ones_in_one_snapsho
     large = check_sources(replace(written, limits=RunLimits(snapshot_rows_max=5)))
 
     assert [read.snapshot for read in small.rest] == [True]
-    assert [(read.snapshot, read.statements[0].leg) for read in large.rest] == [
-        (False, Leg.OUTBOX), (False, Leg.ARCHIVE), (False, Leg.BUSINESS), (False, Leg.BUSINESS),
+    assert [(read.snapshot, read.statements[0].input_kind) for read in large.rest] == [
+        (False, InputKind.OUTBOX), (False, InputKind.ARCHIVE), (False, InputKind.BUSINESS), (False, InputKind.BUSINESS),
     ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import BusinessRule, InboxSource, NotComparable, Settings, Summary, run, run_windows
-from spark_reconcile.core.plausible_times import LegCount
+from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.load.completeness_bound import Reach
@@ -42,7 +42,7 @@ from spark_reconcile.runs.lost_evidence_check import (
     write_totals,
 )
 from spark_reconcile.sources.broker_logs import LogSegment, survey
-from spark_reconcile.sources.sql_statements import Leg
+from spark_reconcile.sources.sql_statements import InputKind
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import (
     HOUR_MS,
@@ -173,7 +173,9 @@ def test_tables_that_were_emptied_since_an_earlier_run_are_refused_until_it_is_a
     assert run(settings, session=spark, now_ms=NOW_MS).balanced
     assert narrow(settings, spark).balanced  # no source has a row in these hours
     noted = read_totals(settings.output).sources
-    inbox, archive = (next(name for name in noted if name.startswith(leg)) for leg in ("inbox", "archive"))
+    inbox, archive = (
+        next(name for name in noted if name.startswith(input_kind)) for input_kind in ("inbox", "archive")
+    )
     assert inbox == f"inbox {TICKETS} in {tmp_path / 'business.db'}"
     assert (noted[inbox].first_ms, noted[inbox].last_ms) == tuple(NOW_MS - age * HOUR_MS + 30 for age in (8, 4))
     shown = (settings.output / "manifest.json").read_bytes()
@@ -266,7 +268,7 @@ def test_rows_are_gone_where_no_purge_takes_them(
         rows=9, first_ms=first_ms, last_ms=last_ms, complete_since_ms=None, noted_at_ms=NOW_MS - HOUR_MS
     )
     times = (None, None) if now is None else tuple(NOW_MS - age * HOUR_MS for age in now)
-    extent = TableExtent(name="inbox", leg=Leg.INBOX, what=TICKETS, first_ms=times[0], last_ms=times[1])
+    extent = TableExtent(name="inbox", input_kind=InputKind.INBOX, what=TICKETS, first_ms=times[0], last_ms=times[1])
 
     assert is_gone(noted, extent, since_ms=since_ms) is gone
 
@@ -299,7 +301,7 @@ def test_the_settings_of_a_group_s_inboxes_say_which_of_its_effects_no_purge_tak
         rows=9, first_ms=NOW_MS - 8 * HOUR_MS, last_ms=NOW_MS - 4 * HOUR_MS, complete_since_ms=None, noted_at_ms=NOW_MS
     )
     now = TableExtent(
-        name="inbox", leg=Leg.INBOX, what=TICKETS, first_ms=NOW_MS - 3 * HOUR_MS, last_ms=NOW_MS - HOUR_MS
+        name="inbox", input_kind=InputKind.INBOX, what=TICKETS, first_ms=NOW_MS - 3 * HOUR_MS, last_ms=NOW_MS - HOUR_MS
     )
     known = KnownGroups(pairs=frozenset(), deleted=frozenset(), is_complete=True, is_whole=True)
 
@@ -311,9 +313,11 @@ def test_the_settings_of_a_group_s_inboxes_say_which_of_its_effects_no_purge_tak
     assert ["let inbox_days in the settings say" in one.cure for one in missing] == [True] * gone
 
 
-EMPTY_INBOX = TableExtent(name="inbox", leg=Leg.INBOX, what=TICKETS, first_ms=None, last_ms=None)
-EMPTY_ARCHIVE = TableExtent(name="archive", leg=Leg.ARCHIVE, what="", first_ms=None, last_ms=None)
-FULL_ARCHIVE = TableExtent(name="other", leg=Leg.ARCHIVE, what="", first_ms=NOW_MS - HOUR_MS, last_ms=NOW_MS - HOUR_MS)
+EMPTY_INBOX = TableExtent(name="inbox", input_kind=InputKind.INBOX, what=TICKETS, first_ms=None, last_ms=None)
+EMPTY_ARCHIVE = TableExtent(name="archive", input_kind=InputKind.ARCHIVE, what="", first_ms=None, last_ms=None)
+FULL_ARCHIVE = TableExtent(
+    name="other", input_kind=InputKind.ARCHIVE, what="", first_ms=NOW_MS - HOUR_MS, last_ms=NOW_MS - HOUR_MS
+)
 SUMMARY = Summary(
     run_id="r", judged_at_ms=1, business_rows=0, messages=0, message_groups=0, stored=0, delivered=0, redelivered=0,
     acknowledged=0, resent=0, deduplicated_by_broker=0, deduplicated_by_inbox=0,
@@ -344,9 +348,9 @@ def test_an_empty_table_is_missing_where_the_broker_has_what_goes_with_its_rows(
     times = {"first_ms": NOW_MS - ages_h[0] * HOUR_MS, "last_ms": NOW_MS - ages_h[1] * HOUR_MS}
     evidence = whole_logs()
     evidence.counts = [
-        LegCount(leg="actions", topic=PAID, note=f"acked {TICKETS}", rows=5, **times),
-        LegCount(leg="messages", topic=PAID, note="", rows=5, **times),
-        LegCount(leg="messages", topic="of another outbox", note="", rows=7, first_ms=1, last_ms=NOW_MS),
+        InputCount(input_kind="actions", topic=PAID, note=f"acked {TICKETS}", rows=5, **times),
+        InputCount(input_kind="messages", topic=PAID, note="", rows=5, **times),
+        InputCount(input_kind="messages", topic="of another outbox", note="", rows=7, first_ms=1, last_ms=NOW_MS),
     ]
     given = Settings(
         database_url="sqlite:///none", broker_data=tmp_path, output=tmp_path, inboxes=[InboxSource(group=TICKETS)],
@@ -387,7 +391,7 @@ def test_a_source_that_reaches_less_far_than_an_earlier_run_saw_is_told_in_the_h
     )  # fmt: skip
     before = {"archive": noted(8, 4), **{f"{log} in {tmp_path}": noted(8, 4) for log in ("message log", "action log")}}
     first_ms, last_ms = (NOW_MS - age * HOUR_MS for age in now_h)
-    extent = TableExtent(name="archive", leg=Leg.ARCHIVE, what="", first_ms=first_ms, last_ms=last_ms)
+    extent = TableExtent(name="archive", input_kind=InputKind.ARCHIVE, what="", first_ms=first_ms, last_ms=last_ms)
     evidence = whole_logs()
     evidence.surveyed = {
         log: [LogSegment(path="s", first_offset=first_offset, created_at_ms=NOW_MS, size_bytes=0, last=True)]
@@ -441,8 +445,8 @@ def test_without_an_archive_and_inboxes_in_the_settings_none_is_missing(
     evidence = whole_logs()
     times = {"first_ms": NOW_MS - 8 * HOUR_MS, "last_ms": NOW_MS - 4 * HOUR_MS}
     evidence.counts = [
-        LegCount(leg="actions", topic=PAID, note=f"acked {TICKETS}", rows=5, **times),
-        LegCount(leg="messages", topic=PAID, note="", rows=5, **times),
+        InputCount(input_kind="actions", topic=PAID, note=f"acked {TICKETS}", rows=5, **times),
+        InputCount(input_kind="messages", topic=PAID, note="", rows=5, **times),
     ]
     known = KnownGroups(pairs=frozenset(), deleted=frozenset(), is_complete=True, is_whole=True)
 
@@ -466,10 +470,10 @@ def test_a_row_whose_time_cannot_be_true_is_no_end_of_a_table_and_ends_no_later_
     plan = check_sources(settings, reach=Reach(), now_ms=NOW_MS)
 
     first_ms, last_ms = NOW_MS - 7 * HOUR_MS, NOW_MS - 5 * HOUR_MS
-    assert {one.leg: (one.first_ms, one.last_ms) for one in plan.extents} == {
-        Leg.INBOX: (first_ms + 30, last_ms + 30), Leg.ARCHIVE: (first_ms + 15, last_ms + 15),
+    assert {one.input_kind: (one.first_ms, one.last_ms) for one in plan.extents} == {
+        InputKind.INBOX: (first_ms + 30, last_ms + 30), InputKind.ARCHIVE: (first_ms + 15, last_ms + 15),
     }  # fmt: skip
-    (archive,) = (one.name for one in plan.extents if one.leg is Leg.ARCHIVE)
+    (archive,) = (one.name for one in plan.extents if one.input_kind is InputKind.ARCHIVE)
     # As a run noted it that took such a row for the end.
     noted = SourceTotals(rows=5, first_ms=5_000, last_ms=2**63 // 1000, complete_since_ms=0, noted_at_ms=NOW_MS)
     told = shortened(KeptTotals(sources={archive: noted}), whole_logs(), settings, plan.extents)
@@ -565,7 +569,7 @@ def test_a_name_that_fits_no_group_is_refused_with_the_nearest_one(
     )  # fmt: skip
     known = KnownGroups(pairs=frozenset(pairs), deleted=frozenset(), is_complete=True, is_whole=True)
     unsure = replace(known, is_complete=False)
-    empty = TableExtent(name=f"inbox {group} in x", leg=Leg.INBOX, what=group, first_ms=None, last_ms=None)
+    empty = TableExtent(name=f"inbox {group} in x", input_kind=InputKind.INBOX, what=group, first_ms=None, last_ms=None)
     filled = replace(empty, first_ms=1, last_ms=1)
 
     check_names(settings, unsure, [filled], rows=LOG)
@@ -606,7 +610,7 @@ def test_groups_of_which_old_actions_were_dropped_are_known_by_the_checkpoint(tm
     finally:
         engine.close()
     segments = survey(tmp_path / "engine", "actions")
-    counts = [LegCount(leg="actions", topic=PAID, note="declared busy", rows=1, first_ms=1, last_ms=1)]
+    counts = [InputCount(input_kind="actions", topic=PAID, note="declared busy", rows=1, first_ms=1, last_ms=1)]
     facts = [GroupFacts(topic=PAID, consumer_group="busy")]
 
     found = known_groups(counts, facts, segments)
