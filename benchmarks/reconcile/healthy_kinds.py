@@ -137,7 +137,7 @@ def _advanced(p: Planted, news: Sequence[Message], position: int) -> None:
 
 
 def _seek(p: Planted, topic: str, position: int, at_ms: int) -> None:
-    p.actions.append(journal.Sought(topic=topic, group=MAIL, at_ms=at_ms, position=position, life=2))
+    p.actions.append(journal.Sought(topic=topic, group=MAIL, at_ms=at_ms, position=position, generation=2))
 
 
 def _stored(p: Planted, one: Message, *, but: str) -> int:

@@ -147,11 +147,15 @@ class _PendingBatch:
         many = [request for indexes in self._unordered.values() for request in requests_of(indexes, sizes)]
         if many:
             self._send(many)
-        lanes = list(self._ordered.values())
-        for position in range(max(map(len, lanes), default=0)):
-            lanes = [lane for lane in lanes if position < len(lane) and not self._is_put_off(lane, position)]
-            if lanes:
-                self._send([[lane[position]] for lane in lanes])
+        key_queues = list(self._ordered.values())
+        for position in range(max(map(len, key_queues), default=0)):
+            key_queues = [
+                key_queue
+                for key_queue in key_queues
+                if position < len(key_queue) and not self._is_put_off(key_queue, position)
+            ]
+            if key_queues:
+                self._send([[key_queue[position]] for key_queue in key_queues])
 
     def _send(self, requests: Sequence[Sequence[int]]) -> None:
         """Send requests beside each other."""
@@ -163,12 +167,12 @@ class _PendingBatch:
             else:
                 self._answers.update(dict.fromkeys(request, refusal))
 
-    def _is_put_off(self, lane: Sequence[int], position: int) -> bool:
+    def _is_put_off(self, key_queue: Sequence[int], position: int) -> bool:
         """Whether the message before was deferred: then none of its group overtakes it."""
-        before = self._answers[lane[position - 1]] if position else None
+        before = self._answers[key_queue[position - 1]] if position else None
         if before is None or treatment_of(before) is Treatment.REJECTED:
             return False
-        self._answers.update(dict.fromkeys(lane[position:], _BEHIND))
+        self._answers.update(dict.fromkeys(key_queue[position:], _BEHIND))
         return True
 
 

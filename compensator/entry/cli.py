@@ -42,7 +42,7 @@ Archive = Annotated[
     bool | None, typer.Option("--archive/--no-archive", help="Keep sent rows as evidence for reconciliation.")
 ]
 IntervalMs = Annotated[
-    int | None, typer.Option("--interval-ms", min=10, help="Until the next look after rows were found (1000).")
+    int | None, typer.Option("--interval-ms", min=10, help="Until the next poll after rows were found (1000).")
 ]
 Workers = Annotated[int | None, typer.Option("--workers", help="Sources served at once (4, 12 at most).")]
 Leases = Annotated[

@@ -56,7 +56,7 @@ def serve(parts: Parts, config: CompensatorConfig, *, clock: Clock, say: Callabl
                 status.start()
             serving = f"{len(parts.sources)} source(s)"
             page = f", status on port {status.port}" if status else ""
-            say(f"compensator runs, {serving}, a look every {parts.options.pacing.interval_ms} ms{page}")
+            say(f"compensator runs, {serving}, a poll every {parts.options.pacing.interval_ms} ms{page}")
             notifier.ready(serving)
             signals.wait()
             signals.exit_at_next()

@@ -137,7 +137,7 @@ class GroupAdmin:
                     group=group,
                     at_ms=self._clock.now_ms(),
                     position=position,
-                    life=known_group.generation + 1,
+                    generation=known_group.generation + 1,
                 )
             )
             end = self._actions.end

@@ -74,7 +74,7 @@ class Settler:
                 if group is None:
                     continue
                 decisions: list[Requeue | Death] = []
-                for index, first, end in _held(group, runs):
+                for index, first, end in _in_flight_runs(group, runs):
                     decision = group.decide_nack(
                         first, end - first, now_ms=now_ms, delay_ms=delay_ms, reason=reason, counts=counts
                     )
@@ -105,7 +105,7 @@ class Settler:
                 if group is None:
                     continue
                 entries: list[tuple[int, int]] = []
-                for index, first, end in _held(group, runs, repeats=True):
+                for index, first, end in _in_flight_runs(group, runs, repeats=True):
                     statuses[index : index + end - first] = [ExtendStatus.EXTENDED] * (end - first)
                     entries.append((first, end - first))
                 if entries:
@@ -130,7 +130,9 @@ def _by_group(receipts: Sequence[str]) -> dict[tuple[str, str], list[ReceiptRun]
     return runs_by_group
 
 
-def _held(group: Group, runs: Sequence[ReceiptRun], *, repeats: bool = False) -> Iterator[tuple[int, int, int]]:
+def _in_flight_runs(
+    group: Group, runs: Sequence[ReceiptRun], *, repeats: bool = False
+) -> Iterator[tuple[int, int, int]]:
     """Yields the deliveries that these receipts hold, as runs with equal attributes: (index in the request, first,
     end).
 

@@ -28,7 +28,7 @@ from outbox_core.journal import journal
 PART_BYTES: Final = 1024 * 1024
 
 
-class _Held(msgspec.Struct, array_like=True, frozen=True):
+class _InFlightRun(msgspec.Struct, array_like=True, frozen=True):
     first: int
     count: int
     visible_at_ms: int
@@ -50,7 +50,7 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     paused: bool
     generation: int
     seek_generation: int
-    held: list[_Held]
+    in_flight: list[_InFlightRun]
     order: OrderState | None = None
     redrive_pace: tuple[int, int] = (0, 0)
     dead: DeadState | None = None
@@ -171,7 +171,7 @@ def _group(topic: str, group: Group) -> _Group:
     return _Group(
         topic=topic, name=group.name, settings=settings_of(group.config), position=group.position,
         paused=group.paused, generation=group.generation, seek_generation=group.seek_generation,
-        held=_encode_held(group.unsettled),  # type: ignore[arg-type]  # which is written as the list is
+        in_flight=_encode_in_flight(group.unsettled),  # type: ignore[arg-type]  # which is written as the list is
         dead=group.dead.capture() if group.dead else None,
         redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
         order=None if group.order is None else group.order.capture(), reasons=group.reasons.capture(),
@@ -179,11 +179,11 @@ def _group(topic: str, group: Group) -> _Group:
     )  # fmt: skip
 
 
-def _encode_held(unsettled: UnsettledRuns) -> msgspec.Raw:
+def _encode_in_flight(unsettled: UnsettledRuns) -> msgspec.Raw:
     """Encode a list of runs, each on its own: there may be a hundred thousand, and no call may block others."""
     runs = [
         _encode(
-            _Held(run.first, run.count, run.visible_at_ms, run.delivery, run.attempts_used, run.generation,
+            _InFlightRun(run.first, run.count, run.visible_at_ms, run.delivery, run.attempts_used, run.generation,
                   run.in_flight, run.reason, run.history, run.together, run.expiry_counts)
         )
         for run in unsettled
@@ -195,7 +195,7 @@ def _restore_group(group: Group, group_state: _Group) -> None:
     group.position, group.paused = group_state.position, group_state.paused
     group.generation, group.seek_generation = group_state.generation, group_state.seek_generation
     group.reasons.restore(group_state.reasons)
-    for run in group_state.held:
+    for run in group_state.in_flight:
         end = run.first + run.count
         group.unsettled.add(
             InFlightRun(run.first, end, run.visible_at_ms, run.delivery, run.attempts_used, run.generation,

@@ -311,7 +311,7 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
             group.redrive_pace = RateLimit(*action.pace)  # which a step of the clock may have moved since the last one
             group.redrive(ranges, now_ms=action.at_ms, per_second=action.per_second)
         case journal.Sought():
-            group.seek(action.position, generation=action.life)
+            group.seek(action.position, generation=action.generation)
         case journal.Dropped():
             group.drop_before(action.position)
         case Filed():

@@ -169,13 +169,13 @@ class Redriven(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
 
 
 class Sought(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="sought"):
-    """A group was moved to a sequence; receipts of earlier generations (`life`) are stale."""
+    """A group was moved to a sequence; receipts of earlier generations are stale."""
 
     topic: str
     group: str
     at_ms: int
     position: int
-    life: int
+    generation: int
 
 
 class Paused(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="paused"):

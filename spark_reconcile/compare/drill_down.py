@@ -60,7 +60,7 @@ class SelectedRows:
     changes: DataFrame
 
 
-def drilled(
+def drill_down(
     near: Inputs, inputs: Inputs, unclean: Mismatches, *, covered: Sequence[str], has_unsent: bool, is_few: bool
 ) -> SelectedRows:
     """Returns the rows of messages and keys in mismatching parts and buckets. Messages whose id carries no time are

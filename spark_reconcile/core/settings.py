@@ -108,7 +108,7 @@ class CompletenessBound:
             raise ConfigurationError("lag_seconds must not be negative: it is how far a replica is behind its source")
 
     @property
-    def told(self) -> bool:
+    def is_set(self) -> bool:
         """Whether any of both was set."""
         return self.complete_until_ms is not None or self.lag_seconds is not None
 

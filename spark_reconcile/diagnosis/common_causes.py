@@ -401,9 +401,9 @@ def _inbox(evidence: Evidence) -> DataFrame:
     taken = evidence.actions.where(f"kind in ('delivered', 'acked') and {sampled}")
     delivered = grouped(
         taken, *_MESSAGE, "consumer_group",
-        handed_ms="min(if(kind = 'delivered', at_ms, null))", acked_ms="min(if(kind = 'acked', at_ms, null))",
-    ).where("handed_ms is not null and acked_ms is not null")  # fmt: skip
-    apart = "if(at_ms < handed_ms, at_ms - handed_ms, greatest(at_ms - acked_ms, 0L))"
+        delivered_ms="min(if(kind = 'delivered', at_ms, null))", acked_ms="min(if(kind = 'acked', at_ms, null))",
+    ).where("delivered_ms is not null and acked_ms is not null")  # fmt: skip
+    apart = "if(at_ms < delivered_ms, at_ms - delivered_ms, greatest(at_ms - acked_ms, 0L))"
     return _difference(
         effects.join(delivered, [*_MESSAGE, "consumer_group"]), ComparedTimes.INBOX, "consumer_group", apart
     )

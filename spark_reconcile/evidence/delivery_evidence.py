@@ -90,8 +90,8 @@ def group_facts(
         facts = facts_by_group.setdefault((topic, group), begun if kind == "declared" else dict(_UNDECLARED))
         match kind:
             case "deleted":  # like a seek: delivered messages may be redelivered, to a new group of this name
-                lives = facts.get("seeks", 0) + 1
-                facts_by_group[topic, group] = {"seeks": lives, "deleted": 1, "deleted_position": position}
+                seeks = facts.get("seeks", 0) + 1
+                facts_by_group[topic, group] = {"seeks": seeks, "deleted": 1, "deleted_position": position}
             case "declared" if facts.get("deleted"):
                 facts.update(deleted=0, floor=sequence or 0, since_ms=at_ms, filtered=int(bool(filter_)))
             case "sought":

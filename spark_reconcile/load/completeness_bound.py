@@ -59,8 +59,8 @@ def reach_of(settings: Settings, *, now_ms: int) -> Reach:
     apart_ms = max(0, settings.grace.clock_skew_ms - settings.grace.ms)
 
     def until(bound: CompletenessBound, urls: Iterable[str]) -> int:
-        effective = bound if bound.told else settings.until
-        if effective.told:
+        effective = bound if bound.is_set else settings.until
+        if effective.is_set:
             return effective.at(now_ms) - apart_ms
         return min(now_ms - _behind_ms(url, behind) for url in urls)
 
@@ -121,7 +121,7 @@ def archive_reach(
     settings: Settings, counts: Sequence[InputCount], oldest_ms: Mapping[tuple[InputKind, str], int], *, now_ms: int
 ) -> int:
     """Since when the archive is complete: by settings, by its retention, or since its oldest row."""
-    reach = _told(settings.complete_since_ms, settings.archive_days, settings, now_ms=now_ms)
+    reach = _kept_since(settings.complete_since_ms, settings.archive_days, settings, now_ms=now_ms)
     if reach is not None:
         return reach
     return oldest_row(
@@ -141,7 +141,7 @@ def kept_since(complete_since_ms: int | None, days: float | None, *, now_ms: int
     return int(now_ms - days * DAY_MS) + PURGE_MARGIN_MS
 
 
-def _told(complete_since_ms: int | None, days: float | None, settings: Settings, *, now_ms: int) -> int | None:
+def _kept_since(complete_since_ms: int | None, days: float | None, settings: Settings, *, now_ms: int) -> int | None:
     """Since when the settings say that rows are kept, by every clock: what the broker dates a moment later may have
     been written a moment before, by the database's clock.
     """
@@ -165,7 +165,7 @@ def inbox_reaches(
             if is_whole
             else []
         )
-        reach = _told(inbox.complete_since_ms, settings.inbox_days, settings, now_ms=now_ms)
+        reach = _kept_since(inbox.complete_since_ms, settings.inbox_days, settings, now_ms=now_ms)
         if reach is None and known_ms is not None:
             reach = max(known_ms + settings.grace.clock_skew_ms, 0 if not read else oldest_row(read, settings, None))
         for topic in inbox.topics or ("",):

@@ -202,12 +202,14 @@ def _replaced(
     )
 
 
-def _by_window(*looks: Sequence[DataFrame]) -> list[dict[int, int]]:
-    """Returns, for each look, the number of its rows in each window; by one job."""
+def _by_window(*readings: Sequence[DataFrame]) -> list[dict[int, int]]:
+    """Returns, for each reading, the number of its rows in each window; by one job."""
     placed = [
-        frame.selectExpr(f"{index} as look", "window_ms") for index, frames in enumerate(looks) for frame in frames
+        frame.selectExpr(f"{index} as reading", "window_ms")
+        for index, frames in enumerate(readings)
+        for frame in frames
     ]
-    counts: list[dict[int, int]] = [{} for _ in looks]
-    for row in grouped(union(*placed), "look", "window_ms", n="count(*)").collect():
-        counts[row["look"]][row["window_ms"]] = row["n"]
+    counts: list[dict[int, int]] = [{} for _ in readings]
+    for row in grouped(union(*placed), "reading", "window_ms", n="count(*)").collect():
+        counts[row["reading"]][row["window_ms"]] = row["n"]
     return counts

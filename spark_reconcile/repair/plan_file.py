@@ -88,10 +88,10 @@ def still_to_do(settings: Settings, plan: Sequence[PlannedLine], *, repairs_max:
     lost = {repair.name for repair in again if repair.action is RepairAction.WRITE_AGAIN}
     begun_ms = reach_ms(survey(settings.broker_data, "messages")) if lost else 0
     stored = _stored(settings.broker_data, lost) if lost else set()
-    return [_held(line, now, stored, begun_ms=begun_ms) for line, now in zip(plan, again, strict=True)]
+    return [_checked_again(line, now, stored, begun_ms=begun_ms) for line, now in zip(plan, again, strict=True)]
 
 
-def _held(line: PlannedLine, now: Repair, stored: Collection[MessageName], *, begun_ms: int) -> Repair:
+def _checked_again(line: PlannedLine, now: Repair, stored: Collection[MessageName], *, begun_ms: int) -> Repair:
     if now.name in stored:
         return replace(now, action=RepairAction.NOTHING, reason=_STORED, row=None)
     if now.action is RepairAction.WRITE_AGAIN and now.row is not None and _last_ms(now.row) < begun_ms:

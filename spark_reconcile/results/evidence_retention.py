@@ -113,7 +113,7 @@ def _sentence(gap: UnjudgedHours) -> str:
         ["let --since, or --lookback of watch, reach further back"] if gap.open_hours else []
     )
     return (
-        f"of {_told(gap.since_ms)} to {_told(gap.until_ms)} {', and '.join(parts)}: {', '.join(cures)}, "
+        f"of {_minute_text(gap.since_ms)} to {_minute_text(gap.until_ms)} {', and '.join(parts)}: {', '.join(cures)}, "
         f"or {_CURES[gap.source]}"
     )
 
@@ -131,7 +131,7 @@ def _name(extent: InputExtent) -> str:
     return f"{extent.source} {extent.what}"
 
 
-def _told(time_ms: int) -> str:
+def _minute_text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="minutes")
 
 

@@ -46,7 +46,7 @@ _actions_reach_ms = Fact("actions_reach_ms")
 
 _elsewhere = _stored.is_(0)
 _unplaced = _sequence < 0
-_held = _last_kind.is_(LastKind.DELIVERED)
+_is_delivered = _last_kind.is_(LastKind.DELIVERED)
 _given_back = _last_kind.is_(LastKind.REQUEUED) | _last_kind.is_(LastKind.REDRIVEN)
 _untouched = _acks.is_(0) & _last_kind.is_(LastKind.NOTHING)
 _never_taken = _acks.is_(0) & Fact("filtered").is_(1)
@@ -108,7 +108,7 @@ DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
         state=State.DUPLICATE,
         severity=Severity.FINDING,
         when=_acks > Fact("redrives") + Fact("seeks") + 1,
-        meaning="Acknowledged more often than it had lives (one; one more by redrive, seek, deletion of the group).",
+        meaning="Acknowledged more often than it had generations (one; one more by redrive, seek, deleted group).",
         cause="A fault of the broker: an acknowledged message was delivered again.",
         cure="Without an inbox the effect has happened twice: correct it by hand.",
     ),
@@ -272,7 +272,7 @@ DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
         name="in_flight",
         state=State.PENDING,
         severity=Severity.WAIT,
-        when=_held & (_visible_ms + _late_after_ms > _now_ms),
+        when=_is_delivered & (_visible_ms + _late_after_ms > _now_ms),
         meaning="A consumer holds it, or its invisible time ended just now.",
     ),
     VerdictRule(
@@ -318,7 +318,7 @@ DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
         name="not_redelivered",
         state=State.LATE,
         severity=Severity.ATTENTION,
-        when=_held | _given_back,
+        when=_is_delivered | _given_back,
         meaning="Ready again for longer than the bound, and nobody took it.",
         cause="No consumer of this group is running, or too few.",
         cure="Start consumers of this group.",

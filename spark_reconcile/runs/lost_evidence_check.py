@@ -290,8 +290,8 @@ def _groups(
     noted = before.groups.get(folder)
     segments = evidence.surveyed["actions"]
     # A later deletion is in the log, unless that part of the log was dropped, too.
-    is_told = begins_whole(segments) or (noted is not None and segments[0].created_at_ms <= noted.noted_at_ms)
-    if noted is None or not known.is_complete or not is_told:
+    is_recorded = begins_whole(segments) or (noted is not None and segments[0].created_at_ms <= noted.noted_at_ms)
+    if noted is None or not known.is_complete or not is_recorded:
         return
     for topic, group in sorted(set(noted.pairs) - known.pairs):
         yield LostEvidence(
@@ -350,7 +350,7 @@ def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) 
     since = log_frame(evidence.messages.sparkSession, "actions", now)
     last_ms = max(last_ms, log_end(now).last_ms)
     actions = union(evidence.actions, named_runs(since, evidence.messages, is_whole=False))
-    unrecorded = _without_hand_out(evidence.inboxes.where(f"at_ms > {last_ms + skew_ms}L"), evidence.messages, actions)
+    unrecorded = _without_delivery(evidence.inboxes.where(f"at_ms > {last_ms + skew_ms}L"), evidence.messages, actions)
     if not unrecorded:
         return ""
     named = _named(unrecorded, last_ms=last_ms)
@@ -371,12 +371,12 @@ def is_proven(effects: Sequence[UnrecordedEffects], *, now_ms: int, skew_ms: int
     return now_ms - min(group_effects.first_ms for group_effects in effects) > UNSYNCED_MS + skew_ms
 
 
-def _without_hand_out(effects: DataFrame, messages: DataFrame, actions: DataFrame) -> list[UnrecordedEffects]:
+def _without_delivery(effects: DataFrame, messages: DataFrame, actions: DataFrame) -> list[UnrecordedEffects]:
     """Returns effects on messages that the broker has: on others no action is expected, and the rules classify them."""
     stored = messages.where("sequence is not null").select("topic", "id")
-    handed_out = actions.where(among("kind", DELIVERY_KINDS)).select("topic", "id", "consumer_group")
+    delivered = actions.where(among("kind", DELIVERY_KINDS)).select("topic", "id", "consumer_group")
     beyond = effects.join(stored, ["topic", "id"], "left_semi").join(
-        handed_out, ["topic", "id", "consumer_group"], "left_anti"
+        delivered, ["topic", "id", "consumer_group"], "left_anti"
     )
     rows = grouped(
         beyond, "topic", "consumer_group", effects="count(*)", first_ms="min(at_ms)", last_ms="max(at_ms)"

@@ -27,7 +27,7 @@ from outbox_core.common.errors import ConfigurationError
 from spark_reconcile.classify.classification import ClassifiedEvidence
 from spark_reconcile.classify.key_spelling_differences import with_key_spelling_differences
 from spark_reconcile.classify.window_placement import NO_WINDOW, WindowPlacement, among_windows, by_bucket, by_hour
-from spark_reconcile.compare.drill_down import Mismatches, drilled, windows_beside
+from spark_reconcile.compare.drill_down import Mismatches, drill_down, windows_beside
 from spark_reconcile.compare.file_digest_cache import FOLDER as DIGESTS
 from spark_reconcile.compare.file_digest_cache import CachedDigests, FileDigestCache
 from spark_reconcile.compare.id_digests import Inputs, Tolerance, buckets, clean_buckets
@@ -509,12 +509,12 @@ def _chosen(job: RunContext, batch: Sequence[int], compared: DigestComparison) -
     # Without an archive no key matches.
     if job.full or all(count.input_kind != InputKind.ARCHIVE for count in job.evidence.counts):
         return _Chosen(inputs=whole, changes=None, few=False)
-    windows = _drilled_windows(job, compared, batch)
+    windows = _windows_to_drill_down(job, compared, batch)
     mismatches, messages = _unclean(job, compared, batch, windows)
     near = _near(job, compared, windows)
     with _configured(job, few=near is not None and messages <= NEAR_ROWS_MAX):
         has_unsent = any(count.input_kind == InputKind.OUTBOX and count.rows for count in job.evidence.counts)
-        rows = drilled(
+        rows = drill_down(
             near or whole, whole, mismatches, covered=job.covered, has_unsent=has_unsent, is_few=job.evidence.is_few
         )
     return _Chosen(inputs=rows.inputs, changes=rows.changes, few=job.evidence.is_few or _are_few(rows.inputs))
@@ -589,7 +589,7 @@ def _unclean(
     return unclean, messages
 
 
-def _drilled_windows(job: RunContext, compared: DigestComparison, batch: Sequence[int]) -> set[int]:
+def _windows_to_drill_down(job: RunContext, compared: DigestComparison, batch: Sequence[int]) -> set[int]:
     """Returns the windows of the batch, and those of the time range in which parts mismatch: a verdict of the batch may
     be on a key whose row in another hour disagrees. Outside of the time range only the broker's log is read: no part
     could match there.

@@ -30,8 +30,8 @@ class Files:
 
     def identity(self, name: str, *, rest_ms: int) -> str | None:
         """Returns the identity of a file; None if it cannot be determined, or changed within the last `rest_ms`."""
-        looks = _looks(name, rest_ms=rest_ms)
-        return None if looks is None else f"{self.input_kind} {self.about} {looks}"
+        version = _version(name, rest_ms=rest_ms)
+        return None if version is None else f"{self.input_kind} {self.about} {version}"
 
 
 def some_files(session: SparkSession, folder: Path | str, frame: DataFrame) -> Callable[[Sequence[str]], DataFrame]:
@@ -44,7 +44,7 @@ def some_files(session: SparkSession, folder: Path | str, frame: DataFrame) -> C
     return read
 
 
-def _looks(name: str, *, rest_ms: int) -> str | None:
+def _version(name: str, *, rest_ms: int) -> str | None:
     """Returns size, times and inode of a local file that did not change for a while."""
     now_ns = time.time_ns()
     try:

@@ -2,7 +2,7 @@
 
 An input's row is (input_kind, id, topic, message_key, consumer_group, body_sha256, deliver_at_ms, created_ms, at_ms,
 attempts, note, due_unit_ms). `at_ms` is the sent, due or handled time, of a business row its created time as it stands
-there; `note` the row's state, outcome, or its business rule's number; `due_unit_ms` the unit of a business row's due time.
+there; `note` the row's state, outcome, or its business rule's number; `due_unit_ms` the unit of its due time.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ RECORDS = [
     Requeued(topic="t", group="g", at_ms=1, entries=[(0, 1, 5, 1)], reason="why"),
     Extended(topic="t", group="g", at_ms=1, visible_at_ms=2, entries=[(0, 1)]),
     Redriven(topic="t", group="g", at_ms=1, entries=[(0, 1)]),
-    Sought(topic="t", group="g", at_ms=1, position=0, life=1),
+    Sought(topic="t", group="g", at_ms=1, position=0, generation=1),
     Paused(topic="t", group="g", at_ms=1, paused=True),
 ]
 

@@ -174,7 +174,7 @@ def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
         journal.Settled(**common, runs=[(4, 1)]),
         journal.Died(**common, entries=[(3, 1, 2)], reason="no"),
         journal.Redriven(**common, entries=[(3, 1)]),
-        journal.Sought(**common, position=9, life=2),
+        journal.Sought(**common, position=9, generation=2),
         journal.Paused(**common, paused=True),
         journal.Paused(**common, paused=False),
         journal.Canceled(at_ms=7, ids=["c"], topics=[""]),
