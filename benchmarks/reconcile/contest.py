@@ -45,7 +45,7 @@ from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.recheck.run_context import RereadSuspects, RunContext
 from spark_reconcile.recheck.suspect_rereading import Suspects, ids_frame, keys_frame
 from spark_reconcile.results.window_store import WindowStore
-from spark_reconcile.runs.reconciliation import compare, judge_windows
+from spark_reconcile.runs.reconciliation import compare, evaluate_windows
 from spark_reconcile.sources.broker_logs import ACTION_SCHEMA
 from spark_reconcile.sources.parquet_archives import read_archive
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
@@ -169,7 +169,7 @@ def ours(spark: SparkSession, folder: Path, output: Path, *, full: bool = False)
     job, windows = job_of(spark, folder, output, full=full)
     output.mkdir(parents=True, exist_ok=True)
     digests = compare(job, FileDigestCache(output, job.settings.limits))
-    return judge_windows(job, windows, digests, store=WindowStore(output))
+    return evaluate_windows(job, windows, digests, store=WindowStore(output))
 
 
 def plain_join(spark: SparkSession, folder: Path) -> list[Any]:

@@ -77,7 +77,7 @@ class Retention:
         self._options = options
         self._clock = clock or SystemClock()
         judged_file = options.judged_file
-        self._judged = None if judged_file is None else EvidenceRetention(judged_file, clock=self._clock)
+        self._retention = None if judged_file is None else EvidenceRetention(judged_file, clock=self._clock)
         self._heads_after: str | None = ""
         self._swept_at_ms = self._clock.monotonic_ms()
 
@@ -93,9 +93,9 @@ class Retention:
 
     def _age_us(self, days: float | None, evidence: Purgeable) -> int | None:
         """The age from which evidence is deleted; None: never."""
-        if days is None or self._judged is None:
+        if days is None or self._retention is None:
             return None if days is None else int(days * DAY_US)
-        return self._judged.age_ms(evidence, keep_ms=int(days * DAY_US) // 1000) * 1000
+        return self._retention.age_ms(evidence, keep_ms=int(days * DAY_US) // 1000) * 1000
 
     def _purge(
         self, purge: Callable[..., int], older_than_us: int | None, stopping: threading.Event | None

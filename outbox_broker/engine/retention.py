@@ -85,7 +85,7 @@ class LogRetention:
         self._dispatcher = dispatcher
         self._looked_at_ms = context.clock.monotonic_ms()
         file = context.options.judged_file
-        self._judged = None if file is None else EvidenceRetention(file, clock=context.clock)
+        self._retention = None if file is None else EvidenceRetention(file, clock=context.clock)
 
     def check(self) -> None:
         """Check for segments to drop, every `retention_check_ms`; called by the timer."""
@@ -112,9 +112,9 @@ class LogRetention:
         """Returns how many of the oldest may go; if any, messages that are not evaluated yet are taken into account."""
         options = self._options
         count = outdated(segments, now_ms=now_ms, options=options)
-        if not count or self._judged is None or options.retention_ms is None:
+        if not count or self._retention is None or options.retention_ms is None:
             return count
-        age_ms = self._judged.age_ms(Purgeable.BROKER, keep_ms=options.retention_ms)
+        age_ms = self._retention.age_ms(Purgeable.BROKER, keep_ms=options.retention_ms)
         return outdated(segments, now_ms=now_ms, options=replace(options, retention_ms=age_ms))
 
     def _drop_messages(self, now_ms: int) -> int:

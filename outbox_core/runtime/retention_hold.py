@@ -72,18 +72,18 @@ class EvidenceRetention:
         self._logged_state = state
 
 
-def retention_age_ms(judged: RetentionHold | None, evidence: Purgeable, *, keep_ms: int, now_ms: int) -> int:
+def retention_age_ms(hold: RetentionHold | None, evidence: Purgeable, *, keep_ms: int, now_ms: int) -> int:
     """Returns the age from which evidence may be purged, given the hold."""
     most_ms = keep_ms * RETENTION_FACTOR_MAX
-    if judged is None:
+    if hold is None:
         # A disk that is not mounted for a minute proves no evaluation, and a purge cannot be undone.
         return most_ms
-    needed_since_ms = judged.needed_since_ms.get(evidence, now_ms)
+    needed_since_ms = hold.needed_since_ms.get(evidence, now_ms)
     # Evidence of the hold's own millisecond is still needed.
     return min(max(keep_ms, now_ms - needed_since_ms + 1), most_ms)
 
 
-def _state(judged: RetentionHold | None, *, now_ms: int) -> str:
-    if judged is None:
+def _state(hold: RetentionHold | None, *, now_ms: int) -> str:
+    if hold is None:
         return "judged_file_cannot_be_read"
-    return "judged_file_is_old" if now_ms - judged.written_at_ms > OLD_AFTER_MS else ""
+    return "judged_file_is_old" if now_ms - hold.written_at_ms > OLD_AFTER_MS else ""

@@ -89,7 +89,7 @@ def bounds_of(grace: Grace, evidence: Evidence, *, now_ms: int) -> dict[str, int
     }
 
 
-def judge(
+def classify(
     evidence: Evidence, bounds: Mapping[str, int], *, placement: WindowPlacement, span: Span | None = None
 ) -> ClassifiedEvidence:
     """Classify each message, each message in each group, and each rule and key of business rows.
@@ -97,7 +97,7 @@ def judge(
     `span`: business rows were read of this time range only, so only messages of it are compared with them.
     """
     keep = _checkpoint if evidence.is_few else _persist
-    messages = judged(
+    messages = with_verdicts(
         message_evidence(
             evidence.rows,
             evidence.messages,
@@ -113,7 +113,7 @@ def judge(
     )
     messages = keep(messages)
     copies = with_topic_mismatches(messages, is_few=evidence.is_few)
-    first = judged(
+    first = with_verdicts(
         delivery_evidence(messages, evidence.actions, evidence.inboxes, groups=evidence.groups),
         DELIVERY_RULES,
         bounds,
@@ -123,7 +123,7 @@ def judge(
     deliveries = first if decided is None else union(first.where(f"not ({_IN_DOUBT})"), decided)
     theirs = copies.where(f"created_ms <= 0 or {within(span)}")
     business_rows = business_evidence(evidence.rows, theirs, is_shared=_is_shared(evidence))
-    business = keep(judged(business_rows, BUSINESS_ROW_RULES, bounds))
+    business = keep(with_verdicts(business_rows, BUSINESS_ROW_RULES, bounds))
 
     def placed(frame: DataFrame, window: str) -> DataFrame:
         return frame.selectExpr("*", f"{window} as window_ms").where(placement.chosen)
@@ -157,7 +157,7 @@ def _decided_by_filters(
         return None
     doubtful = deliveries.where(_IN_DOUBT).drop("rule", "state", "severity")
     decided = evidence.filters.with_wanted(doubtful, groups, skew_ms=bounds["clock_skew_ms"], is_few=evidence.is_few)
-    return keep(judged(decided, DELIVERY_RULES, bounds).select(*deliveries.columns))
+    return keep(with_verdicts(decided, DELIVERY_RULES, bounds).select(*deliveries.columns))
 
 
 def _is_shared(evidence: Evidence) -> bool:
@@ -166,7 +166,7 @@ def _is_shared(evidence: Evidence) -> bool:
     return len(asking) > len({topic for topic, _ in asking})
 
 
-def judged(evidence: DataFrame, rules: Sequence[VerdictRule], bounds: Mapping[str, int]) -> DataFrame:
+def with_verdicts(evidence: DataFrame, rules: Sequence[VerdictRule], bounds: Mapping[str, int]) -> DataFrame:
     """Returns the evidence with the columns `rule`, `state` and `severity`."""
     named = evidence.selectExpr("*", f"{case_sql(rules, bounds)} as rule")
     return named.selectExpr(
@@ -194,8 +194,8 @@ def with_topic_mismatches(messages: DataFrame, *, is_few: bool) -> DataFrame:
     differing = f"is_pair and (({_PUBLISHED_ALONE}) or ({_STORED_ALONE}))"
     rule = rule_named(MESSAGE_RULES, "topic_differs")
     before = ", ".join(f"'{earlier.name}'" for earlier in MESSAGE_RULES[: MESSAGE_RULES.index(rule)])
-    judged = overruled(marked, rule, where=f"{differing} and rule not in ({before})")
-    return judged.selectExpr(*messages.columns, f"coalesce({differing} and broker = 0, false) as is_other_copy")
+    overruled_rows = overruled(marked, rule, where=f"{differing} and rule not in ({before})")
+    return overruled_rows.selectExpr(*messages.columns, f"coalesce({differing} and broker = 0, false) as is_other_copy")
 
 
 def _pairs_of_few(messages: DataFrame) -> DataFrame | None:

@@ -18,11 +18,11 @@ from spark_reconcile.results.summary import Summary
 from spark_reconcile.runs.stored_results import stored_hours, stored_run, write_anew
 
 Run = Annotated[str | None, typer.Option("--run", help="A run's id, the name of its folder; default: the newest.")]
-SinceJudged = Annotated[
+SinceHour = Annotated[
     str | None,
     typer.Option("--since", help="Instead of a run: all hours since then, as they were judged last."),
 ]
-UntilJudged = Annotated[str | None, typer.Option("--until", help="With --since: up to here; default: now.")]
+UntilHour = Annotated[str | None, typer.Option("--until", help="With --since: up to here; default: now.")]
 To = Annotated[
     Path | None, typer.Option("--to", help="Write into this folder; default: the run's own, or OUTPUT/hours.")
 ]
@@ -30,8 +30,8 @@ Open = Annotated[bool, typer.Option("--open", help="Show the page in a browser."
 
 
 def report(
-    output: Output = None, config: Config = None, run: Run = None, since: SinceJudged = None,
-    until: UntilJudged = None, to: To = None, show: Open = False, as_json: AsJson = False,
+    output: Output = None, config: Config = None, run: Run = None, since: SinceHour = None,
+    until: UntilHour = None, to: To = None, show: Open = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Make the report of a run, or of a time range, again. From what was stored; nothing is judged.
 

@@ -82,11 +82,11 @@ def drill_down(
         union(*(_rows(inputs.rows, *pair) for pair in zip(marked[:2], more[:2], strict=True))),
         _rows(inputs.messages, marked[2], more[2]),
     )
-    judged = Inputs(rows=rows, messages=messages, actions=inputs.actions, inboxes=inputs.inboxes)
+    selected = Inputs(rows=rows, messages=messages, actions=inputs.actions, inboxes=inputs.inboxes)
     changes = union(*(_changes(*pair) for pair in zip(marked[:2], more[:2], strict=True)))
     if marks.slots is not None:
-        judged = _with_events(judged, marks.slots, is_few=is_few)
-    return SelectedRows(inputs=judged, changes=changes)
+        selected = _with_events(selected, marks.slots, is_few=is_few)
+    return SelectedRows(inputs=selected, changes=changes)
 
 
 def windows_beside(inputs: Inputs, batch: str, *, covered: Sequence[str]) -> set[int]:
@@ -234,10 +234,10 @@ def _changes(marked: DataFrame, more: DataFrame) -> DataFrame:
     return union(signed, more.selectExpr("*", "-1 as sign").select(*columns)).where("sign != 0")
 
 
-def _with_events(judged: Inputs, slots: DataFrame, *, is_few: bool) -> Inputs:
+def _with_events(selected: Inputs, slots: DataFrame, *, is_few: bool) -> Inputs:
     """Add records by id alone: of mismatching buckets, of the messages to classify, and of cancels."""
-    published = judged.rows.where(f"input_kind != '{InputKind.BUSINESS}'").selectExpr(f"{_MESSAGE} as row_hash")
-    everything = union(published, judged.messages.selectExpr(f"{_MESSAGE} as row_hash"))
+    published = selected.rows.where(f"input_kind != '{InputKind.BUSINESS}'").selectExpr(f"{_MESSAGE} as row_hash")
+    everything = union(published, selected.messages.selectExpr(f"{_MESSAGE} as row_hash"))
     named = _sent_along(everything.distinct(), is_few=is_few)
 
     def chosen(frame: DataFrame) -> DataFrame:
@@ -245,8 +245,8 @@ def _with_events(judged: Inputs, slots: DataFrame, *, is_few: bool) -> Inputs:
         # A cancel names no topic.
         return marked.where("by_id or named or (id is not null and topic is null)").select(*frame.columns)
 
-    actions, inboxes = _kept(chosen(judged.actions), chosen(judged.inboxes))
-    return Inputs(rows=judged.rows, messages=judged.messages, actions=actions, inboxes=inboxes)
+    actions, inboxes = _kept(chosen(selected.actions), chosen(selected.inboxes))
+    return Inputs(rows=selected.rows, messages=selected.messages, actions=actions, inboxes=inboxes)
 
 
 def _kept(*frames: DataFrame) -> list[DataFrame]:

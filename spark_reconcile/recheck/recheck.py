@@ -42,7 +42,7 @@ class RecheckResult:
     that it cleared, by window.
     """
 
-    judged: ClassifiedEvidence
+    classified: ClassifiedEvidence
     cleared: Mapping[int, int]
 
 
@@ -58,7 +58,9 @@ def recheck(
     if suspects is None:
         job.say("too many suspects to look at each of them again: none is confirmed")
     if not suspects:
-        return RecheckResult(judged=first.map(lambda frame: frame.selectExpr("*", "false as confirmed")), cleared={})
+        return RecheckResult(
+            classified=first.map(lambda frame: frame.selectExpr("*", "false as confirmed")), cleared={}
+        )
     job.pause(job.settings.grace.confirm_after_seconds)
     near = _near(job, evidence, suspects)
     suspect_count = sum(len(part.messages) + len(part.keys) for part in suspects)
@@ -74,10 +76,10 @@ def recheck(
                 findings.messages.frame.join(messages, _MESSAGE, "left_semi"),
                 findings.keys.frame.join(keys, _UNDER_KEY, "left_semi"),
             ],
-            [frame.where(FINDING) for part in parts for frame in part.judged.frames],
+            [frame.where(FINDING) for part in parts for frame in part.classified.frames],
         )
     cleared = {start: count - after.get(start, 0) for start, count in before.items() if count > after.get(start, 0)}
-    return RecheckResult(judged=_replaced(first, parts, messages=messages, keys=keys), cleared=cleared)
+    return RecheckResult(classified=_replaced(first, parts, messages=messages, keys=keys), cleared=cleared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class _Findings:
 class _Part:
     """The new verdicts of suspects, and the messages (topic, id) and keys that they concern."""
 
-    judged: ClassifiedEvidence
+    classified: ClassifiedEvidence
     messages: DataFrame
     keys: DataFrame
 
@@ -161,7 +163,7 @@ def _named(frame: DataFrame, ids: DataFrame, keys: DataFrame) -> DataFrame:
 
 def _part(job: RunContext, near: Evidence, suspects: Suspects, placement: WindowPlacement) -> _Part:
     evidence = job.again(job.session, job.settings, job.plan, near, suspects)
-    again = job.judge(evidence, placement)
+    again = job.classify(evidence, placement)
     keys = keys_frame(job.session, suspects.keys)
     # Messages stored meanwhile with these keys, too; for other keys, not all records were read.
     under = again.messages.where("broker > 0").join(keys, _UNDER_KEY, "left_semi").select(*_MESSAGE)
@@ -179,7 +181,7 @@ def _part(job: RunContext, near: Evidence, suspects: Suspects, placement: Window
     again.release()
     evidence.release()
     return _Part(
-        judged=ClassifiedEvidence(messages=messages, deliveries=deliveries, business=business),
+        classified=ClassifiedEvidence(messages=messages, deliveries=deliveries, business=business),
         messages=looked_at,
         keys=keys,
     )
@@ -196,9 +198,9 @@ def _replaced(
         return union(untouched, *after)
 
     return ClassifiedEvidence(
-        messages=whole(first.messages, _MESSAGE, messages, [part.judged.messages for part in parts]),
-        deliveries=whole(first.deliveries, _MESSAGE, messages, [part.judged.deliveries for part in parts]),
-        business=whole(first.business, _UNDER_KEY, keys, [part.judged.business for part in parts]),
+        messages=whole(first.messages, _MESSAGE, messages, [part.classified.messages for part in parts]),
+        deliveries=whole(first.deliveries, _MESSAGE, messages, [part.classified.deliveries for part in parts]),
+        business=whole(first.business, _UNDER_KEY, keys, [part.classified.business for part in parts]),
     )
 
 

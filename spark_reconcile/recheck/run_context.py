@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_reconcile.classify.classification import ClassifiedEvidence, bounds_of, judge
+from spark_reconcile.classify.classification import ClassifiedEvidence, bounds_of, classify
 from spark_reconcile.classify.key_spelling_differences import Pair, equal_keys
 from spark_reconcile.classify.window_placement import WindowPlacement
 from spark_reconcile.core.settings import Settings
@@ -62,7 +62,7 @@ class RunContext:
         """
         return nullcontext() if self.evidence.is_few else few_rows(self.session)
 
-    def judge(self, evidence: Evidence, placement: WindowPlacement) -> ClassifiedEvidence:
+    def classify(self, evidence: Evidence, placement: WindowPlacement) -> ClassifiedEvidence:
         """Classify this evidence, by the bounds of the run."""
         bounds = bounds_of(self.settings.grace, evidence, now_ms=self.now_ms)
-        return judge(evidence, bounds, placement=placement, span=self.span)
+        return classify(evidence, bounds, placement=placement, span=self.span)

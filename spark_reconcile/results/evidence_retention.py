@@ -155,12 +155,12 @@ def needed_since(shown: Collection[int], inputs: Iterable[InputExtent], *, slack
     since_by_kind: dict[str, int] = {}
     for extent in inputs:
         if extent.source in _PURGED and extent.complete_since_ms is not None and shown:
-            since_ms = _first_unjudged(shown, extent.complete_since_ms) - slack_ms
+            since_ms = _first_open(shown, extent.complete_since_ms) - slack_ms
             since_by_kind[extent.source] = min(since_ms, since_by_kind.get(extent.source, since_ms))
     return since_by_kind
 
 
-def _first_unjudged(shown: Collection[int], since_ms: int) -> int:
+def _first_open(shown: Collection[int], since_ms: int) -> int:
     start = max(min(shown), since_ms // HOUR_MS * HOUR_MS)
     while start in shown:
         start += HOUR_MS

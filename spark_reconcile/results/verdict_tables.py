@@ -34,17 +34,17 @@ _TURNED_AWAY: Final = (
 """Deliveries after the effect that no failure explains: the inbox rejected them as duplicates."""
 
 
-def verdicts(judged: ClassifiedEvidence) -> DataFrame:
+def verdicts(classified: ClassifiedEvidence) -> DataFrame:
     """Returns the table of verdicts on messages and deliveries."""
     shared = ("topic", "state", "rule", "severity", "deliver_at_ms", "stored_ms", "confirmed", "window_ms", _COLLATION)
-    messages = judged.messages.selectExpr(
+    messages = classified.messages.selectExpr(
         f"'{Scope.MESSAGE}' as scope", "id as message_id", *shared, "nullif(message_key, '') as message_key",
         "cast(null as string) as consumer_group", "created_ms", "sent_ms", "0L as first_delivered_ms",
         "0L as acked_ms", "0L as handled_ms", "outbox", "archive", "broker", "canceled", "business", "0L as deliveries",
         "0L as acks", "0L as effects", f"{MESSAGE_AT_MS} as at_ms",
         "created_ms as published_ms", "resent", "repeated", "0L as turned_away",
     )  # fmt: skip
-    deliveries = judged.deliveries.selectExpr(
+    deliveries = classified.deliveries.selectExpr(
         f"'{Scope.DELIVERY}' as scope", "id as message_id", *shared, "cast(null as string) as message_key",
         "consumer_group", "0L as created_ms", "0L as sent_ms", "first_delivered_ms", "first_ack_ms as acked_ms",
         "effect_ms as handled_ms", "0L as outbox", "0L as archive", "stored as broker", "canceled", "0L as business",
@@ -54,11 +54,11 @@ def verdicts(judged: ClassifiedEvidence) -> DataFrame:
     return messages.unionByName(deliveries)
 
 
-def business_verdicts(judged: ClassifiedEvidence, settings: Settings) -> DataFrame:
+def business_verdicts(classified: ClassifiedEvidence, settings: Settings) -> DataFrame:
     """Returns the table of verdicts on business rows: one row for each rule and key."""
     names = [f"when {rule_number} then '{sql_text(rule.name)}'" for rule_number, rule in enumerate(settings.rules)]
     name = f"case rule_number {' '.join(names)} end" if names else "''"
-    return judged.business.selectExpr(
+    return classified.business.selectExpr(
         f"{name} as business_rule", "topic", "message_key", "rows", "messages",
         f"{BUSINESS_AT_MS} as at_ms", "state", "rule", "severity", "confirmed", "window_ms",
         _COLLATION,

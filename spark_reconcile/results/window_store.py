@@ -164,7 +164,7 @@ def span_of(windows: Sequence[int], *, slack_ms: int) -> Span:
     return Span(since_ms=windows[0] - slack_ms, until_ms=windows[-1] + HOUR_MS + slack_ms)
 
 
-def to_judge(windows: Sequence[int], shown: Mapping[int, Window], fingerprints: Mapping[int, str]) -> list[int]:
+def to_evaluate(windows: Sequence[int], shown: Mapping[int, Window], fingerprints: Mapping[int, str]) -> list[int]:
     """Returns the windows that were never evaluated, whose records changed since, or that were open."""
     return [start for start in windows if _stale(shown.get(start), fingerprints.get(start, ""))]
 

@@ -1,10 +1,10 @@
 """A reconciliation, from settings to published results: over all windows at once, or by the hour.
 
 Both are one run. Its sources are checked, read once, and compared with what earlier runs noted; rows get their verdicts
-by the same rules; findings are read and judged once more; verdicts are counted by window, and the results published.
-They differ in two points. A whole run judges every row; its windows are the buckets of the report's axis, and beside
+by the same rules; findings are read and evaluated once more; verdicts are counted by window, and the results published.
+They differ in two points. A whole run evaluates every row; its windows are the buckets of the report's axis, and beside
 them NO_WINDOW, of rows whose time is not known. By the hour, digests (counts and sums of hashes) are compared first,
-and only rows on which the sources do not agree, in hours that are new, changed or open, are judged; results are
+and only rows on which the sources do not agree, in hours that are new, changed or open, are evaluated; results are
 published hour by hour, so that a killed run is simply started again.
 """
 
@@ -66,7 +66,7 @@ from spark_reconcile.results.window_store import (
     batches,
     closed_windows,
     span_of,
-    to_judge,
+    to_evaluate,
 )
 from spark_reconcile.results.window_totals import (
     Tally,
@@ -163,7 +163,7 @@ def _time_ms(now_ms: int | None) -> int:
     return time.time_ns() // 1_000_000 if now_ms is None else now_ms
 
 
-# -- one run: plan, read, judge, publish -----------------------------------------------------------------------------
+# -- one run: plan, read, evaluate, publish --------------------------------------------------------------------------
 
 
 def _run_once(settings: Settings, request: _Asked) -> Summary:
@@ -235,7 +235,7 @@ class _Hours:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
+class _Evaluated:
     """The verdicts of a run: counts by window, its tables, and the series of its charts."""
 
     results: Sequence[Mapping[str, Any]]
@@ -254,35 +254,35 @@ def _reconcile(job: RunContext, hours: _Hours | None, *, stage: Staging, watch: 
         shortened = check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms, is_whole=hours is None)
         sources = inputs(job.evidence, job.settings)
         if hours is None:
-            judged = _judge_all(job, stage=stage, watch=watch)
+            evaluated = _evaluate_all(job, stage=stage, watch=watch)
         else:
-            judged = _judge_hours(job, hours, sources, stage=stage, watch=watch)
+            evaluated = _evaluate_hours(job, hours, sources, stage=stage, watch=watch)
         causes = diagnose(
-            judged.tables, evidence=job.evidence, settings=job.settings,
-            verdict_counts=verdict_counts_of(judged.results), inputs=sources,
+            evaluated.tables, evidence=job.evidence, settings=job.settings,
+            verdict_counts=verdict_counts_of(evaluated.results), inputs=sources,
             displaced=None if hours is None else partial(
                 with_displaced_rows, job.session, job.settings, job.evidence
             ),
         )  # fmt: skip
     finally:
         job.evidence.release()
-    if judged.first is not None:
-        judged.first.release()
+    if evaluated.first is not None:
+        evaluated.first.release()
     watch.lap("count")
     job.say("writing the report")
     summary = replace(
-        summary_of(judged.results, run_id=stage.run_id, judged_at_ms=job.now_ms),
-        latencies=latencies_of(judged.hours.values()),
+        summary_of(evaluated.results, run_id=stage.run_id, judged_at_ms=job.now_ms),
+        latencies=latencies_of(evaluated.hours.values()),
         causes=causes,
-        inputs=with_notes(sources, judged.unjudged),
-        unjudged=list(judged.unjudged),
+        inputs=with_notes(sources, evaluated.unjudged),
+        unjudged=list(evaluated.unjudged),
         shortened=shortened,
         folder=str(stage.final),
-        windows=judged.counts,
+        windows=evaluated.counts,
         clocks=job.plan.clocks,
         took_seconds=watch.laps,
         grace=job.settings.grace,
-        flow=judged.flow,
+        flow=evaluated.flow,
     )
     publish(summary, job.settings, stage=stage)
     keep_totals(job.evidence, job.settings, job.plan, now_ms=job.now_ms, is_whole=hours is None)
@@ -310,13 +310,13 @@ class WindowVerdicts:
 
 def _verdicts(job: RunContext, evidence: Evidence, placement: WindowPlacement) -> WindowVerdicts:
     """Classify these rows, and look at the findings once more. Verdicts in other windows are left out."""
-    first = job.judge(evidence, placement)
+    first = job.classify(evidence, placement)
     if evidence is not job.evidence:
         # Of selected rows, plans are longer than their execution; a second copy of all rows would cost more.
         first = first.checkpointed()
     rechecked = recheck(job, evidence, first, placement)
     # Checkpoints: writing, counting and examples would each plan the recheck's unions again.
-    tables = verdicts(rechecked.judged), business_verdicts(rechecked.judged, job.settings)
+    tables = verdicts(rechecked.classified), business_verdicts(rechecked.classified, job.settings)
     table, business = with_key_spelling_differences(
         *in_parallel(*(frame.localCheckpoint for frame in tables)), is_few=evidence.is_few, equal_keys=job.equal_keys
     )
@@ -345,7 +345,7 @@ def _count(tallies: Mapping[int, Tally], window_verdicts: WindowVerdicts) -> Non
 # -- all windows at once ---------------------------------------------------------------------------------------------
 
 
-def _judge_all(job: RunContext, *, stage: Staging, watch: StepTimer) -> _Judged:
+def _evaluate_all(job: RunContext, *, stage: Staging, watch: StepTimer) -> _Evaluated:
     """Judge every row, count by bucket of the axis, and, concurrently, write the tables."""
     axis = axis_of(job.evidence)
     job.say(f"giving verdicts on {job.evidence.row_count:,} rows")
@@ -361,7 +361,7 @@ def _judge_all(job: RunContext, *, stage: Staging, watch: StepTimer) -> _Judged:
         lambda: hourly(window_verdicts.table).coalesce(1).write.parquet(stage.table("aggregates")),
     )
     results = {start: tally.as_result() for start, tally in tallies.items()}
-    return _Judged(
+    return _Evaluated(
         results=list(results.values()),
         tables=lambda: (window_verdicts.table, window_verdicts.business),
         flow=Flow(axis=axis, events=events, trouble=trouble_of({start: results[start] for start in axis.starts}, axis)),
@@ -373,16 +373,16 @@ def _judge_all(job: RunContext, *, stage: Staging, watch: StepTimer) -> _Judged:
 # -- by the hour -----------------------------------------------------------------------------------------------------
 
 
-def _judge_hours(
+def _evaluate_hours(
     job: RunContext, hours: _Hours, sources: Sequence[InputExtent], *, stage: Staging, watch: StepTimer
-) -> _Judged:
+) -> _Evaluated:
     windows, store = hours.windows, hours.store
     now = reaches(sources)
     begun = store.begun(now)
     job = replace(job, late=first_looked_at_late(windows, store.windows, begun, now))
     job.say(f"comparing digests of {job.evidence.row_count:,} rows in {len(windows):,} windows")
     compared = compare(job, FileDigestCache(job.settings.output, job.settings.limits, checkpoint=store.checkpoint))
-    judged = judge_windows(job, windows, compared, store=store)
+    evaluated = evaluate_windows(job, windows, compared, store=store)
     overdue = _overdue_outside(job, windows, table=stage.table("overdue"))
     watch.lap("judge")
     shown = {start: store.windows[start] for start in windows}
@@ -391,13 +391,13 @@ def _judge_hours(
     write_aggregates(stage.folder / "aggregates", {start: window.result for start, window in shown.items()})
     until_ms = windows[-1] if hours.asked is None else hours.asked.until_ms
     before = [window.result for start, window in store.windows.items() if start < windows[0]]
-    return _Judged(
+    return _Evaluated(
         results=[*(window.result for window in shown.values()), overdue],
         tables=lambda: window_tables(job.session, store, windows),
         flow=_flow(compared, windows, shown),
         hours=latencies,
         counts=replace(
-            counts_of(shown, before=before), judged=len(judged), not_closed=_not_closed(windows, until_ms),
+            counts_of(shown, before=before), judged=len(evaluated), not_closed=_not_closed(windows, until_ms),
             outside=overdue["looked_at"],
         ),
         unjudged=unjudged(windows, store.windows, begun, inputs=sources),
@@ -462,7 +462,7 @@ def _not_known(evidence: Evidence, cached: CachedDigests) -> list[tuple[Files, l
     return [(files, names) for files, names in undigested if names]
 
 
-def judge_windows(
+def evaluate_windows(
     job: RunContext, windows: Sequence[int], compared: DigestComparison, *, store: WindowStore
 ) -> list[int]:
     """Evaluate those of the windows that need it, and publish their results; returns these windows.
@@ -471,8 +471,8 @@ def judge_windows(
     """
     job = replace(job, span=span_of(windows, slack_ms=job.slack_ms))
     prints = fingerprints(job, sums=compared.sums, buckets=compared.buckets, inputs=inputs_of(job.evidence))
-    stale = list(windows) if job.full else to_judge(windows, store.windows, prints)
-    closed, judged = set(windows).difference(stale), set(stale)
+    stale = list(windows) if job.full else to_evaluate(windows, store.windows, prints)
+    closed, evaluated = set(windows).difference(stale), set(stale)
     for some in batches(stale, size=job.settings.limits.windows_a_batch):
         chosen = _chosen(job, some, compared)
         with _configured(job, few=chosen.few):
@@ -482,9 +482,9 @@ def judge_windows(
             chosen = _chosen(job, batch, compared)
         job.say(f"judging {len(batch):,} of {len(windows):,} windows")
         with _configured(job, few=chosen.few):
-            _judge_batch(job, batch, compared, prints, chosen, store=store)
-        judged.update(batch)
-    return sorted(judged)
+            _evaluate_batch(job, batch, compared, prints, chosen, store=store)
+        evaluated.update(batch)
+    return sorted(evaluated)
 
 
 def inputs_of(evidence: Evidence) -> Inputs:
@@ -559,7 +559,7 @@ def _reopened(job: RunContext, inputs: Inputs, batch: Sequence[int], closed: set
     return sorted(closed & windows_beside(inputs, among_windows("window_ms", batch), covered=job.covered))
 
 
-def _judge_batch(
+def _evaluate_batch(
     job: RunContext, batch: Sequence[int], compared: DigestComparison, prints: Mapping[int, str], chosen: _Chosen, *,
     store: WindowStore,
 ) -> None:  # fmt: skip
@@ -599,14 +599,18 @@ def _windows_to_drill_down(job: RunContext, compared: DigestComparison, batch: S
 
 
 def _tallies(
-    job: RunContext, batch: Sequence[int], compared: DigestComparison, judged: WindowVerdicts, changes: DataFrame | None
+    job: RunContext,
+    batch: Sequence[int],
+    compared: DigestComparison,
+    evaluated: WindowVerdicts,
+    changes: DataFrame | None,
 ) -> dict[int, Tally]:
     """Returns the numbers of each window. `changes`: corrections of what was settled in bulk; None: nothing was."""
     tallies = {start: Tally() for start in batch}
     if changes is not None:
         for bulk in (bulk_of(compared.sums), changes_of(changes)):
             tally_bulk(tallies, bulk, job.evidence.groups, job.settings.rules)
-    _count(tallies, judged)
+    _count(tallies, evaluated)
     return tallies
 
 
@@ -679,7 +683,7 @@ def _not_closed(windows: Sequence[int], until_ms: int) -> int:
     return max(0, -(-(until_ms - windows[-1] - HOUR_MS) // HOUR_MS))
 
 
-# -- what is overdue in hours that are not judged --------------------------------------------------------------------
+# -- what is overdue in hours that are not evaluated -----------------------------------------------------------------
 #
 # Rows of the outbox of any age: messages older than the time range, and those of the current hour, after the grace
 # time. Their evidence is only the broker's log and the outbox: archive and business rows of their hours are not read.
@@ -695,11 +699,11 @@ def _overdue_outside(job: RunContext, windows: Sequence[int], *, table: str) -> 
     hours = [] if rows is None else rows.selectExpr(f"{hour('created_ms')} as hour_ms").distinct().collect()
     if rows is not None and hours:
         batch = sorted(row["hour_ms"] for row in hours)
-        judged = _among(_without_the_rest(job), _records_of(job, rows), batch)
+        evaluated = _among(_without_the_rest(job), _records_of(job, rows), batch)
         # Messages without a row at the recheck were sent meanwhile: they are evaluated with their hour.
-        overdue = judged.table.where(f"scope = '{Scope.MESSAGE}' and outbox > 0")
+        overdue = evaluated.table.where(f"scope = '{Scope.MESSAGE}' and outbox > 0")
         write_verdicts(overdue, Path(table))
-        tally_verdicts(dict.fromkeys(batch, tally), overdue, judged.business.where("false"))
+        tally_verdicts(dict.fromkeys(batch, tally), overdue, evaluated.business.where("false"))
     return tally.as_result()
 
 

@@ -57,7 +57,7 @@ def stored_hours(output: Path, *, since_ms: int, until_ms: int) -> Summary:
     summary = summary_of(
         (window.result for _, window in sorted(shown.items())),
         run_id="",
-        judged_at_ms=max(map(_judged_at, shown.values())),
+        judged_at_ms=max(map(_evaluated_at, shown.values())),
     )
     before = [window.result for start, window in windows.items() if start < min(shown)]
     hours = range(since_ms // HOUR_MS, -(-until_ms // HOUR_MS))
@@ -89,7 +89,7 @@ def _trouble(shown: Mapping[int, Window]) -> Flow:
     )
 
 
-def _judged_at(window: Window) -> int:
+def _evaluated_at(window: Window) -> int:
     return window.judged_at_ms
 
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_reconcile.classify.classification import RULES, judged
+from spark_reconcile.classify.classification import RULES, with_verdicts
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.report.page import WORDS
 from spark_reconcile.rules.business_row_rules import BUSINESS_ROW_RULES
@@ -150,7 +150,7 @@ def test_spark_gives_the_verdicts_of_plain_words_over_the_evidence_cube(
     cube = [{name: random.choice(values) for name, values in domain.items()} for _ in range(20_000)]
     cube = [facts for facts in cube if _possible(scope, facts)]
 
-    found = judged(_frame(spark, cube, domain), rules, BOUNDS).select("rule", "state", "severity").collect()
+    found = with_verdicts(_frame(spark, cube, domain), rules, BOUNDS).select("rule", "state", "severity").collect()
 
     wrong = [
         (row["rule"], expected, facts)
