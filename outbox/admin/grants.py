@@ -17,7 +17,7 @@ from outbox_core.common.table_namespace import VERSION_TABLE, TableNamespace
 _WRITE: Final = "SELECT, INSERT, UPDATE, DELETE"
 
 
-class Role(StrEnum):
+class DatabaseRole(StrEnum):
     """A user of the database: what it does with the outbox's tables."""
 
     APP = "app"
@@ -26,40 +26,42 @@ class Role(StrEnum):
     MIGRATE = "migrate"
 
 
-def grants(connection: Connection, role: Role, *, schema: str | None, account: str) -> list[str]:
+def grants(connection: Connection, role: DatabaseRole, *, schema: str | None, account: str) -> list[str]:
     """Returns the statements, for the tables that there are now; those of `migrate` also for tables to be made.
 
     `account`: as Database.account() quotes the user. Only `app` gets business tables: those of the connection's
     database. Raises ConfigurationError without a namespace.
     """
     namespace, database = table_namespace(connection.dialect, schema), database_of(connection.dialect)
-    makes = role is Role.MIGRATE
+    makes = role is DatabaseRole.MIGRATE
     return [
         database.grant(privileges, schema=granted_schema, table=table, account=account, makes=makes)
         for granted_schema, table, privileges in _needed(connection, role, namespace)
     ]
 
 
-def _needed(connection: Connection, role: Role, namespace: TableNamespace) -> Iterator[tuple[str, str | None, str]]:
+def _needed(
+    connection: Connection, role: DatabaseRole, namespace: TableNamespace
+) -> Iterator[tuple[str, str | None, str]]:
     """Yields schemas, tables (None: all of the schema) and privileges."""
     tables, database = outbox_tables(namespace), str(namespace.schema)
     messages = message_table_names(connection, namespace)
     match role:
-        case Role.APP:
+        case DatabaseRole.APP:
             yield from _of_app(tables, messages, database)
             business = connection.dialect.default_schema_name
             for name in sorted(_business_tables(connection, business)):
                 yield str(business), name, _WRITE
-        case Role.COMPENSATOR:
+        case DatabaseRole.COMPENSATOR:
             yield from _of_compensator(tables, messages, database)
-        case Role.RECONCILIATION:
+        case DatabaseRole.RECONCILIATION:
             for name in (*messages, tables.archive.name, tables.inbox.name, tables.order_head.name):
                 yield database, name, "SELECT"
-        case Role.MIGRATE if namespace.prefix:
+        case DatabaseRole.MIGRATE if namespace.prefix:
             outbox_names = {table.name for table in tables.metadata.sorted_tables} | {*messages, VERSION_TABLE}
             for name in sorted(outbox_names):
                 yield database, name, _WRITE
-        case Role.MIGRATE:
+        case DatabaseRole.MIGRATE:
             yield database, None, _WRITE
         case _:
             assert_never(role)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outbox.admin.grants import Role
+from outbox.admin.grants import DatabaseRole
 from outbox.admin.grants import grants as grants_of
 from outbox.migrate import schema_upgrade
 from outbox.store.database import background_engine, database_errors, open_engine
@@ -60,7 +60,7 @@ def upgrade(
 @app.command()
 def grants(
     url: Url,
-    role: Annotated[Role, typer.Option("--role", help="Whose grants.")],
+    role: Annotated[DatabaseRole, typer.Option("--role", help="Whose grants.")],
     schema: Schema = None,
     user: Annotated[str | None, typer.Option("--user", help="Name of the user; default: the role's.")] = None,
     host: Annotated[str, typer.Option("--host", help="Where the user connects from.")] = "%",

@@ -67,7 +67,7 @@ class GroupOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differences:
+class GroupDifferences:
     """How a stored group differs from what a consumer says: texts for people, and the options of the command."""
 
     refused: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Differences:
     left: tuple[str, ...] = ()
 
 
-def differences(options: GroupOptions, stored: GroupConfig) -> Differences:
+def differences(options: GroupOptions, stored: GroupConfig) -> GroupDifferences:
     """Returns what must be refused and what is left as it is stored. Pure."""
     declared = options.new_config()
     refused: list[str] = []
@@ -91,7 +91,7 @@ def differences(options: GroupOptions, stored: GroupConfig) -> Differences:
         left.append(f"max_attempts={stored.max_attempts}, not {declared.max_attempts}")
     if options.backoff is not None and _backoff_of(declared) != _backoff_of(stored):
         left.append(f"backoff={_backoff_of(stored)}, not {_backoff_of(declared)}")
-    return Differences(refused=tuple(refused), cure=tuple(cure), left=tuple(left))
+    return GroupDifferences(refused=tuple(refused), cure=tuple(cure), left=tuple(left))
 
 
 class GroupDeclarer:
@@ -148,7 +148,7 @@ class GroupDeclarer:
         else:
             self._compare(topic, group, differences(options, stored))
 
-    def _compare(self, topic: str, group: str, difference: Differences) -> None:
+    def _compare(self, topic: str, group: str, difference: GroupDifferences) -> None:
         command = f"outbox broker group declare {topic} {group}"
         if difference.refused:
             raise ConfigurationError(

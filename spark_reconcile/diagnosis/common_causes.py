@@ -348,7 +348,7 @@ class ComparedTimes(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differences:
+class TimeDifferences:
     """By how many milliseconds the times of `rows` rows are ahead: STEPS + 1 percentiles, in order. `of`: a group, or
     the number of a business rule.
     """
@@ -359,7 +359,7 @@ class Differences:
     percentiles_ms: Sequence[int]
 
 
-def measured_differences(evidence: Evidence, times: Collection[ComparedTimes]) -> list[Differences]:
+def measured_differences(evidence: Evidence, times: Collection[ComparedTimes]) -> list[TimeDifferences]:
     """Returns the differences of the wanted sources (at least one); none for a source without rows to compare.
 
     Times written by database clocks are compared with the broker's single clock: an archive row is written right after
@@ -373,7 +373,7 @@ def measured_differences(evidence: Evidence, times: Collection[ComparedTimes]) -
         n="count(*)", steps=f"percentile_approx(difference_ms, array({shares}), 10000)",
     )  # fmt: skip
     return [
-        Differences(
+        TimeDifferences(
             compared=ComparedTimes(row["compared"]), of=row["of"], rows=row["n"], percentiles_ms=list(row["steps"])
         )
         for row in sorted(percentiles.collect())

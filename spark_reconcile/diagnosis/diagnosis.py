@@ -11,9 +11,9 @@ from spark_reconcile.core.settings import BusinessRule, Settings
 from spark_reconcile.diagnosis.common_causes import (
     OFFSET_ROWS_MIN,
     ComparedTimes,
-    Differences,
     Offset,
     RuleMatches,
+    TimeDifferences,
     extent_causes,
     extents_of,
     findings_outside,
@@ -111,7 +111,7 @@ class _TimedEvidence:
 
     def differences(
         self, times: Collection[ComparedTimes], verdict_counts: Sequence[VerdictCount]
-    ) -> list[Differences]:
+    ) -> list[TimeDifferences]:
         """Measure; in a run on a time range, missing business rows may have times outside of it: they are loaded."""
         business = ComparedTimes.BUSINESS_TIME
         unasked = sum(counted.count for counted in verdict_counts if counted.rule == UNASKED)
@@ -147,7 +147,7 @@ def _may_explain(verdict_counts: Sequence[VerdictCount], rules: Collection[str])
 
 
 def _offset(
-    differences: Differences, settings: Settings, verdict_counts: Sequence[VerdictCount], *, skew_ms: int
+    differences: TimeDifferences, settings: Settings, verdict_counts: Sequence[VerdictCount], *, skew_ms: int
 ) -> Offset | None:
     """Returns the offset that a source's rows share, and the verdicts that it may explain; None: there are none."""
     size_ms = shared_offset_ms(differences.percentiles_ms, rows=differences.rows, skew_ms=skew_ms)
@@ -161,7 +161,9 @@ def _offset(
     )  # fmt: skip
 
 
-def _explained(differences: Differences, settings: Settings, verdict_counts: Sequence[VerdictCount]) -> dict[str, int]:
+def _explained(
+    differences: TimeDifferences, settings: Settings, verdict_counts: Sequence[VerdictCount]
+) -> dict[str, int]:
     counts: dict[str, int] = {}
     for counted in verdict_counts:
         if counted.rule in _EXPLAINED[differences.compared] and _is_of(differences, counted, settings):
@@ -169,7 +171,7 @@ def _explained(differences: Differences, settings: Settings, verdict_counts: Seq
     return counts
 
 
-def _is_of(differences: Differences, counted: VerdictCount, settings: Settings) -> bool:
+def _is_of(differences: TimeDifferences, counted: VerdictCount, settings: Settings) -> bool:
     match differences.compared:
         case ComparedTimes.ARCHIVE:
             return True
@@ -182,7 +184,7 @@ def _is_of(differences: Differences, counted: VerdictCount, settings: Settings) 
             assert_never(differences.compared)
 
 
-def _names(differences: Differences, settings: Settings) -> tuple[str, str, str, str]:
+def _names(differences: TimeDifferences, settings: Settings) -> tuple[str, str, str, str]:
     """Names of the times, of the reference times, and of the source."""
     match differences.compared:
         case ComparedTimes.ARCHIVE:

@@ -60,8 +60,8 @@ class PushedFilter:
 
 
 @dataclass(slots=True)
-class Query:
-    """Accumulates a statement's SQL and its bound values."""
+class WhereClause:
+    """Accumulates the conditions of a statement, and the values bound in them."""
 
     conditions: list[str]
     parameters: list[object] = field(default_factory=list)
@@ -118,19 +118,19 @@ class SqlReader(DataSourceReader):
                 yield from self._read(reader, self._statements[index], partition)
 
     def _read(self, reader: DbApiReader, statement: Statement, part: Part) -> Iterator[pa.RecordBatch]:
-        query = self._query(statement)
+        where_clause = self._where_clause(statement)
         for bound, sign in ((part.low, ">="), (part.high, "<")):
             if bound is not None:
                 # The first range includes the rows without a value.
                 nothing = f" OR {statement.range_by} IS NULL" if sign == "<" and part.low is None else ""
-                query.conditions.append(f"({statement.range_by} {sign} ?{nothing})")
-                query.parameters.append(bound)
+                where_clause.conditions.append(f"({statement.range_by} {sign} ?{nothing})")
+                where_clause.parameters.append(bound)
         named = list(statement.columns)
         selected = ", ".join(statement.columns[name] for name in named)
         # The names were checked against the database's catalog; the values are bound.
-        sql = f"SELECT {selected} FROM {statement.table}{_where(query.conditions)}"  # noqa: S608
+        sql = f"SELECT {selected} FROM {statement.table}{_where(where_clause.conditions)}"  # noqa: S608
         try:
-            for batch in reader.batches(sql, query.parameters):
+            for batch in reader.batches(sql, where_clause.parameters):
                 yield _arrow(statement, named, batch)
         except ConfigurationError as error:
             raise ConfigurationError(f"table {statement.table}: {error}") from error
@@ -141,23 +141,23 @@ class SqlReader(DataSourceReader):
         count = min(statement.rows_about // ROWS_A_PARTITION + 1, PARTITIONS_MAX)
         if statement.range_by is None or count == 1:
             return [Part((index,))]
-        query = self._query(statement)
+        where_clause = self._where_clause(statement)
         bounds_sql = f"MIN({statement.range_by}), MAX({statement.range_by})"
-        sql = f"SELECT {bounds_sql} FROM {statement.table}{_where(query.conditions)}"  # noqa: S608
-        ((low, high),) = reader.rows(sql, query.parameters)
+        sql = f"SELECT {bounds_sql} FROM {statement.table}{_where(where_clause.conditions)}"  # noqa: S608
+        ((low, high),) = reader.rows(sql, where_clause.parameters)
         if low is None or int(high) - int(low) < count:
             return [Part((index,))]
         step = (int(high) - int(low)) // count + 1
         bounds = [int(low) + step * part_number for part_number in range(1, count)]
         return [Part((index,), start, end) for start, end in zip([None, *bounds], [*bounds, None], strict=True)]
 
-    def _query(self, statement: Statement) -> Query:
-        query = Query(list(statement.where), list(statement.parameters))
+    def _where_clause(self, statement: Statement) -> WhereClause:
+        where_clause = WhereClause(list(statement.where), list(statement.parameters))
         for pushed in self._pushed:
             if pushed.column in statement.columns:
-                query.conditions.append(f"{statement.columns[pushed.column]} {pushed.sign} ?")
-                query.parameters.append(pushed.value)
-        return query
+                where_clause.conditions.append(f"{statement.columns[pushed.column]} {pushed.sign} ?")
+                where_clause.parameters.append(pushed.value)
+        return where_clause
 
     def _wanted(self, statement: Statement) -> bool:
         """Whether rows of this statement can match the pushed filters on constants."""
