@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from outbox_core.common.backoff import Backoff
 
@@ -108,6 +108,14 @@ def _idle_ms(idle_turns: int, options: PacingOptions, random: Random) -> int:
     return max(1, int(delay * (1 + options.jitter * random.random())))
 
 
+class _DueTurn(NamedTuple):
+    """An entry of the heap: the earliest due turn first, of equal ones the first that was entered."""
+
+    due_ms: int
+    entry: int
+    source: str
+
+
 @dataclass(slots=True)
 class _QueuedSource:
     """A source in the queue; `entry` is its newest entry in the heap, None while a worker has it.
@@ -133,7 +141,7 @@ class TurnQueue:
         self._random = random
         self._queued: dict[str, _QueuedSource] = {}
         self._busy: dict[str, bool] = {}  # source -> whether it failed last time
-        self._due: list[tuple[int, int, str]] = []
+        self._due: list[_DueTurn] = []
         self._entries = itertools.count()
 
     @property
@@ -164,21 +172,21 @@ class TurnQueue:
 
     def take(self, *, now_ms: int) -> str | None:
         """Returns the source whose turn it is, the caller's until done(); None if no source is due."""
-        passed_over: list[tuple[int, int, str]] = []
+        passed_over: list[_DueTurn] = []
         source: str | None = None
-        while self._due and self._due[0][0] <= now_ms and source is None:
-            item = heapq.heappop(self._due)
-            if not self._stands(item):
+        while self._due and self._due[0].due_ms <= now_ms and source is None:
+            due_turn = heapq.heappop(self._due)
+            if not self._stands(due_turn):
                 continue
-            queued = self._queued[item[2]]
+            queued = self._queued[due_turn.source]
             if queued.pace.failures and sum(self._busy.values()) >= self._suspects_max:
-                passed_over.append(item)
+                passed_over.append(due_turn)
                 continue
             queued.entry = None
-            source = item[2]
+            source = due_turn.source
             self._busy[source] = queued.pace.failures > 0
-        for item in passed_over:
-            heapq.heappush(self._due, item)
+        for due_turn in passed_over:
+            heapq.heappush(self._due, due_turn)
         return source
 
     def done(self, source: str, outcome: Outcome, *, now_ms: int) -> None:
@@ -209,20 +217,24 @@ class TurnQueue:
         while self._due and not self._stands(self._due[0]):
             heapq.heappop(self._due)
         full = sum(self._busy.values()) >= self._suspects_max
-        if not full:  # the usual case: the first item is due
-            return max(0, self._due[0][0] - now_ms) if self._due else None
-        dues = [item[0] for item in self._due if self._stands(item) and not self._queued[item[2]].pace.failures]
+        if not full:  # the usual case: the first one is due
+            return max(0, self._due[0].due_ms - now_ms) if self._due else None
+        dues = [
+            due_turn.due_ms
+            for due_turn in self._due
+            if self._stands(due_turn) and not self._queued[due_turn.source].pace.failures
+        ]
         return max(0, min(dues) - now_ms) if dues else None
 
-    def _stands(self, item: tuple[int, int, str]) -> bool:
-        """Whether a heap's item is its source's newest; stale ones stay in the heap until they come first."""
-        queued = self._queued.get(item[2])
-        return queued is not None and queued.entry == item[1]
+    def _stands(self, due_turn: _DueTurn) -> bool:
+        """Whether an entry of the heap is its source's newest; stale ones stay in the heap until they come first."""
+        queued = self._queued.get(due_turn.source)
+        return queued is not None and queued.entry == due_turn.entry
 
     def _enter(self, source: str, due_ms: int) -> None:
         entry = next(self._entries)
         self._queued[source].entry = entry
-        heapq.heappush(self._due, (due_ms, entry, source))
+        heapq.heappush(self._due, _DueTurn(due_ms, entry, source))
         if len(self._due) > _STALE_FACTOR * (len(self._queued) + _STALE_FACTOR):
-            self._due = [item for item in self._due if self._stands(item)]
+            self._due = [due_turn for due_turn in self._due if self._stands(due_turn)]
             heapq.heapify(self._due)

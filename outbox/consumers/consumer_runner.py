@@ -125,7 +125,7 @@ class ConsumerRunner:
         self._random = random or Random()
         self._pauses = pauses
         self._times = times or RunnerTimes()
-        self._held = InFlightDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
+        self._in_flight = InFlightDeliveries(broker=broker, clock=self._clock, telemetry=self._telemetry)
         self._settling = DeliverySettler(broker=broker, telemetry=self._telemetry, random=self._random)
         self._groups = GroupDeclarer(broker)
         self._failures = FailureLog(logger, clock=self._clock)
@@ -169,7 +169,7 @@ class ConsumerRunner:
                 thread.join(_seconds_to(deadline))
         busy = [thread.name for thread in threads if thread.is_alive()]
         if busy:
-            logger.warning("consumers_still_busy", extra={"threads": busy, "message_ids": self._held.begun_ids()})
+            logger.warning("consumers_still_busy", extra={"threads": busy, "message_ids": self._in_flight.begun_ids()})
             return False
         not_closed = self._end(deadline)
         if not_closed:
@@ -208,7 +208,7 @@ class ConsumerRunner:
             reasons += self._groups.refusals()  # one that is found after an outage: at the start it is raised
             if alive < len(self._threads):
                 reasons.append(f"{len(self._threads) - alive} of {len(self._threads)} workers are gone")
-            if not self._held.is_alive():
+            if not self._in_flight.is_alive():
                 reasons.append("the thread that keeps messages invisible is gone")
             if self._loop is not None and not self._loop.is_alive():
                 reasons.append("the event loop of the async handlers is gone")
@@ -317,29 +317,29 @@ class ConsumerRunner:
         if not deliveries:
             return None
         self._groups.warn_of_lost_order(deliveries, consumer.group, consumer.options)
-        held = self._held.hold(consumer, deliveries)
+        batch = self._in_flight.hold(consumer, deliveries)
         try:
             self._telemetry.received(topic, consumer.group, deliveries=deliveries, started_at_ns=started_at_ns)
-            return self._handle_all(held, acks)
+            return self._handle_all(batch, acks)
         finally:
-            self._held.release([in_flight for in_flight in held if not in_flight.acking])
+            self._in_flight.release([in_flight for in_flight in batch if not in_flight.acking])
 
-    def _handle_all(self, held: Sequence[InFlightDelivery], acks: AckSender) -> NotTried | None:
+    def _handle_all(self, batch: Sequence[InFlightDelivery], acks: AckSender) -> NotTried | None:
         """Handle deliveries one after the other, and acknowledge concurrently with handling and the next pull: after a
         crash few are repeated, a batch needs few acks, and no message waits for an ack.
         """
         try:
-            for position, in_flight in enumerate(held):
+            for position, in_flight in enumerate(batch):
                 if self._stopping.is_set():
-                    self._nack_untried(held[position:], delay_ms=0, reason="consumer stops")
+                    self._nack_untried(batch[position:], delay_ms=0, reason="consumer stops")
                     return None
-                if not self._held.may_begin(in_flight):
+                if not self._in_flight.may_begin(in_flight):
                     self._count("lost")
                     continue
                 try:
                     is_handled = self._handle_one(in_flight)
                 except NotTried as error:
-                    untried = [in_flight] if error.conflict else held[position:]
+                    untried = [in_flight] if error.conflict else batch[position:]
                     self._nack_untried(untried, delay_ms=self._pauses.initial_ms, reason=reason_for(error))
                     if not error.conflict:
                         return error
@@ -349,7 +349,7 @@ class ConsumerRunner:
                     # would make that an attempt of this one.
                     self._ack([in_flight])
                 elif is_handled:
-                    acks.put([in_flight], wait_ms=self._times.ack_delay_ms if in_flight is not held[-1] else 0)
+                    acks.put([in_flight], wait_ms=self._times.ack_delay_ms if in_flight is not batch[-1] else 0)
         finally:
             acks.put([])  # what waits for the rest of its batch
         return None
@@ -358,12 +358,12 @@ class ConsumerRunner:
         try:
             self._settling.ack(done)
         finally:
-            self._held.release(done)
+            self._in_flight.release(done)
 
     def _handle_one(self, in_flight: InFlightDelivery) -> bool:
         """Returns whether to acknowledge the delivery; otherwise it has been nacked. Raises NotTried."""
         consumer, delivery = in_flight.consumer, in_flight.delivery
-        with self._telemetry.handling(delivery, group=consumer.group) as handling, self._held.handling(in_flight):
+        with self._telemetry.handling(delivery, group=consumer.group) as handling, self._in_flight.handling(in_flight):
             try:
                 outcome = self._call(consumer, delivery)
             except NotTried as error:
@@ -386,14 +386,14 @@ class ConsumerRunner:
         self._nack([in_flight], delay_ms=delay_ms, reason=reason, counts=True)
         return False
 
-    def _nack(self, held: Sequence[InFlightDelivery], *, delay_ms: int | None, reason: str, counts: bool) -> None:
+    def _nack(self, batch: Sequence[InFlightDelivery], *, delay_ms: int | None, reason: str, counts: bool) -> None:
         """Nack deliveries and let them go at once, not with the rest of their batch: extending them would fail, or keep
         them from others if the nack has not arrived.
         """
         try:
-            self._settling.nack(held, delay_ms=delay_ms, reason=reason, counts=counts)
+            self._settling.nack(batch, delay_ms=delay_ms, reason=reason, counts=counts)
         finally:
-            self._held.release(held)
+            self._in_flight.release(batch)
 
     def _call(self, consumer: Consumer, delivery: Delivery) -> Outcome:
         try:
@@ -419,9 +419,9 @@ class ConsumerRunner:
         else:
             self._failures.write("handler_failed", error, fields=fields, kind=(delivery.topic, consumer.group))
 
-    def _nack_untried(self, held: Sequence[InFlightDelivery], *, delay_ms: int, reason: str) -> None:
+    def _nack_untried(self, batch: Sequence[InFlightDelivery], *, delay_ms: int, reason: str) -> None:
         """Nack the deliveries that are still held, in one call and without using up an attempt."""
-        not_lost = [in_flight for in_flight in held if not in_flight.lost]
+        not_lost = [in_flight for in_flight in batch if not in_flight.lost]
         for _ in not_lost:
             self._count("handed_back")
         self._nack(not_lost, delay_ms=delay_ms, reason=reason, counts=False)
@@ -439,7 +439,7 @@ class ConsumerRunner:
                 loop = EventLoopThread(exits=self._stop_after)
                 loop.start()
                 self._loop = loop
-            self._held.start()
+            self._in_flight.start()
             for consumer in self._consumers:
                 for topic, worker_number in itertools.product(consumer.topics, range(consumer.workers)):
                     name = f"consumer-{consumer.group}-{worker_number}"
@@ -464,7 +464,7 @@ class ConsumerRunner:
 
     def _end(self, deadline: float) -> list[str]:
         """End what the workers used, after all of them have ended; returns the names of what did not end in time."""
-        not_ended = [] if self._held.stop(timeout_seconds=_seconds_to(deadline)) else ["extender"]
+        not_ended = [] if self._in_flight.stop(timeout_seconds=_seconds_to(deadline)) else ["extender"]
         with self._lock:  # not held while they end: a task that a handler left may raise SystemExit, see _stop_after
             if not self._ended:
                 self._ended = True

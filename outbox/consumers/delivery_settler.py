@@ -37,59 +37,59 @@ class DeliverySettler:
         self._random = random
         self._never = threading.Event()  # waited on with a deadline, also while the runner stops
 
-    def ack(self, held: Sequence[InFlightDelivery]) -> bool:
+    def ack(self, batch: Sequence[InFlightDelivery]) -> bool:
         """Acknowledge deliveries of one topic and group; returns False if the broker could not be reached."""
-        if not held:
+        if not batch:
             return True
-        for in_flight in held:
+        for in_flight in batch:
             in_flight.settling = True
-        receipts = [in_flight.delivery.receipt for in_flight in held]
+        receipts = [in_flight.delivery.receipt for in_flight in batch]
         for attempt in range(1, ACK_TRIES_MAX + 1):
             try:
-                with self._span(Settlement.ACK, held):
+                with self._span(Settlement.ACK, batch):
                     statuses = self._broker.ack(receipts)
             except OutboxError as error:
-                logger.warning("ack_failed", extra={"messages": len(held), "attempt": attempt, "error": str(error)})
+                logger.warning("ack_failed", extra={"messages": len(batch), "attempt": attempt, "error": str(error)})
                 if not error.retryable or attempt == ACK_TRIES_MAX:
                     break
                 self._never.wait(ACK_BACKOFF.delay_ms(attempt, self._random) / 1000)
             else:
-                self._count_stale(held, statuses)
+                self._count_stale(batch, statuses)
                 return True
-        self._count("ack_failed", held)
+        self._count("ack_failed", batch)
         return False
 
-    def nack(self, held: Sequence[InFlightDelivery], *, delay_ms: int | None, reason: str, counts: bool) -> bool:
+    def nack(self, batch: Sequence[InFlightDelivery], *, delay_ms: int | None, reason: str, counts: bool) -> bool:
         """Nack deliveries of one topic and group; returns False if the broker could not be reached."""
-        if not held:
+        if not batch:
             return True
-        for in_flight in held:
+        for in_flight in batch:
             in_flight.settling = True
         try:
-            with self._span(Settlement.NACK, held):
+            with self._span(Settlement.NACK, batch):
                 self._broker.nack(
-                    [in_flight.delivery.receipt for in_flight in held], delay_ms=delay_ms, reason=reason, counts=counts
+                    [in_flight.delivery.receipt for in_flight in batch], delay_ms=delay_ms, reason=reason, counts=counts
                 )
         except OutboxError as error:
-            logger.warning("nack_failed", extra={"messages": len(held), "error": str(error)})
-            self._count("nack_failed", held)
+            logger.warning("nack_failed", extra={"messages": len(batch), "error": str(error)})
+            self._count("nack_failed", batch)
             return False
         return True
 
-    def _span(self, settlement: Settlement, held: Sequence[InFlightDelivery]) -> AbstractContextManager[None]:
+    def _span(self, settlement: Settlement, batch: Sequence[InFlightDelivery]) -> AbstractContextManager[None]:
         return self._telemetry.settling(
-            settlement, [in_flight.delivery for in_flight in held], group=held[0].consumer.group
+            settlement, [in_flight.delivery for in_flight in batch], group=batch[0].consumer.group
         )
 
-    def _count_stale(self, held: Sequence[InFlightDelivery], statuses: Sequence[AckStatus]) -> None:
+    def _count_stale(self, batch: Sequence[InFlightDelivery], statuses: Sequence[AckStatus]) -> None:
         """Counts acks that came too late: another consumer has, or had, the message as well."""
-        stale = [in_flight for in_flight, status in zip(held, statuses, strict=True) if status is AckStatus.STALE]
+        stale = [in_flight for in_flight, status in zip(batch, statuses, strict=True) if status is AckStatus.STALE]
         if stale:
             self._count("ack_stale", stale)
             logger.warning("ack_stale", extra={"message_ids": [in_flight.delivery.id for in_flight in stale]})
 
-    def _count(self, event: str, held: Sequence[InFlightDelivery]) -> None:
-        self._telemetry.counted(event, held[0].delivery.topic, held[0].consumer.group, by=len(held))
+    def _count(self, event: str, batch: Sequence[InFlightDelivery]) -> None:
+        self._telemetry.counted(event, batch[0].delivery.topic, batch[0].consumer.group, by=len(batch))
 
 
 ACK_LINGER_MS: Final = 3

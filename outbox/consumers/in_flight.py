@@ -87,7 +87,7 @@ class InFlightDeliveries:
         self._broker = broker
         self._clock = clock
         self._telemetry = telemetry
-        self._held: dict[str, InFlightDelivery] = {}
+        self._by_receipt: dict[str, InFlightDelivery] = {}
         self._changed = threading.Condition()
         self._wakes_at_ms = 0
         self._ending = False
@@ -106,7 +106,7 @@ class InFlightDeliveries:
     def begun_ids(self) -> list[str]:
         """Returns the ids of the messages whose handlers run, or whose ack is not answered."""
         with self._changed:
-            return [in_flight.delivery.id for in_flight in self._held.values() if in_flight.begun]
+            return [in_flight.delivery.id for in_flight in self._by_receipt.values() if in_flight.begun]
 
     def stop(self, *, timeout_seconds: float) -> bool:
         """End the thread; returns whether it ended in time. Deliveries that are still held are redelivered when their
@@ -123,7 +123,7 @@ class InFlightDeliveries:
     def hold(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> list[InFlightDelivery]:
         """Hold deliveries that have just been pulled."""
         now_ms = self._clock.monotonic_ms()
-        held = [
+        batch = [
             InFlightDelivery(
                 consumer=consumer, delivery=delivery, since_ms=now_ms, until_ms=now_ms + consumer.invisible_ms,
                 extend_at_ms=now_ms + consumer.invisible_ms // 2,
@@ -131,16 +131,16 @@ class InFlightDeliveries:
             for delivery in deliveries
         ]  # fmt: skip
         with self._changed:
-            self._held.update({in_flight.delivery.receipt: in_flight for in_flight in held})
+            self._by_receipt.update({in_flight.delivery.receipt: in_flight for in_flight in batch})
             if now_ms + consumer.invisible_ms // 2 < self._wakes_at_ms:
                 self._changed.notify_all()
-        return held
+        return batch
 
-    def release(self, held: Sequence[InFlightDelivery]) -> None:
+    def release(self, batch: Sequence[InFlightDelivery]) -> None:
         """Release deliveries that are settled, or never will be."""
         with self._changed:
-            for in_flight in held:
-                self._held.pop(in_flight.delivery.receipt, None)
+            for in_flight in batch:
+                self._by_receipt.pop(in_flight.delivery.receipt, None)
 
     def may_begin(self, in_flight: InFlightDelivery) -> bool:
         """Begin to handle a delivery if it is still held; it is not nacked as untried any more."""
@@ -166,7 +166,7 @@ class InFlightDeliveries:
         with self._changed:
             due = [
                 in_flight
-                for in_flight in self._held.values()
+                for in_flight in self._by_receipt.values()
                 if not in_flight.lost and in_flight.extend_at_ms <= now_ms
             ]
             over = [in_flight for in_flight in due if _is_over(in_flight, now_ms)]
@@ -204,22 +204,24 @@ class InFlightDeliveries:
 
     def _until_next_ms(self) -> int:
         """Returns the time until a delivery is due. The caller holds the lock."""
-        at_ms = min((in_flight.extend_at_ms for in_flight in self._held.values() if not in_flight.lost), default=None)
+        at_ms = min(
+            (in_flight.extend_at_ms for in_flight in self._by_receipt.values() if not in_flight.lost), default=None
+        )
         return IDLE_WAIT_MS if at_ms is None else max(EXTEND_PAUSE_MS_MIN, at_ms - self._clock.monotonic_ms())
 
-    def _extend(self, held: Sequence[InFlightDelivery], *, invisible_ms: int, begun: bool) -> None:
-        receipts = [in_flight.delivery.receipt for in_flight in held]
+    def _extend(self, batch: Sequence[InFlightDelivery], *, invisible_ms: int, begun: bool) -> None:
+        receipts = [in_flight.delivery.receipt for in_flight in batch]
         # Before the request: the broker counts from then on at the earliest, and its answer may take long.
         now_ms = self._clock.monotonic_ms()
         try:
             statuses = self._broker.extend(receipts, invisible_ms=invisible_ms, begun=begun)
         except OutboxError as error:
-            logger.warning("extend_failed", extra={"receipts": len(held), "error": str(error)})
+            logger.warning("extend_failed", extra={"receipts": len(batch), "error": str(error)})
             again_at_ms = self._clock.monotonic_ms() + min(EXTEND_RETRY_MS, invisible_ms // 8)
-            for in_flight in held:
+            for in_flight in batch:
                 in_flight.extend_at_ms = again_at_ms
             return
-        for in_flight, status in zip(held, statuses, strict=True):
+        for in_flight, status in zip(batch, statuses, strict=True):
             if status is ExtendStatus.EXTENDED:
                 in_flight.until_ms, in_flight.extend_at_ms = now_ms + invisible_ms, now_ms + invisible_ms // 2
                 self._count("extended", in_flight)
@@ -236,21 +238,21 @@ class InFlightDeliveries:
             extra={"message_id": in_flight.delivery.id, "group": in_flight.consumer.group, "begun": in_flight.begun},
         )
 
-    def _abandon(self, held: Sequence[InFlightDelivery]) -> None:
+    def _abandon(self, batch: Sequence[InFlightDelivery]) -> None:
         """Stop extending deliveries whose handlers exceeded their time: the broker will redeliver them."""
-        for in_flight in held:
+        for in_flight in batch:
             self._count("overdue", in_flight)
             logger.error(
                 "handler_overdue", extra={"message_id": in_flight.delivery.id, "group": in_flight.consumer.group}
             )
 
-    def _nack_waiting(self, held: Sequence[InFlightDelivery]) -> None:
+    def _nack_waiting(self, batch: Sequence[InFlightDelivery]) -> None:
         """Nack deliveries that waited too long behind a slow handler, for other consumers."""
-        if not held:
+        if not batch:
             return
-        for in_flight in held:
+        for in_flight in batch:
             self._count("handed_back", in_flight)
-        receipts = [in_flight.delivery.receipt for in_flight in held]
+        receipts = [in_flight.delivery.receipt for in_flight in batch]
         try:
             self._broker.nack(receipts, delay_ms=0, reason="waited behind a slow handler", counts=False)
         except OutboxError as error:

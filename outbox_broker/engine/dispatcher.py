@@ -247,8 +247,8 @@ class Dispatcher:
             self._state.active_segment_special.extend(offsets)
             self._state.recent.add_all(fresh.topics, fresh.ids)
         if self._state.dispatched_before:
-            for one in zip(batch.topics, batch.ids, strict=True):
-                self._state.dispatched_before.pop(one, None)
+            for topic_and_id in zip(batch.topics, batch.ids, strict=True):
+                self._state.dispatched_before.pop(topic_and_id, None)
         return PlacedBatch(batch, entries, begin, self._messages.end, deque(entries))
 
     def _not_placed_yet(self, batch: DueBatch, entries: dict[str, list[tuple[int, str]]]) -> DueBatch:
@@ -281,12 +281,12 @@ class Dispatcher:
         self.tell_void([(batch.topics[at], batch.ids[at]) for at in sorted(gone)])
         return batch.without(gone)
 
-    def tell_void(self, places: Sequence[tuple[str, str]]) -> None:
+    def tell_void(self, messages: Sequence[tuple[str, str]]) -> None:
         """Record that scheduled messages, by (topic, id), are never delivered: their topic was deleted."""
-        once = dict.fromkeys(places)
+        once = dict.fromkeys(messages)
         self._writer.act(
             journal.Canceled(
-                at_ms=self._clock.now_ms(), ids=[one for _, one in once], messages_end=self._messages.end,
+                at_ms=self._clock.now_ms(), ids=[message_id for _, message_id in once], messages_end=self._messages.end,
                 topics=[topic for topic, _ in once],
             )
         )  # fmt: skip

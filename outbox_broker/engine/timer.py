@@ -95,8 +95,8 @@ class EngineTimer:
         if self._dispatcher.has_taken():
             return 0
         waits = [max(0, self._context.schedule.soonest_ms() - now_ms)]
-        for place in self._wakeups.waiters:
-            visible_ms = self._visible_ms(*place)
+        for topic, group in self._wakeups.waiters:
+            visible_ms = self._visible_ms(topic, group)
             if visible_ms is not None:
                 waits.append(max(0, visible_ms - now_ms) if visible_ms > told_ms else TOLD_MS)
         return min([*waits, self._options.clock_slice_ms])

@@ -62,7 +62,7 @@ DIGESTS: Final[Mapping[str, Digest]] = {
     MESSAGES: Digest(whole=_WHOLE, key=_KEY, odd=f"if({_ODD[MESSAGES]}, 1, 0)"),
 }  # fmt: skip
 _PLACED: Final = ("input_kind", "number", "period", "part", "note")
-_TOLD: Final = "input_kind, topic, period, part, note, n, low, high, key_low, key_high, odd, resent, repeated"
+_DIGEST_COLUMNS: Final = "input_kind, topic, period, part, note, n, low, high, key_low, key_high, odd, resent, repeated"
 _DIGESTED: Final = ("digests", "digest_low", "digest_high")
 SUMS_SCHEMA: Final = (
     "piece bigint, input_kind string, number bigint, period bigint, part bigint, note int, "
@@ -130,7 +130,7 @@ def clean_parts(summed: DataFrame, *, covered: Sequence[str]) -> DataFrame:
     Also the number of its business rule (`note`) and of that rule's rows (`asked`), and the number and sums of hashes,
     in halves, of its digests (`digests`, `digest_low`, `digest_high`): these change if any of its records does.
     """
-    hashed = summed.selectExpr("*", f"xxhash64({_TOLD}) as h")
+    hashed = summed.selectExpr("*", f"xxhash64({_DIGEST_COLUMNS}) as h")
     sides = _sides(
         hashed, "topic", "number", "period", "part",
         **{
