@@ -14,8 +14,7 @@ from compensator.core.batch_totals import BatchTotals
 from compensator.core.config import CompensatorConfig, load
 from compensator.entry.composition import Parts, wire
 from compensator.entry.process import serve
-from compensator.entry.progress_line import progress_line
-from compensator.entry.single_pass import run_single_pass
+from compensator.entry.single_pass import progress_line, run_single_pass
 from outbox.telemetry import trace_context
 from outbox_core.common.clock import SystemClock
 from outbox_core.runtime import logs

@@ -18,8 +18,7 @@ from rich.table import Table
 from compensator.core.config import CompensatorConfig, SourceTable, load
 from compensator.entry.cli import run_service
 from compensator.work.engines import InstanceEngines
-from compensator.work.pending_row_reader import PendingRowReader
-from compensator.work.source import source_name
+from compensator.work.source import PendingRowReader, source_name
 from compensator.work.timer_rebuild import RebuildOptions, TimerSweepReport, sweep_timers
 from outbox.store.database_url import database_url
 from outbox_core.common.clock import SystemClock

@@ -1,6 +1,8 @@
 """Claims batches of due rows of one schema's message tables, sends and settles them. No schedule, loop or threads.
 
-A batch is filled from as many tables as needed, so that a thousand tables with a row each do not make as many batches.
+A batch is filled from as many tables as needed, so that a thousand tables with a row each do not make as many batches;
+and with as many rows as their bodies leave room for, which is estimated from those that were read. Rows are claimed as
+they fall due by the tables' index, or because their timers were taken.
 """
 
 from __future__ import annotations
@@ -12,16 +14,14 @@ from functools import partial
 from random import Random
 from typing import Final
 
+import msgspec
 from sqlalchemy import Connection, Engine
 
 from compensator.core.batch_totals import BatchTotals, add
-from compensator.work.batch_bytes import BatchBytes
 from compensator.work.poison_row_isolation import IsolatingRelay, SentBatch
-from compensator.work.retry_log import RetryLog
-from compensator.work.timer_decision import due_soon, later_ms, unclaimed
 from outbox.delivery.relay import PARKED_DELAY_MS, Relay, RelayPolicy, runs
 from outbox.store.database import database_errors, retry_conflicts
-from outbox.store.message_table import DueRows, MessageStore
+from outbox.store.message_table import ERROR_CHARS_MAX, DueRows, MessageStore
 from outbox.store.order_table import Barrier
 from outbox.store.pending_due_times import PendingDueTimes
 from outbox.store.row import OutboxRow
@@ -32,9 +32,11 @@ from outbox.telemetry.telemetry import NO_TELEMETRY, Telemetry
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.delivery_decision import Retry
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.timing_port import TimedRow
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.log_interval import LogInterval
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -378,3 +380,106 @@ def _ids_by_key(rows: Sequence[OutboxRow]) -> Mapping[str, Collection[str]]:
         if row.order_key is not None:
             ids_by_key[row.order_key].add(row.id)
     return ids_by_key
+
+
+_MS_US: Final = 1_000
+
+# -- what becomes of timers that were taken: no timing store, no database ---------------------------------------------
+# A timer is a hint about a row, which alone says what is true. A row that was claimed is sent, one that is gone (sent,
+# withdrawn, parked) needs no timer, and one that is due later keeps its timer, at the row's time. So a timer that was
+# lost, repeated, early or late costs a statement, and a row is sent by whom claimed it (decision 102).
+
+
+def unclaimed(rows: Sequence[TimedRow], *, claimed: Collection[str]) -> list[TimedRow]:
+    """Returns the rows of which the table must say why they could not be claimed."""
+    return [row for row in rows if row.id not in claimed]
+
+
+def due_soon(rows: Sequence[OutboxRow], *, ahead_ms: int) -> tuple[list[OutboxRow], int]:
+    """Returns claimed rows as they are once all of those are due that will be within `ahead_ms`, and in how many
+    milliseconds that is. One that is due later than that stays as it is: whoever sends it puts it back.
+    """
+    waiting_us = [row.deliver_in_us or 0 for row in rows]
+    soon_us = [us for us in waiting_us if 0 < us <= ahead_ms * _MS_US]
+    ready = [
+        msgspec.structs.replace(row, deliver_in_us=0) if 0 < us <= ahead_ms * _MS_US else row
+        for row, us in zip(rows, waiting_us, strict=True)
+    ]
+    return ready, -(-max(soon_us, default=0) // _MS_US)
+
+
+def later_ms(rows: Sequence[TimedRow], *, due_in_us: Mapping[str, int]) -> dict[TimedRow, int]:
+    """Returns in how many milliseconds the timers of unclaimed rows are due again; those that are left out are removed.
+
+    `due_in_us`: of those of them that are pending. They are due later: their time was moved, another owner has them, or
+    the store's clock is ahead of the database's. The new times are relative, so that two clocks need not agree.
+    """
+    return {row: max(1, -(-due_in_us[row.id] // _MS_US)) for row in rows if row.id in due_in_us}
+
+
+# -- how many rows of unknown size to read at once --------------------------------------------------------------------
+
+BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Limit of the bodies of one batch; a single row's body may have half of that."""
+FIRST_ROWS: Final = 32
+"""Rows that are read first, before their size is known."""
+
+
+class BatchBytes:
+    """Estimates the size of a source's bodies from the rows that were read."""
+
+    def __init__(self, *, bytes_max: int = BATCH_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._row_bytes: float | None = None
+
+    def rows(self, so_far: Sequence[OutboxRow], *, rows_max: int) -> int:
+        """How many more rows to read into a batch that has `so_far`; 0: it is full."""
+        room = rows_max - len(so_far)
+        if not so_far:
+            known = self._row_bytes
+            return min(room, FIRST_ROWS) if known is None else self._fitting(room, known, self._bytes_max)
+        bytes_so_far = sum(len(row.body) for row in so_far)
+        mean = max(bytes_so_far / len(so_far), self._row_bytes or 0)
+        return self._fitting(room, mean, self._bytes_max - bytes_so_far, least=0)
+
+    def learn(self, rows: Sequence[OutboxRow]) -> None:
+        """Update the estimate from rows that were read: at once if they are larger, gradually if they are smaller."""
+        if rows:
+            mean = sum(len(row.body) for row in rows) / len(rows)
+            self._row_bytes = max(mean, 0.75 * (self._row_bytes or 0))
+
+    @staticmethod
+    def _fitting(room: int, row_bytes: float, bytes_max: float, *, least: int = 1) -> int:
+        return room if row_bytes <= 0 else max(least if room else 0, min(room, int(bytes_max / row_bytes)))
+
+
+# -- what the broker refused for now ----------------------------------------------------------------------------------
+
+
+class RetryLog:
+    """Logs messages that the broker refused for now, one warning per topic and minute. Thread-safe."""
+
+    def __init__(self, source: str, *, clock: Clock) -> None:
+        """`source` is the name that logs and metrics give it."""
+        self._source = source
+        self._topics = LogInterval(clock)
+
+    def write(self, sent: SentBatch) -> None:
+        """Log the retries of a batch by topic, with the message tried most often. An outage, which is no row's attempt,
+        is logged elsewhere.
+        """
+        reasons = {
+            settlement.row_id: settlement.decision.error
+            for settlement in sent.settlements
+            if isinstance(settlement.decision, Retry) and settlement.decision.tried
+        }
+        topics: defaultdict[str, list[OutboxRow]] = defaultdict(list)
+        for row in sent.rows:
+            if row.id in reasons:
+                topics[row.topic].append(row)
+        for topic, rows in topics.items():
+            if self._topics.is_time(topic):
+                row = max(rows, key=lambda row: row.attempts)
+                reason = reasons[row.id][:ERROR_CHARS_MAX]
+                fields = {"source": self._source, "topic": topic, "rows": len(rows), "attempts": row.attempts}
+                logger.warning("messages_retried", extra={**fields, "message_id": row.id, "reason": reason})

@@ -1,10 +1,11 @@
 """Queries which of a schema's message tables have due rows, by one statement for all of them: a query a table would be
 a thousand queries a poll of idle tables. Claims nothing.
 
-It reads one row a table: the pending one that falls due first, from a given due time on (see low_water_mark.py) and up
-to some time ahead. So its cost does not depend on the backlog, it returns which table waits longest, and until when
-there is nothing to do: a row's due time is written with the row, one lease or one backoff ahead, long before it comes.
-An age threshold instead ("older than a minute") is either slow or races the live sender (qmq#153, wolverine#585).
+It reads one row a table: the pending one that falls due first, from a given due time on (LowWaterMarks in source.py)
+and up to some time ahead. So its cost does not depend on the backlog, it returns which table waits longest, and until
+when there is nothing to do: a row's due time is written with the row, one lease or one backoff ahead, long before it
+comes. An age threshold instead ("older than a minute") is either slow or races the live sender (qmq#153,
+wolverine#585).
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""A source: one message schema on one database instance, and the queries on its tables. It has no schedule."""
+"""A source: one message schema on one database instance, and the queries on its tables. It has no schedule.
+
+Its polls begin at a low-water mark of each table, seldom at the front.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
@@ -13,14 +17,17 @@ from compensator.admission.gate import AdmissionGate
 from compensator.retention.retention import Retention
 from compensator.work.claim_and_relay import Batches
 from compensator.work.due_tables import DuePoll, DueTables
-from compensator.work.low_water_mark import LowWaterMarks, PollResult
-from compensator.work.pending_row_reader import PendingRowReader
 from compensator.work.source_schedule import PacingOptions
 from outbox.store.database import database_errors
+from outbox.store.database_identity import StrangerCheck
 from outbox.store.databases.supported import database_named
+from outbox.store.pending_due_times import DuePosition, PendingDueTimes
+from outbox.store.schema import message_table_names
+from outbox.store.table_placement import MessageTable, table_namespace, tables_missing
 from outbox_core.assignment.resource import Resource
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, SchemaMissing
+from outbox_core.common.table_namespace import TableNamespace
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -148,3 +155,109 @@ def source_name(url: URL, schema: str | None, *, zone: str | None = None) -> Res
         return Resource(quote(f"{url.get_backend_name()}:{url.database or ''}", safe=_IN_NAMES), zone)
     where = f"{url.host or 'localhost'}:{url.port or default_port}/{schema or url.database or ''}"
     return Resource(quote(where, safe=_IN_NAMES), zone)
+
+
+MARGIN_US: Final = 5_000_000
+"""How far behind the database's clock a mark stays: a commit so late, or a step back so small, hides no row."""
+WHOLE_EVERY_MS: Final = 10_000
+WHOLE_SHARE: Final = 20
+"""Full scans take at most 1/20 of the time, however long one takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollResult:
+    """Result of a poll: the database's clock, and for each table that has pending rows the first one's due time.
+
+    `took_ms`: how long it took; `ended_ms`: its end, by the monotonic clock.
+    """
+
+    now_us: int
+    first_due_us: Mapping[str, int]
+    took_ms: int
+    ended_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LowWaterMarks:
+    """The marks of one source's tables, and the time of the next full scan. Without marks, a poll begins at 0.
+
+    InnoDB keeps the index entries of deleted rows as long as any transaction that was open at the delete, and a scan of
+    the index from its front steps over all of them: 100,000 of them cost a tenth of a second, for a poll that finds
+    nothing. So a poll begins at the due time before which the last one saw no rows, and a batch where the last one
+    ended.
+
+    No due row stays hidden below a mark. A mark is never above the database's clock less a margin, and a row's due time
+    is written ahead of that clock: by its INSERT, a claim, a retry, a release or an operator. A row can still be below
+    a mark if its transaction committed later than the row's lease and the margin, or after a step of the clock: the
+    next full scan finds it.
+    """
+
+    marks_us: Mapping[str, int] = field(default_factory=dict)
+    whole_from_ms: int | None = None
+
+    def begin(self, *, now_ms: int) -> Mapping[str, int]:
+        """The due time from which to scan each table; 0 for tables without one. Empty: a full scan."""
+        whole = self.whole_from_ms is None or now_ms >= self.whole_from_ms
+        return {} if whole else self.marks_us
+
+    def hides(self, now_us: int) -> bool:
+        """Whether the database's clock was stepped back below a mark: new rows may be below it."""
+        return any(mark_us > now_us for mark_us in self.marks_us.values())
+
+    def after(self, polled: PollResult, *, tables: tuple[str, ...], whole: bool) -> LowWaterMarks:
+        """Returns the marks after a poll of these tables."""
+        least_us = polled.now_us - MARGIN_US
+        marks_us = {table: min(polled.first_due_us.get(table, least_us), least_us) for table in tables}
+        wait_ms = max(WHOLE_EVERY_MS, WHOLE_SHARE * polled.took_ms)
+        return LowWaterMarks(marks_us, polled.ended_ms + wait_ms if whole else self.whole_from_ms)
+
+
+class PendingRowReader:
+    """Reads the pending rows of one schema's message tables, with which a timing store is compared. Thread-safe. All
+    methods raise DatabaseUnavailable and SchemaMissing.
+    """
+
+    def __init__(self, name: str, *, schema: str | None, reads: Engine) -> None:
+        """`name`: of the source, for logs. `schema`: as the user names it. `reads`: by autocommit_engine."""
+        self.name = name
+        self._schema = schema
+        self._reads = reads
+        self._strangers = StrangerCheck(reads.dialect, [schema])
+
+    @property
+    def namespace(self) -> TableNamespace:
+        """Where the tables are; the engine has connected."""
+        return table_namespace(self._reads.dialect, self._schema)
+
+    def tables(self) -> Sequence[str]:
+        """The names of the message tables, at least one."""
+        with database_errors(self._reads.url), self._reads.connect() as connection:
+            names = message_table_names(connection, self.namespace)
+            if not names:
+                raise tables_missing(connection, self._schema)
+            self._strangers.run(connection)
+        return names
+
+    def count(self, *, rows_max: int) -> int | None:
+        """How many rows of all tables are pending; None: more than `rows_max`."""
+        rows = 0
+        for table in self.tables():
+            with database_errors(self._reads.url), self._reads.connect() as connection:
+                table_rows = self._rows(table).count(connection, rows_max=rows_max - rows)
+            if table_rows is None:
+                return None
+            rows += table_rows
+        return rows
+
+    def pending_page(self, table: str, *, after: DuePosition, limit: int) -> list[DuePosition]:
+        """Pending rows of a table behind a position, the first due first."""
+        with database_errors(self._reads.url), self._reads.connect() as connection:
+            return self._rows(table).page(connection, after=after, limit=limit)
+
+    def pending(self, table: str, ids: Sequence[str]) -> set[str]:
+        """Those of these rows of a table that are pending."""
+        with database_errors(self._reads.url), self._reads.connect() as connection:
+            return set(self._rows(table).due_in_us(connection, ids))
+
+    def _rows(self, table: str) -> PendingDueTimes:
+        return PendingDueTimes(dialect=self._reads.dialect, table=MessageTable(self.namespace.schema, table))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from compensator.work.pending_row_reader import PendingRowReader
+from compensator.work.source import PendingRowReader
 from outbox.store.pending_due_times import DuePosition
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError

@@ -10,8 +10,7 @@ from typing import Final
 
 from compensator.core.batch_totals import BatchTotals, add
 from compensator.work.claim_and_relay import ClaimedBatch
-from compensator.work.permitted_batches import PermittedBatches
-from compensator.work.pipeline import run_pipeline
+from compensator.work.pipeline import PermittedBatches, run_pipeline
 from compensator.work.poison_row_isolation import SentBatch
 from compensator.work.source import Source
 from outbox_core.common.clock import Clock

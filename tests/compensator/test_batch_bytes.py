@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compensator.work.batch_bytes import FIRST_ROWS, BatchBytes
+from compensator.work.claim_and_relay import FIRST_ROWS, BatchBytes
 from outbox.store.row import OutboxRow, publish_row
 from outbox_core import Message
 from outbox_core.messages.ids import new_message_id

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from compensator.work.engines import InstanceEngines
-from compensator.work.low_water_mark import MARGIN_US, WHOLE_EVERY_MS, WHOLE_SHARE, LowWaterMarks, PollResult
+from compensator.work.source import MARGIN_US, WHOLE_EVERY_MS, WHOLE_SHARE, LowWaterMarks, PollResult
 from outbox_core import ManualClock
 from outbox_core.common.errors import BrokerUnavailable
 from tests.compensator.serving import HOUR_US, Asked, Sources, turns_of

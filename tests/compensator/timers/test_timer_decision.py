@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compensator.work.timer_decision import due_soon
+from compensator.work.claim_and_relay import due_soon
 from outbox.store.row import OutboxRow
 from outbox.store.schema import RowKind
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from compensator.work.timer_decision import later_ms, unclaimed
+from compensator.work.claim_and_relay import later_ms, unclaimed
 from outbox_core.messages.timing_port import TimedRow
 
 ROW: Final = TimedRow("message", "m")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import text
 
-from compensator.work.pending_row_reader import PendingRowReader
+from compensator.work.source import PendingRowReader
 from compensator.work.timer_rebuild import RebuildOptions, RebuildProgress, rebuild_timers
 from outbox_core import SystemClock
 from outbox_core.common.errors import BrokerUnavailable, SchemaMissing
