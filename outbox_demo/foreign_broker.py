@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from outbox_core import connect
 from outbox_core.common.errors import BrokerError, ConfigurationError
-from outbox_core.messages.durability_inspection import Inspectable
+from outbox_core.messages.broker_port import Inspectable
 from outbox_core.messages.url_parts import split_url
 from outbox_demo.delay_engine import DelayEngine, ProducerRoute, with_option
 from outbox_demo.foreign_client import ForeignClient, engine_of, open_client

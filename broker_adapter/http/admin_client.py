@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import requests
 
-from broker_adapter.publishing.bounded_http import AnswerTooLong, ask
+from broker_adapter.publishing.admin_http import AnswerTooLong, ask
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox_core.runtime.config_files import read_secret
 from outbox_core.runtime.http_broker_url import HttpBrokerUrl, check_token

@@ -31,8 +31,7 @@ from broker_adapter.http.request_codec import (
 from outbox_core.common.errors import BrokerError, ConfigurationError
 from outbox_core.messages import limits
 from outbox_core.messages.broadcast_port import Start, TopicRead
-from outbox_core.messages.broker_port import BrokerAdmin
-from outbox_core.messages.durability_inspection import Inspection
+from outbox_core.messages.broker_port import BrokerAdmin, Inspection
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,

@@ -17,8 +17,7 @@ from broker_adapter.publishing.message_headers import headers_with_type
 from broker_adapter.publishing.treatment import ONE_MESSAGE, refused_result
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerRefused
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection
+from outbox_core.messages.broker_port import Capability, Inspection
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 ATTRIBUTE_PREFIX: Final = "ce_"

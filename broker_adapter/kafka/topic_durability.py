@@ -17,7 +17,7 @@ from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.treatment import ONE_MESSAGE
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.durability_inspection import Inspection, Weakness
+from outbox_core.messages.broker_port import Inspection, Weakness
 
 Settings = Mapping[str, str]
 

@@ -10,7 +10,7 @@ import msgspec
 from broker_adapter.nats.connection import NatsConnection, NatsFrame, NoAnswerReason
 from broker_adapter.nats.errors import ApiError
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
-from outbox_core.messages.durability_inspection import Weakness
+from outbox_core.messages.broker_port import Weakness
 
 T = TypeVar("T", bound="_ApiAnswer")
 

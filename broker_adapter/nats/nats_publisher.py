@@ -18,8 +18,7 @@ from broker_adapter.nats.process_session import FailoverConnection, NatsServers,
 from broker_adapter.publishing.message_headers import CLOUDEVENTS_HEADER_PREFIX, headers_with_type
 from broker_adapter.publishing.treatment import Treatment
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotAuthorized, StorageFailed
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection
+from outbox_core.messages.broker_port import Capability, Inspection
 from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
 
 REPEAT_S_MIN: Final = 0.05

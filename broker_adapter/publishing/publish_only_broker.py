@@ -9,9 +9,7 @@ from typing import NoReturn, Protocol
 from broker_adapter.publishing.broker_url import TIMEOUT_MS_DEFAULT
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, BrokerUnavailable, NotSupported, StorageFailed
-from outbox_core.messages.broker_port import BrokerAdmin
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection, Weakness
+from outbox_core.messages.broker_port import BrokerAdmin, Capability, Inspection, Weakness
 from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
 from outbox_core.messages.message import (
     AckStatus,

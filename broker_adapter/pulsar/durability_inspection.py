@@ -15,7 +15,7 @@ from broker_adapter.publishing.admin_http import AdminHttp, description_of
 from broker_adapter.pulsar.client_settings import ClientSettings
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import NotAuthenticated
-from outbox_core.messages.durability_inspection import Inspection, Weakness
+from outbox_core.messages.broker_port import Inspection, Weakness
 
 ACKNOWLEDGED_BY: Final = "bookkeeperAckQuorum"
 COPIES: Final = "bookkeeperWriteQuorum"

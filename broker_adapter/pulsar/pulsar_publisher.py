@@ -13,8 +13,7 @@ from broker_adapter.pulsar.errors import explained, treatment_of
 from broker_adapter.pulsar.producer_connection import PulsarConnection, PulsarRecord
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection
+from outbox_core.messages.broker_port import Capability, Inspection
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 

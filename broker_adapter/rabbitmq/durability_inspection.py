@@ -10,7 +10,7 @@ import requests
 
 from broker_adapter.publishing.admin_http import AdminHttp, description_of
 from broker_adapter.rabbitmq.connection import RabbitMqConnection
-from outbox_core.messages.durability_inspection import Weakness
+from outbox_core.messages.broker_port import Weakness
 
 LeftS = Callable[[], float]
 """How many seconds are left for a call."""

@@ -24,8 +24,7 @@ from broker_adapter.rabbitmq.errors import (
 from broker_adapter.rabbitmq.message_conversion import AmqpFrame, frame_of, header_bytes, refusal_of
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerRefused
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection
+from outbox_core.messages.broker_port import Capability, Inspection
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 
 T = TypeVar("T")

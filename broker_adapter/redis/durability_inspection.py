@@ -17,7 +17,7 @@ from broker_adapter.redis.redis_options import RedisOptions
 from broker_adapter.redis.script_sender import Deadline, ScriptSender
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import StorageFailed
-from outbox_core.messages.durability_inspection import Weakness
+from outbox_core.messages.broker_port import Weakness
 from outbox_core.runtime.event_logger import EventLogger
 
 BULK_BYTES_MAX_DEFAULT: Final = 512 * 1024 * 1024

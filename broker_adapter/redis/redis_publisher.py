@@ -19,8 +19,7 @@ from broker_adapter.redis.redis_options import RedisOptions
 from broker_adapter.redis.script_sender import Argument, Deadline, Script, ScriptCall, ScriptSender
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import BrokerError, NotAuthorized
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection, Weakness
+from outbox_core.messages.broker_port import Capability, Inspection, Weakness
 from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.log_interval import LogInterval

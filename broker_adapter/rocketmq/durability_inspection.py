@@ -16,7 +16,7 @@ import msgspec
 
 from broker_adapter.rocketmq.signature import Credentials
 from outbox_core.common.deadline_socket import DeadlineSocket
-from outbox_core.messages.durability_inspection import Weakness
+from outbox_core.messages.broker_port import Weakness
 
 CLUSTER_INFO: Final = 106
 BROKER_CONFIG: Final = 26

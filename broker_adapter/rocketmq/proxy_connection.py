@@ -19,7 +19,7 @@ from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from broker_adapter.rocketmq.protocol import service_pb2 as service
 from broker_adapter.rocketmq.signature import CLIENT_VERSION, Credentials, request_metadata
 from outbox_core.common.clock import Clock
-from outbox_core.messages.durability_inspection import Weakness
+from outbox_core.messages.broker_port import Weakness
 from outbox_core.messages.ids import new_token
 
 ROUTE_MS: Final = 60_000

@@ -16,8 +16,7 @@ from broker_adapter.rocketmq.protocol import definition_pb2 as definition
 from broker_adapter.rocketmq.proxy_connection import ProxyConnection, TopicRoute, route_weaknesses
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, BrokerRefused
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection
+from outbox_core.messages.broker_port import Capability, Inspection
 from outbox_core.messages.message import CONTENT_TYPE, Message, PublishResult, PublishStatus
 
 _EMPTY: Final = Refusal("MESSAGE_BODY_EMPTY", "RocketMQ stores no message with an empty body: give it one")

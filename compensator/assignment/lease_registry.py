@@ -12,9 +12,8 @@ from sqlalchemy import Connection, Engine
 from compensator.assignment.instance_registry_port import LeaseOptions
 from compensator.assignment.lease_store import InstanceRow, LeaseStore
 from outbox.store.database import database_errors
+from outbox_core.assignment.even_assignment import Member, check_zone
 from outbox_core.assignment.lease_decision import View
-from outbox_core.assignment.member import Member
-from outbox_core.assignment.resource import check_zone
 from outbox_core.messages.ids import new_token
 from outbox_core.runtime.event_logger import EventLogger
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from compensator.assignment.instance_registry_port import InstanceRegistry, LeaseOptions
+from outbox_core.assignment.even_assignment import Resource
 from outbox_core.assignment.lease_decision import decide
 from outbox_core.assignment.registry import execute
-from outbox_core.assignment.resource import Resource
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, OutboxError
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.process_fork import notice_fork, reset_in_children

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 
 
 class Assignment(Protocol):

@@ -18,9 +18,8 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from compensator.assignment.instance_registry_port import LeaseOptions
+from outbox_core.assignment.even_assignment import Member, check_zone
 from outbox_core.assignment.lease_decision import Lease, View
-from outbox_core.assignment.member import Member
-from outbox_core.assignment.resource import check_zone
 from outbox_core.common.errors import ConfigurationError, OutboxError
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.zookeeper.zookeeper_errors import SessionEnded

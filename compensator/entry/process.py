@@ -15,7 +15,7 @@ from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import CompensatorService
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, StorageFailed
-from outbox_core.messages.durability_inspection import WeaknessReporter
+from outbox_core.messages.broker_port import WeaknessReporter
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
 from outbox_core.runtime.reload_signal import ReloadSignal

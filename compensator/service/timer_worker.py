@@ -20,7 +20,7 @@ from compensator.work.source_schedule import NoRowsDue
 from compensator.work.source_turn import TurnReport
 from compensator.work.timer_rebuild import RebuildOptions, RebuildProgress, rebuild_timers
 from compensator.work.timer_turn import TimerTurnOptions, TimerTurnReport, take_timer_turn
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError, OutboxError

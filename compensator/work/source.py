@@ -24,7 +24,7 @@ from outbox.store.databases.supported import database_named
 from outbox.store.pending_due_times import DuePosition, PendingDueTimes
 from outbox.store.schema import message_table_names
 from outbox.store.table_placement import MessageTable, table_namespace, tables_missing
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, SchemaMissing
 from outbox_core.common.table_namespace import TableNamespace

@@ -13,9 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from outbox.admin.message_admin import AdminAction, MessageSelection
+from outbox.admin.message_admin import AdminAction, MessageSelection, SchemaAdmin, open_schema_admin
 from outbox.admin.message_output import print_list, print_message, print_sent
-from outbox.admin.schema_message_admin import SchemaAdmin, open_schema_admin
 from outbox.store.database_url import database_url
 from outbox.store.schema import RowState
 from outbox_core.common.errors import UsageError

@@ -26,8 +26,8 @@ from outbox.store.message_table import Backlog, MessageStore
 from outbox.store.schema import message_table_names
 from outbox.store.table_placement import table_namespace, tables_missing
 from outbox_core.common.errors import BrokerError
+from outbox_core.messages.broker_port import Inspectable, Inspection, Weakness
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable, Inspection, Weakness
 from outbox_core.runtime.terminal_text import escaped
 
 app: typer.Typer = typer.Typer()

@@ -29,8 +29,7 @@ from outbox.telemetry import Telemetry
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import ConfigurationError, NotSupported
 from outbox_core.messages.broadcast_port import Start
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.broker_port import Broker, Capability, capabilities_of
 from outbox_core.messages.connect import connect
 from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT, INVISIBLE_MS_MAX, PULL_MESSAGES_MAX
 from outbox_core.messages.message import Delivery, check_group, check_topic

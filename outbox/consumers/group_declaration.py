@@ -15,8 +15,7 @@ from typing import Final
 
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import ConfigurationError, NotSupported
-from outbox_core.messages.broker_port import Broker, GroupSettingsReader
-from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.broker_port import Broker, Capability, GroupSettingsReader, capabilities_of
 from outbox_core.messages.message import ORDERED_HEADER, Delivery, GroupConfig
 from outbox_core.runtime.event_logger import EventLogger
 

@@ -30,8 +30,7 @@ from outbox.producer.engine_hooks import (
     refuse_if_rolled_back,
 )
 from outbox.store.database import is_conflict, translate
-from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError
-from outbox_core.common.utf8_text import utf8_text
+from outbox_core.common.errors import ConfigurationError, NoTransaction, OutboxError, utf8_text
 from outbox_core.messages.broadcast_port import Start
 from outbox_core.messages.limits import DELAY_MAX_MS, REASON_CHARS_MAX
 from outbox_core.messages.message import Delivery

@@ -35,8 +35,7 @@ from outbox_core.common.errors import (
     NotAuthorized,
     OutboxError,
 )
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.broker_port import Broker, Capability, capabilities_of
 from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, TopicStalls, decide, retry
 from outbox_core.messages.message import (
     CancelStatus,

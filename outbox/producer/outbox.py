@@ -18,13 +18,12 @@ from sqlalchemy.orm import Session
 from outbox.cloudevents import CloudEvents
 from outbox.delivery.relay import Relay, RelayPolicy
 from outbox.producer import engine_hooks, session_hooks
-from outbox.producer.commit_handler import CommitHandler
+from outbox.producer.commit_handler import CommitHandler, UnitWriter
 from outbox.producer.message_composer import Composer, delay_ms
 from outbox.producer.sender import Sender, SenderLimits
 from outbox.producer.session_provider import AnySession, SessionFactory, SessionProvider
 from outbox.producer.timer_adder import TimerAdder
 from outbox.producer.transactional import P, Propagation, R, TransactionalFunction, transactional
-from outbox.producer.unit_writer import UnitWriter
 from outbox.store.async_background import AsyncBackground
 from outbox.store.database import (
     background_engine,
@@ -37,8 +36,7 @@ from outbox.store.table_placement import Placement, placement_for
 from outbox.telemetry import Telemetry, default_telemetry
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, NotSupported
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.broker_port import Broker, Capability, capabilities_of
 from outbox_core.messages.connect import connect, connect_timing
 from outbox_core.messages.message import Message, check_message_id, check_topic
 from outbox_core.messages.timing_port import TimerSink

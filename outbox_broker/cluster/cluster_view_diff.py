@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outbox_broker.cluster.shard_decision import ClusterView, zone_of
-from outbox_core.assignment.resource import ZONE_CHARS_MAX
+from outbox_core.assignment.even_assignment import ZONE_CHARS_MAX
 
 LISTED_MAX: Final = 64
 """Shards that one event names; it counts the others."""

@@ -23,8 +23,8 @@ from outbox_broker.cluster.owned_shard_operations import (
 )
 from outbox_broker.cluster.peer_client import PeerClient
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
+from outbox_core.messages.broker_port import topic_figures
 from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus, Record
-from outbox_core.messages.topic_figures import topic_figures
 from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
 
 FORWARDS_MAX: Final = 16

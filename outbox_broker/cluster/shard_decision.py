@@ -7,9 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from outbox_broker.cluster.znode_records import NodeRecord, OwnerRecord
-from outbox_core.assignment.even_assignment import assign
-from outbox_core.assignment.member import Member
-from outbox_core.assignment.resource import Resource, check_zone
+from outbox_core.assignment.even_assignment import Member, Resource, assign, check_zone
 from outbox_core.common.errors import ConfigurationError
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Meta
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
-from outbox_broker.common.declared_bounds import bound_of, hints_of
-from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.common.engine_options import EngineOptions, bound_of, hints_of
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import Tls

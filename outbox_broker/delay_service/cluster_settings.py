@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from outbox_broker.cluster.bookie_tls import BookieTls
 from outbox_broker.cluster.memory_budget import MemoryBudget
 from outbox_broker.cluster.zone_file import LastZone
-from outbox_core.assignment.resource import check_zone
+from outbox_core.assignment.even_assignment import check_zone
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.config_files import read_optional_secret
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes

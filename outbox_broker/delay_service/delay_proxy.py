@@ -23,10 +23,10 @@ from outbox_broker.schedule.schedule_runner import ScheduleRunner
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.broker_port import topic_figures
 from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus, Record, refusal_of_delay
 from outbox_core.messages.publish_guard import PublishTarget
-from outbox_core.messages.topic_figures import topic_figures
 from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
 
 CLAIM_AHEAD_MS: Final = 50

@@ -24,8 +24,8 @@ from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.engine_state import Topic
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
+from outbox_core.messages.broker_port import topic_figures
 from outbox_core.messages.message import DeadLetter, GroupConfig, Record, check_group, check_topic
-from outbox_core.messages.topic_figures import topic_figures
 
 REDRIVE_PER_SECOND_MAX: Final = 1_000_000
 

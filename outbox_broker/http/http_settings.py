@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outbox_broker.common.declared_bounds import Positive, refuse_below_least
+from outbox_broker.common.engine_options import Positive, refuse_below_least
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages import limits
 

@@ -1,5 +1,7 @@
 """Assigns resources evenly to live members. Pure: members that read the same records compute the same assignment.
 
+A resource is a source of rows, a shard or a slot; a member is described by its registration.
+
 Leases, time, databases and ZooKeeper are elsewhere.
 """
 
@@ -7,9 +9,58 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from outbox_core.assignment.member import Member
-from outbox_core.assignment.resource import Resource
+from outbox_core.common.errors import ConfigurationError
+
+RESOURCE_NAME_CHARS_MAX: Final = 255
+ZONE_CHARS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A name that is the same for every member, the zone whose members should have it, if any, and its priority.
+
+    Those of a higher priority are assigned first. Raises ConfigurationError for what a registry cannot hold.
+    """
+
+    name: str
+    zone: str | None = None
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        check_word(self.name, "a resource's name", chars_max=RESOURCE_NAME_CHARS_MAX)
+        check_zone(self.zone)
+
+
+def check_zone(zone: str | None) -> None:
+    """Raise ConfigurationError for a zone that a registry cannot hold."""
+    if zone is not None:
+        check_word(zone, "a zone", chars_max=ZONE_CHARS_MAX)
+
+
+def check_word(word: str, what: str, *, chars_max: int) -> None:
+    """Raise ConfigurationError if a word is empty, too long or not printable ASCII."""
+    if not 0 < len(word) <= chars_max or not word.isascii() or not word.isprintable():
+        raise ConfigurationError(f"{what} is 1 to {chars_max} printable ASCII characters, not {word[:80]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The zone in which a member runs, and how many resources it can have at most; None: no zone, no limit."""
+
+    zone: str | None = None
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        check_zone(self.zone)
+        if self.capacity is not None and self.capacity < 0:
+            raise ConfigurationError(f"a member's capacity is 0 or more, not {self.capacity}")
+
+    def limit(self, unlimited: int) -> int:
+        """Returns the capacity, or `unlimited` where it has none."""
+        return unlimited if self.capacity is None else self.capacity
 
 
 def assign(

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from outbox_core.assignment.even_assignment import assign
-from outbox_core.assignment.member import Member
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Member, Resource, assign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,3 +155,10 @@ class StorageFailed(BrokerError):
     """The broker cannot make anything durable now: full disk or failed fsync. Nothing was acknowledged."""
 
     retryable = True
+
+
+def utf8_text(text: str) -> str:
+    """Returns the text with its lone surrogates escaped: they have no UTF-8, and neither databases nor brokers take
+    them.
+    """
+    return text.encode(errors="backslashreplace").decode()

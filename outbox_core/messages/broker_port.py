@@ -1,9 +1,17 @@
-"""The Broker port: operations of a broker that the SDK, the compensator and consumers use. Adapters are elsewhere."""
+"""The Broker port: operations of a broker that the SDK, the compensator and consumers use. Adapters are elsewhere.
+
+First the operations; then what an adapter declares that it can do (the conformance tests check it, and what it does not
+declare raises NotSupported), and what an inspection of its server finds that weakens the promised durability. Reading a
+topic without a group is in broadcast_port.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
 
 from outbox_core.messages.message import (
     AckStatus,
@@ -139,3 +147,101 @@ class BrokerAdmin(Protocol):
 
         They are ready `per_second` at a time, by default as many as the broker's operator has set.
         """
+
+
+# -- what a broker can do ----------------------------------------------------------------------------------------------
+
+
+class Capability(StrEnum):
+    """An operation or property that the Broker port offers beyond a durable publish."""
+
+    DEDUPLICATION = "deduplication"
+    """A repeat of a topic and id gets `duplicate`, within the broker's window."""
+    DELAY = "delay"
+    """`deliver_at_ms` up to 731 days ahead, never early."""
+    CANCEL = "cancel"
+    """A scheduled message is canceled by its id, and the returned status is reliable."""
+    PULL = "pull"
+    """pull, ack, nack and extend."""
+    BROADCAST = "broadcast"
+    """A topic is read by offset, without a group (Broadcaster)."""
+    ADMIN = "admin"
+    """Groups, statistics, dead letters and their redrive (BrokerAdmin)."""
+
+
+ALL_CAPABILITIES: Final = frozenset(Capability)
+
+
+@runtime_checkable
+class DeclaresCapabilities(Protocol):
+    """A Broker that declares its capabilities. One that does not declare any has them all."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Returns the broker's capabilities. Does no I/O."""
+
+
+def capabilities_of(broker: object) -> frozenset[Capability]:
+    """Returns the capabilities of this Broker."""
+    return broker.capabilities if isinstance(broker, DeclaresCapabilities) else ALL_CAPABILITIES
+
+
+# -- what weakens its durability ---------------------------------------------------------------------------------------
+
+
+class Weakness(msgspec.Struct, frozen=True, kw_only=True):
+    """One way in which a confirmed message could still be lost."""
+
+    subject: str
+    """The subject: a topic, a node, or a setting of the server."""
+    problem: str
+    """The possible consequence, as a sentence without a full stop."""
+    cure: str
+    """The change that an operator should make, in the terms of the server's documentation."""
+    topic: str | None = None
+    """The only topic that it concerns; None if it concerns all."""
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.problem}; {self.cure}"
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one inspection of a server."""
+
+    product: str
+    version: str
+    weaknesses: tuple[Weakness, ...] = ()
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A Broker whose server can be inspected for its durability."""
+
+    def inspect(self, topics: Sequence[str] = ()) -> Inspection:
+        """Inspect the server's settings and these topics; changes nothing. Errors are those of Broker."""
+
+
+@runtime_checkable
+class WeaknessReporter(Protocol):
+    """A Broker that logs how its server is weaker than it promises; before a first publish it does so by itself."""
+
+    def report_weaknesses(self) -> None:
+        """Inspect the server's settings, and log each weakness that was not logged yet. Errors are those of Broker."""
+
+
+# -- a topic's statistics ----------------------------------------------------------------------------------------------
+
+_SUMMED: Final = ("backlog", "in_flight", "dead")
+
+
+def topic_figures(*, stored: int, scheduled: int, groups: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Returns stored and scheduled as given; backlog, in_flight and dead as sums over all groups, so that a message
+    counts once for each group that it waits for; the maximum of oldest_unacked_age_ms (0 without groups).
+    """
+    group_figures = list(groups)
+    return {
+        "stored": stored,
+        "scheduled": scheduled,
+        **{name: sum(figures[name] for figures in group_figures) for name in _SUMMED},
+        "oldest_unacked_age_ms": max((figures["oldest_unacked_age_ms"] for figures in group_figures), default=0),
+    }

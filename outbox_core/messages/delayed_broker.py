@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox_core.common.errors import BrokerError, BrokerRefused, ConfigurationError
-from outbox_core.messages.broker_port import Broker, BrokerAdmin
-from outbox_core.messages.capabilities import Capability, capabilities_of
-from outbox_core.messages.durability_inspection import Inspectable, Inspection, WeaknessReporter
+from outbox_core.messages.broker_port import (
+    Broker,
+    BrokerAdmin,
+    Capability,
+    Inspectable,
+    Inspection,
+    WeaknessReporter,
+    capabilities_of,
+)
 from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
 from outbox_core.messages.message import (
     AckStatus,

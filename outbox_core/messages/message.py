@@ -6,6 +6,7 @@ decoded from the wire directly.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from typing import Any, Final
 import msgspec
 
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.common.non_finite import non_finite_path
 from outbox_core.messages import limits
 from outbox_core.messages.failure_history import History
 
@@ -433,3 +433,21 @@ def _is_text(value: object) -> bool:
 def _shown(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def non_finite_path(body: object) -> str | None:
+    """Returns the path of the first such number, as `$.items[3].price`; None if all numbers are finite.
+
+    msgspec writes these as `null`: a body whose JSON has no `null` need not be searched.
+    """
+    waiting: list[tuple[str, Any]] = [("$", msgspec.to_builtins(body))]
+    while waiting:
+        path, value = waiting.pop()
+        match value:
+            case float() if not math.isfinite(value):
+                return f"{path} ({value})"
+            case dict():
+                waiting.extend((f"{path}.{name}", item) for name, item in reversed(value.items()))
+            case list() | tuple():
+                waiting.extend((f"{path}[{index}]", value[index]) for index in range(len(value) - 1, -1, -1))
+    return None

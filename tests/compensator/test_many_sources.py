@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 from compensator.work.engines import InstanceEngines
 from compensator.work.source import Source
 from outbox_core import ManualClock
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 from tests.compensator.serving import (
     WAIT_SECONDS,
     Serve,

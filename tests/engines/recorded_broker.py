@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from outbox_core.common.errors import BrokerError
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.broker_port import Broker, Capability, Inspection, capabilities_of
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspection
 from outbox_core.messages.message import Message, PublishResult
 
 

@@ -17,7 +17,7 @@ from outbox_core import (
     PublishStatus,
 )
 from outbox_core.common.errors import NotSupported
-from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.broker_port import Capability
 
 WAIT_SECONDS = 300.0
 

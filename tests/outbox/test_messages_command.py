@@ -19,8 +19,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.engine import make_url
 
 from compensator.assignment import LeaseOptions, open_assignment
-from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelection
-from outbox.admin.schema_message_admin import BATCH_ROWS, SchemaAdmin
+from outbox.admin.message_admin import BATCH_ROWS, AdminAction, MessageAdmin, MessageSelection, SchemaAdmin
 from outbox.migrate import schema_upgrade
 from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.database import background_engine
@@ -28,7 +27,7 @@ from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import RowState, message_table
 from outbox_core import Message
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 from tests.fixtures.command_line import Done
 from tests.fixtures.databases import Database, Server
 from tests.outbox.innodb_locks import rows_locked

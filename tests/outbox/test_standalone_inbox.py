@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Inbox, InvalidMessage, NoTransaction, Outbox, Outcome, TransactionDoomed
 from outbox_core.common.errors import ConfigurationError, NotSupported
-from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.broker_port import Capability
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.refused_topics import refuse_topics
 from tests.outbox.shop import Payment, Shop

@@ -28,13 +28,13 @@ from outbox.consumers.inbox_table import InboxStore
 from outbox.migrate import upgrade
 from outbox.store.archive_purge import ArchiveStore
 from outbox.store.database import background_engine, error_code
+from outbox.store.message_table import RowInsert
 from outbox.store.order_table import OrderStore
 from outbox.store.row import publish_row
-from outbox.store.row_insert import RowInsert
 from outbox.store.schema import RowState
 from outbox.store.table_placement import MessageTable
 from outbox_core import Message
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 from outbox_core.common.errors import BrokerUnavailable
 from tests.fixtures.databases import Database
 from tests.outbox.recording_broker import RecordingBroker

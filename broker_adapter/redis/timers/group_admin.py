@@ -23,10 +23,10 @@ from broker_adapter.redis.timers.slot_scripts import (
 )
 from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner
 from outbox_core.common.errors import BrokerRefused, InUse, InvalidMessage, NotSupported
+from outbox_core.messages.broker_port import topic_figures
 from outbox_core.messages.failure_history import EXPIRED, REFUSED, with_count
 from outbox_core.messages.limits import BODY_BYTES_MAX
 from outbox_core.messages.message import DeadLetter, GroupConfig, check_group, check_topic, decode_record
-from outbox_core.messages.topic_figures import topic_figures
 
 DEAD_BYTES_MAX: Final = BODY_BYTES_MAX
 _GROUP_FIGURES: Final = ("backlog", "in_flight", "dead", "oldest_unacked_age_ms")

@@ -32,9 +32,7 @@ from broker_adapter.redis.timers.topic_wakeups import IDLE_MS, TopicWakeups
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages import limits
-from outbox_core.messages.broker_port import BrokerAdmin
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection
+from outbox_core.messages.broker_port import BrokerAdmin, Capability, Inspection
 from outbox_core.messages.failure_history import EXPIRED, REFUSED
 from outbox_core.messages.message import (
     AckStatus,

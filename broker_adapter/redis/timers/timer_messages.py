@@ -11,7 +11,7 @@ from broker_adapter.redis.script_sender import Argument, ScriptCall
 from broker_adapter.redis.timers.slot_scripts import ADD, slot_of
 from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner
 from outbox_core.common.clock import Clock
-from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.broker_port import Capability
 from outbox_core.messages.message import Message, encode_record
 
 CAPABILITIES: Final = frozenset(

@@ -12,9 +12,8 @@ from nats.aio.client import Client
 from nats.js.api import ConsumerConfig, RetentionPolicy, StorageType
 
 from outbox_core.common.errors import StorageFailed
-from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.broker_port import Broker, Inspectable, Weakness
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable, Weakness
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.nats.nats_server import NatsEngine
 

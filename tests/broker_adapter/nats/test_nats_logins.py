@@ -16,9 +16,8 @@ import pytest
 from nats.js.api import StreamConfig
 
 from outbox_core.common.errors import BrokerUnavailable, NotAuthenticated, NotAuthorized
-from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.http.test_tls import certificate
 from tests.broker_adapter.nats.nats_server import NatsEngine, NatsServer, run_plain

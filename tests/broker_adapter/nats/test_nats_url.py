@@ -10,7 +10,7 @@ import pytest
 from broker_adapter.nats import open_broker
 from broker_adapter.nats.nats_publisher import frame_of, refusal_of, wire_bytes
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.broker_port import Capability, capabilities_of
 from outbox_core.messages.connect import connect
 from outbox_core.messages.message import Message
 

@@ -16,10 +16,8 @@ import pytest
 
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized, NotSupported
 from outbox_core.messages.broadcast_port import Broadcaster
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.broker_port import Broker, Capability, Inspectable, capabilities_of
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.broker_adapter.publishing.engine_under_test import EngineUnderTest

@@ -15,8 +15,7 @@ from typing import Any, Final
 import pytest
 import requests
 
-from broker_adapter.publishing.admin_http import ANSWER_BYTES_MAX, AdminHttp
-from broker_adapter.publishing.bounded_http import AnswerTooLong
+from broker_adapter.publishing.admin_http import ANSWER_BYTES_MAX, AdminHttp, AnswerTooLong
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.pulsar.client_settings import URL_OPTIONS, ClientSettings
 from broker_adapter.pulsar.durability_inspection import AdminApi

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from outbox_core.messages.capabilities import Capability, capabilities_of
+from outbox_core.messages.broker_port import Capability, capabilities_of
 from outbox_core.messages.connect import connect
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "brokers.md"

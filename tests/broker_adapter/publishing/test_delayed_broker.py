@@ -12,7 +12,7 @@ from broker_adapter.embedded import EmbeddedBroker
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from outbox_core.common.clock import ManualClock, SystemClock
 from outbox_core.common.errors import ConfigurationError, NotSupported
-from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.broker_port import Capability
 from outbox_core.messages.connect import connect
 from outbox_core.messages.delayed_broker import DelayedBroker
 from outbox_core.messages.message import CancelStatus, Message, PublishStatus

@@ -12,8 +12,7 @@ import pytest
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, NotSupported, StorageFailed
-from outbox_core.messages.capabilities import Capability
-from outbox_core.messages.durability_inspection import Inspection, Weakness
+from outbox_core.messages.broker_port import Capability, Inspection, Weakness
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 from outbox_core.runtime.logs import event_name
 

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from broker_adapter.pulsar.durability_inspection import namespace_weaknesses, topic_weaknesses, unread_weaknesses
+from outbox_core.messages.broker_port import Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 
 
 def test_a_namespace_that_confirms_what_one_bookie_has_is_weak_and_one_without_a_policy_is_not() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from broker_adapter.rabbitmq.durability_inspection import queue_weaknesses, takes
 from outbox_core.common.errors import StorageFailed
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.durability_inspection import Inspectable, Weakness
+from outbox_core.messages.broker_port import Broker, Inspectable, Weakness
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.rabbitmq.rabbitmq_engine import PASSWORD, USER, RabbitMqEngine
 from tests.broker_adapter.rabbitmq.rabbitmq_server import HOST, wait_for

@@ -9,7 +9,7 @@ import pytest
 
 from broker_adapter.rabbitmq import open_broker
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.messages.capabilities import capabilities_of
+from outbox_core.messages.broker_port import capabilities_of
 from outbox_core.messages.connect import connect
 
 

@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from outbox_core.common.errors import BrokerUnavailable, NotAuthorized
-from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import PublishStatus
 from outbox_demo.ports import free_port
 from tests.broker_adapter.publishing.publisher_conformance import message, publish_until_stored

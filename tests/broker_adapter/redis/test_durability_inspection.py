@@ -12,8 +12,7 @@ import pytest
 
 from outbox.migrate.schema_upgrade import upgrade
 from outbox_core.common.errors import StorageFailed
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.durability_inspection import Inspectable, Weakness
+from outbox_core.messages.broker_port import Broker, Inspectable, Weakness
 from outbox_core.messages.message import PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import message
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, replica_of

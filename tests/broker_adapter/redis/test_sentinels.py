@@ -13,8 +13,8 @@ import pytest
 
 from broker_adapter.redis import open_broker, open_timing_store
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, StorageFailed
+from outbox_core.messages.broker_port import Inspectable
 from outbox_core.messages.connect import connect, connect_timing
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.message import Message
 from outbox_core.messages.timing_port import TimedRow, Timer

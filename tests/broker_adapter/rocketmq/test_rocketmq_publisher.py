@@ -13,9 +13,8 @@ from broker_adapter.rocketmq.proxy_connection import ProxyServers
 from broker_adapter.rocketmq.proxy_connection import connect as connect_to_proxy
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerError, BrokerRefused, BrokerUnavailable, NotAuthenticated, StorageFailed
-from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.broker_adapter.http.test_tls import certificate

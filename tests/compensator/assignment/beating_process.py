@@ -12,7 +12,7 @@ import sys
 import threading
 
 from compensator.assignment import LeaseOptions, open_assignment
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from compensator.assignment import LeasedAssignment, LeaseOptions
 from compensator.assignment.assignment_factory import lease_engine
 from compensator.assignment.lease_registry import LeaseRegistry
 from compensator.assignment.lease_store import LeaseStore
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 from tests.outbox.shop import Shop
 
 LONG = LeaseOptions(beat_ms=60_000, lease_ms=600_000)

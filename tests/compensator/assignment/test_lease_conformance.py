@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 from tests.compensator.assignment.fleet import Fleet, names
 from tests.compensator.assignment.zookeeper_fleet import ZooKeeperFleet
 from tests.fixtures.servers import MYSQL_LIKE, ReadyDatabase

@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 
 from compensator.assignment import LeasedAssignment, LeaseOptions
 from compensator.assignment.zookeeper_lease_registry import ZooKeeperLeaseRegistry
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Resource
 from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
 from tests.fixtures.ended_session import end_session

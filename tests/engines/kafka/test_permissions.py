@@ -8,8 +8,7 @@ import pytest
 from confluent_kafka.admin import AclOperation
 
 from outbox_core.common.errors import NotAuthorized
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.durability_inspection import Inspectable
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.message import Message, PublishResult, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import open_broker
 from tests.engines.kafka.kafka_cluster import PASSWORD, USER, KafkaCluster

@@ -16,8 +16,8 @@ from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.client_pool import ClientPool
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerUnavailable
+from outbox_core.messages.broker_port import Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.broker_adapter.publishing.publisher_conformance import publish_until_stored

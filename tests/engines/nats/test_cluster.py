@@ -7,9 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import publish_until_stored
 from tests.engines.fault_conformance import *  # noqa: F403

@@ -13,8 +13,7 @@ from functools import partial
 import pytest
 
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.durability_inspection import Inspectable
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import open_broker, with_option
 from tests.engines.fault_conformance import is_taken

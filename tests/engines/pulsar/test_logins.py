@@ -11,8 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from outbox_core.common.errors import BrokerUnavailable, NotAuthenticated
-from outbox_core.messages.broker_port import Broker
-from outbox_core.messages.durability_inspection import Inspectable
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import open_broker
 from tests.engines.pulsar.pulsar_security import CERTIFIED, NAMED, PASSWORD, PulsarSecurity, signed_token

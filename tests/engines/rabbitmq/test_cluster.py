@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 
+from outbox_core.messages.broker_port import Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from tests.broker_adapter.publishing.publisher_conformance import publish_until_stored
 from tests.engines.fault_conformance import *  # noqa: F403

@@ -13,9 +13,8 @@ from typing import Final
 import pytest
 
 from outbox_core.common.errors import BrokerError, StorageFailed
-from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message
 from tests.broker_adapter.http.test_tls import certificate
 from tests.engines.fault_conformance import is_taken

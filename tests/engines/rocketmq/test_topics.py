@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from outbox_core.common.errors import StorageFailed
-from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.message import Message, PublishStatus
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 from tests.engines.rocketmq.rocketmq_cluster import RocketMqCluster

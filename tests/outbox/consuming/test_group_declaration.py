@@ -26,7 +26,7 @@ from outbox import run_consumers as run
 from outbox.consumers.consumer_decorator import ConsumerRunner
 from outbox.testing import ConsumerRun
 from outbox_core import Delivery, GroupConfig
-from outbox_core.messages.capabilities import Capability
+from outbox_core.messages.broker_port import Capability
 from outbox_core.runtime.logs import event_name
 from tests.broker_adapter.servers import served
 from tests.outbox.recording_broker import RecordingBroker

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core.assignment.even_assignment import assign
-from outbox_core.assignment.member import Member
-from outbox_core.assignment.resource import Resource
+from outbox_core.assignment.even_assignment import Member, Resource, assign
 from outbox_core.common.errors import ConfigurationError
 
 ZONES = [None, "a", "b", "c"]

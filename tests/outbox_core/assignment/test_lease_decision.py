@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox_core.assignment.even_assignment import Member, Resource
 from outbox_core.assignment.lease_decision import Lease, View, decide
-from outbox_core.assignment.member import Member
 from outbox_core.assignment.registry import execute
-from outbox_core.assignment.resource import Resource
 
 OVERDUE_BEATS = 3
 

@@ -16,9 +16,8 @@ from broker_adapter import redis as redis_adapter
 from broker_adapter.redis.timers.slot_scripts import slot_of
 from outbox_core.common.clock import ManualClock, SystemClock
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported, StorageFailed
-from outbox_core.messages.broker_port import Broker
+from outbox_core.messages.broker_port import Broker, Inspectable
 from outbox_core.messages.connect import connect
-from outbox_core.messages.durability_inspection import Inspectable
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.limits import INVISIBLE_MS_MIN
 from outbox_core.messages.message import (
