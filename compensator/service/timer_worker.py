@@ -1,4 +1,4 @@
-"""TimerWorker: fires the timers of one source from a thread, and rebuilds its timing store when that lost them.
+"""TimerWorker: sends the due timers of one source from a thread, and rebuilds its timing store when that lost them.
 
 The compensator's polls find every row that this misses. So while the timing store, the database or the broker is out,
 it waits; nothing else waits for it.

@@ -58,10 +58,10 @@ def flow_chart(flow: Flow) -> Markup:
             f'width="{cell * 0.8:.1f}" height="{height:.1f}">'
             f"<title>{_clock(axis, bucket)}: {count:,} stored</title></rect>"
         )
-    for name, style in (("handed out", "handed"), ("acknowledged", "acked")):
+    for name, style in (("delivered", "delivered"), ("acknowledged", "acked")):
         parts.append(f'<path class="{style}" d="{_steps(events[name], axis.buckets, cell, top)}"/>')
     parts += _times(axis, _HEIGHT + 22)
-    return _svg("flow", _WIDTH, _HEIGHT + 28, parts, label="messages stored, handed out and acknowledged over time")
+    return _svg("flow", _WIDTH, _HEIGHT + 28, parts, label="messages stored, delivered and acknowledged over time")
 
 
 def heat_map(flow: Flow) -> Markup:

@@ -64,7 +64,7 @@ def flow_events(table: DataFrame, axis: TimeAxis) -> dict[str, dict[int, int]]:
     """Returns counts by time bucket from the table of verdicts: stored, delivered first, acknowledged."""
     times = {
         "stored": (Scope.MESSAGE, "stored_ms"),
-        "handed out": (Scope.DELIVERY, "first_delivered_ms"),
+        "delivered": (Scope.DELIVERY, "first_delivered_ms"),
         "acknowledged": (Scope.DELIVERY, "acked_ms"),
     }
     frames = [

@@ -241,7 +241,7 @@ DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
         when=_unplaced & (_deliver_at_ms > 0),
         meaning="Its due time has passed, and the broker has not made it ready.",
         cause="The broker is down, or its schedule is stuck.",
-        cure="Start the broker; what fell due meanwhile fires at once.",
+        cure="Start the broker; what fell due meanwhile is dispatched at once.",
     ),
     VerdictRule(
         name="held_by_delay_cluster",

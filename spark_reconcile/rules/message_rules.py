@@ -265,7 +265,7 @@ MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
         & (_deliver_at_ms + Fact("late_after_ms") > Fact("broker_seen_ms")),
         meaning="Its due time has passed, and the broker has done nothing since.",
         cause="The broker is down, or its schedule is stuck.",
-        cure="Start the broker; what fell due meanwhile fires at once.",
+        cure="Start the broker; what fell due meanwhile is dispatched at once.",
     ),
     VerdictRule(
         name="broker_out_of_reach",

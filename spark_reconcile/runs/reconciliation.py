@@ -651,7 +651,7 @@ def _touches(row: Row, span: Span | None) -> bool:
 def _flow(compared: DigestComparison, windows: Sequence[int], shown: dict[int, Window]) -> Flow:
     """Returns the time series from the digests: by the times in ids, so that all sources have the same axis."""
     axis = TimeAxis.over(windows[0], windows[-1] + HOUR_MS - 1)
-    names = {"messages": "stored", "delivered": "handed out", "acked": "acknowledged"}
+    names = {"messages": "stored", "delivered": "delivered", "acked": "acknowledged"}
     events: dict[str, dict[int, int]] = {name: {} for name in names.values()}
     if compared.buckets is None:
         timed = compared.clean_parts.selectExpr("'messages' as input_kind", f"period * {PERIOD_MS}L as begins", "n")

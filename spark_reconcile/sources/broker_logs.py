@@ -187,14 +187,14 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
     """Yields an action as rows of RUN_SCHEMA: one for each run of its messages, or one for a whole group."""
     at = frame.offset
     match journal.decode_action(frame.payload):
-        case journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, runs=handed):
-            for run in handed:
+        case journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, runs=delivered):
+            for run in delivered:
                 yield _row("delivered", topic, group, (run.first, None, run.count), at, at_ms, visible, run.attempt)
         case journal.Settled(topic=topic, group=group, at_ms=at_ms, runs=settled):
             for first, count in settled:
                 yield _row("acked", topic, group, (first, None, count), at, at_ms)
-        case journal.Fired(topic=topic, at_ms=at_ms, entries=fired):
-            for sequence, id_ in fired:
+        case journal.Fired(topic=topic, at_ms=at_ms, entries=dispatched):
+            for sequence, id_ in dispatched:
                 yield _row("fired", topic, None, (sequence, id_, None), at, at_ms)
         case journal.Canceled() as canceled:
             yield from _canceled_rows(canceled, at)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 DEADLINE_SECONDS = 120
 # Which a message enters only where it is refused, filtered, a dead letter, or pulled inside the broker's process.
-FORMER_SCHEMA = {
+BESIDE = {
     "broker_adapter/http/errors.py",
     "subscription_matcher.py",
     "dead_letter_writer.py",
@@ -42,7 +42,7 @@ def test_a_message_enters_the_modules_of_its_journey_in_the_order_of_the_map(
 ) -> None:
     steps = re.search(r"^1\. .*?(?=^Wherever|^\| killed)", ARCHITECTURE.partition(heading)[2], re.MULTILINE | re.DOTALL)
     assert steps is not None
-    named = [module for module in re.findall(r"`([\w/]+\.py)`", steps[0]) if module not in FORMER_SCHEMA]
+    named = [module for module in re.findall(r"`([\w/]+\.py)`", steps[0]) if module not in BESIDE]
 
     assert _not_entered_in_order(named, calls[name]) == []
 

@@ -135,7 +135,7 @@ def test_a_duration_is_in_the_unit_that_reads_best() -> None:
 def _events(
     stored: dict[int, int] | None = None, acknowledged: dict[int, int] | None = None
 ) -> dict[str, dict[int, int]]:
-    return {"stored": stored or {}, "handed out": {}, "acknowledged": acknowledged or {}}
+    return {"stored": stored or {}, "delivered": {}, "acknowledged": acknowledged or {}}
 
 
 def _document(drawn: str) -> str:

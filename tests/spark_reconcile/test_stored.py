@@ -187,7 +187,7 @@ def _published(output: Path, *, lost: int = 2) -> Summary:
             folder=str(stage.final), clocks={"db": 3_000}, took_seconds={"read": 1.5}, grace=settings.grace,
             windows=WindowCounts(since_ms=NOW_MS - HOUR_MS, until_ms=NOW_MS, windows=1, judged=1, open=0, not_closed=0,
                                  looked_at=2, resolved=3),
-            flow=Flow(axis=TimeAxis(NOW_MS - HOUR_MS, 60_000, 60), events={"stored": {0: 5, 7: 5}, "handed out": {8: 4},
+            flow=Flow(axis=TimeAxis(NOW_MS - HOUR_MS, 60_000, 60), events={"stored": {0: 5, 7: 5}, "delivered": {8: 4},
                       "acknowledged": {9: 3}}, trouble={State.LOST: {0: lost}}),
         )  # fmt: skip
         publish(summary, settings, stage=stage)
