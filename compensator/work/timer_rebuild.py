@@ -9,13 +9,13 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from compensator.work.source import PendingRowReader
 from outbox.store.pending_due_times import DuePosition
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError
-from outbox_core.messages.timing_port import StoredTimer, TimedRow, Timer, TimerScan, TimerSink, TimingAdmin
+from outbox_core.messages.timing_port import StoredTimer, TimedRow, Timer, TimerSink, TimingStore
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -23,10 +23,6 @@ logger: EventLogger = EventLogger(__name__)
 _SECOND_MS: Final = 1_000
 PAGE_SECONDS_MAX: Final = 5
 """The time of a page at most: a slow rate must not let the store give the slots to others."""
-
-
-class RebuiltStore(TimerSink, TimingAdmin, Protocol):
-    """The part of a timing store that a rebuild uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +51,7 @@ class RebuildProgress:
 
 def rebuild_timers(
     tables: PendingRowReader,
-    store: RebuiltStore,
+    store: TimingStore,
     slots: Sequence[int],
     *,
     options: RebuildOptions,
@@ -135,10 +131,6 @@ def _pages(tables: PendingRowReader, page_rows: int) -> Iterator[Sequence[Timer]
                 break
 
 
-class SweptStore(RebuiltStore, TimerScan, Protocol):
-    """What a sweep needs of a timing store."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerSweepReport:
     """Pending rows that were read, timers that were added for them; timers that were listed, and those of them that
@@ -154,7 +146,7 @@ class TimerSweepReport:
 
 
 def sweep_timers(
-    tables: PendingRowReader, store: SweptStore, *, options: RebuildOptions, clock: Clock, stopping: threading.Event
+    tables: PendingRowReader, store: TimingStore, *, options: RebuildOptions, clock: Clock, stopping: threading.Event
 ) -> TimerSweepReport:
     """Make one pass. Safe beside workers and other sweeps. Raises BrokerError for the store; DatabaseUnavailable,
     SchemaMissing.

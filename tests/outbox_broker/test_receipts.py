@@ -21,7 +21,7 @@ def test_runs_tell_every_receipt_in_its_place_and_nothing_else(pieces: list[list
     receipts = [one for piece in pieces for one in piece]
 
     told = {
-        run.place + number: Receipt(run.topic, run.group, run.first + number, run.delivery, run.generation)
+        run.index + number: Receipt(run.topic, run.group, run.first + number, run.delivery, run.generation)
         for run in runs_of(receipts)
         for number in range(run.count)
     }
@@ -34,7 +34,7 @@ def test_receipts_of_one_hand_out_are_one_run() -> None:
 
     [run] = runs_of(receipts)
 
-    assert (run.first, run.end, run.place) == (95, 1_095, 0)
+    assert (run.first, run.end, run.index) == (95, 1_095, 0)
 
 
 def _texts(topic: str, group: str, first: int, count: int, delivery: int, generation: int) -> list[str]:
