@@ -21,8 +21,8 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, SenderLimits
 from outbox_core import Broker, CancelStatus, Message, PublishResult, connect
 from outbox_demo.plan import PAUSED_LINE, PAYMENT_COMPLETED, TRIP_REMINDER, DemoPlan
+from outbox_demo.planned_trip_changes import TripChange, change_of, changed_reminder_at
 from outbox_demo.tables import BOOKED, CANCELED, OPEN, PAID, Payment, Reminder, Trip
-from outbox_demo.trip_change_decision import TripChange, change_of, changed_reminder_at
 
 TRIPS_AT_ONCE = 500
 CHANGED_AFTER_TRIPS = 20

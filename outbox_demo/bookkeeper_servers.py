@@ -22,8 +22,8 @@ from outbox_broker.cluster.bookkeeper.java_runtime import (
 )
 from outbox_broker.delay_service.cluster_settings import ADDRESS_EXAMPLE
 from outbox_core.common.errors import ConfigurationError, OutboxError
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 from outbox_demo.java import find_java, java_home
 from outbox_demo.ports import free_port
 from outbox_demo.processes import Process, ProcessGroup

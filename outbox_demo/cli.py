@@ -17,9 +17,9 @@ from rich.console import Console
 
 from outbox_core.common.errors import OutboxError
 from outbox_core.common.private_files import write_private
-from outbox_demo.flights import FLIGHTS
+from outbox_demo.flight_data_loader import FLIGHTS
 from outbox_demo.foreign_broker import ForeignBroker
-from outbox_demo.foreign_client import ENGINES
+from outbox_demo.foreign_client_port import ENGINES
 from outbox_demo.open_delay_engine import open_delay_engine
 from outbox_demo.own_broker import OwnBroker
 from outbox_demo.plan import PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER, DemoPlan, RunTopics

@@ -19,7 +19,7 @@ from outbox_core.common.errors import BrokerUnavailable, OutboxError
 from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
 from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 from outbox_demo.bookkeeper_servers import BookKeeperUnderDemo
-from outbox_demo.delay_engine import ProducerRoute, with_option
+from outbox_demo.delay_engine_port import ProducerRoute, with_option
 from outbox_demo.plan import DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup
 from outbox_demo.scheduled_message_query import ScheduledMessageQuery

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from outbox_core.common.errors import BrokerUnavailable
-from outbox_demo.delay_engine import ProducerRoute, with_option
+from outbox_demo.delay_engine_port import ProducerRoute, with_option
 from outbox_demo.plan import DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup
 from outbox_demo.scheduled_message_query import ScheduledMessageQuery

@@ -15,8 +15,8 @@ from outbox_core import connect
 from outbox_core.common.errors import BrokerError, ConfigurationError
 from outbox_core.messages.broker_port import Inspectable
 from outbox_core.messages.url_parts import split_url
-from outbox_demo.delay_engine import DelayEngine, ProducerRoute, with_option
-from outbox_demo.foreign_client import ForeignClient, engine_of, open_client
+from outbox_demo.delay_engine_port import DelayEngine, ProducerRoute, with_option
+from outbox_demo.foreign_client_port import ForeignClient, engine_of, open_client
 from outbox_demo.plan import NOTIFICATION, TICKETING, DemoPlan, RunTopics
 from outbox_demo.processes import Process, ProcessGroup
 from outbox_demo.proof import Fate, FindingKind, compare_run, later_reminders

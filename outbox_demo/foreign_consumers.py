@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Inbox, Outcome
 from outbox.store.database import open_engine
-from outbox_demo.foreign_client import ReceivedMessage, open_client
+from outbox_demo.foreign_client_port import ReceivedMessage, open_client
 from outbox_demo.plan import NOTIFICATION, TICKETING, DemoPlan
 from outbox_demo.tables import Notification, Ticket
 

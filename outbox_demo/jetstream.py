@@ -11,7 +11,7 @@ import nats
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType
 
 from broker_adapter.publishing.broker_url import BrokerUrl
-from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
+from outbox_demo.foreign_client_port import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from broker_adapter.kafka.client_settings import client_settings
 from broker_adapter.publishing.broker_url import BrokerUrl
-from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
+from outbox_demo.foreign_client_port import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 PARTITIONS: Final = 3

@@ -9,7 +9,7 @@ from typing import Final
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.url_parts import shown_url, split_url
-from outbox_demo.delay_engine import DelayEngine
+from outbox_demo.delay_engine_port import DelayEngine
 from outbox_demo.delay_service import DelayProcess
 from outbox_demo.plan import RunTopics
 from outbox_demo.processes import ProcessGroup

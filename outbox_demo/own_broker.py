@@ -9,7 +9,7 @@ from typing import Final
 
 from outbox_core import Broker, GroupConfig, connect
 from outbox_core.common.errors import BrokerError
-from outbox_demo.delay_engine import ProducerRoute
+from outbox_demo.delay_engine_port import ProducerRoute
 from outbox_demo.plan import GROUPS, NOTIFICATION, TICKETING, DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup
 from outbox_demo.server_process import ServerProcess

@@ -8,7 +8,7 @@ from itertools import cycle
 from broker_adapter.publishing.broker_url import BrokerUrl
 from outbox_core import Broker, Delivery, GroupConfig, connect
 from outbox_core.messages.broker_port import TopicAdmin
-from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
+from outbox_demo.foreign_client_port import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 

@@ -9,7 +9,7 @@ import pika
 
 from broker_adapter.publishing.broker_url import BrokerUrl, tls_context
 from broker_adapter.rabbitmq.open_broker import GUEST, TLS_SCHEMES
-from outbox_demo.foreign_client import MESSAGES_MAX, WAIT_MS, ReceivedMessage
+from outbox_demo.foreign_client_port import MESSAGES_MAX, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.redis.redis_options import RedisOptions
-from outbox_demo.foreign_client import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
+from outbox_demo.foreign_client_port import MESSAGES_MAX, REDELIVERED_AFTER_MS, WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics
 from outbox_demo.redis_client import is_cluster, open_redis
 

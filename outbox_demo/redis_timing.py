@@ -16,7 +16,7 @@ from outbox.store.message_table import MessageStore
 from outbox_core.common.errors import BrokerError, BrokerUnavailable
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import TimingStore
-from outbox_demo.delay_engine import ProducerRoute, with_option
+from outbox_demo.delay_engine_port import ProducerRoute, with_option
 from outbox_demo.plan import DemoPlan
 from outbox_demo.processes import Process, ProcessGroup
 from outbox_demo.proof import connected

@@ -18,7 +18,7 @@ from broker_adapter.rocketmq.durability_inspection import BrokerSettings, ask
 from broker_adapter.rocketmq.rocketmq_publisher import TOPIC_HEADER, topic_name
 from broker_adapter.rocketmq.signature import Credentials
 from outbox_core.common.errors import ConfigurationError
-from outbox_demo.foreign_client import ReceivedMessage
+from outbox_demo.foreign_client_port import ReceivedMessage
 from outbox_demo.plan import RunTopics
 
 MAKE_TOPIC: Final = 17

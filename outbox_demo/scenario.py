@@ -22,8 +22,8 @@ from outbox.store.schema import outbox_tables
 from outbox.store.table_placement import table_namespace
 from outbox_core.common.errors import ConfigurationError
 from outbox_demo.accelerated_clock import AcceleratedClock
-from outbox_demo.delay_engine import ProducerRoute
-from outbox_demo.flights import FLIGHTS, load_trips
+from outbox_demo.delay_engine_port import ProducerRoute
+from outbox_demo.flight_data_loader import FLIGHTS, load_trips
 from outbox_demo.plan import PAUSED_LINE, DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup, Timeout
 from outbox_demo.tables import Payment, Trip, make_tables

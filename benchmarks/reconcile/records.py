@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from benchmarks.reconcile.faults import KINDS
 from benchmarks.reconcile.planting import Kind, Message, Planted
-from outbox_demo.flights import FLIGHTS, read_flights
+from outbox_demo.flight_data_loader import FLIGHTS, read_flights
 
 START_MS: Final = 1_793_491_200_000
 """2026-11-01, the first hour."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from broker_adapter.kafka.client_settings import URL_OPTIONS, KafkaServers, client_settings, producer_settings
 from broker_adapter.kafka.kafka_publisher import KafkaPublisher
-from broker_adapter.kafka.producer_connection import ProducerConnection
+from broker_adapter.kafka.record_sender import KafkaRecordSender
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
@@ -31,6 +31,6 @@ def open_broker(
     bound_ms = parts.timeout_ms if timeout_ms is None else timeout_ms
     settings = client_settings(parts, timeout_ms=bound_ms, token=token, ca_file=ca_file)
     of_producers, clock = producer_settings(settings, timeout_ms=bound_ms), SystemClock()
-    pool = ClientPool(partial(ProducerConnection, of_producers, addresses=parts.addresses, clock=clock))
+    pool = ClientPool(partial(KafkaRecordSender, of_producers, addresses=parts.addresses, clock=clock))
     publisher = KafkaPublisher(pool, KafkaServers(settings, parts.addresses), clock=clock)
     return PublishOnlyBroker(publisher, strict=parts.is_strict, timeout_ms=bound_ms)

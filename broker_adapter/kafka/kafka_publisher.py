@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 
 from broker_adapter.kafka.client_settings import KafkaServers
 from broker_adapter.kafka.errors import exception_for, explained, treatment_of
-from broker_adapter.kafka.producer_connection import ANY_PARTITION, KafkaRecord, KafkaReport, ProducerConnection
+from broker_adapter.kafka.record_sender import ANY_PARTITION, KafkaRecord, KafkaRecordSender, KafkaReport
 from broker_adapter.kafka.topic_durability import inspect_topics
 from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.message_headers import headers_with_type
@@ -35,7 +35,7 @@ class KafkaPublisher:
     product = "Apache Kafka"
     capabilities: frozenset[Capability] = frozenset()
 
-    def __init__(self, pool: ClientPool[ProducerConnection], servers: KafkaServers, *, clock: Clock) -> None:
+    def __init__(self, pool: ClientPool[KafkaRecordSender], servers: KafkaServers, *, clock: Clock) -> None:
         self._pool = pool
         self._servers = servers
         self._clock = clock
@@ -70,9 +70,7 @@ class KafkaPublisher:
         """End the producers. Idempotent."""
         self._pool.close()
 
-    def _store(
-        self, connection: ProducerConnection, batch: Sequence[Message], *, deadline_ms: int
-    ) -> list[KafkaReport]:
+    def _store(self, connection: KafkaRecordSender, batch: Sequence[Message], *, deadline_ms: int) -> list[KafkaReport]:
         topics = {
             topic: self._partitions(connection, topic, deadline_ms) for topic in {message.topic for message in batch}
         }
@@ -88,7 +86,7 @@ class KafkaPublisher:
         reports.update(zip(records, connection.store(list(records.values()), deadline_ms=deadline_ms), strict=True))
         return [reports[index] for index in range(len(batch))]
 
-    def _partitions(self, connection: ProducerConnection, topic: str, deadline_ms: int) -> int | KafkaError:
+    def _partitions(self, connection: KafkaRecordSender, topic: str, deadline_ms: int) -> int | KafkaError:
         """Returns a topic's number of partitions, or why nothing can be sent to it."""
         metadata = connection.topic(topic, deadline_ms=deadline_ms)
         if metadata.error is None:

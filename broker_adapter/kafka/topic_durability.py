@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, Reso
 
 from broker_adapter.kafka.client_settings import KafkaServers
 from broker_adapter.kafka.errors import exception_for, explained, treatment_of
-from broker_adapter.kafka.producer_connection import ProducerConnection
+from broker_adapter.kafka.record_sender import KafkaRecordSender
 from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.treatment import ONE_MESSAGE
 from outbox_core.common.clock import Clock
@@ -26,7 +26,7 @@ SECONDS_MIN: Final = 0.1
 
 
 def inspect_topics(
-    pool: ClientPool[ProducerConnection],
+    pool: ClientPool[KafkaRecordSender],
     topics: Sequence[str],
     *,
     servers: KafkaServers,

@@ -10,7 +10,7 @@ from broker_adapter.publishing.treatment import refused_result
 from broker_adapter.pulsar.client_settings import ClientSettings
 from broker_adapter.pulsar.durability_inspection import NOT_CHECKED, AdminApi, inspect_topics
 from broker_adapter.pulsar.errors import explained, treatment_of
-from broker_adapter.pulsar.producer_connection import PulsarConnection, PulsarRecord
+from broker_adapter.pulsar.record_sender import PulsarRecord, PulsarRecordSender
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.broker_port import Capability, Inspection
@@ -29,7 +29,7 @@ class PulsarPublisher:
     capabilities: frozenset[Capability] = frozenset()
 
     def __init__(
-        self, pool: ClientPool[PulsarConnection], admin: AdminApi | None, *, settings: ClientSettings, clock: Clock
+        self, pool: ClientPool[PulsarRecordSender], admin: AdminApi | None, *, settings: ClientSettings, clock: Clock
     ) -> None:
         self._pool = pool
         self._admin = admin

@@ -16,7 +16,7 @@ from outbox.store.database import background_engine, open_engine
 from outbox.store.database_url import sync_url
 from outbox.store.databases.supported import database_named, database_of
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress, ZooKeeperSecurity
 
 ZOOKEEPER_LEASES: Final = "zookeeper://zk1:2181,zk2:2181,zk3:2181/outbox/compensators"
 """What the address of leases in ZooKeeper looks like."""

@@ -23,17 +23,17 @@ from sqlalchemy.engine.base import RootTransaction, TwoPhaseTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool, PoolProxiedConnection
 
-from outbox.producer.statement_effect import (
+from outbox.producer.transaction_continuity import UNSEEN, Continuity
+from outbox.producer.transaction_effect import (
     ENDS,
     MAY_END,
     READS,
     WRITES,
     Effect,
-    StatementEffect,
+    TransactionEffect,
     first_words,
-    statement_effect,
+    transaction_effect,
 )
-from outbox.producer.transaction_continuity import UNSEEN, Continuity
 from outbox.producer.unit_of_work import UnitOfWork, next_moment
 from outbox.store.database import is_autocommit
 from outbox.store.databases.supported import database_of, known_database
@@ -494,7 +494,7 @@ def _known(connection: Connection) -> DriverTransaction | None:
 
 def _execute(cursor: Any, statement: str, _parameters: object, context: ExecutionContext) -> None:
     """Called before each statement of a tracked dialect."""
-    parsed = statement_effect(statement, context.dialect)
+    parsed = transaction_effect(statement, context.dialect)
     if parsed is READS:
         return
     connection = context.root_connection
@@ -538,7 +538,7 @@ def _check_status_behind(context: ExecutionContext, transaction: DriverTransacti
 
 
 def _follow(
-    connection: Connection, transaction: DriverTransaction, parsed: StatementEffect, statement: str, cursor: Any
+    connection: Connection, transaction: DriverTransaction, parsed: TransactionEffect, statement: str, cursor: Any
 ) -> None:
     """Called before a statement that does more to a transaction than to write in it."""
     if transaction.is_idle and parsed.effect is Effect.BEGINS_SAVEPOINT:
@@ -568,7 +568,7 @@ def _shall_doubt(connection: Connection, transaction: DriverTransaction) -> bool
     return is_ours and not is_two_phase and not is_autocommit(connection)
 
 
-def _note(transaction: DriverTransaction, parsed: StatementEffect, statement: str) -> None:
+def _note(transaction: DriverTransaction, parsed: TransactionEffect, statement: str) -> None:
     match parsed.effect:
         case Effect.READS:
             return
@@ -693,7 +693,7 @@ def without_frames(error: BaseException) -> BaseException:
 
 
 def _restore_savepoints(connection: Connection, statement: str) -> None:
-    effect = statement_effect(statement, connection.dialect).effect
+    effect = transaction_effect(statement, connection.dialect).effect
     if effect is Effect.ROLLS_BACK_TO_SAVEPOINT and connection.dialect in _watched:
         driver_transaction(connection).restore()
 

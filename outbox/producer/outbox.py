@@ -22,7 +22,7 @@ from outbox.producer.commit_handler import CommitHandler, UnitWriter
 from outbox.producer.message_composer import Composer, delay_ms
 from outbox.producer.sender import Sender, SenderLimits
 from outbox.producer.session_provider import AnySession, SessionFactory, SessionProvider
-from outbox.producer.timer_adder import TimerAdder
+from outbox.producer.timing_store_feeder import TimingStoreFeeder
 from outbox.producer.transactional import P, Propagation, R, TransactionalFunction, transactional
 from outbox.store.async_background import AsyncBackground
 from outbox.store.database import (
@@ -225,7 +225,9 @@ class Outbox:
         self._sender.join()
         self.broker.close()
 
-    def _timers(self, timing: TimerSink | str | None, store: MessageStore, telemetry: Telemetry) -> TimerAdder | None:
+    def _timers(
+        self, timing: TimerSink | str | None, store: MessageStore, telemetry: Telemetry
+    ) -> TimingStoreFeeder | None:
         if timing is None:
             return None
         if len(self.placement.schemas) > 1:
@@ -234,7 +236,7 @@ class Outbox:
                 "split messages over tables of one schema, or make an Outbox for each"
             )
         sink = connect_timing(timing) if isinstance(timing, str) else timing
-        return TimerAdder(sink, store=store, telemetry=telemetry)
+        return TimingStoreFeeder(sink, store=store, telemetry=telemetry)
 
     # -- helpers of publish and cancel -------------------------------------------------------------------------------
 

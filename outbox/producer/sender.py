@@ -20,7 +20,7 @@ from typing import Any, Final
 from weakref import WeakSet, ref
 
 from outbox.delivery.relay import Hold, Relay, RowSettlement
-from outbox.producer.timer_adder import TimerAdder
+from outbox.producer.timing_store_feeder import TimingStoreFeeder
 from outbox.store.fork_gate import fork_gate
 from outbox.store.row import OutboxRow
 from outbox.telemetry import NO_TELEMETRY, Telemetry
@@ -118,7 +118,7 @@ class Sender:
         *,
         limits: SenderLimits,
         telemetry: Telemetry = NO_TELEMETRY,
-        timers: TimerAdder | None = None,
+        timers: TimingStoreFeeder | None = None,
     ) -> None:
         """`timers` gets the rows that the message table holds until they are due."""
         self._relay = relay

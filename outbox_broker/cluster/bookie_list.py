@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from outbox_broker.cluster.bookie_tls import BookieTls, tls_problems
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 
 _URI: Final = re.compile(r"zk(?:\+[a-z]+)?://(?P<hosts>[^/]+)(?P<root>(/[A-Za-z0-9._-]+)+)")
 _READ_ONLY: Final = "readonly"

@@ -34,8 +34,8 @@ from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.clock import SystemClock
 from outbox_core.messages.publish_guard import PublishTarget
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

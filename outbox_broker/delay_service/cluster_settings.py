@@ -16,9 +16,8 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.config_files import read_optional_secret
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
 from outbox_core.runtime.settings import ServiceSettings, load_settings
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions
-from outbox_core.zookeeper.zookeeper_settings import ZooKeeperTable
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress, ZooKeeperTable
 
 ADDRESS_EXAMPLE: Final = "bookkeeper://zk1:2181,zk2:2181,zk3:2181/outbox/delay"
 """What the address of a delay cluster looks like."""

@@ -23,8 +23,8 @@ from kazoo.security import ACL, make_acl
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.zookeeper.znode_cache import ZnodeCache, children_key
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress, ZooKeeperSecurity
 from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable, SessionEnded
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress, ZooKeeperSecurity
 
 logger: EventLogger = EventLogger(__name__)
 Value = TypeVar("Value")

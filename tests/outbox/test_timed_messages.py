@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, Telemetry
 from outbox.migrate import schema_upgrade
-from outbox.producer.timer_adder import TimerAdder, TimerLimits
+from outbox.producer.timing_store_feeder import TimerLimits, TimingStoreFeeder
 from outbox.store.message_table import MessageStore
 from outbox.store.row import publish_row
 from outbox.store.schema import message_table
@@ -242,7 +242,7 @@ def test_a_full_queue_of_timers_drops_and_a_failure_ends_no_thread() -> None:
             raise BrokerUnavailable("once")
 
     kept, metrics = KeptTimers(rule), OutboxMetrics()
-    adder = TimerAdder(
+    adder = TimingStoreFeeder(
         kept,
         store=MessageStore(dialect=create_engine("sqlite://").dialect),
         limits=TimerLimits(queue_timers_max=3, batch_timers_max=1, pause_ms=1),

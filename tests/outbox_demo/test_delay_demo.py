@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outbox_demo.accelerated_clock import AcceleratedClock
-from outbox_demo.trip_change_decision import TripChange, change_of, changed_reminder_at
+from outbox_demo.planned_trip_changes import TripChange, change_of, changed_reminder_at
 from tests.broker_adapter.redis.redis_server import HOST, redis_server, server_program
 from tests.outbox_demo.delay_demo import check_delay_demo, rows, run_delay_demo, with_program
 

@@ -16,7 +16,7 @@ import pytest
 
 from compensator.core.config import load
 from outbox_demo.accelerated_clock import AcceleratedClock
-from outbox_demo.flights import FLIGHTS, read_flights
+from outbox_demo.flight_data_loader import FLIGHTS, read_flights
 from outbox_demo.plan import DemoPlan
 
 BOOKINGS = 300

@@ -18,8 +18,8 @@ from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, Jav
 from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE, JavaRuntime, JvmOptions
 from outbox_broker.cluster.cluster_admin import init_cluster, read_state
 from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 from tests.engines import bookkeeper as engine_tests
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.engines.jars import fetched_jars

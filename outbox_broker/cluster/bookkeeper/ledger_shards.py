@@ -19,9 +19,9 @@ from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
 from outbox_broker.schedule.stores.ledger_takeover import Shard
 from outbox_broker.schedule.stores.ledger_view import LedgerView
 from outbox_core.common.clock import SystemClock
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, zookeeper_client
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 
 
 class LedgerShards:

@@ -12,7 +12,7 @@ from typing import Final
 
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperSecurity
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperSecurity
 
 _LOGIN_FILE: Final = "java.security.auth.login.config"
 

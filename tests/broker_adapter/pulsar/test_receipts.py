@@ -8,7 +8,7 @@ import threading
 import pulsar
 import pytest
 
-from broker_adapter.pulsar.producer_connection import Receipts
+from broker_adapter.pulsar.record_sender import Receipts
 
 WAIT_SECONDS = 300
 

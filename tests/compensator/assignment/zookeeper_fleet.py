@@ -12,8 +12,8 @@ from kazoo.client import KazooClient
 from compensator.assignment import LeasedAssignment, LeaseOptions
 from compensator.assignment.zookeeper_lease_registry import ZooKeeperLeaseRegistry
 from outbox_core.assignment.even_assignment import Resource
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 from tests.fixtures.ended_session import end_session
 from tests.outbox_broker.cluster.conftest import eventually
 

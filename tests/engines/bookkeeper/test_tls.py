@@ -17,7 +17,7 @@ from outbox_broker.delay_service.cluster_settings import load_cluster_settings
 from outbox_broker.delay_service.shard_openers import ledger_shards
 from outbox_broker.schedule.stores.ledgers import LedgerFailed
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperSecurity
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperSecurity
 from outbox_demo.ports import free_port
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.engines.bookkeeper.tls_settings import (

@@ -11,7 +11,7 @@ import pytest
 
 from broker_adapter.kafka.client_settings import KafkaServers, client_settings, producer_settings
 from broker_adapter.kafka.kafka_publisher import KafkaPublisher
-from broker_adapter.kafka.producer_connection import KafkaRecord, KafkaReport, ProducerConnection
+from broker_adapter.kafka.record_sender import KafkaRecord, KafkaRecordSender, KafkaReport
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.publishing.client_pool import ClientPool
 from outbox_core.common.clock import SystemClock
@@ -49,7 +49,7 @@ def test_small_messages_are_stored_though_together_they_pass_the_topics_limit(
     assert {one.id for one in own_engine.read(topic, count=39)} == {one.id for one in batch} - {"m-20"}
 
 
-class CountedConnection(ProducerConnection):
+class CountedConnection(KafkaRecordSender):
     """Counts its round trips."""
 
     trips = 0

@@ -14,7 +14,7 @@ import pytest
 
 from outbox_core.messages.connect import connect
 from outbox_core.messages.message import Message
-from outbox_demo.foreign_client import open_client
+from outbox_demo.foreign_client_port import open_client
 from outbox_demo.plan import RunTopics
 from tests.engines.fault_conformance import is_taken
 from tests.engines.outbox_load import wait_for
@@ -26,7 +26,7 @@ MESSAGES = 2_000
 """Of each topic: more than a consumer reads while they are removed, so that it never waits."""
 READER = """
 import sys
-from outbox_demo.foreign_client import open_client
+from outbox_demo.foreign_client_port import open_client
 from outbox_demo.plan import NOTIFICATION, RunTopics
 
 for _ in open_client(sys.argv[1], RunTopics(sys.argv[2])).deliveries(NOTIFICATION):

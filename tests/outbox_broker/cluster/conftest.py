@@ -19,8 +19,8 @@ from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
 from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
 from outbox_core.common.clock import SystemClock
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 from tests.fixtures.zookeeper_server import ZooKeeper, running_zookeeper
 
 __all__ = ["SHORT_SESSION_MS", "Cluster", "HostedShard", "InProcessNode", "cluster", "eventually", "running_zookeeper"]

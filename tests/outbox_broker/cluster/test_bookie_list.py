@@ -8,8 +8,8 @@ import pytest
 
 from outbox_broker.cluster.bookie_list import BookieList, read_bookies
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 from tests.fixtures.zookeeper_server import ZooKeeper
 
 OPTIONS = SessionOptions(session_ms=30_000, request_ms_max=60_000)

@@ -14,8 +14,8 @@ from outbox_broker.cluster.peer_client import PeerClient, PeerOptions
 from outbox_broker.delay_service.cluster_node import ClusterNode, NodeOptions
 from outbox_core import Message, PublishResult
 from outbox_core.common.errors import BrokerError, BrokerUnavailable
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 from tests.broker_adapter.http.test_tls import certificate
 from tests.fixtures.slow_http_server import TRICKLES, slow_http_server
 from tests.outbox_broker.cluster.conftest import Cluster, eventually

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from outbox_core.zookeeper.znode_cache import ZnodeCache, children_key
-from outbox_core.zookeeper.zookeeper_address import ZooKeeperAddress
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
+from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
 from tests.fixtures.zookeeper_server import ZooKeeper
 from tests.outbox_broker.cluster.conftest import eventually
 

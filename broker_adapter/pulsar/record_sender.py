@@ -65,7 +65,7 @@ class Receipts:
         return receipts
 
 
-class PulsarConnection:
+class PulsarRecordSender:
     """Used by one thread at a time. After any exception it is of no use any more: close it."""
 
     def __init__(self, settings: ClientSettings, *, clock: Clock) -> None:

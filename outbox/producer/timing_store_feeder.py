@@ -1,4 +1,4 @@
-"""TimerAdder: adds the timers of committed rows to a timing store, from its own thread.
+"""TimingStoreFeeder: adds the timers of committed rows to a timing store, from its own thread.
 
 No row depends on it: the compensator finds each one in its table when it is due. So at every shortage it drops timers,
 and never delays a business call or a send.
@@ -23,14 +23,14 @@ logger: EventLogger = EventLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerLimits:
-    """The limits of a TimerAdder. After a failure nothing is added for `pause_ms`, so that an outage costs little."""
+    """The limits of a TimingStoreFeeder. After a failure nothing is added for `pause_ms`: an outage costs little."""
 
     queue_timers_max: int = 50_000
     batch_timers_max: int = 1_000
     pause_ms: int = 5_000
 
 
-class TimerAdder:
+class TimingStoreFeeder:
     """A bounded queue and one daemon thread, started by the first timer of each process. Thread-safe."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""StatementEffect: the effect of a statement on the transaction that it runs in, from its first words. Pure; does not
+"""TransactionEffect: the effect of a statement on the transaction that it runs in, from its first words. Pure; does not
 parse what the statement reads or writes.
 """
 
@@ -29,17 +29,17 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StatementEffect:
+class TransactionEffect:
     """The effect, and the savepoint's name if any (both servers compare such names without case)."""
 
     effect: Effect
     savepoint: str = ""
 
 
-READS: Final = StatementEffect(Effect.READS)
-WRITES: Final = StatementEffect(Effect.WRITES)
-ENDS: Final = StatementEffect(Effect.ENDS)
-MAY_END: Final = StatementEffect(Effect.MAY_END)
+READS: Final = TransactionEffect(Effect.READS)
+WRITES: Final = TransactionEffect(Effect.WRITES)
+ENDS: Final = TransactionEffect(Effect.ENDS)
+MAY_END: Final = TransactionEffect(Effect.MAY_END)
 
 # Comments, and the opening of MySQL's executable ones (/*! ... */), whose text the server runs.
 _LEADING: Final = re.compile(r"(?:[\s;(]+|/\*(?!M?!).*?\*/|/\*M?!\d*|--(?:\s[^\n]*|$)|#[^\n]*)*", re.DOTALL)
@@ -70,7 +70,7 @@ _BY_FIRST_WORD: Final = {"SELECT ": READS, "INSERT ": WRITES, "UPDATE ": WRITES,
 """The first words of nearly all statements: looked up before any pattern is matched."""
 
 
-def statement_effect(statement: str, dialect: Dialect) -> StatementEffect:
+def transaction_effect(statement: str, dialect: Dialect) -> TransactionEffect:
     """Returns the statement's effect, from its first words; of several in one, where a driver sends them, `may_end`. Of
     a database that is not ours, what ends a transaction on each.
     """
@@ -122,12 +122,12 @@ def _leading_end(statement: str) -> int:
     return 0 if leading is None else leading.end()
 
 
-def _savepoint_effect(matched: re.Match[str]) -> StatementEffect:
+def _savepoint_effect(matched: re.Match[str]) -> TransactionEffect:
     if matched["begins"]:
-        return StatementEffect(Effect.BEGINS_SAVEPOINT, _plain_name(matched["begun"]))
+        return TransactionEffect(Effect.BEGINS_SAVEPOINT, _plain_name(matched["begun"]))
     if matched["undone"]:
-        return StatementEffect(Effect.ROLLS_BACK_TO_SAVEPOINT, _plain_name(matched["undone"]))
-    return StatementEffect(Effect.RELEASES_SAVEPOINT, _plain_name(matched["released"]))
+        return TransactionEffect(Effect.ROLLS_BACK_TO_SAVEPOINT, _plain_name(matched["undone"]))
+    return TransactionEffect(Effect.RELEASES_SAVEPOINT, _plain_name(matched["released"]))
 
 
 def _plain_name(quoted: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.engine import make_url
 
-from outbox.producer.statement_effect import Effect, first_words, statement_effect
+from outbox.producer.transaction_effect import Effect, first_words, transaction_effect
 
 MYSQL, SQLITE = make_url("mysql+pymysql://").get_dialect()(), make_url("sqlite://").get_dialect()()
 ENDS_EVERYWHERE = [
@@ -45,32 +45,32 @@ MAY_END_ON_MYSQL = [
 
 @pytest.mark.parametrize("statement", [*ENDS_EVERYWHERE, *ENDS_ON_MYSQL])
 def test_mysql_ends_the_transaction(statement: str) -> None:
-    assert statement_effect(statement, MYSQL).effect is Effect.ENDS
+    assert transaction_effect(statement, MYSQL).effect is Effect.ENDS
 
 
 @pytest.mark.parametrize("statement", ENDS_EVERYWHERE)
 def test_sqlite_ends_the_transaction(statement: str) -> None:
-    assert statement_effect(statement, SQLITE).effect is Effect.ENDS
+    assert transaction_effect(statement, SQLITE).effect is Effect.ENDS
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE a (b INT)", "DROP TABLE a", "ALTER TABLE a ADD c INT"])
 def test_the_tables_of_sqlite_are_made_and_dropped_inside_the_transaction(statement: str) -> None:
-    assert statement_effect(statement, SQLITE).effect is Effect.WRITES
+    assert transaction_effect(statement, SQLITE).effect is Effect.WRITES
 
 
 @pytest.mark.parametrize("statement", MAY_END_ON_MYSQL)
 def test_what_runs_statements_that_are_not_in_its_text_or_several_may_end_the_transaction(statement: str) -> None:
-    assert statement_effect(statement, MYSQL).effect is Effect.MAY_END
+    assert transaction_effect(statement, MYSQL).effect is Effect.MAY_END
 
 
 @pytest.mark.parametrize("statement", ["BEGIN", "BEGIN WORK", "begin;", "BEGIN -- here"])
 def test_a_begin_that_opens_no_block_ends_the_transaction_before_it(statement: str) -> None:
-    assert statement_effect(statement, MYSQL).effect is Effect.ENDS
+    assert transaction_effect(statement, MYSQL).effect is Effect.ENDS
 
 
 @pytest.mark.parametrize("statement", GOES_ON)
 def test_the_transaction_goes_on(statement: str) -> None:
-    assert statement_effect(statement, MYSQL).effect in {Effect.READS, Effect.WRITES}
+    assert transaction_effect(statement, MYSQL).effect in {Effect.READS, Effect.WRITES}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_transaction_goes_on(statement: str) -> None:
     ],
 )
 def test_what_changes_rows_writes(statement: str) -> None:
-    assert statement_effect(statement, MYSQL).effect is Effect.WRITES
+    assert transaction_effect(statement, MYSQL).effect is Effect.WRITES
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_changes_rows_writes(statement: str) -> None:
     ],
 )
 def test_savepoints_are_told_apart_by_name_without_case_and_quotes(statement: str, effect: Effect) -> None:
-    found = statement_effect(statement, MYSQL)
+    found = transaction_effect(statement, MYSQL)
 
     assert (found.effect, found.savepoint) == (effect, "here")
 
@@ -125,4 +125,4 @@ def test_an_error_shows_the_first_words_and_no_value(statement: str, words: str)
 def test_what_reads_within_settings_of_its_own_reads() -> None:
     statement = "SET STATEMENT max_statement_time=1 FOR SELECT 1 FROM a FOR UPDATE"
 
-    assert statement_effect(statement, MYSQL).effect is Effect.READS
+    assert transaction_effect(statement, MYSQL).effect is Effect.READS

@@ -10,7 +10,7 @@ import pytest
 
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.pulsar.client_settings import ClientSettings
-from broker_adapter.pulsar.producer_connection import PulsarConnection, PulsarRecord
+from broker_adapter.pulsar.record_sender import PulsarRecord, PulsarRecordSender
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerUnavailable
 
@@ -25,7 +25,7 @@ def test_a_producer_that_is_not_made_in_time_ends_the_batch_at_its_deadline() ->
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = BrokerUrl.parse(f"pulsar://127.0.0.1:{silent.getsockname()[1]}", port=6650)
         settings = ClientSettings.of(url, timeout_ms=CLIENT_SECONDS * 1_000)
-        connection = PulsarConnection(settings, clock=clock)
+        connection = PulsarRecordSender(settings, clock=clock)
         begin = time.monotonic()
 
         with pytest.raises(BrokerUnavailable, match="Timeout"):

@@ -1,4 +1,4 @@
-"""Wraps one idempotent producer of librdkafka; every call has a deadline."""
+"""Sends records by one idempotent producer of librdkafka, and waits for their reports; every call has a deadline."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class KafkaReport(msgspec.Struct, frozen=True, gc=False):
         return self.was_sent and self.error is not None and is_of_all_sent_together(self.error)
 
 
-class ProducerConnection:
+class KafkaRecordSender:
     """Used by one thread at a time. After any exception it is of no use any more: close it."""
 
     def __init__(self, settings: Mapping[str, object], *, addresses: str, clock: Clock) -> None:
