@@ -2,8 +2,7 @@
 
 from compensator.assignment.assignment_factory import open_assignment, open_zookeeper_assignment
 from compensator.assignment.instance_registry_port import LeaseOptions
-from compensator.assignment.leased_assignment import LeasedAssignment
-from compensator.assignment.port import Assignment, UnleasedAssignment
+from compensator.assignment.source_assignment import Assignment, LeasedAssignment, UnleasedAssignment
 
 __all__ = [
     "Assignment",

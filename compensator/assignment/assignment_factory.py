@@ -9,9 +9,8 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import URL
 
 from compensator.assignment.instance_registry_port import LeaseOptions
-from compensator.assignment.lease_registry import LeaseRegistry
-from compensator.assignment.lease_store import LeaseStore
-from compensator.assignment.leased_assignment import LeasedAssignment
+from compensator.assignment.lease_registry import LeaseRegistry, LeaseStore
+from compensator.assignment.source_assignment import LeasedAssignment
 from outbox.store.database import background_engine, open_engine
 from outbox.store.database_url import sync_url
 from outbox.store.databases.supported import database_named, database_of

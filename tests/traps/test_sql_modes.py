@@ -18,8 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from compensator.assignment import LeasedAssignment
-from compensator.assignment.lease_registry import LeaseRegistry
-from compensator.assignment.lease_store import LeaseStore
+from compensator.assignment.lease_registry import LeaseRegistry, LeaseStore
 from compensator.work.due_tables import DueTables
 from outbox import Outbox, Outcome, consumer
 from outbox.admin.message_admin import AdminAction, MessageAdmin, MessageSelection

@@ -9,8 +9,7 @@ from sqlalchemy import Engine, select, update
 
 from compensator.assignment import LeasedAssignment, LeaseOptions
 from compensator.assignment.assignment_factory import lease_engine
-from compensator.assignment.lease_registry import LeaseRegistry
-from compensator.assignment.lease_store import LeaseStore
+from compensator.assignment.lease_registry import LeaseRegistry, LeaseStore
 from outbox_core.assignment.even_assignment import Resource
 from tests.outbox.shop import Shop
 

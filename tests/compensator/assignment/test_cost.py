@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, event, text
 
 from compensator.assignment import LeasedAssignment, LeaseOptions
-from compensator.assignment.lease_store import LeaseStore
+from compensator.assignment.lease_registry import LeaseStore
 from tests.compensator.assignment.fleet import Fleet, names
 from tests.outbox.innodb_locks import rows_locked
 from tests.outbox.shop import Shop

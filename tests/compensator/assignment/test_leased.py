@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Connection, event, insert, text, update
 
 from compensator.assignment import LeaseOptions, UnleasedAssignment, open_assignment
-from compensator.assignment.lease_store import END_NEVER
+from compensator.assignment.lease_registry import END_NEVER
 from outbox_core.assignment.even_assignment import Resource
 from outbox_core.common.errors import ConfigurationError, SchemaMissing
 from outbox_core.runtime.logs import event_name
