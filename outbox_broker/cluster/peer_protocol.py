@@ -12,7 +12,7 @@ from outbox_broker.cluster.owned_shard_operations import Identity, OwnedShardOpe
 from outbox_broker.cluster.shard_names import GENERATIONS_MAX
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.admission_limits import WorkClass
-from outbox_broker.http.message_handlers import ReceivedRecord, check_bounds
+from outbox_broker.http.received_records import ReceivedRecord, check_bounds
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.routes import Route
 from outbox_core.messages import limits

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from outbox_broker.http.content_negotiation import LONG_BYTES
 from outbox_broker.http.http_settings import HttpSettings
-from outbox_broker.http.message_handlers import array_length
+from outbox_broker.http.received_records import array_length
 from outbox_broker.http.server import HttpServer
 from outbox_core.protocol.wire import JSON_BYTES_MAX
 from tests.outbox_broker.http.publish_bodies import of_topic, packed
