@@ -133,6 +133,7 @@ def test_an_age_that_is_none_is_a_usage_error(sqlite_shop: Shop, age: str) -> No
 
 def test_show_says_all_but_the_body_and_what_headers_say(shop: Shop) -> None:
     add(shop, "m-1", key="order 7", headers={"authorization": "the other secret"}, deliver_at_ms=1_900_000_000_000)
+    shop.execute(f"UPDATE {shop.tables.message.fullname} SET created_at_us = 1700000000123456")
 
     people = shop.command("messages", "show", "m-1")
     program = json.loads(shop.command("messages", "show", "m-1", "--json").stdout)
@@ -142,6 +143,7 @@ def test_show_says_all_but_the_body_and_what_headers_say(shop: Shop) -> None:
     assert "secret" not in people.stdout + json.dumps(program)
     for said in ("m-1", "pending", "order 7", "authorization", "2030-03-17T17:46:40.000Z", "10 bytes"):
         assert said in people.stdout
+    assert re.search(r"^created +2023-11-14T22:13:20\.123Z *$", people.stdout, re.MULTILINE)
     assert program["headers"] == ["authorization"]
     assert (program["body_bytes"], program["table"], program["in_hand"]) == (10, shop.store.table.name, False)
     assert "body" not in program

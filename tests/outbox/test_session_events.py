@@ -252,6 +252,20 @@ def test_no_statement_of_the_process_pays_for_our_listening(mysql_shop: Shop, br
     assert [name for name in CONNECTION_EVENTS if list(getattr(mysql_shop.engine.dispatch, name))] == []
 
 
+def test_a_commit_pays_for_our_watching_once_however_much_was_published(
+    sqlite_shop: Shop, broker: RecordingBroker
+) -> None:
+    box, dialect = sqlite_shop.box(broker, sender=NO_SENDER), sqlite_shop.engine.dialect
+    watched = dialect.do_commit, dialect.do_rollback
+
+    for _ in range(2):
+        sqlite_shop.box(broker, sender=NO_SENDER)
+        with Session(sqlite_shop.engine) as session, session.begin():
+            box.publish("topic", "", session=session)
+
+    assert (dialect.do_commit, dialect.do_rollback) == watched
+
+
 def test_a_listener_of_the_class_or_of_the_engine_is_among_those_that_are_listed(mysql_shop: Shop) -> None:
     with heard(mysql_shop.engine, "savepoint"), heard(Engine, "rollback"):
         found = [name for name in CONNECTION_EVENTS if list(getattr(mysql_shop.engine.dispatch, name))]
