@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from broker_adapter.redis.timing_store.timing_scripts import TimingKeys
 from outbox_broker.delay_service.cli import app
+from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.connect import connect_timing
 from outbox_core.messages.timing_port import SlotServer, TimedRow, Timer, TimingStore
 from tests.broker_adapter.redis.redis_cluster import redis_cluster
@@ -86,6 +87,16 @@ def test_the_table_names_who_announced_itself_and_how_far_its_rebuild_is(server:
     assert re.search(r"process 4711 on shop-7, instance ab12, seen \d+ s ago", lines[2])
     assert lines[3].startswith("largest slot: ")
     assert lines[3].endswith(" of at most 1,000,000 timers")
+
+
+def test_a_url_with_another_number_of_slots_than_the_stores_is_refused(server: RedisServer) -> None:
+    with closing(connect_timing(url_of(server))) as store:
+        add_later(store)
+
+    refused = status(url_of(server).replace(f"slots={SLOTS}", f"slots={SLOTS + 2}"))
+
+    assert isinstance(refused.exception, ConfigurationError)
+    assert f"has {SLOTS} slots" in str(refused.exception)
 
 
 def test_an_announcement_of_another_program_is_nobodys(server: RedisServer) -> None:

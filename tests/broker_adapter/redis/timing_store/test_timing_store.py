@@ -277,6 +277,20 @@ def test_another_number_of_slots_is_refused_at_start_and_at_an_add(store: Timing
             other.add(due(rows(1)))
 
 
+def test_a_rebuild_registers_the_source_again_where_a_server_lost_everything(
+    store: TimingStore, server: RedisServer
+) -> None:
+    store.prepare()
+    server.ask("FLUSHALL")
+    store.begin_rebuild(EVERY)
+
+    with (
+        opened(url_of(server).replace("slots=2", "slots=4")) as other,
+        pytest.raises(ConfigurationError, match="has 2 slots"),
+    ):
+        other.prepare()
+
+
 @pytest.mark.parametrize("rest", [f"{HOST}/?{one}" for one in WRONG] + ["", ":0"])
 def test_a_url_that_says_what_cannot_be_is_refused_under_its_name(rest: str) -> None:
     with pytest.raises(ConfigurationError, match="the timing store's URL"):
