@@ -1,88 +1,275 @@
-"""The client of operators' commands for a running broker: one request at a time, answers as they are printed."""
+"""The one client of a broker's administration: the commands of `outbox broker`, and `admin` of a Broker over HTTP."""
 
 from __future__ import annotations
 
-import json
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
+import msgspec
 import requests
 
+from broker_adapter.http.errors import of_problem, problem_kind
+from broker_adapter.http.request_codec import group_path, slices
 from broker_adapter.publishing.admin_http import AnswerTooLong, ask
-from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, InvalidMessage
+from outbox_core.messages.broadcast_port import Start, TopicRead
+from outbox_core.messages.limits import PULL_MESSAGES_MAX
+from outbox_core.messages.message import (
+    DeadLetter,
+    GroupConfig,
+    Message,
+    PublishResult,
+    check_message_id,
+    check_topic,
+)
+from outbox_core.protocol import wire
+from outbox_core.protocol.decoder_cache import json_decoder
+from outbox_core.protocol.problem import ProblemKind
+from outbox_core.protocol.wire import JSON_TYPE
+from outbox_core.protocol.wire_conversion import (
+    dead_letter_of,
+    group_config_of,
+    group_settings_of,
+    json_message,
+    topic_read_of,
+)
 from outbox_core.runtime.config_files import read_secret
 from outbox_core.runtime.http_broker_url import HttpBrokerUrl, check_token
 
-ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+ANSWER_BYTES_MAX: Final = 512 * 1024 * 1024
+"""More than a page of dead letters has."""
+DEAD_PAGE_MAX: Final = 1_000
 NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
 _WRAPPED_MAX: Final = 8
+_TOPICS_PAGE: Final = 1_000
+_PAGES_MAX: Final = 1_000
+_SHOWN_BYTES: Final = 200
 _REASON_CHARS_MAX: Final = 500
+Shape = TypeVar("Shape")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdminClient:
-    """Connection settings for a broker. `ca_file` and `token_file` win over those of the URL."""
+    """The administration of a broker at a URL, a method an operation, as BrokerAdmin and TopicAdmin describe them; and
+    its schedule, its topics' messages, and what a delay service's target refused. Thread-safe.
 
-    url: str
-    timeout_ms: int
-    """For all of a request, to the last byte of the response, and a second for each MiB of it."""
-    ca_file: Path | None = None
-    token_file: Path | None = None
-    answer_bytes_max: int = ANSWER_BYTES_MAX
+    Each request has a connection of its own, and is sent once. Errors: BrokerUnavailable (no answer), BrokerRefused, in
+    the broker's own words; NotAuthorized, InUse, NotSupported are kinds of it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_ms: int = 10_000,
+        token: str | None = None,
+        token_file: Path | None = None,
+        ca_file: Path | str | None = None,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
+        """`timeout_ms` is for all of a request, to the last byte of its answer, and a second more for each MiB of it.
+        `token`, `token_file` and `ca_file` win over those of the URL.
+        """
+        self._url = url
+        self._timeout_ms = timeout_ms
+        self._token = token
+        self._token_file = token_file
+        self._ca_file = None if ca_file is None else str(ca_file)
+        self._answer_bytes_max = answer_bytes_max
 
     @property
     def shown_url(self) -> str:
         """The URL without user, password and query, for messages."""
-        parts = urlsplit(self.url)
+        parts = urlsplit(self._url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
-    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, str]:
-        """Send a request; returns status and text of the response. Raises BrokerUnavailable if there is none.
-
-        Raises BrokerRefused if the response is too long.
+    def request(self, method: str, path: str, body: msgspec.Struct | None = None) -> tuple[int, bytes]:
+        """Send a request; returns status and body of the answer. Raises BrokerUnavailable if there is none, and
+        BrokerRefused if it is too long.
         """
-        of_url = HttpBrokerUrl.parse(self.url)
+        of_url = HttpBrokerUrl.parse(self._url)
         target = _without_login(of_url.address) + path
-        ca_file = of_url.ca_file if self.ca_file is None else str(self.ca_file)
+        ca_file = of_url.ca_file if self._ca_file is None else self._ca_file
         if ca_file is not None and target.startswith("https:"):
             _check_certificates(ca_file)
-        token = of_url.token if self.token_file is None else read_secret(self.token_file, what="token")
+        token = of_url.token if self._token is None else self._token
+        if self._token_file is not None:
+            token = read_secret(self._token_file, what="token")
         check_token(token)
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        headers = {"accept": JSON_TYPE} | ({} if token is None else {"authorization": f"Bearer {token}"})
         try:
             response = ask(
                 method,
                 target,
-                timeout_s=self.timeout_ms / 1000,
-                answer_bytes_max=self.answer_bytes_max,
-                paying_bytes_max=self.answer_bytes_max,  # what a slow network brings steadily is no trickle
+                timeout_s=self._timeout_ms / 1000,
+                answer_bytes_max=self._answer_bytes_max,
+                paying_bytes_max=self._answer_bytes_max,  # what a slow network brings steadily is no trickle
                 headers=headers,
-                json=body,
+                json=None if body is None else msgspec.to_builtins(body),
                 ca_file=ca_file,
             )
         except AnswerTooLong as error:
             raise BrokerRefused(f"{error}: ask for less at once") from error
         except requests.RequestException as error:
             raise BrokerUnavailable(f"no broker answers at {self.shown_url}: {_reason(error)}") from error
-        return response.status_code, response.content.decode("utf-8", "replace")
+        return response.status_code, response.content
 
-    def request_json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request; returns the decoded response. Raises BrokerRefused, with the broker's text, on a problem."""
-        status, text = self.request(method, path, body)
-        try:
-            answer = json.loads(text)
-        except ValueError as error:
-            raise BrokerRefused(f"{self.shown_url} answered {status}, and no JSON: {text[:200]}") from error
-        if not isinstance(answer, dict):
-            raise BrokerRefused(f"{self.shown_url} answered {status}, and nothing of a broker's: {text[:200]}")
+    # -- topics and groups
+
+    def topics(self) -> list[str]:
+        """Returns the names of all topics that the token covers, sorted."""
+        names: list[str] = []
+        query = {"limit": str(_TOPICS_PAGE)}
+        for _ in range(_PAGES_MAX):
+            page = self._get("/v1/topics", wire.TopicsAnswer, query=query)
+            names += page.topics
+            if page.next is None:
+                break
+            query["after"] = page.next
+        return names
+
+    def topic(self, topic: str) -> wire.TopicAnswer:
+        """Returns a topic's figures and the names of its groups."""
+        return self._get(_topic_path(topic), wire.TopicAnswer)
+
+    def group(self, topic: str, group: str) -> wire.GroupAnswer:
+        """Returns a group's figures and settings."""
+        return self._get(group_path(topic, group), wire.GroupAnswer)
+
+    def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
+        """Returns the figures of a topic or of a group."""
+        return self.topic(topic).figures if group is None else self.group(topic, group).figures
+
+    def group_config(self, topic: str, group: str) -> GroupConfig | None:
+        """Returns the settings of a group; None if it is not there."""
+        path = group_path(topic, group)
+        status, content = self.request("GET", path)
+        if status == HTTPStatus.NOT_FOUND and problem_kind(content) is ProblemKind.NOT_FOUND:
+            return None
+        return group_config_of(self._decoded(status, content, wire.GroupAnswer).settings)
+
+    def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
+        """Create a group, or change its settings."""
+        self._do("PUT", group_path(topic, group), group_settings_of(config))
+
+    def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
+        """Delete a group. Raises InUse, unless forced."""
+        self._do("DELETE", group_path(topic, group) + _forced(force=force))
+
+    def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """Delete a topic. Raises InUse, unless forced."""
+        self._do("DELETE", _topic_path(topic) + _forced(force=force))
+
+    def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
+        """Move a group to a time or an offset."""
+        self._do("POST", f"{group_path(topic, group)}/seek", wire.SeekRequest(to_ms=to_ms, to_offset=to_offset))
+
+    def pause(self, topic: str, group: str, *, paused: bool) -> None:
+        """Pause or resume deliveries to a group."""
+        self._do("POST", f"{group_path(topic, group)}/{'pause' if paused else 'resume'}")
+
+    # -- dead letters
+
+    def dead(
+        self, topic: str, group: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[list[DeadLetter], str | None]:
+        """Returns a page of dead letters, up to 1,000, and the cursor of the next one."""
+        if limit < 1:
+            raise InvalidMessage("limit must be at least 1")
+        query = {"limit": str(min(limit, DEAD_PAGE_MAX))} | ({} if after is None else {"after": after})
+        page = self._get(f"{group_path(topic, group)}/dead", wire.DeadAnswer, query=query)
+        return [dead_letter_of(letter) for letter in page.dead], page.next
+
+    def redrive(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
+    ) -> int:
+        """Redrive dead letters, all or these; returns how many."""
+        path = f"{group_path(topic, group)}/dead/redrive"
+        if ids is None:
+            parts = [wire.RedriveRequest(all=True, per_second=per_second)]
+        else:
+            parts = [wire.RedriveRequest(ids=list(part), per_second=per_second) for part in slices(ids)]
+        return sum(self._ask("POST", path, wire.RedriveAnswer, part).redriven for part in parts)
+
+    # -- messages
+
+    def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
+        """Publish messages; one result each."""
+        body = wire.PublishRequest(messages=[json_message(message) for message in messages])
+        results = self._ask("POST", "/v1/publish", wire.PublishAnswer, body).results
+        return [PublishResult(result.id, result.status, result.error) for result in results]
+
+    def read(self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int) -> TopicRead:
+        """Returns messages of a topic from an offset on, without a group; up to 1,000."""
+        body = wire.ReadRequest(offset=offset, start=start, max_messages=min(max_messages, PULL_MESSAGES_MAX))
+        answer = self._ask("POST", f"{_topic_path(topic)}/read", wire.ReadAnswer, body)
+        return topic_read_of(answer)
+
+    # -- the schedule
+
+    def scheduled(self, topic: str | None = None, *, bucket: str = "hour") -> Iterator[wire.ScheduledCount]:
+        """Yields how many messages are due when, by minute, hour or day."""
+        query = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}
+        while True:
+            page = self._get("/v1/scheduled", wire.ScheduledAnswer, query=query)
+            yield from page.counts
+            if page.next_from_ms is None:
+                return
+            query["from_ms"] = str(page.next_from_ms)
+
+    def scheduled_message(self, message_id: str) -> wire.ScheduledMessage | None:
+        """Returns where and when a message is due; None if it is not scheduled."""
+        status, content = self.request("GET", f"/v1/scheduled/{quote(check_message_id(message_id), safe='')}")
+        if status == HTTPStatus.NOT_FOUND and problem_kind(content) is ProblemKind.NOT_FOUND:
+            return None
+        return self._decoded(status, content, wire.ScheduledMessage)
+
+    def cancel(self, message_ids: Sequence[str]) -> list[wire.CancelOutcome]:
+        """Cancel scheduled messages; one outcome each."""
+        parts = [wire.CancelRequest(ids=list(part)) for part in slices(message_ids)]
+        answers = [self._ask("POST", "/v1/scheduled/cancel", wire.CancelAnswer, part) for part in parts]
+        return [outcome for answer in answers for outcome in answer.results]
+
+    def refused(self) -> list[wire.RefusedMessage]:
+        """Returns what a delay service's target refused for good: at most a thousand of each process or shard."""
+        return self._get("/v1/refused", wire.RefusedAnswer).messages
+
+    def retry_refused(self, message_ids: Sequence[str]) -> list[wire.RetryOutcome]:
+        """Send refused messages to the target once more; one outcome each."""
+        parts = [wire.RetryRequest(ids=list(part)) for part in slices(message_ids)]
+        answers = [self._ask("POST", "/v1/refused/retry", wire.RetryAnswer, part) for part in parts]
+        return [outcome for answer in answers for outcome in answer.results]
+
+    def _get(self, path: str, shape: type[Shape], *, query: Mapping[str, str] | None = None) -> Shape:
+        return self._ask("GET", path + (f"?{urlencode(query)}" if query else ""), shape)
+
+    def _do(self, method: str, path: str, body: msgspec.Struct | None = None) -> None:
+        self._ask(method, path, wire.NoAnswer, body)
+
+    def _ask(self, method: str, path: str, shape: type[Shape], body: msgspec.Struct | None = None) -> Shape:
+        return self._decoded(*self.request(method, path, body), shape)
+
+    def _decoded(self, status: int, content: bytes, shape: type[Shape]) -> Shape:
         if status != HTTPStatus.OK:
-            raise BrokerRefused(str(answer.get("detail", text[:500])))
-        return answer
+            raise of_problem(status, content, address=self.shown_url)
+        try:
+            return json_decoder(shape).decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BrokerRefused(
+                f"{self.shown_url} answered what is nothing of a broker's: {content[:_SHOWN_BYTES]!r}"
+            ) from error
+
+
+def _topic_path(topic: str) -> str:
+    """Returns the path of a topic. Raises InvalidMessage: of a name `..` a client makes another path."""
+    return f"/v1/topics/{check_topic(topic)}"
+
+
+def _forced(*, force: bool) -> str:
+    return "?force=true" if force else ""
 
 
 def _without_login(url: str) -> str:

@@ -1,114 +1,202 @@
-"""The command `outbox broker`: runs a broker, and asks and operates one that runs.
+"""The command `outbox broker`: runs a broker, and administers one that runs.
 
-`serve` and `token` are the broker's own (outbox_broker/server/cli.py), `group ...` is in group_cli.py.
+`serve` and `token` are the broker's own (outbox_broker/server/cli.py). All else asks a running broker by AdminClient,
+a command an operation, by noun: topic, group, message, schedule, dead. What Redis timers know of topics, groups and
+dead letters is administered by the same commands, through their adapter.
 """
 
 from __future__ import annotations
 
-import json
+import codecs
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import wraps
+from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Final, Protocol, cast
-from urllib.parse import quote, urlencode
+from typing import Annotated, Any, Final, Protocol, cast, get_type_hints
 
+import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from broker_adapter.http import group_cli
-from broker_adapter.http.admin_client import AdminClient
-from broker_adapter.http.group_cli import CaFile, Group, Timeout, TokenFile, Topic, Url
-from broker_adapter.http.request_codec import group_path
+from broker_adapter.http.admin_client import DEAD_PAGE_MAX, AdminClient
 from outbox_broker.server import cli as server_cli
-from outbox_core.common.errors import BrokerUnavailable, UsageError
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, NotSupported, UsageError
+from outbox_core.messages.broker_port import BrokerAdmin
 from outbox_core.messages.connect import connect
-from outbox_core.messages.message import check_topic
+from outbox_core.messages.ids import new_message_id
+from outbox_core.messages.limits import PULL_MESSAGES_MAX
+from outbox_core.messages.message import DeadLetter, GroupConfig, Message, Record
+from outbox_core.protocol.wire_conversion import group_settings_of, json_dead_letter, json_record
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
-app: Final = typer.Typer(no_args_is_help=True, help="Run the broker, and probe one.")
-refused_app: Final = typer.Typer(no_args_is_help=True, help="What a delay service's target refused.")
+app: Final = typer.Typer(no_args_is_help=True, help="Run the broker, and administer one.")
+topic_app: Final = typer.Typer(no_args_is_help=True, help="List, show and delete topics.")
+group_app: Final = typer.Typer(no_args_is_help=True, help="Declare, show, move and delete consumer groups.")
+message_app: Final = typer.Typer(no_args_is_help=True, help="Publish messages, and look at those that are stored.")
+schedule_app: Final = typer.Typer(no_args_is_help=True, help="List and cancel scheduled messages.")
+dead_app: Final = typer.Typer(no_args_is_help=True, help="List, show and redrive dead letters.")
 app.add_typer(server_cli.app)
-app.add_typer(group_cli.app, name="group")
-app.add_typer(refused_app, name="refused")
+app.add_typer(topic_app, name="topic")
+app.add_typer(group_app, name="group")
+app.add_typer(message_app, name="message")
+app.add_typer(schedule_app, name="schedule")
+app.add_typer(dead_app, name="dead")
 
+_URL: Final = "http://127.0.0.1:7788"
+_TIMEOUT_MS: Final = 30_000
+_PREVIEW_CHARS: Final = 80
+_NO_ID: Final = "(damaged)"
+_PIPED_WIDTH: Final = 1_000
+"""Output to a file or another program uses one line per entry of a history."""
+_PROGRESS_S: Final = 2.0
+_BODY_STDIN: Final = "-"
+_GROUP_FIGURES: Final = ("backlog", "in_flight", "dead", "redriving", "position", "oldest_unacked_age_ms")
+_utf8_decoder: Final = codecs.getincrementaldecoder("utf-8")
+
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+Group = Annotated[str, typer.Argument(help="The consumer group.")]
+Ids = Annotated[list[str], typer.Argument(help="Ids of messages.")]
 Force = Annotated[bool, typer.Option("--force", help="Also where it is in use.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Ids = Annotated[list[str], typer.Argument(help="Ids of messages.")]
-_BROKER_URL: Final = "http://127.0.0.1:7788"
-_DELAY_URL: Final = "http://127.0.0.1:7799"
+Limit = Annotated[int, typer.Option(min=1, max=1_000, help="So many at most.")]
+Url = Annotated[str, typer.Option("--url", "--broker", envvar="OUTBOX_BROKER__URL", help="The broker's URL.")]
+Timeout = Annotated[int, typer.Option(min=1, help="Time to wait for an answer, milliseconds.")]
+CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(envvar="OUTBOX_BROKER__TOKEN_FILE", help="File that holds the bearer token.")
+]
+
+
+# -- the connection, which each command has options for ----------------------------------------------------------------
+
+
+class _Admin(BrokerAdmin, Protocol):
+    """What is administered of our broker, and of Redis timers."""
+
+    def delete_group(self, topic: str, group: str, *, force: bool = False) -> None: ...
+
+    def delete_topic(self, topic: str, *, force: bool = False) -> None: ...
+
+
+class Connection:
+    """The options by which a broker is reached."""
+
+    def __init__(self, *, url: str, timeout_ms: int, ca_file: Path | None, token_file: Path | None) -> None:
+        self._url, self._timeout_ms, self._ca_file, self._token_file = url, timeout_ms, ca_file, token_file
+
+    def client(self) -> AdminClient:
+        """Returns the client of our broker. Raises NotSupported for another."""
+        if self._url.startswith("redis"):
+            raise NotSupported("Redis timers cannot tell this: topic, group and dead have the commands that they know")
+        return AdminClient(self._url, timeout_ms=self._timeout_ms, ca_file=self._ca_file, token_file=self._token_file)
+
+    @contextmanager
+    def admin(self) -> Iterator[_Admin]:
+        """Yields what our broker and Redis timers have in common."""
+        if not self._url.startswith("redis"):
+            yield self.client()
+            return
+        ca_file = None if self._ca_file is None else str(self._ca_file)
+        with closing(connect(self._url, timeout_ms=self._timeout_ms, ca_file=ca_file)) as broker:
+            yield cast("_Admin", broker.admin)  # raises NotSupported for streams, which are not ours
+
+
+def _connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command, which takes a Connection first, the options of one behind its own."""
+
+    @wraps(command)
+    def with_options(
+        *arguments: Any, url: str, timeout_ms: int, ca_file: Path | None, token_file: Path | None, **options: Any
+    ) -> None:
+        connection = Connection(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+        command(connection, *arguments, **options)
+
+    hints = get_type_hints(command, include_extras=True)
+    _, *parameters = inspect.signature(command).parameters.values()
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    connection_options = [
+        inspect.Parameter("url", keyword, default=_URL, annotation=Url),
+        inspect.Parameter("timeout_ms", keyword, default=_TIMEOUT_MS, annotation=Timeout),
+        inspect.Parameter("ca_file", keyword, default=None, annotation=CaFile),
+        inspect.Parameter("token_file", keyword, default=None, annotation=TokenFile),
+    ]
+    own = [parameter.replace(annotation=hints[parameter.name], kind=keyword) for parameter in parameters]
+    with_options.__signature__ = inspect.Signature([*own, *connection_options])  # type: ignore[attr-defined]
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *connection_options)}
+    del with_options.__wrapped__  # typer would read the signature of what it wraps
+    return with_options
 
 
 @app.callback()
 def _broker() -> None:
-    """Run the broker, and probe one."""
+    """Run the broker, and administer one."""
 
 
 @app.command()
+@_connected
 def check(
-    url: Url = _BROKER_URL,
-    timeout_ms: Timeout = 2_000,
-    ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
+    connection: Connection,
     live: Annotated[bool, typer.Option("--live/--ready", help="Ask only whether the process is alive.")] = False,
 ) -> None:
     """Exit 0 where a broker can serve. For probes where there is no curl.
 
     Example: outbox broker check --ready --url http://127.0.0.1:7788
     """
-    path = "/livez" if live else "/readyz"
-    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file)
-    status, text = client.request("GET", path)
-    if status != 200:
+    client = connection.client()
+    status, content = client.request("GET", "/livez" if live else "/readyz")
+    text = content.decode("utf-8", "replace")
+    if status != HTTPStatus.OK:
         raise BrokerUnavailable(f"{client.shown_url} is not ready: {text[:500]}")
     print(escaped(text, but="\n"))
 
 
-@app.command()
-def scheduled(
-    message_id: Annotated[str | None, typer.Argument(help="One message; without, how many are due when.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
-    bucket: Annotated[str, typer.Option(help="Count by minute, hour or day.")] = "hour",
-    url: Url = _BROKER_URL,
-    timeout_ms: Timeout = 30_000,
-    ca_file: CaFile = None,
-    token_file: TokenFile = None,
-) -> None:
-    """Count scheduled messages by due time, or find one.
+# -- topics ------------------------------------------------------------------------------------------------------------
 
-    A line for each bucket of time (UTC, tab, count); of one message, when and where it is due.
 
-    Ask a broker, or a delay service.
+@topic_app.command("list")
+@_connected
+def list_topics(connection: Connection, as_json: AsJson = False) -> None:
+    """Print the names of all topics that the token covers, a line each.
 
-    Example: outbox broker scheduled --topic orders --bucket day
+    Example: outbox broker topic list
     """
-    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    if message_id is not None:
-        message = client.request_json("GET", f"/v1/scheduled/{quote(message_id, safe='')}")
-        print(f"{utc_text(message['deliver_at_ms'])}\t{escaped(message['topic'])}\t{escaped(message['id'])}")
+    with connection.admin() as admin:
+        topics = admin.topics()
+    if as_json:
+        _print_json(topics)
+    else:
+        _print_lines(map(escaped, topics), none="no topics")
+
+
+@topic_app.command("show")
+@_connected
+def show_topic(connection: Connection, topic: Topic, as_json: AsJson = False) -> None:
+    """Print a topic's figures, and its consumer groups with what waits for each.
+
+    Example: outbox broker topic show orders
+    """
+    client = connection.client()
+    answer = client.topic(topic)
+    groups = {group: client.figures(topic, group) for group in answer.groups}
+    if as_json:
+        _print_json({"topic": topic, "figures": answer.figures, "groups": groups})
         return
-    query, lines = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}, 0
-    while True:
-        page = client.request_json("GET", f"/v1/scheduled?{urlencode(query)}")
-        for count in page["counts"]:
-            print(f"{utc_text(count['at_ms'])}\t{count['messages']}")
-        lines += len(page["counts"])
-        if page["next_from_ms"] is None:
-            if not lines:  # not on stdout, which programs read line by line
-                print("nothing is scheduled", file=sys.stderr)
-            return
-        query["from_ms"] = str(page["next_from_ms"])
+    _print_figures(answer.figures)
+    _print_groups(groups)
 
 
-@app.command("delete-topic")
+@topic_app.command("delete")
+@_connected
 def delete_topic(
-    topic: Topic,
-    force: Force = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
-    url: Url = _BROKER_URL,
-    timeout_ms: Timeout = 60_000,
-    ca_file: CaFile = None,
-    token_file: TokenFile = None,
+    connection: Connection, topic: Topic, force: Force = False, yes: Yes = False, as_json: AsJson = False
 ) -> None:
     """Delete a topic. Its messages are delivered to nobody any more.
 
@@ -117,11 +205,11 @@ def delete_topic(
 
     Examples:
 
-      outbox broker delete-topic orders
+      outbox broker topic delete orders
 
-      outbox broker delete-topic orders --force --yes
+      outbox broker topic delete orders --force --yes
     """
-    with _admin(url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file) as admin:
+    with connection.admin() as admin:
         if not yes:
             figures = admin.figures(topic)
             _confirm(
@@ -129,20 +217,133 @@ def delete_topic(
                 f" {figures['backlog']} for its consumer groups to get, and {figures['dead']} dead letters?"
             )
         admin.delete_topic(topic, force=force)
-    print(json.dumps({"topic": topic, "deleted": True}) if as_json else f"{topic} deleted")
+    _print_done({"topic": topic, "deleted": True}, f"{topic} deleted", as_json=as_json)
 
 
-@app.command("delete-group")
-def delete_group(
+# -- consumer groups ---------------------------------------------------------------------------------------------------
+
+
+@group_app.command("list")
+@_connected
+def list_groups(connection: Connection, topic: Topic, as_json: AsJson = False) -> None:
+    """Print a topic's consumer groups with what waits for each.
+
+    Example: outbox broker group list orders
+    """
+    client = connection.client()
+    groups = {group: client.figures(topic, group) for group in client.topic(topic).groups}
+    if as_json:
+        _print_json(groups)
+    else:
+        _print_groups(groups)
+
+
+@group_app.command("show")
+@_connected
+def show_group(connection: Connection, topic: Topic, group: Group, as_json: AsJson = False) -> None:
+    """Print a group's figures and settings.
+
+    Example: outbox broker group show orders billing
+    """
+    with connection.admin() as admin:
+        figures = admin.figures(topic, group)
+        config = admin.group_config(topic, group) if isinstance(admin, AdminClient) else None
+    settings = {} if config is None else msgspec.to_builtins(group_settings_of(config))
+    if as_json:
+        _print_json({"topic": topic, "group": group, "figures": dict(figures), "settings": settings})
+        return
+    _print_figures(figures)
+    for name, value in settings.items():
+        print(f"{name}\t{escaped(msgspec.json.encode(value).decode())}")
+
+
+@group_app.command()
+@_connected
+def declare(
+    connection: Connection,
     topic: Topic,
     group: Group,
-    force: Force = False,
-    yes: Yes = False,
+    ordered: Annotated[bool | None, typer.Option(help="One message of a key at a time, in order.")] = None,
+    filter_: Annotated[str | None, typer.Option("--filter", help="What the group wants; '' for everything.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="Attempts before a message is a dead letter.")] = None,
+    start: Annotated[str | None, typer.Option(help="earliest or latest, for a group that is new.")] = None,
     as_json: AsJson = False,
-    url: Url = _BROKER_URL,
-    timeout_ms: Timeout = 5_000,
-    ca_file: CaFile = None,
-    token_file: TokenFile = None,
+) -> None:
+    """Make a group, or change its settings. Those that are not named stay as they are.
+
+    Example: outbox broker group declare orders billing --filter "region = 'eu'" --max-attempts 5
+    """
+    client = connection.client()
+    config = client.group_config(topic, group)
+    named = {"ordered": ordered, "max_attempts": max_attempts, "start": start}
+    changes: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if start is not None:
+        changes["start_at_ms"] = None
+    if filter_ is not None:
+        changes["filter"] = filter_ or None
+    client.declare_group(topic, group, replace(config or GroupConfig(), **changes))
+    _print_done(
+        {"topic": topic, "group": group, "is_new": config is None}, f"{topic}/{group} declared", as_json=as_json
+    )
+
+
+@group_app.command()
+@_connected
+def seek(
+    connection: Connection,
+    topic: Topic,
+    group: Group,
+    to_ms: Annotated[int | None, typer.Option(help="To what became ready at this time, milliseconds.")] = None,
+    to_offset: Annotated[int | None, typer.Option(help="To this offset of the topic.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a group to a time or an offset.
+
+    Example: outbox broker group seek orders billing --to-offset 0
+    """
+    if (to_ms is None) == (to_offset is None):
+        raise UsageError("give --to-ms or --to-offset, one of them")
+    with connection.admin() as admin:
+        admin.seek(topic, group, to_ms=to_ms, to_offset=to_offset)
+        backlog = admin.figures(topic, group)["backlog"]
+    _print_done(
+        {"topic": topic, "group": group, "backlog": backlog},
+        f"{topic}/{group} moved: {backlog} messages are ahead of it",
+        as_json=as_json,
+    )
+
+
+@group_app.command()
+@_connected
+def pause(connection: Connection, topic: Topic, group: Group, as_json: AsJson = False) -> None:
+    """Pause deliveries to a group. What is in flight may still be settled.
+
+    Example: outbox broker group pause orders billing
+    """
+    _pause(connection, topic, group, paused=True, as_json=as_json)
+
+
+@group_app.command()
+@_connected
+def resume(connection: Connection, topic: Topic, group: Group, as_json: AsJson = False) -> None:
+    """Resume deliveries to a group.
+
+    Example: outbox broker group resume orders billing
+    """
+    _pause(connection, topic, group, paused=False, as_json=as_json)
+
+
+def _pause(connection: Connection, topic: str, group: str, *, paused: bool, as_json: bool) -> None:
+    with connection.admin() as admin:
+        admin.pause(topic, group, paused=paused)
+    text = f"{topic}/{group} {'is paused' if paused else 'goes on'}"
+    _print_done({"topic": topic, "group": group, "paused": paused}, text, as_json=as_json)
+
+
+@group_app.command("delete")
+@_connected
+def delete_group(
+    connection: Connection, topic: Topic, group: Group, force: Force = False, yes: Yes = False, as_json: AsJson = False
 ) -> None:
     """Delete a consumer group. Its position and its dead letters go; messages stay for the other groups.
 
@@ -150,11 +351,11 @@ def delete_group(
 
     Examples:
 
-      outbox broker delete-group orders billing
+      outbox broker group delete orders billing
 
-      outbox broker delete-group orders billing --force --yes
+      outbox broker group delete orders billing --force --yes
     """
-    with _admin(url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file) as admin:
+    with connection.admin() as admin:
         if not yes:
             figures = admin.figures(topic, group)
             _confirm(
@@ -162,105 +363,409 @@ def delete_group(
                 f"{figures['in_flight']} in flight and {figures['dead']} dead letters?"
             )
         admin.delete_group(topic, group, force=force)
-    print(json.dumps({"topic": topic, "group": group, "deleted": True}) if as_json else f"{topic}/{group} deleted")
+    _print_done(
+        {"topic": topic, "group": group, "deleted": True}, f"{topic}/{group} deleted", as_json=as_json
+    )  # fmt: skip
 
 
-@refused_app.command("list")
-def list_refused(
-    url: Url = _DELAY_URL, timeout_ms: Timeout = 30_000, ca_file: CaFile = None,
-    token_file: TokenFile = None,
-) -> None:  # fmt: skip
-    """Print a line for each: topic, id and reason. At most a thousand of each process, or shard of a cluster.
+# -- messages ----------------------------------------------------------------------------------------------------------
 
-    Example: outbox broker refused list --url http://delay:7799
+
+@message_app.command("publish")
+@_connected
+def publish(
+    connection: Connection,
+    topic: Topic,
+    body: Annotated[str, typer.Option(help="The body, as text; - reads standard input, as bytes.")] = "",
+    message_id: Annotated[str | None, typer.Option("--id", help="Its id; a repeat is a duplicate.")] = None,
+    key: Annotated[str | None, typer.Option(help="Its key.")] = None,
+    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
+    delay_ms: Annotated[int | None, typer.Option(min=0, help="Deliver so much later.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish one message. Prints its id and what became of it; exits with 1 if it was not stored.
+
+    Examples:
+
+      outbox broker message publish orders --body '{"order_id": 17}' --header type=card
+
+      outbox broker message publish reports --body - --id report-5 < report.pdf
     """
-    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    for message in client.request_json("GET", "/v1/refused")["messages"]:
-        print(f"{escaped(message['topic'])}\t{escaped(message['id'])}\t{escaped(message['reason'])}")
-
-
-@refused_app.command()
-def retry(
-    ids: Ids, url: Url = _DELAY_URL, timeout_ms: Timeout = 60_000, ca_file: CaFile = None,
-    token_file: TokenFile = None,
-) -> None:  # fmt: skip
-    """Send them to the target once more, after the cause is removed. Exits with 1 if one was not sent.
-
-    Example: outbox broker refused retry 01J9Z 01J9Y
-    """
-    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-    results = client.request_json("POST", "/v1/refused/retry", {"ids": ids})["results"]
-    for result in results:
-        print("\t".join(escaped(text) for text in (result["id"], result["status"], result.get("error")) if text))
-    if any(result["status"] != "sent" for result in results):
+    content = sys.stdin.buffer.read() if body == _BODY_STDIN else body.encode()
+    message = Message(
+        id=message_id or new_message_id(), topic=topic, key=key, headers=_headers(header or ()), body=content,
+        created_at_ms=time.time_ns() // 1_000_000,
+        deliver_at_ms=None if delay_ms is None else time.time_ns() // 1_000_000 + delay_ms,
+    )  # fmt: skip
+    [result] = connection.client().publish([message])
+    text = f"{escaped(result.id)}\t{result.status}" + (f"\t{escaped(result.error)}" if result.error else "")
+    _print_done({"id": result.id, "status": result.status, "error": result.error}, text, as_json=as_json)
+    if not result.status.is_success:
         raise typer.Exit(1)
 
 
-@refused_app.command()
-def discard(
-    ids: Ids, yes: Yes = False, url: Url = _DELAY_URL, timeout_ms: Timeout = 60_000,
-    ca_file: CaFile = None, token_file: TokenFile = None,
-) -> None:  # fmt: skip
-    """Cancel them: they are never sent.
+@message_app.command("peek")
+@_connected
+def peek(
+    connection: Connection,
+    topic: Topic,
+    offset: Annotated[int | None, typer.Option(min=0, help="From this offset on; without, the newest.")] = None,
+    limit: Limit = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show messages of a topic, with the beginning of their bodies. No group gets fewer by it.
 
-    Example: outbox broker refused discard 01J9Z --yes
+    Needs a token with the role consume, as a consumer does.
+
+    Examples:
+
+      outbox broker message peek orders
+
+      outbox broker message peek orders --offset 0 --limit 100 --json
     """
-    client = AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
+    client = connection.client()
+    if offset is None:
+        offset = max(0, client.read(topic, start="latest", max_messages=1).next_offset - limit)
+    _print_messages(client.read(topic, offset=offset, max_messages=limit).messages, as_json=as_json)
+
+
+@message_app.command("find")
+@_connected
+def find(
+    connection: Connection,
+    topic: Topic,
+    message_id: Annotated[list[str] | None, typer.Option("--id", help="Its id; may be repeated.")] = None,
+    key: Annotated[str | None, typer.Option(help="Its key.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="A header, NAME=VALUE; may be repeated: all of them.")
+    ] = None,
+    offset: Annotated[int, typer.Option(min=0, help="Look from this offset on.")] = 0,
+    limit: Limit = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Look through a topic for messages by id, key or headers, oldest first. It reads the topic to its end, or to the
+    limit; says every two seconds how far it is. Exits with 1 if there is none.
+
+    Examples:
+
+      outbox broker message find orders --id order-17
+
+      outbox broker message find orders --key 17 --header type=card --offset 1000000
+    """
+    wanted_ids, wanted_headers = frozenset(message_id or ()), _headers(header or ())
+    if not wanted_ids and key is None and not wanted_headers:
+        raise UsageError("say what to look for: --id, --key or --header")
+
+    def is_wanted(message: Record) -> bool:
+        return (
+            (not wanted_ids or message.id in wanted_ids)
+            and (key is None or message.key == key)
+            and wanted_headers.items() <= dict(message.headers).items()
+        )
+
+    found: list[Record] = []
+    for message in _read_all(connection.client(), topic, offset=offset):
+        if is_wanted(message):
+            found.append(message)
+        if len(found) == limit or (wanted_ids and {one.id for one in found} == wanted_ids):
+            break
+    _print_messages(found, as_json=as_json)
+    if not found:
+        raise typer.Exit(1)
+
+
+def _read_all(client: AdminClient, topic: str, *, offset: int) -> Iterator[Record]:
+    """Yields all messages from an offset to the end that the topic has now; says on stderr how far it is."""
+    end = client.read(topic, start="latest", max_messages=1).next_offset
+    said_s = time.monotonic()
+    while offset < end:
+        read = client.read(topic, offset=offset, max_messages=PULL_MESSAGES_MAX)
+        if read.next_offset <= offset:
+            return
+        yield from read.messages
+        offset = read.next_offset
+        if time.monotonic() - said_s >= _PROGRESS_S:
+            said_s = time.monotonic()
+            print(f"read to offset {offset:,} of {end:,} ({100 * offset // end} %)", file=sys.stderr)
+
+
+# -- the schedule ------------------------------------------------------------------------------------------------------
+
+
+@schedule_app.command("list")
+@_connected
+def list_scheduled(
+    connection: Connection,
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    bucket: Annotated[str, typer.Option(help="Count by minute, hour or day.")] = "hour",
+    as_json: AsJson = False,
+) -> None:
+    """Count scheduled messages by due time: a line for each bucket of time (UTC, tab, count).
+
+    Ask a broker, or a delay service.
+
+    Example: outbox broker schedule list --topic orders --bucket day
+    """
+    counts = connection.client().scheduled(topic, bucket=bucket)
+    if as_json:
+        _print_json(list(counts))
+        return
+    _print_lines((f"{utc_text(count.at_ms)}\t{count.messages}" for count in counts), none="nothing is scheduled")
+
+
+@schedule_app.command("show")
+@_connected
+def show_scheduled(
+    connection: Connection, message_id: Annotated[str, typer.Argument(help="Its id.")], as_json: AsJson = False
+) -> None:
+    """Say when and where a message is due. Exits with 1 if it is not scheduled.
+
+    Example: outbox broker schedule show trip-17
+    """
+    message = connection.client().scheduled_message(message_id)
+    if message is None:
+        raise BrokerRefused(f"no message is scheduled under the id {message_id}")
+    if as_json:
+        _print_json(message)
+        return
+    refused = f"\trefused: {escaped(message.refused)}" if message.refused else ""
+    print(f"{utc_text(message.deliver_at_ms)}\t{escaped(message.topic)}\t{escaped(message.id)}{refused}")
+
+
+@schedule_app.command("cancel")
+@_connected
+def cancel(connection: Connection, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Cancel scheduled messages: they are never delivered. Those that a delay service's target refused, too.
+
+    Example: outbox broker schedule cancel trip-17 trip-18 --yes
+    """
     if not yes:
-        _confirm(f"Discard {len(ids)} messages for good?")
-    for result in client.request_json("POST", "/v1/scheduled/cancel", {"ids": ids})["results"]:
-        print(f"{escaped(result['id'])}\t{result['status']}")
+        _confirm(f"Cancel {len(ids)} scheduled messages for good?")
+    outcomes = connection.client().cancel(ids)
+    if as_json:
+        _print_json(outcomes)
+        return
+    _print_lines(f"{escaped(outcome.id)}\t{outcome.status}" for outcome in outcomes)
+
+
+@schedule_app.command("refused")
+@_connected
+def list_refused(connection: Connection, as_json: AsJson = False) -> None:
+    """List what a delay service's target refused for good: topic, id and reason. At most a thousand of each process, or
+    shard of a cluster.
+
+    Example: outbox broker schedule refused --url http://delay:7799
+    """
+    messages = connection.client().refused()
+    if as_json:
+        _print_json(messages)
+        return
+    _print_lines(
+        (f"{escaped(message.topic)}\t{escaped(message.id)}\t{escaped(message.reason)}" for message in messages),
+        none="nothing was refused",
+    )
+
+
+@schedule_app.command("retry")
+@_connected
+def retry_refused(connection: Connection, ids: Ids, as_json: AsJson = False) -> None:
+    """Send refused messages to the target once more, after the cause is removed. Exits with 1 if one was not sent.
+
+    Example: outbox broker schedule retry 01J9Z 01J9Y --url http://delay:7799
+    """
+    outcomes = connection.client().retry_refused(ids)
+    if as_json:
+        _print_json(outcomes)
+    else:
+        texts = ((outcome.id, outcome.status, outcome.error) for outcome in outcomes)
+        _print_lines("\t".join(escaped(text) for text in parts if text) for parts in texts)
+    if any(outcome.status != "sent" for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+@dead_app.command("list")
+@_connected
+def list_dead(
+    connection: Connection,
+    topic: Topic,
+    group: Group,
+    limit: Limit = 20,
+    after: Annotated[str | None, typer.Option(help="Go on behind the page that named this.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, oldest first: attempts, when, the last reason, and how the attempts went. JSON has what the
+    messages carry, too.
+
+    Example: outbox broker dead list orders billing --limit 50
+    """
+    with connection.admin() as admin:
+        letters, following = admin.dead(topic, group, limit=limit, after=after)
+    if as_json:
+        _print_json({"dead": [json_dead_letter(letter) for letter in letters], "next": following})
+    else:
+        _print_dead(letters, following=following)
+
+
+@dead_app.command("show")
+@_connected
+def show_dead(
+    connection: Connection, topic: Topic, group: Group, message_id: Annotated[str, typer.Argument(help="Its id.")]
+) -> None:
+    """Print one dead letter as JSON, with its headers and body. Exits with 1 if there is none of this id.
+
+    Example: outbox broker dead show orders billing order-17
+    """
+    with connection.admin() as admin:
+        after = None
+        while True:
+            letters, after = admin.dead(topic, group, limit=DEAD_PAGE_MAX, after=after)
+            for letter in letters:
+                if letter.id == message_id:
+                    _print_json(json_dead_letter(letter))
+                    return
+            if after is None:
+                raise BrokerRefused(f"{topic}/{group} has no dead letter of the id {message_id}")
+
+
+@dead_app.command("redrive")
+@_connected
+def redrive(
+    connection: Connection,
+    topic: Topic,
+    group: Group,
+    message_id: Annotated[
+        list[str] | None, typer.Option("--id", help="A dead letter's id; may be repeated (all).")
+    ] = None,
+    per_second: Annotated[int | None, typer.Option(help="How many are ready each second.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver dead letters again, all or those that are named; their attempts are counted afresh.
+
+    Examples:
+
+      outbox broker dead redrive orders billing --per-second 100
+
+      outbox broker dead redrive orders billing --id order-17 --id order-18
+    """
+    with connection.admin() as admin:
+        redriven = admin.redrive(topic, group, ids=message_id or None, per_second=per_second)
+    _print_done({"redriven": redriven}, f"{redriven} redriven", as_json=as_json)
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def _confirm(question: str) -> None:
     """Ask on the terminal. Raises UsageError where there is none, and for a no."""
     if not sys.stdin.isatty():
-        raise UsageError("nothing was deleted: say --yes to do it without being asked")
+        raise UsageError("nothing was done: say --yes to do it without being asked")
     if not typer.confirm(question, err=True):
-        raise UsageError("nothing was deleted")
+        raise UsageError("nothing was done")
 
 
-class _HttpAdmin:
-    """What these commands need of our broker, asked as the other commands ask: HttpAdmin refuses URLs with a login, and
-    its errors name requests, not the broker.
-    """
-
-    def __init__(self, client: AdminClient) -> None:
-        self._client = client
-
-    def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]:
-        path = _topic_path(topic) if group is None else group_path(topic, group)
-        figures: Mapping[str, int] = self._client.request_json("GET", path)["figures"]
-        return figures
-
-    def delete_group(self, topic: str, group: str, *, force: bool) -> None:
-        self._delete(group_path(topic, group), force=force)
-
-    def delete_topic(self, topic: str, *, force: bool) -> None:
-        self._delete(_topic_path(topic), force=force)
-
-    def _delete(self, path: str, *, force: bool) -> None:
-        self._client.request_json("DELETE", path + ("?force=true" if force else ""))
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"a header is given as NAME=VALUE, not {text!r}")
+        headers[name] = value
+    return headers
 
 
-class _Admin(Protocol):
-    def figures(self, topic: str, group: str | None = None) -> Mapping[str, int]: ...
-
-    def delete_group(self, topic: str, group: str, *, force: bool) -> None: ...
-
-    def delete_topic(self, topic: str, *, force: bool) -> None: ...
+def _print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-@contextmanager
-def _admin(url: str, *, timeout_ms: int, ca_file: Path | None, token_file: Path | None) -> Iterator[_Admin]:
-    # Topics and groups of Redis timers have no server of ours: their adapter deletes them.
-    if not url.startswith("redis"):
-        yield _HttpAdmin(AdminClient(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file))
+def _print_done(outcome: Mapping[str, object], text: str, *, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.encode(outcome).decode())
+    else:
+        print(text)
+
+
+def _print_lines(lines: Iterable[str], *, none: str = "") -> None:
+    """Print lines; `none` if there are none, not on stdout, which programs read line by line."""
+    count = 0
+    for line in lines:
+        print(line)
+        count += 1
+    if not count and none:
+        print(none, file=sys.stderr)
+
+
+def _print_figures(figures: Mapping[str, int]) -> None:
+    for name, value in figures.items():
+        print(f"{name}\t{value}")
+
+
+def _print_groups(groups: Mapping[str, Mapping[str, int]]) -> None:
+    """Print a table of groups, a line each."""
+    if not groups:
+        print("no consumer groups", file=sys.stderr)
         return
-    with closing(connect(url, timeout_ms=timeout_ms, ca_file=None if ca_file is None else str(ca_file))) as broker:
-        yield cast("_Admin", broker.admin)  # raises NotSupported for streams, which are not ours to delete
+    rows = [
+        [Text(escaped(group)), *(Text(str(figures.get(name, ""))) for name in _GROUP_FIGURES)]
+        for group, figures in groups.items()
+    ]
+    _print_table(["group", *_GROUP_FIGURES], rows)
 
 
-def _topic_path(topic: str) -> str:
-    """Returns the path of a topic. Raises InvalidMessage: of a name `..` a client makes another path."""
-    return f"/v1/topics/{check_topic(topic)}"
+def _print_messages(messages: Sequence[Record], *, as_json: bool) -> None:
+    if as_json:
+        _print_json([json_record(message) for message in messages])
+        return
+    if not messages:
+        print("no messages", file=sys.stderr)
+        return
+    rows = [
+        [
+            Text(escaped(message.id)), Text(escaped(message.key or "")), Text(utc_text(message.created_at_ms)),
+            Text(escaped(_preview(message.body))),
+        ]
+        for message in messages
+    ]  # fmt: skip
+    _print_table(["id", "key", "created", "body"], rows)
+
+
+def _preview(body: bytes) -> str:
+    """Returns the beginning of a body, as text if it is."""
+    head = body[: 4 * _PREVIEW_CHARS]
+    try:
+        shown = _utf8_decoder().decode(head, final=len(head) == len(body))  # the cut may go through a character
+    except UnicodeDecodeError:
+        shown = repr(head)
+    return shown if len(shown) <= _PREVIEW_CHARS and len(head) == len(body) else shown[:_PREVIEW_CHARS] + "..."
+
+
+def _print_dead(letters: Sequence[DeadLetter], *, following: str | None) -> None:
+    """Print a page of dead letters, and the option for the next one."""
+    if not letters:
+        print("no dead letters", file=sys.stderr)
+        return
+    rows = [
+        [
+            Text(escaped(letter.id) or _NO_ID), Text(str(letter.attempts)), Text(utc_text(letter.dead_at_ms)),
+            Text(escaped(letter.reason)),
+            Text("\n".join(f"{attempts} x {escaped(reason)}" for reason, attempts in letter.history)),
+        ]
+        for letter in letters
+    ]  # fmt: skip
+    _print_table(["id", "attempts", "when", "reason", "how they went"], rows)
+    if following is not None:
+        print(f"more: --after {escaped(following)}")
+
+
+def _print_table(names: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    table = Table(box=None, pad_edge=False)
+    for index, name in enumerate(names):
+        table.add_column(name, overflow="fold", no_wrap=index == 0)  # what comes first is copied
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

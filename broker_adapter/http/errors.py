@@ -71,12 +71,37 @@ def of_answer(status_code: int, headers: Mapping[str, str], content: bytes, *, w
     """The error that an answer other than 200 stands for: by its problem type, and without one by its status. `what`
     was tried, without a secret.
     """
+    problem = _problem(content)
+    if problem is None:
+        return _of_status(status_code, headers, f"{what}: the broker answered {status_code}")
+    return _of_problem(problem, f"{what}: {_detail(problem)}")
+
+
+def of_problem(status_code: int, content: bytes, *, address: str) -> BrokerError:
+    """The same of an operator's request, who knows what was asked: in the broker's own words, if it is one."""
+    problem = _problem(content)
+    if problem is None:
+        return _of_status(status_code, {}, f"{address} answered {status_code}, and nothing of a broker's")
+    return _of_problem(problem, _detail(problem))
+
+
+def problem_kind(content: bytes) -> ProblemKind | None:
+    """The kind of the problem that an answer's body tells; None if it is none."""
+    problem = _problem(content)
+    return None if problem is None else ProblemKind(problem.type.removeprefix(PROBLEM_PREFIX))
+
+
+def _problem(content: bytes) -> ProblemAnswer | None:
     try:
         problem = json_decoder(ProblemAnswer).decode(content)
-        kind = ProblemKind(problem.type.removeprefix(PROBLEM_PREFIX))
+        ProblemKind(problem.type.removeprefix(PROBLEM_PREFIX))
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
-        return _of_status(status_code, headers, f"{what}: the broker answered {status_code}")
-    text = f"{what}: {_detail(problem)}"
+        return None
+    return problem
+
+
+def _of_problem(problem: ProblemAnswer, text: str) -> BrokerError:
+    kind = ProblemKind(problem.type.removeprefix(PROBLEM_PREFIX))
     if kind in {ProblemKind.THROTTLED, ProblemKind.OVERLOADED}:
         return BrokerThrottled(text, retry_after_ms=_bounded(problem.retry_after_ms))
     return _CLASSES[kind](text)

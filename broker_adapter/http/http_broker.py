@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from broker_adapter.http.http_admin import HttpAdmin
+from broker_adapter.http.admin_client import AdminClient
 from broker_adapter.http.http_transport import HttpTransport
 from broker_adapter.http.publish_batching import BatchLimits, PublishBatcher
 from broker_adapter.http.request_codec import (
@@ -80,18 +80,17 @@ class HttpBroker:
         parsed = HttpBrokerUrl.parse(url)
         if codec not in tuple(WireCodec):
             raise ConfigurationError(f"codec is one of {', '.join(WireCodec)}, not {codec!r}")
-        self._transport = HttpTransport(
-            Options(
-                url=parsed.address,
-                token=parsed.token if token is None else token,
-                timeout_ms=timeout_ms,
-                ca_file=parsed.ca_file if ca_file is None else ca_file,
-                pool_size=pool_size,
-                codec=WireCodec(codec),
-            )
+        options = Options(
+            url=parsed.address,
+            token=parsed.token if token is None else token,
+            timeout_ms=timeout_ms,
+            ca_file=parsed.ca_file if ca_file is None else ca_file,
+            pool_size=pool_size,
+            codec=WireCodec(codec),
         )
+        self._transport = HttpTransport(options)
         self._packed = self._transport.codec.packed
-        self._admin = HttpAdmin(self._transport)
+        self._admin = AdminClient(options.url, timeout_ms=timeout_ms, token=options.token, ca_file=options.ca_file)
         turns_s_max, address = TURN_TIMEOUTS_MAX * timeout_ms / 1000, self._transport.codec.address
         self._batcher = PublishBatcher(
             self._send_publish, address=address, wait_s_max=turns_s_max, limits=None if self._packed else JSON_LIMITS

@@ -288,18 +288,11 @@ def read_request(
         method="POST",
         path=f"/v1/topics/{check_topic(topic)}/read",
         shape=TopicRead if packed else wire.ReadAnswer,
-        result=whole_result if packed else _json_read,
+        result=whole_result if packed else wire_conversion.topic_read_of,
         body=body,
         wait_ms=body.wait_ms,
         repeatable=True,
     )
-
-
-def _json_read(answer: wire.ReadAnswer) -> TopicRead:
-    return TopicRead(
-        messages=[wire_conversion.record_of(message) for message in answer.messages], offset=answer.offset,
-        next_offset=answer.next_offset,
-    )  # fmt: skip
 
 
 # --- settle, cancel, inspect

@@ -6,7 +6,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -124,12 +123,11 @@ def dead(call: Call) -> msgspec.Raw:
             bytes_max=call.services.settings.dead_page_bytes_max,
         )  # fmt: skip
     call.lease.resize(ANSWER_COPIES * sum(map(_letter_bytes, letters)))
-    is_whole = _shows_contents(call)
-    of_letter = partial(_packed_letter if call.is_packed else json_dead_letter, is_whole=is_whole)
+    if not _shows_contents(call):
+        letters = list(map(_without_contents, letters))
+    entries = letters if call.is_packed else map(json_dead_letter, letters)
     return msgspec.Raw(
-        content_negotiation.encode_list(
-            "dead", map(of_letter, letters), call.answer_codec, count=len(letters), next=after
-        )
+        content_negotiation.encode_list("dead", entries, call.answer_codec, count=len(letters), next=after)
     )
 
 
@@ -161,11 +159,9 @@ def _letter_bytes(letter: DeadLetter) -> int:
     return len(letter.body) + _REASON_CHAR_BYTES * sum(len(reason) for reason, _ in letter.history)
 
 
-def _packed_letter(letter: DeadLetter, *, is_whole: bool) -> DeadLetter:
-    """Returns the letter as it goes over the wire in MessagePack, with its message's contents if it `is_whole`."""
-    if is_whole:
-        return letter
-    return msgspec.structs.replace(letter, message=Record(id=letter.id, topic=letter.topic, headers={}, body=b""))
+def _without_contents(letter: DeadLetter) -> DeadLetter:
+    message = Record(id=letter.id, topic=letter.topic, headers={}, body=b"")
+    return msgspec.structs.replace(letter, message=message, has_contents=False)
 
 
 @contextmanager

@@ -77,7 +77,8 @@ _DELIVERY: Final = _array_of(
 )
 _DEAD_LETTER: Final = _array_of(
     ("message", _RECORD), ("group", _TEXT), ("attempts", _INTEGER), ("reason", _TEXT), ("dead_at_ms", _INTEGER),
-    ("history", _list_of(_array_of(("reason", _TEXT), ("attempts", _INTEGER), least=2))), least=6,
+    ("history", _list_of(_array_of(("reason", _TEXT), ("attempts", _INTEGER), least=2))),
+    ("has_contents", {"type": "boolean"}), least=7,
 )  # fmt: skip
 _PACKED: Final[dict[type[msgspec.Struct], dict[str, Any]]] = {
     wire.PublishRequest: _list_of(_RECORD | {"maxItems": len(Record.__struct_fields__)},

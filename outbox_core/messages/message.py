@@ -220,8 +220,7 @@ class GroupConfig:
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A message that a group failed to process, with the reason and the number of attempts.
 
-    The message has an empty id if its record is damaged, and neither key, headers nor body for a caller that may not
-    consume.
+    The message has an empty id, and nothing else, if its record is damaged.
     """
 
     message: Record
@@ -231,6 +230,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     dead_at_ms: int
     history: History = ()
     """(reason, attempts that failed with it one after the other), oldest first; the newest 8 entries."""
+    has_contents: bool = True
+    """Whether the message has its key, headers and body: they are not for a caller that may not consume."""
 
     @property
     def id(self) -> str:

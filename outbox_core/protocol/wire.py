@@ -367,7 +367,7 @@ class Failures(_Answer, frozen=True, kw_only=True):
 class JsonDeadLetter(_Answer, frozen=True, kw_only=True):
     """A dead letter of a group; key, headers and body are null for a token that may only `read`.
 
-    In MessagePack it is a message.DeadLetter, whose message has none of them for such a token.
+    In MessagePack it is a message.DeadLetter, which says whether it has them.
     """
 
     id: str

@@ -7,6 +7,7 @@ from base64 import b64decode, b64encode
 from typing import Any, Final
 
 from outbox_core.common.errors import InvalidMessage
+from outbox_core.messages.broadcast_port import TopicRead
 from outbox_core.messages.message import NO_HEADERS, DeadLetter, Delivery, GroupConfig, Message, Record
 from outbox_core.protocol.wire import (
     BackoffSettings,
@@ -17,6 +18,7 @@ from outbox_core.protocol.wire import (
     JsonDelivery,
     JsonMessage,
     JsonRecord,
+    ReadAnswer,
     StartAt,
 )
 
@@ -79,9 +81,9 @@ def json_delivery(delivery: Delivery) -> JsonDelivery:
     )
 
 
-def json_dead_letter(letter: DeadLetter, *, is_whole: bool) -> JsonDeadLetter:
-    """Returns a dead letter as the server sends it in JSON, with its message's contents if it `is_whole`."""
-    contents = _contents(letter.message) if is_whole else {}
+def json_dead_letter(letter: DeadLetter) -> JsonDeadLetter:
+    """Returns a dead letter as the server sends it in JSON."""
+    contents = _contents(letter.message) if letter.has_contents else {}
     return JsonDeadLetter(
         id=letter.id, topic=letter.topic, group=letter.group, attempts=letter.attempts, reason=letter.reason,
         dead_at_ms=letter.dead_at_ms,
@@ -105,6 +107,14 @@ def delivery_of(answered: JsonDelivery) -> Delivery:
     )
 
 
+def topic_read_of(answered: ReadAnswer) -> TopicRead:
+    """Returns what a client reads from an answer in JSON. Raises InvalidMessage."""
+    return TopicRead(
+        messages=[record_of(message) for message in answered.messages], offset=answered.offset,
+        next_offset=answered.next_offset,
+    )  # fmt: skip
+
+
 def dead_letter_of(answered: JsonDeadLetter) -> DeadLetter:
     """Returns the dead letter that a client decodes from an answer in JSON. Raises InvalidMessage."""
     message = Record(
@@ -114,6 +124,7 @@ def dead_letter_of(answered: JsonDeadLetter) -> DeadLetter:
     return DeadLetter(
         message=message, group=answered.group, attempts=answered.attempts, reason=answered.reason,
         dead_at_ms=answered.dead_at_ms, history=tuple((entry.reason, entry.attempts) for entry in answered.history),
+        has_contents=answered.body is not None,
     )  # fmt: skip
 
 

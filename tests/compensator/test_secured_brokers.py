@@ -69,7 +69,7 @@ def test_a_url_with_files_reaches_a_secured_broker_and_a_secured_delay_service(
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("batches 1, claimed 2, accepted 2")
-    found = fork_server().run("outbox", "broker", "scheduled", "later", "--url", delay, env=environment())
+    found = fork_server().run("outbox", "broker", "schedule", "show", "later", "--url", delay, env=environment())
     assert (found.returncode, found.stdout.split("\t")[1:]) == (0, ["t", "later\n"]), found.stderr
     with ExitStack() as stack:
         brokers = [connect(url) for url in (target, delay)]

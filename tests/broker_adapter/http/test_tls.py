@@ -88,7 +88,7 @@ def test_a_connection_is_kept_over_tls(start: Start, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(HTTPSConnection, "connect", count)
     for _ in range(5):
-        broker.admin.topics()
+        broker.pull("orders", "billing")
     broker.close()
 
     assert len(connected) == 1

@@ -73,7 +73,7 @@ def test_what_the_target_refuses_for_good_is_listed_and_retried_at_any_node(
     publish(first.url, batch)
 
     def refused(url: str) -> set[str]:
-        assert command("list", "--url", url) == 0
+        assert command("refused", "--url", url) == 0
         return {line.split("\t")[1] for line in capsys.readouterr().out.splitlines() if "never" in line}
 
     eventually(lambda: refused(first.url) == poisons, what="every message that was refused in the list")
@@ -84,7 +84,7 @@ def test_what_the_target_refuses_for_good_is_listed_and_retried_at_any_node(
     recorded.rejects.clear()
     assert command("retry", *rest, "--url", second.url) == 0
     came = running.consume(set(rest))
-    assert command("discard", discarded, "--yes", "--url", first.url) == 0
+    assert command("cancel", discarded, "--yes", "--url", first.url) == 0
 
     assert sorted(one for one, _ in came) == rest
     assert capsys.readouterr().out.splitlines()[-1] == f"{discarded}\tcanceled"
@@ -92,9 +92,9 @@ def test_what_the_target_refuses_for_good_is_listed_and_retried_at_any_node(
 
 
 def command(*arguments: str) -> int:
-    """The exit status of `outbox broker refused`."""
+    """The exit status of `outbox broker schedule`."""
     with pytest.raises(SystemExit) as ended:
-        main(["broker", "refused", *arguments])
+        main(["broker", "schedule", *arguments])
     return int(ended.value.code or 0)
 
 

@@ -116,7 +116,7 @@ def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:x", "http://[::1", "ftp://127.0.0.1", "127.0.0.1:1"])
 def test_a_broker_is_not_asked_at_what_is_no_address(url: str) -> None:
     with pytest.raises(ConfigurationError, match="looks like http"):
-        AdminClient(url=url, timeout_ms=1_000).request("GET", "/readyz")
+        AdminClient(url, timeout_ms=1_000).request("GET", "/readyz")
 
 
 def test_an_address_that_is_not_this_machines_is_told_from_a_port_in_use() -> None:

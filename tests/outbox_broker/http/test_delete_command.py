@@ -1,4 +1,4 @@
-"""`outbox broker delete-topic | delete-group`: asks, refuses what is in use unless forced, says what was done."""
+"""`outbox broker topic delete | group delete`: asks, refuses what is in use unless forced, says what was done."""
 
 from __future__ import annotations
 
@@ -40,43 +40,45 @@ def outbox(*arguments: str, url: str = "") -> int:
 
 
 def test_what_is_in_use_is_deleted_by_force_alone(url: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
-    assert outbox("delete-group", TOPIC, GROUP, "--yes", url=url) == 1
+    assert outbox("group", "delete", TOPIC, GROUP, "--yes", url=url) == 1
     assert "stop its consumers, or force" in capsys.readouterr().err
-    assert outbox("delete-topic", TOPIC, "--yes", url=url) == 1
+    assert outbox("topic", "delete", TOPIC, "--yes", url=url) == 1
     assert "1 consumer groups" in capsys.readouterr().err
 
-    assert outbox("delete-group", TOPIC, GROUP, "--yes", "--force", url=url) == 0
+    assert outbox("group", "delete", TOPIC, GROUP, "--yes", "--force", url=url) == 0
     assert capsys.readouterr().out == f"{TOPIC}/{GROUP} deleted\n"
-    assert outbox("delete-topic", TOPIC, "--yes", url=url) == 0
+    assert outbox("topic", "delete", TOPIC, "--yes", url=url) == 0
     assert capsys.readouterr().out == f"{TOPIC} deleted\n"
     assert broker.admin.topics() == []
-    assert outbox("delete-topic", TOPIC, "--yes", url=url) == 1
+    assert outbox("topic", "delete", TOPIC, "--yes", url=url) == 1
     assert "there is no topic orders" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [("delete-group",), ("group", "show")], ids=" ".join)
+@pytest.mark.parametrize("command", [("group", "delete"), ("group", "show")], ids=" ".join)
 def test_a_name_of_dots_is_refused_before_it_makes_the_path_of_another_thing(
     url: str, broker: Broker, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    assert outbox(*command, TOPIC, "..", *(["--yes", "--force"] if command == ("delete-group",) else []), url=url) != 0
+    assert (
+        outbox(*command, TOPIC, "..", *(["--yes", "--force"] if command == ("group", "delete") else []), url=url) != 0
+    )
     assert "consumer group" in capsys.readouterr().err
     assert broker.admin.topics() == [TOPIC]
 
 
 def test_what_was_done_is_told_as_json(url: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
-    assert outbox("delete-group", TOPIC, GROUP, "--yes", "--force", "--json", url=url) == 0
+    assert outbox("group", "delete", TOPIC, GROUP, "--yes", "--force", "--json", url=url) == 0
     assert json.loads(capsys.readouterr().out) == {"topic": TOPIC, "group": GROUP, "deleted": True}
-    assert outbox("delete-topic", TOPIC, "--yes", "--json", url=url) == 0
+    assert outbox("topic", "delete", TOPIC, "--yes", "--json", url=url) == 0
     assert json.loads(capsys.readouterr().out) == {"topic": TOPIC, "deleted": True}
 
 
 def test_nothing_is_deleted_where_nobody_can_be_asked(
     url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert outbox("delete-group", TOPIC, GROUP, "--force", url=url) == 2
-    assert outbox("delete-topic", TOPIC, "--force", url=url) == 2
+    assert outbox("group", "delete", TOPIC, GROUP, "--force", url=url) == 2
+    assert outbox("topic", "delete", TOPIC, "--force", url=url) == 2
 
-    assert "nothing was deleted: say --yes" in capsys.readouterr().err
+    assert "nothing was done: say --yes" in capsys.readouterr().err
     assert broker.admin.figures(TOPIC, GROUP)["in_flight"] == 1
 
 
@@ -93,8 +95,8 @@ def test_a_person_is_asked_and_told_what_goes(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("typer.confirm", confirm)
 
-    outbox("delete-group", TOPIC, GROUP, "--force", url=url)
-    outbox("delete-topic", TOPIC, "--force", url=url)
+    outbox("group", "delete", TOPIC, GROUP, "--force", url=url)
+    outbox("topic", "delete", TOPIC, "--force", url=url)
 
     assert [one.partition(",")[0] for one in asked] == [
         f"Delete the consumer group {GROUP} of {TOPIC}", f"Delete the topic {TOPIC}",
@@ -103,9 +105,9 @@ def test_a_person_is_asked_and_told_what_goes(
     assert (broker.admin.topics() == []) is is_deleted
 
 
-@pytest.mark.parametrize("command", ["delete-topic", "delete-group"])
+@pytest.mark.parametrize("command", ["topic delete", "group delete"])
 def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert outbox(command, "--help") == 0
+    assert outbox(*command.split(), "--help") == 0
 
     shown = capsys.readouterr().out
     assert f"outbox broker {command} orders" in shown

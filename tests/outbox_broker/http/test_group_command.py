@@ -35,9 +35,10 @@ def broker(url: str) -> Iterator[Broker]:
 
 
 def outbox(*arguments: str, url: str) -> int:
-    """The exit status of the command."""
+    """The exit status of the command, of dead letters if it begins with that word, else of groups."""
+    noun, verb, *rest = arguments if arguments[0] == "dead" else ("group", *arguments)
     with pytest.raises(SystemExit) as ended:
-        main(["broker", "group", arguments[0], TOPIC, GROUP, *arguments[1:], "--url", url])
+        main(["broker", noun, verb, TOPIC, GROUP, *rest, "--url", url])
     return int(ended.value.code or 0)
 
 
@@ -46,7 +47,7 @@ def test_a_group_is_declared_ordered_and_shown(url: str, broker: Broker, capsys:
     assert outbox("declare", "--max-attempts", "3", url=url) == 0
     capsys.readouterr()
 
-    assert outbox("show", url=url) == 0
+    assert outbox("show", "--json", url=url) == 0
 
     settings = json.loads(capsys.readouterr().out)["settings"]
     assert (settings["ordered"], settings["filter"], settings["max_attempts"]) == (True, "type = 'a'", 3)
@@ -58,7 +59,7 @@ def test_a_filter_and_an_order_are_taken_away(url: str, broker: Broker, capsys: 
     assert outbox("declare", "--no-ordered", "--filter", "", url=url) == 0
 
     capsys.readouterr()
-    outbox("show", url=url)
+    outbox("show", "--json", url=url)
     settings = json.loads(capsys.readouterr().out)["settings"]
     assert (settings["ordered"], settings["filter"], settings["max_attempts"]) == (False, None, 5)
 
@@ -68,8 +69,8 @@ def test_dead_letters_are_redriven_at_a_rate(url: str, broker: Broker, capsys: p
     broker.publish([Message(id=f"m{number}", topic=TOPIC, body=b"") for number in range(LETTERS)])
     broker.nack([one.receipt for one in broker.pull(TOPIC, GROUP, max_messages=LETTERS)])
 
-    assert outbox("redrive", "--message-id", "m2", url=url) == 0
-    assert outbox("redrive", "--per-second", "1", url=url) == 0
+    assert outbox("dead", "redrive", "--id", "m2", url=url) == 0
+    assert outbox("dead", "redrive", "--per-second", "1", url=url) == 0
 
     assert capsys.readouterr().out == f"1 redriven\n{LETTERS - 1} redriven\n"
     assert broker.admin.figures(TOPIC, GROUP)["redriving"] > 0
@@ -87,18 +88,18 @@ def test_dead_letters_are_listed_with_how_their_attempts_went(
     url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert outbox("declare", url=url) == 0
-    assert outbox("dead", url=url) == 0
-    assert capsys.readouterr().out.endswith("no dead letters\n")
+    assert outbox("dead", "list", url=url) == 0
+    assert capsys.readouterr().err.endswith("no dead letters\n")
     die(broker, "m1", "m2", reason="no such \x1b[2J [b]account")
 
-    assert outbox("dead", "--limit", "1", url=url) == 0
+    assert outbox("dead", "list", "--limit", "1", url=url) == 0
 
     head, first, second, more = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["id", "attempts", "when", "reason"]
     assert first.split()[:2] == ["m1", "2"]
     assert r"no such \x1b[2J [b]account" in first
     assert (first.rstrip().endswith("1 x too early"), second.strip()) == (True, r"1 x no such \x1b[2J [b]account")
-    assert outbox("dead", *more.removeprefix("more: ").split(), url=url) == 0
+    assert outbox("dead", "list", *more.removeprefix("more: ").split(), url=url) == 0
     [_, first, _] = capsys.readouterr().out.splitlines()
     assert first.split()[:2] == ["m2", "2"]
 
@@ -108,15 +109,13 @@ def test_dead_letters_are_listed_as_json_with_what_they_carry(
 ) -> None:
     die(broker, "m1", "m2", reason="broken")
 
-    assert outbox("dead", "--json", "--limit", "1", url=url) == 0
+    assert outbox("dead", "list", "--json", "--limit", "1", url=url) == 0
 
     page = json.loads(capsys.readouterr().out)
     [letter] = page["dead"]
     assert (letter["id"], letter["reason"], letter["body"]) == ("m1", "broken", "what it carries")
     assert letter["history"] == [{"reason": "too early", "attempts": 1}, {"reason": "broken", "attempts": 1}]
     assert page["next"] is not None
-    assert outbox("dead", "--bytes-max", "100", url=url) == 1
-    assert "ask for less at once" in capsys.readouterr().err
 
 
 def test_a_group_is_moved_paused_and_resumed(url: str, broker: Broker) -> None:
@@ -126,7 +125,7 @@ def test_a_group_is_moved_paused_and_resumed(url: str, broker: Broker) -> None:
     assert outbox("seek", "--to-offset", "0", url=url) == 0
     assert outbox("pause", url=url) == 0
     assert broker.pull(TOPIC, GROUP) == []
-    assert outbox("pause", "--resume", url=url) == 0
+    assert outbox("resume", url=url) == 0
 
     assert [one.id for one in broker.pull(TOPIC, GROUP)] == ["m"]
 

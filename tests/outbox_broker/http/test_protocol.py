@@ -198,11 +198,11 @@ def test_the_schedule_is_told_by_bucket_and_by_message(client: Client, shared_ur
     assert counts == {"bucket": "day", "counts": [{"at_ms": at_ms, "messages": 2}], "next_from_ms": None}
     assert one == {"id": f"{topic}-1", "topic": topic, "deliver_at_ms": at_ms + 1, "refused": None}
     assert client("GET", f"{shared_url}/v1/scheduled/never").status_code == 404
-    by_command = CliRunner().invoke(app, ["scheduled", "--url", shared_url, "--topic", topic, "--bucket", "day"])
-    one_by_command = CliRunner().invoke(app, ["scheduled", f"{topic}-1", "--url", shared_url])
+    by_command = CliRunner().invoke(app, ["schedule", "list", "--url", shared_url, "--topic", topic, "--bucket", "day"])
+    one_by_command = CliRunner().invoke(app, ["schedule", "show", f"{topic}-1", "--url", shared_url])
     assert by_command.output.split("\t")[1:] == ["2\n"]
     assert one_by_command.output.split("\t")[1:] == [topic, f"{topic}-1\n"]
-    none_by_command = CliRunner().invoke(app, ["scheduled", "--broker", shared_url, "--topic", f"{topic}.other"])
+    none_by_command = CliRunner().invoke(app, ["schedule", "list", "--broker", shared_url, "--topic", f"{topic}.other"])
     assert (none_by_command.stdout, none_by_command.stderr) == ("", "nothing is scheduled\n")
     canceled = client("POST", f"{shared_url}/v1/scheduled/cancel", json={"ids": [f"{topic}-1", "never"]}).json()
     assert [one["status"] for one in canceled["results"]] == ["canceled", "unknown"]

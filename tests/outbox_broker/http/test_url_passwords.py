@@ -11,14 +11,27 @@ from outbox.cli.command import main
 
 COMMANDS = {
     "check": ["check"],
-    "scheduled": ["scheduled"],
-    "scheduled message": ["scheduled", "m1"],
+    "topic list": ["topic", "list"],
+    "topic show": ["topic", "show", "orders"],
+    "topic delete": ["topic", "delete", "orders", "--yes"],
+    "group list": ["group", "list", "orders"],
+    "group delete": ["group", "delete", "orders", "billing", "--yes"],
+    "publish": ["message", "publish", "orders"],
+    "peek": ["message", "peek", "orders"],
+    "find": ["message", "find", "orders", "--id", "m1"],
+    "scheduled": ["schedule", "list"],
+    "scheduled message": ["schedule", "show", "m1"],
+    "cancel": ["schedule", "cancel", "m1", "--yes"],
+    "refused": ["schedule", "refused"],
+    "retry": ["schedule", "retry", "m1"],
     "show": ["group", "show", "orders", "billing"],
     "declare": ["group", "declare", "orders", "billing"],
     "seek": ["group", "seek", "orders", "billing", "--to-offset", "0"],
     "pause": ["group", "pause", "orders", "billing"],
-    "dead": ["group", "dead", "orders", "billing"],
-    "redrive": ["group", "redrive", "orders", "billing"],
+    "dead": ["dead", "list", "orders", "billing"],
+    "resume": ["group", "resume", "orders", "billing"],
+    "dead letter": ["dead", "show", "orders", "billing", "m1"],
+    "redrive": ["dead", "redrive", "orders", "billing"],
 }
 PASSWORD = "correct-horse"
 

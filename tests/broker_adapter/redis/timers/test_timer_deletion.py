@@ -157,11 +157,11 @@ def test_the_commands_say_what_they_will_remove_and_delete_by_yes(
     publish(broker, 3)
     pull(broker, "typo")
 
-    assert outbox("delete-group", TOPIC, "typo", "--url", url) == 2
+    assert outbox("group", "delete", TOPIC, "typo", "--url", url) == 2
     assert "--yes" in capsys.readouterr().err
-    assert outbox("delete-group", TOPIC, "typo", "--url", url, "--yes") == 1
+    assert outbox("group", "delete", TOPIC, "typo", "--url", url, "--yes") == 1
     assert "hold 3 messages" in capsys.readouterr().err
-    assert outbox("delete-group", TOPIC, "typo", "--url", url, "--yes", "--force") == 0
+    assert outbox("group", "delete", TOPIC, "typo", "--url", url, "--yes", "--force") == 0
     assert capsys.readouterr().out == f"{TOPIC}/typo deleted\n"
-    assert outbox("delete-topic", TOPIC, "--url", url, "--yes") == 0
+    assert outbox("topic", "delete", TOPIC, "--url", url, "--yes") == 0
     assert broker.admin.topics() == []
