@@ -37,7 +37,7 @@ class EngineContext:
         self.index_files = IndexFiles(folder / "messages")
         self.state = BrokerState(options, self.index_files)
         self.reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
-        self.firing_from: int | None = None
+        self.dispatching_from: int | None = None
         """Offset of the first dispatched record whose batch the schedule does not know to be appended yet."""
         self.placed_to = -1
         """The number of the last batch of due messages that was placed in the message log. Written under the lock."""

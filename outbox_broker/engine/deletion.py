@@ -84,7 +84,7 @@ class Deletion:
             self._refuse_if_too_many_deleted(topic)
             groups = sorted(known_topic.groups)
             has_scheduled = (
-                self._context.schedule.count(topic) or self._dispatcher.is_firing or self._dispatcher.has_taken()
+                self._context.schedule.count(topic) or self._dispatcher.is_dispatching or self._dispatcher.has_taken()
             )
             self._act_durably(
                 DeletedTopic(
@@ -133,7 +133,7 @@ class Deletion:
         """Record that the schedule has no discarded messages of a topic, unless some are in progress."""
         with self._lock:
             if self._state.deleted.get(topic) == deleted and not (
-                self._dispatcher.is_firing or self._dispatcher.has_taken()
+                self._dispatcher.is_dispatching or self._dispatcher.has_taken()
             ):
                 self._state.deleted[topic] = replace(deleted, scheduled_end=0)
 

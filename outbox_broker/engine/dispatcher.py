@@ -41,7 +41,7 @@ _ROUND_MS_MAX: Final = 60_000
 
 @dataclass(slots=True)
 class PlacedBatch:
-    """A batch in the message log from `begin` up to `end`: (sequence, id) by topic; `untold` are the topics not yet
+    """A batch in the message log from `begin` up to `end`: (sequence, id) by topic; `unrecorded` are the topics not yet
     recorded in the action log.
     """
 
@@ -49,8 +49,8 @@ class PlacedBatch:
     entries: dict[str, list[tuple[int, str]]]
     begin: int
     end: int
-    untold: deque[str]
-    is_told: bool = False
+    unrecorded: deque[str]
+    is_recorded: bool = False
     """Everything was recorded, and the schedule could not settle the batch yet."""
 
 
@@ -78,7 +78,7 @@ class Dispatcher:
         self._writer = writer
         self._wakeups = wakeups
         self._turn = threading.Condition()
-        self.is_firing = False
+        self.is_dispatching = False
         self._rounds = 0
         self._batches: deque[DueBatch] = deque()  # claimed, and not appended
         self._ahead: Future[DueBatch | None] | None = None  # the next batch, while it is being claimed
@@ -98,7 +98,7 @@ class Dispatcher:
         self._taking.shutdown()
         self._ending.shutdown()
 
-    def fire_due(self, *, until_ended: bool = True) -> bool:
+    def dispatch_due(self, *, until_ended: bool = True) -> bool:
         """Dispatch a batch of due messages, or wait for one that another thread started after this call.
 
         True if more may be due. Not to be called under the lock. Raises StorageFailed. With `until_ended` False, it
@@ -106,10 +106,10 @@ class Dispatcher:
         """
         for _ in range(2):
             with self._turn:
-                if not self.is_firing:
+                if not self.is_dispatching:
                     if not self._may_be_due():
                         return False
-                    self.is_firing = True
+                    self.is_dispatching = True
                     break
                 awaited = self._rounds
                 self._turn.wait_for(lambda awaited=awaited: self._rounds != awaited, _ROUND_MS_MAX / 1000)  # type: ignore[misc]
@@ -120,18 +120,18 @@ class Dispatcher:
             return self._may_be_due()
         try:
             with self._health.attempt():
-                self._fire(until_ended=until_ended)
+                self._dispatch(until_ended=until_ended)
         finally:
             with self._turn:
-                self.is_firing = False
+                self.is_dispatching = False
                 self._rounds += 1
                 self._turn.notify_all()
         return self._may_be_due()
 
-    def fire_what_can_be(self) -> None:
+    def dispatch_unless_disk_is_full(self) -> None:
         """Dispatch unless the disk is full; then ready messages can still be pulled, and others canceled."""
         try:
-            self.fire_due()
+            self.dispatch_due()
         except StorageFailed as error:
             logger.warning("dispatch_failed", extra={"error": str(error)})
 
@@ -143,9 +143,9 @@ class Dispatcher:
         if failure is not None and not is_disk_full(failure):
             raise failure
 
-    def may_be_firing(self) -> bool:
+    def may_be_dispatching(self) -> bool:
         """Returns whether anything is due, or being dispatched: checked in this order, so that nothing is missed."""
-        return self._may_be_due() or self.is_firing
+        return self._may_be_due() or self.is_dispatching
 
     def _may_be_due(self) -> bool:
         return self.has_taken() or self._context.schedule.is_due(self._clock.now_ms())
@@ -154,7 +154,7 @@ class Dispatcher:
         """Returns whether a batch is on its way, in whatever state an earlier round left it."""
         return bool(self._batches or self.placed) or self._ahead is not None
 
-    def _fire(self, *, until_ended: bool) -> None:
+    def _dispatch(self, *, until_ended: bool) -> None:
         """Run a round: the next batch is appended, while the one before it is committed and the one after it is
         claimed.
 
@@ -231,8 +231,8 @@ class Dispatcher:
         fresh = self._not_void(self._not_placed_yet(batch, entries))
         old = self._state.dispatched_from if entries else None
         begin = self._messages.end if old is None else old
-        if self._context.firing_from is None:  # else an earlier batch begins there
-            self._context.firing_from = begin
+        if self._context.dispatching_from is None:  # else an earlier batch begins there
+            self._context.dispatching_from = begin
         if fresh is not copies.batch or self._is_outdated(copies):
             copies = self._copies(fresh)
         counts: dict[str, int] = {}
@@ -320,13 +320,13 @@ class Dispatcher:
         while self.placed:
             placed = self.placed[0]
             self._messages.commit(placed.end)
-            if not placed.is_told:
-                self._tell_fired(placed)
-                placed.is_told = True
+            if not placed.is_recorded:
+                self._record_dispatched(placed)
+                placed.is_recorded = True
             self._context.schedule.fired(placed.batch.number)
             with self._lock:
                 self.placed.popleft()
-                self._context.firing_from = self._first_unsettled()
+                self._context.dispatching_from = self._first_unsettled()
 
     def _first_unsettled(self) -> int | None:
         """Returns the start offset of the oldest dispatched records that the schedule does not know to be appended."""
@@ -334,18 +334,18 @@ class Dispatcher:
             return self._state.dispatched_from
         return self.placed[0].begin if self.placed else None
 
-    def _tell_fired(self, placed: PlacedBatch) -> None:
+    def _record_dispatched(self, placed: PlacedBatch) -> None:
         """Record dispatched messages in the action log, once per topic, then wake pulls, and update statistics."""
         now_ms = self._clock.now_ms()
         with self._lock:
             self._context.refuse_if_closed()
-            while placed.untold:
-                topic = placed.untold[0]
+            while placed.unrecorded:
+                topic = placed.unrecorded[0]
                 entries = placed.entries[topic]
                 self._writer.act(journal.Fired(topic=topic, at_ms=now_ms, entries=entries))
                 if topic in self._state.topics:
                     self._state.counters["fired", topic, ""] += len(entries)
-                placed.untold.popleft()  # if the next one fails, this one is not recorded again
+                placed.unrecorded.popleft()  # if the next one fails, this one is not recorded again
         for topic in placed.entries:
             self._wakeups.wake_topic(topic)
         self.lateness.add_due(placed.batch.dues, now_ms=now_ms)

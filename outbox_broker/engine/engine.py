@@ -202,7 +202,7 @@ class Engine:
         unsettled = self._open_schedule()
         out = [topic_and_id for batch in unsettled for topic_and_id in zip(batch.topics, batch.ids, strict=True)]
         restored = recover(state, context.messages, context.actions, options=context.options, out=out)
-        context.firing_from = state.dispatched_from  # no checkpoint may pass it before the schedule has settled
+        context.dispatching_from = state.dispatched_from  # no checkpoint may pass it before the schedule has settled
         for topic in context.schedule.topics():
             if topic not in state.deleted:
                 state.topic(topic)

@@ -58,7 +58,9 @@ class LogWriter:
         """
         self._messages.commit()
         self._context.schedule.commit()
-        messages_end = self._messages.durable_end if self._context.firing_from is None else self._context.firing_from
+        messages_end = (
+            self._messages.durable_end if self._context.dispatching_from is None else self._context.dispatching_from
+        )
         records = checkpoint.records_of(self._state, messages_end=messages_end, at_ms=self._clock.now_ms())
         try:
             self._actions.roll(records)

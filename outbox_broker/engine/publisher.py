@@ -96,7 +96,7 @@ class Publisher:
         An id that is unknown there is remembered: a later publish of it to one of these topics is not delivered.
         """
         scope = scope_of(topics)
-        self._dispatcher.fire_what_can_be()
+        self._dispatcher.dispatch_unless_disk_is_full()
         with self._lock:
             self._context.refuse_if_closed()
             stopped = self._stop(message_ids, scope)

@@ -131,21 +131,20 @@ class Puller:
 
     def take(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
-        fires: bool = True, since: int | None = None, quota: ClientTopicQuota | None = None, begins: bool = False,
+        dispatches: bool = True, since: int | None = None, quota: ClientTopicQuota | None = None, begins: bool = False,
     ) -> list[PulledMessages]:  # fmt: skip
         """Deliver ready messages, as runs of records.
 
-        If there are none, and `fires` is set, due messages are dispatched first. A pull that can wait leaves that to
-        the timer: its own message may come with the next round, and a dispatch might move a million others (beside a
-        burst it took up to 180 ms).
-        One pull per group at a time: it chooses under the engine's lock, reads the disk without it, and delivers what
-        is still available under the lock again. So a group that reads old messages slows down only itself.
-        `since`: the number of deletions when the calling pull started: it ends with GroupDeleted if its group was
-        deleted later, and does not create it again. `quota`: how many topics its client may have.
+        If there are none, and `dispatches` is set, due messages are dispatched first. A pull that can wait leaves that
+        to the timer: its own message may come with the next round, and a dispatch might move a million others (beside a
+        burst it took up to 180 ms). One pull per group at a time: it chooses under the engine's lock, reads the disk
+        without it, and delivers what is still available under the lock again. So a group that reads old messages slows
+        down only itself. `since`: the number of deletions when the calling pull started: it ends with GroupDeleted if
+        its group was deleted later, and does not create it again. `quota`: how many topics its client may have.
         """
         self._deleted.refuse_if_deleted(topic, group, since=since)
-        if fires and self._dispatcher.may_be_firing() and not self._is_ready(topic, group):
-            self._dispatcher.fire_what_can_be()
+        if dispatches and self._dispatcher.may_be_dispatching() and not self._is_ready(topic, group):
+            self._dispatcher.dispatch_unless_disk_is_full()
         found_topic, found_group = self._opened(topic, group, quota)
         with found_group.pulling:
             scanned = 0
@@ -175,7 +174,7 @@ class Puller:
 
     def take_at_hand(
         self, topic: str, group: str, *, max_messages: int, invisible_ms: int, consumer: str | None = None,
-        fires: bool = True, since: int | None = None, begins: bool = False,
+        dispatches: bool = True, since: int | None = None, begins: bool = False,
     ) -> list[PulledMessages] | None:  # fmt: skip
         """Like take(), if it needs no wait: for no lock, no disk, no other pull. None, with nothing delivered, if it
         might: then call take(), in a thread that may block.
@@ -183,7 +182,7 @@ class Puller:
         For callers such as an event loop. A thread for each pull took as long again: from a publish to the answer of a
         waiting pull 0.4 ms instead of 0.24.
         """
-        if (fires and self._dispatcher.may_be_firing()) or not self._lock.acquire(blocking=False):
+        if (dispatches and self._dispatcher.may_be_dispatching()) or not self._lock.acquire(blocking=False):
             return None
         try:
             self._context.refuse_if_closed()
@@ -244,10 +243,10 @@ class Puller:
         deadline_ms = self._clock.monotonic_ms() + wait_ms
         take = partial(
             self.take, topic, group, max_messages=max_messages, invisible_ms=invisible_ms, consumer=consumer,
-            fires=not wait_ms, since=self._deleted.deletions, begins=begins,
+            dispatches=not wait_ms, since=self._deleted.deletions, begins=begins,
         )  # fmt: skip
-        handed = take() or self.awaited(topic, group, take, deadline_ms=deadline_ms)
-        return [delivery for run in handed or () for delivery in deliveries_of(topic, group, run)]
+        pulled_runs = take() or self.awaited(topic, group, take, deadline_ms=deadline_ms)
+        return [delivery for run in pulled_runs or () for delivery in deliveries_of(topic, group, run)]
 
     def awaited(self, topic: str, group: str, poll: Callable[[], Polled | None], *, deadline_ms: int) -> Polled | None:
         """Returns the result of `poll` once it finds something; None, or an empty result, when the time is up."""
@@ -423,7 +422,7 @@ class Puller:
                 begins=choice.begins,
             )
         )  # fmt: skip
-        self._count_handed_out(topic.index.name, group.name, delivery_runs)
+        self._count_delivered(topic.index.name, group.name, delivery_runs)
         if len(delivery_runs) == len(runs):
             return [PulledMessages(run, run_records) for run, (_, run_records) in zip(delivery_runs, runs, strict=True)]
         by_sequence = dict(fit)
@@ -495,7 +494,7 @@ class Puller:
             self._wakeups.note_short(topic, group.name)
         return min(fresh_wanted, max(room, 0))
 
-    def _count_handed_out(self, topic: str, group: str, delivery_runs: Sequence[DeliveryRun]) -> None:
+    def _count_delivered(self, topic: str, group: str, delivery_runs: Sequence[DeliveryRun]) -> None:
         self._state.counters["delivered", topic, group] += sum(run.count for run in delivery_runs)
         again = sum(run.count for run in delivery_runs if run.again)
         if again:
@@ -572,12 +571,12 @@ class Puller:
             )
 
 
-def deliveries_of(topic: str, group: str, handed: PulledMessages) -> list[Delivery]:
+def deliveries_of(topic: str, group: str, run: PulledMessages) -> list[Delivery]:
     """Returns the deliveries of a run."""
-    attempt, expired = handed.out.attempt, handed.out.expired
+    attempt, expired = run.out.attempt, run.out.expired
     return [
         Delivery(receipt=receipt, attempt=attempt, message=record.message(), expired=expired)
-        for receipt, record in zip(handed.receipts(topic, group), handed.records, strict=True)
+        for receipt, record in zip(run.receipts(topic, group), run.records, strict=True)
     ]
 
 

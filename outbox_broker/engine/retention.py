@@ -127,9 +127,9 @@ class LogRetention:
                 self._groups.skip_filtered(topic, group)
         drops_unread = self._options.retention_drops_unread
         end = held_from(self._state, old, drops_unread=drops_unread)
-        if self._context.firing_from is not None:
+        if self._context.dispatching_from is not None:
             # A restart looks in the log for what the schedule has not settled, and would append it a second time.
-            end = min(end, self._context.firing_from)
+            end = min(end, self._context.dispatching_from)
         going = [segment for segment in old if segment.end <= end]
         if not going:
             return 0

@@ -17,7 +17,7 @@ from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
-TOLD_MS: Final = 50
+WOKEN_AGAIN_MS: Final = 50
 """Pulls waiting for visible messages that nobody fetched are woken again after this time."""
 
 
@@ -59,14 +59,14 @@ class EngineTimer:
         while not self._context.closed:
             failed = True  # so that a full disk is not retried in a tight loop
             try:
-                more = self._dispatcher.fire_due(until_ended=False)
+                more = self._dispatcher.dispatch_due(until_ended=False)
                 if more:
                     continue
                 with self._wakeups.changed:
-                    told_ms = self._wake_visible()
+                    woken_to_ms = self._wake_visible()
                     self._keep_house()
                     failed = False
-                    wait_ms = self.next_wake_ms(told_ms)
+                    wait_ms = self.next_wake_ms(woken_to_ms)
                     if wait_ms > 0 and not self._is_closing():
                         self._clock.wait(self._wakeups.changed, wait_ms)
             except OutboxError as error:
@@ -86,10 +86,10 @@ class EngineTimer:
         """Returns whether the context was closed; close() sets it from another thread, so it is read anew each time."""
         return self._context.closed
 
-    def next_wake_ms(self, told_ms: int) -> int:
+    def next_wake_ms(self, woken_to_ms: int) -> int:
         """Returns how long to sleep, in milliseconds: to the next due or visible time, but at most one slice, after
-        which the wall clock is read again; 0 if something is due. Pulls were woken for what was visible at `told_ms`:
-        they may have no consumer to fetch it, and are woken again a little later, not at once.
+        which the wall clock is read again; 0 if something is due. Pulls were woken for what was visible at
+        `woken_to_ms`: they may have no consumer to fetch it, and are woken again a little later, not at once.
         """
         now_ms = self._clock.now_ms()
         if self._dispatcher.has_taken():
@@ -98,7 +98,7 @@ class EngineTimer:
         for topic, group in self._wakeups.waiters:
             visible_ms = self._visible_ms(topic, group)
             if visible_ms is not None:
-                waits.append(max(0, visible_ms - now_ms) if visible_ms > told_ms else TOLD_MS)
+                waits.append(max(0, visible_ms - now_ms) if visible_ms > woken_to_ms else WOKEN_AGAIN_MS)
         return min([*waits, self._options.clock_slice_ms])
 
     def _wake_visible(self) -> int:

@@ -56,8 +56,8 @@ class TopicReader:
             read = self.read_on(topic, start_offset, max_messages=max_messages)
             return None if read.next_offset == start_offset else read
 
-        if not wait_ms and self._dispatcher.may_be_firing():
-            self._dispatcher.fire_what_can_be()
+        if not wait_ms and self._dispatcher.may_be_dispatching():
+            self._dispatcher.dispatch_unless_disk_is_full()
         nothing = TopicRead(messages=[], offset=start_offset, next_offset=start_offset)
         return poll() or self._puller.awaited(topic, READERS, poll, deadline_ms=deadline_ms) or nothing
 

@@ -126,7 +126,7 @@ class BrokerMetrics:
         """Count a request that failed on a bug of the broker."""
         self._failures.inc()
 
-    def count_handed_out(self, topic: str, group: str, handed: Sequence[PulledMessages], *, now_ms: int) -> None:
+    def count_delivered(self, topic: str, group: str, pulled_runs: Sequence[PulledMessages], *, now_ms: int) -> None:
         """Count deliveries about to be sent; the latency is that of the oldest message on its first delivery."""
         ages_ms = [
             now_ms
@@ -135,7 +135,7 @@ class BrokerMetrics:
                 if record.deliver_at_ms is None
                 else max(record.created_at_ms, record.deliver_at_ms)
             )
-            for run in handed
+            for run in pulled_runs
             if run.out.attempt == 1
             for record in run.records
         ]

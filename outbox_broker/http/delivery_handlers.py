@@ -82,42 +82,42 @@ def _take_at_hand(call: Call, request: PullRequest, since: int) -> PolledMessage
     if call.services.settings.pull_bytes_max < AT_HAND_BYTES_MAX:
         return None  # giving back what does not fit needs a sync
     call.lease.resize(LEASED_BYTES_MIN)
-    handed = call.broker.puller.take_at_hand(
+    pulled_runs = call.broker.puller.take_at_hand(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
-        consumer=request.consumer, fires=not request.wait_ms, since=since, begins=request.begins,
+        consumer=request.consumer, dispatches=not request.wait_ms, since=since, begins=request.begins,
     )  # fmt: skip
-    if handed:
-        return _taken(call, handed)
+    if pulled_runs:
+        return _taken(call, pulled_runs)
     call.lease.release()
-    return None if handed is None else "nothing"
+    return None if pulled_runs is None else "nothing"
 
 
 def _take(call: Call, request: PullRequest, since: int) -> PolledMessages | None:
     """Pull once, without waiting; None if nothing is ready. `since`: the engine's deletions when the call began."""
     call.lease.resize(LEASED_BYTES_MIN)
-    handed = call.broker.puller.take(
+    pulled_runs = call.broker.puller.take(
         call.topic, call.group, max_messages=request.max_messages, invisible_ms=request.invisible_ms,
-        consumer=request.consumer, fires=not request.wait_ms, since=since, quota=call.principal.quota,
+        consumer=request.consumer, dispatches=not request.wait_ms, since=since, quota=call.principal.quota,
         begins=request.begins,
     )  # fmt: skip
-    if not handed:
+    if not pulled_runs:
         call.lease.release()
         return None
-    return _taken(call, handed)
+    return _taken(call, pulled_runs)
 
 
-def _taken(call: Call, handed: list[PulledMessages]) -> PolledMessages:
+def _taken(call: Call, pulled_runs: list[PulledMessages]) -> PolledMessages:
     """Returns the response with the deliveries. Raises Problem, and gives them back, if the byte budget is exhausted:
     not for immediate pulls, which fit into the existing lease, so that the event loop waits for no disk.
     """
-    deliveries = [delivery for run in handed for delivery in deliveries_of(call.topic, call.group, run)]
+    deliveries = [delivery for run in pulled_runs for delivery in deliveries_of(call.topic, call.group, run)]
     sizes = [len(delivery.body) for delivery in deliveries]
     size_bytes, bytes_max = sum(sizes), call.services.settings.pull_bytes_max
     try:
         call.lease.resize(max(LEASED_BYTES_MIN, ANSWER_COPIES * size_bytes))
     except Problem:
         receipts = [delivery.receipt for delivery in deliveries]
-        handed.clear()  # the problem has this frame in its traceback
+        pulled_runs.clear()  # the problem has this frame in its traceback
         deliveries.clear()
         _give_back(call, receipts)
         raise
@@ -125,7 +125,7 @@ def _taken(call: Call, handed: list[PulledMessages]) -> PolledMessages:
         count = max(1, sum(total <= bytes_max for total in accumulate(sizes)))
         _give_back(call, [delivery.receipt for delivery in deliveries[count:]])
         del deliveries[count:]
-    call.services.metrics.count_handed_out(call.topic, call.group, handed, now_ms=call.services.clock.now_ms())
+    call.services.metrics.count_delivered(call.topic, call.group, pulled_runs, now_ms=call.services.clock.now_ms())
     is_long = size_bytes > content_negotiation.LONG_BYTES
     return PolledMessages(_answer(call, deliveries, is_long=is_long), [delivery.receipt for delivery in deliveries])
 

@@ -71,7 +71,7 @@ class MessageRecovery:
         self._log = log
         self._restored = restored
         self._ids_max = ids_max
-        self._fired: list[int] = []  # offsets, after the checkpoint
+        self._dispatched: list[int] = []  # offsets, after the checkpoint
 
     def run(self, out: Collection[tuple[str, str]]) -> None:
         """Process all segments; write the index files that are missing."""
@@ -86,7 +86,7 @@ class MessageRecovery:
             self._read(segment)
         self._log.ready()
         self._complete_topics()
-        self._note_fired(frozenset(out))
+        self._note_dispatched(frozenset(out))
 
     def _takes(self, segment: Segment, directory: Directory, *, with_ids: bool) -> bool:
         """Load a segment's messages from its index; False, with nothing changed, if it does not match."""
@@ -101,7 +101,7 @@ class MessageRecovery:
         for topic, some in ids:
             self._state.recent.add_all(repeat(topic, len(some)), some)
         self._state.replace_locations(segment.first_offset, directory)
-        self._fired += [offset for offset in directory.special if offset >= self._restored.messages_end]
+        self._dispatched += [offset for offset in directory.special if offset >= self._restored.messages_end]
         return True
 
     def _make_index(self, segment: Segment) -> None:
@@ -129,11 +129,11 @@ class MessageRecovery:
             record = journal.decode_message(frame.payload)
             self._state.replay_message(record, offset=frame.offset, size_bytes=frame.end - frame.offset)
             if record.copy == journal.FIRED_COPY and frame.offset >= self._restored.messages_end:
-                self._fired.append(frame.offset)
+                self._dispatched.append(frame.offset)
 
-    def _note_fired(self, out: frozenset[tuple[str, str]]) -> None:
+    def _note_dispatched(self, out: frozenset[tuple[str, str]]) -> None:
         """Record which messages to be dispatched again have sequences already: they are among the last dispatched."""
-        for offset in self._fired[-len(out) :] if out else ():
+        for offset in self._dispatched[-len(out) :] if out else ():
             record = record_at(self._log, offset)
             if record is not None and (record.topic, record.id) in out and record.sequence is not None:
                 self._state.dispatched_before[record.topic, record.id] = record.sequence

@@ -132,7 +132,7 @@ def test_nothing_is_taken_while_somebody_else_is_at_work(engine: Engine) -> None
 
 def test_nothing_is_taken_where_something_is_to_be_fired_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(engine, "a")
-    monkeypatch.setattr(engine.dispatcher, "may_be_firing", lambda: True)
+    monkeypatch.setattr(engine.dispatcher, "may_be_dispatching", lambda: True)
 
     refuses(engine)
 
@@ -148,7 +148,7 @@ def test_groups_that_look_through_messages_are_left_to_who_may_wait(engine: Engi
 def test_nothing_is_taken_while_a_batch_is_on_its_way(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(engine, "a")
     with monkeypatch.context() as context:
-        context.setattr(engine.dispatcher, "is_firing", True)
+        context.setattr(engine.dispatcher, "is_dispatching", True)
         assert take_at_hand(engine) is None
 
     assert ids(taken_at_hand(engine)) == ["a"]

@@ -96,7 +96,10 @@ def test_a_pull_that_waits_does_not_fire_what_is_due_for_others(open_engine: typ
             try:
                 _publish(engine, "other", "plain")
                 assert [one.id for one in pulling.result(timeout=120)] == ["plain"]
-                assert engine.puller.take_at_hand("other", GROUP, max_messages=1, invisible_ms=1_000, fires=False) == []
+                assert (
+                    engine.puller.take_at_hand("other", GROUP, max_messages=1, invisible_ms=1_000, dispatches=False)
+                    == []
+                )
                 assert engine.puller.take_at_hand("other", GROUP, max_messages=1, invisible_ms=1_000) is None
             finally:
                 storage.free.set()

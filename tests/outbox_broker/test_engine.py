@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.timer import TOLD_MS
+from outbox_broker.engine.timer import WOKEN_AGAIN_MS
 from outbox_broker.log.folder_lock import FolderLock
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
@@ -794,7 +794,7 @@ def test_the_timer_tells_of_what_is_visible_now_and_then_where_nobody_fetches_it
     assert engine.timer.next_wake_ms(clock.now_ms()) == 20
     clock.advance(20)
     assert engine.timer.next_wake_ms(clock.now_ms() - 1) == 0
-    assert engine.timer.next_wake_ms(clock.now_ms()) == TOLD_MS
+    assert engine.timer.next_wake_ms(clock.now_ms()) == WOKEN_AGAIN_MS
 
 
 def test_no_group_begins_behind_what_a_power_cut_may_take(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -443,11 +443,11 @@ def test_each_topic_of_a_batch_is_told_once_where_the_action_log_fails_between_t
     storage.left = 1
     clock.advance(HOUR_MS)
     for _ in range(3):
-        engine.dispatcher.fire_what_can_be()
+        engine.dispatcher.dispatch_unless_disk_is_full()
     assert engine.dispatcher.has_taken(), "the batch could not be told"
 
     storage.left = None
-    engine.dispatcher.fire_what_can_be()
+    engine.dispatcher.dispatch_unless_disk_is_full()
     assert [drained(engine, topic=topic) for topic in topics] == [[f"of-{topic}"] for topic in topics]
     engine.close()
 

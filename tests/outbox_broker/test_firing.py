@@ -67,11 +67,11 @@ def test_while_what_is_placed_cannot_be_ended_nothing_more_is_placed_and_then_al
     _schedule(engine, clock)
     clock.advance(1_000)
     assert refusing.refused.wait(120)
-    engine.dispatcher.fire_what_can_be()  # returns when the ending that runs beside has failed, too
+    engine.dispatcher.dispatch_unless_disk_is_full()  # returns when the ending that runs beside has failed, too
 
     placed = [one.batch.ids for one in engine.dispatcher.placed]
     for _ in range(5):
-        engine.dispatcher.fire_what_can_be()
+        engine.dispatcher.dispatch_unless_disk_is_full()
     assert [one.batch.ids for one in engine.dispatcher.placed] == placed
     # The third is placed where the ending of the second has not begun yet when the first one's has failed.
     assert placed in ([IDS[:BATCH], IDS[BATCH : 2 * BATCH]], [IDS[at : at + BATCH] for at in (0, BATCH, 2 * BATCH)])
@@ -149,7 +149,7 @@ def test_what_was_placed_before_a_kill_is_not_scheduled_any_more(
         engine.close()
 
     with monkeypatch.context() as patched:
-        patched.setattr(dispatcher.Dispatcher, "fire_due", lambda *_, **__: False)
+        patched.setattr(dispatcher.Dispatcher, "dispatch_due", lambda *_, **__: False)
         engine = open_engine(fire_batch_max=len(IDS))
         figures = engine.admin.group_figures(TOPIC, GROUP)
 
@@ -196,10 +196,10 @@ def test_an_interrupt_while_the_next_batch_is_claimed_loses_no_batch(
     _schedule(engine, clock)
     with _timer_held(engine, clock):  # it does not dispatch before this thread
         clock.advance(1_000)
-        engine.dispatcher.fire_due()
+        engine.dispatcher.dispatch_due()
         monkeypatch.setattr(dispatcher, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            engine.dispatcher.fire_due()
+            engine.dispatcher.dispatch_due()
 
     assert _pulled(engine) == IDS
 

@@ -167,7 +167,7 @@ class RedisGroupAdmin:
         calls = [
             call
             for slot in range(slots)
-            for call in (self._runner.fire(topic, slot), scripts.of_slot(script, topic, slot))
+            for call in (self._runner.dispatch_due(topic, slot), scripts.of_slot(script, topic, slot))
         ]
         return self._runner.run(calls)[1::2]
 

@@ -253,7 +253,7 @@ class TimerBroker:
     ) -> list[ScriptCall]:  # fmt: skip
         scripts = self._runner.scripts
         return [
-            self._runner.fire(topic, slot),
+            self._runner.dispatch_due(topic, slot),
             scripts.of_group(EXPIRE, topic, slot, group, [MOVES_MAX, EXPIRED]),
             scripts.of_group(TAKE, topic, slot, group, [limit, invisible_ms, bytes_max, int(begins), int(asks_others)]),
         ]

@@ -71,7 +71,7 @@ class TimerScriptRunner:
             return BrokerRefused(f"there is no consumer group with the key {call.keys[GROUP_CONFIG]}")
         return exception_for(error, addresses=self._sender.addresses)
 
-    def fire(self, topic: str, slot: int) -> ScriptCall:
+    def dispatch_due(self, topic: str, slot: int) -> ScriptCall:
         """The call that moves what is due to the log."""
         return self.scripts.of_slot(FIRE, topic, slot, [MOVES_MAX, self._clock.now_ms()])
 

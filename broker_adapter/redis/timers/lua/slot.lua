@@ -11,7 +11,7 @@
 --       10  prepare: a sorted set, id by deadline  11  dead: a sorted set, id by time of death
 --       12  state: a hash, id to {epoch, attempts, {reason, times, ...}, how many were delivered together, 1 if a deadline
 --           that passes counts as an attempt, 1 if one passed}; epoch 0: no receipt is valid
--- Times and offsets are microseconds since the Unix epoch, by this server's clock; add and fire use the caller's, if it is
+-- Times and offsets are microseconds since the Unix epoch, by this server's clock; add and dispatch_due use the caller's, if it is
 -- behind. An offset is the time a message came to the log, or one more than the offset before it, whichever is later.
 -- Errors of all scripts: WRONGTYPE where a key holds something else; nothing was done.
 -- Invariant of all scripts: an id that has a body is, for each group that began before it, in exactly one place: store,
