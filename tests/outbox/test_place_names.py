@@ -28,7 +28,8 @@ from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import BUSY_LIMITS, NO_SENDER
 
 BUSINESS = "shop_of_names"
-NAMES = ["shöp", "sh%sp", "sh.op", "SHOP", "a :b?`c.ö%%d"]
+NAMES = ["sh%sp", "SHOP", "a :b?`c.ö%%d"]
+"""What a statement would format, what a server may fold, and all other characters that anything quotes or splits at."""
 TABLES = ["message", "message_0000", "message_0001"]
 
 
