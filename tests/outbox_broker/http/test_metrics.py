@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import version
@@ -264,6 +265,29 @@ def test_how_late_scheduled_messages_were_is_a_histogram(engine: Engine, clock: 
     assert counts == {"0.001": 0, "0.002": 1, "0.05": 1, "0.1": 3, "+Inf": 3}
     assert found["broker_delay_lateness_seconds_count"] == 3
     assert found["broker_delay_lateness_seconds_sum"] == pytest.approx(0.142)
+
+
+def test_each_sync_is_counted_once(engine: Engine) -> None:
+    def synced() -> int:
+        return sum(count for _, count in engine.syncs.counts())
+
+    publish(engine, "a")
+    before, found, after = synced(), shown(engine), synced()
+
+    assert 0 < before <= found["broker_fsync_duration_seconds_count"] <= after
+    assert found['broker_fsync_duration_seconds_bucket{le="+Inf"}'] == found["broker_fsync_duration_seconds_count"]
+
+
+def test_the_oldest_message_of_a_group_is_shown_by_when_it_became_ready(engine: Engine, clock: ManualClock) -> None:
+    oldest = f'broker_oldest_ready_timestamp_seconds{{group="{GROUP}",topic="{TOPIC}"}}'
+    publish(engine, "a")
+    [delivery] = engine.puller.pull(TOPIC, GROUP)
+    clock.advance(60_000)
+    before, waiting, after = time.time(), shown(engine)[oldest], time.time()
+    engine.settler.ack([delivery.receipt])
+
+    assert before - 1 <= waiting + 60 <= after + 1  # it is a difference of floats
+    assert shown(engine)[oldest] == 0
 
 
 def test_connections_and_bytes_in_work_are_shown(shared_url: str, client: Callable[..., requests.Response]) -> None:

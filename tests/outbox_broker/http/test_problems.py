@@ -22,6 +22,7 @@ Client = Callable[..., requests.Response]
 JSON = {"content-type": "application/json"}
 PUBLISH = "/v1/publish"
 GROUP = "/v1/topics/TOPIC/groups/g"
+TOO_MANY_IDS = b'{"ids": [' + b'"a",' * 1_000 + b'"a"]}'
 
 
 def kind_of(response: requests.Response) -> str:
@@ -86,6 +87,9 @@ def kind_of(response: requests.Response) -> str:
         (GROUP + "/pause", b"", 404, "not-found", None),
         (GROUP + "/dead/redrive", b"{}", 422, "wrong-shape", "$"),
         (GROUP + "/dead/redrive", b'{"ids": [], "all": true}', 422, "wrong-shape", "$"),
+        (GROUP + "/dead/redrive", TOO_MANY_IDS, 422, "batch-too-large", "$.ids"),
+        ("/v1/refused/retry", TOO_MANY_IDS, 422, "batch-too-large", "$.ids"),
+        ("/v1/scheduled/cancel", TOO_MANY_IDS, 422, "batch-too-large", "$.ids"),
         ("/v1/scheduled/cancel", b'{"ids": ["a b"]}', 422, "invalid-message", "$.ids[0]"),
         ("/v1/topics/..%2Fx/read", b"{}", 422, "invalid-name", "path.topic"),
         ("/v1/topics/%2e%2e/read", b"{}", 422, "invalid-name", "path.topic"),
