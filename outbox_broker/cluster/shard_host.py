@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.ownership_lease import ShardPermit
-from outbox_broker.schedule.segment_store import SegmentStore
+from outbox_broker.segments.segment_store import SegmentStore
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, StorageFailed

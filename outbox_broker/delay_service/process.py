@@ -15,7 +15,7 @@ from outbox_broker.log.folder_lock import refuse_nested
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core import connect
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError

@@ -19,7 +19,7 @@ from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout
 from outbox_broker.cluster.zone_file import ZoneFile
 from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
 from outbox_broker.delay_service.cluster_settings import ClusterSettings
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.event_logger import EventLogger

@@ -38,7 +38,7 @@ from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.recovery.startup_recovery import recover
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.schedule.due_batch import DueBatch
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal

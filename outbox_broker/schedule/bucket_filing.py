@@ -13,7 +13,6 @@ from outbox_broker.schedule.due_queue import CROWD_MESSAGES
 from outbox_broker.schedule.levels import FINEST, LEVELS, BucketId, place
 from outbox_broker.schedule.schedule_records import RunsAdded
 from outbox_broker.schedule.schedule_state import ScheduleState
-from outbox_broker.schedule.segment_store import SegmentAppend, SegmentStore
 from outbox_broker.schedule.sorted_run import (
     DUE,
     RUN_MESSAGES_MAX,
@@ -24,6 +23,7 @@ from outbox_broker.schedule.sorted_run import (
     encode_run,
     stored_columns,
 )
+from outbox_broker.segments.segment_store import SegmentAppend, SegmentStore
 
 _APPENDED_BYTES_MAX: Final = 4 * 1024 * 1024
 _RECORDS: Final = 3

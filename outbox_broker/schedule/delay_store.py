@@ -36,8 +36,8 @@ from outbox_broker.schedule.schedule_log import PREFIX, Place
 from outbox_broker.schedule.schedule_search import ScheduledListing, ScheduleSearch
 from outbox_broker.schedule.schedule_statistics import ScheduleStatistics
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
-from outbox_broker.schedule.segment_store import SegmentStore
 from outbox_broker.schedule.sorted_run import TimedMessage
+from outbox_broker.segments.segment_store import SegmentStore
 from outbox_core.messages.message import CancelStatus, PublishStatus
 
 __all__ = ["BatchClaim", "CancelResult", "DelayOptions", "DelayStore", "DueBatch", "TimedMessage"]

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from outbox_broker.schedule.schedule_records import StoredIndex
-from outbox_broker.schedule.segment_store import SegmentStore
 from outbox_broker.schedule.sorted_run import topic_hash
+from outbox_broker.segments.segment_store import SegmentStore
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger

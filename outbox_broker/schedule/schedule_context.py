@@ -15,8 +15,8 @@ from outbox_broker.schedule.id_index import IdIndex
 from outbox_broker.schedule.schedule_log import Place, ScheduleLog
 from outbox_broker.schedule.schedule_records import LogRecord, Scheduled
 from outbox_broker.schedule.schedule_state import ScheduleState
-from outbox_broker.schedule.segment_store import SegmentStore
 from outbox_broker.schedule.sorted_run_reader import RunReader
+from outbox_broker.segments.segment_store import SegmentStore
 from outbox_core.common.errors import StorageFailed
 
 Lock = AbstractContextManager[object]

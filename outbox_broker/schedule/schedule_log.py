@@ -11,7 +11,7 @@ from typing import Final
 
 from outbox_broker.log.disk_reserve import is_disk_full
 from outbox_broker.schedule import schedule_records
-from outbox_broker.schedule.segment_store import Record, SegmentStore
+from outbox_broker.segments.segment_store import Record, SegmentStore
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger

@@ -13,9 +13,9 @@ from outbox_broker.schedule.recent_cancels import Cancel
 from outbox_broker.schedule.schedule_log import PREFIX
 from outbox_broker.schedule.schedule_records import FROM_MEMORY, Quarantined, ScheduleCheckpoint, decode
 from outbox_broker.schedule.schedule_state import ScheduleState
-from outbox_broker.schedule.segment_store import SegmentReader
 from outbox_broker.schedule.sorted_run import Entry, SortedRun, TimedMessage
 from outbox_broker.schedule.sorted_run_reader import RunDamaged, RunReader
+from outbox_broker.segments.segment_store import SegmentReader
 from outbox_core.journal.journal import SegmentDamaged
 
 _PAGE: Final = 1_000

@@ -7,8 +7,8 @@ from typing import Final
 
 from outbox_broker.schedule.damaged_run_salvage import Spare
 from outbox_broker.schedule.schedule_state import ScheduleState
-from outbox_broker.schedule.segment_store import RecordDamaged, SegmentReader
 from outbox_broker.schedule.sorted_run import Columns, SortedRun, StoredRun, decode_columns, decode_messages
+from outbox_broker.segments.segment_store import RecordDamaged, SegmentReader
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 

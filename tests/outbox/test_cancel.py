@@ -21,7 +21,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core import Broker
 from tests.broker_adapter.servers import serving
 from tests.outbox.shop import NO_SENDER, Payment, Shop

@@ -15,7 +15,7 @@ from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.messages.message import CancelStatus, Message

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from outbox_broker.schedule.schedule_log import PREFIX
-from outbox_broker.schedule.stores.ledgers import Ledgers, LedgerWriter, Metadata
+from outbox_broker.segments.ledgers import Ledgers, LedgerWriter, Metadata
 
 
 class CountedLedgers:

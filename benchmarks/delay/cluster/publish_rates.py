@@ -47,9 +47,9 @@ from outbox_broker.delay_service.target_publisher import timed
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
-from outbox_broker.schedule.stores.ledger_takeover import Shard
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.ledger_segments import LedgerSegmentStore
+from outbox_broker.segments.ledger_takeover import Shard
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core import Message
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerError

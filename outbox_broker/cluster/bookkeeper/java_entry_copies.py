@@ -18,7 +18,7 @@ import google_crc32c
 
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.cluster.bookkeeper.result_codes import ResultCode
-from outbox_broker.schedule.stores.ledgers import LedgerDamaged
+from outbox_broker.segments.ledgers import LedgerDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)

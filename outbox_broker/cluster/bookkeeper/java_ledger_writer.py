@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from outbox_broker.schedule.stores.ledgers import LedgerFailed, LedgerFenced
+from outbox_broker.segments.ledgers import LedgerFailed, LedgerFenced
 
 
 class LedgerOutcomes(Protocol):

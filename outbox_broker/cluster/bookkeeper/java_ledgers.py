@@ -19,7 +19,7 @@ from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.cluster.bookkeeper.result_codes import ResultCode
 from outbox_broker.cluster.bookkeeper.zone_placement import ZoneOptions, ZonePlacement
 from outbox_broker.cluster.zone_file import ZONES_MIN
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing, Metadata
+from outbox_broker.segments.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing, Metadata
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.event_logger import EventLogger
 

@@ -14,10 +14,10 @@ from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.cluster.bookkeeper.zookeeper_login import set_zookeeper_login
 from outbox_broker.cluster.shard_host import OpenedShard
-from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
-from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
-from outbox_broker.schedule.stores.ledger_takeover import Shard
-from outbox_broker.schedule.stores.ledger_view import LedgerView
+from outbox_broker.segments.ledger_segments import LedgerSegmentStore
+from outbox_broker.segments.ledger_sweep import LedgerSweeper
+from outbox_broker.segments.ledger_takeover import Shard
+from outbox_broker.segments.ledger_view import LedgerView
 from outbox_core.common.clock import SystemClock
 from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, zookeeper_client

@@ -10,7 +10,7 @@ from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 
-from outbox_broker.schedule.stores.ledgers import ManifestNode
+from outbox_broker.segments.ledgers import ManifestNode
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 
 _FOLDER: Final = "shards"

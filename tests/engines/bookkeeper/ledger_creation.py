@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_broker.schedule.stores.ledgers import LedgerFailed, Ledgers
+from outbox_broker.segments.ledgers import LedgerFailed, Ledgers
 from tests.outbox_broker.cluster.conftest import eventually
 
 NOT_ENOUGH_BOOKIES = "BKNotEnoughBookiesException"

@@ -13,9 +13,9 @@ from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, Jav
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
-from outbox_broker.schedule.stores.ledger_takeover import Shard
-from outbox_broker.schedule.stores.ledgers import LedgerDamaged, LedgerFailed
+from outbox_broker.segments.ledger_segments import LedgerSegmentStore
+from outbox_broker.segments.ledger_takeover import Shard
+from outbox_broker.segments.ledgers import LedgerDamaged, LedgerFailed
 from outbox_core.common.clock import ManualClock
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.engines.bookkeeper.ledger_creation import wait_until_ledgers_can_be_made

@@ -17,13 +17,13 @@ from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.schedule.segment_store import WriterFenced
-from outbox_broker.schedule.stores.ledger_reads import read_entries
-from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX
-from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore, LedgerStoreOptions
-from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
-from outbox_broker.schedule.stores.ledger_takeover import Shard
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing
+from outbox_broker.segments.ledger_reads import read_entries
+from outbox_broker.segments.ledger_records import CHUNK_BYTES_MAX
+from outbox_broker.segments.ledger_segments import LedgerSegmentStore, LedgerStoreOptions
+from outbox_broker.segments.ledger_sweep import LedgerSweeper
+from outbox_broker.segments.ledger_takeover import Shard
+from outbox_broker.segments.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing
+from outbox_broker.segments.segment_store import WriterFenced
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from tests.engines.bookkeeper.cluster import BookKeeperCluster

@@ -15,7 +15,7 @@ from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE, JavaRun
 from outbox_broker.cluster.bookkeeper.zookeeper_login import set_zookeeper_login
 from outbox_broker.delay_service.cluster_settings import load_cluster_settings
 from outbox_broker.delay_service.shard_openers import ledger_shards
-from outbox_broker.schedule.stores.ledgers import LedgerFailed
+from outbox_broker.segments.ledgers import LedgerFailed
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.zookeeper.zookeeper_settings import ZooKeeperSecurity
 from outbox_demo.ports import free_port

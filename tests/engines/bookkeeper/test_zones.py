@@ -15,7 +15,7 @@ from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, Jav
 from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE, JavaRuntime
 from outbox_broker.cluster.bookkeeper.zone_placement import ZoneOptions
 from outbox_broker.cluster.zone_file import LastZone, ZoneFile
-from outbox_broker.schedule.stores.ledgers import LedgerFailed
+from outbox_broker.segments.ledgers import LedgerFailed
 from outbox_core.zookeeper.zookeeper_session import SessionOptions
 from tests.engines.bookkeeper.client import PASSWORD, LedgerClient, connected
 from tests.engines.bookkeeper.cluster import BookKeeperCluster

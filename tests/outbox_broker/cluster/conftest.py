@@ -17,7 +17,7 @@ from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard, ShardHost
 from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.clock import SystemClock
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
 from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress

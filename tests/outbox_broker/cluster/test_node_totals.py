@@ -17,7 +17,7 @@ from outbox_broker.delay_service.cluster_shard import ClusterShard
 from outbox_broker.delay_service.node_totals import NodeTotals
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.clock import SystemClock
 from outbox_core.messages.message import Message
 from tests.outbox_broker.polling import until

@@ -18,7 +18,7 @@ from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMe
 from outbox_broker.schedule.schedule_log import ScheduleLog
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import id_hashes
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.clock import Clock, ManualClock
 from outbox_core.messages.publish_guard import PublishTarget
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore, LedgerStoreOptions
-from outbox_broker.schedule.stores.ledger_sweep import LedgerSweeper
-from outbox_broker.schedule.stores.ledger_takeover import Shard
+from outbox_broker.segments.ledger_segments import LedgerSegmentStore, LedgerStoreOptions
+from outbox_broker.segments.ledger_sweep import LedgerSweeper
+from outbox_broker.segments.ledger_takeover import Shard
 from outbox_core.common.clock import ManualClock
 from tests.outbox_broker.delay.memory_ledgers import Faults, MemoryLedgers, MemoryManifests
 

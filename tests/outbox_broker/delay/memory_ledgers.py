@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outbox_broker.schedule.stores.ledgers import (
+from outbox_broker.segments.ledgers import (
     EntryMissing,
     LedgerDamaged,
     LedgerFailed,

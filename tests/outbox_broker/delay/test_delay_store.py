@@ -10,7 +10,7 @@ import pytest
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.levels import BUCKETS_MAX
 from outbox_broker.schedule.sorted_run import TimedMessage
-from outbox_broker.schedule.stores.local_segments import HEADER_BYTES
+from outbox_broker.segments.local_segments import HEADER_BYTES
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX

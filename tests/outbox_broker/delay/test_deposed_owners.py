@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMessage
-from outbox_broker.schedule.segment_store import WriterFenced
+from outbox_broker.segments.segment_store import WriterFenced
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, SECOND_MS, Opened, timed
 from tests.outbox_broker.delay.ledger_stores import LedgerCluster

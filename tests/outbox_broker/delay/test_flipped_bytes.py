@@ -12,7 +12,7 @@ import pytest
 
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.schedule.schedule_log import ScheduleLog
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.errors import OutboxError, StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, Opened, flush, put, settle, timed
 

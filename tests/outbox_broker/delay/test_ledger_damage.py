@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.schedule.segment_store import RecordDamaged
-from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX
-from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
-from outbox_broker.schedule.stores.ledger_view import LedgerView
+from outbox_broker.segments.ledger_records import CHUNK_BYTES_MAX
+from outbox_broker.segments.ledger_segments import LedgerSegmentStore
+from outbox_broker.segments.ledger_view import LedgerView
+from outbox_broker.segments.segment_store import RecordDamaged
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, drain, flush, put, settle, timed

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from outbox_broker.schedule.stores.ledger_reads import (
+from outbox_broker.segments.ledger_reads import (
     REQUEST_BYTES_MAX,
     REQUEST_ENTRIES_MAX,
     next_size,
     read_entries,
 )
-from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX
+from outbox_broker.segments.ledger_records import CHUNK_BYTES_MAX
 from tests.outbox_broker.delay.memory_ledgers import Calls, MemoryLedgers
 
 SMALL = b"s" * 100

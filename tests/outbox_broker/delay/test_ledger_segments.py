@@ -9,10 +9,10 @@ from contextlib import suppress
 
 import pytest
 
-from outbox_broker.schedule.segment_store import SegmentAppend, WriterFenced
-from outbox_broker.schedule.stores.ledger_records import CHUNK_BYTES_MAX
-from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
-from outbox_broker.schedule.stores.ledgers import ManifestNode
+from outbox_broker.segments.ledger_records import CHUNK_BYTES_MAX
+from outbox_broker.segments.ledger_segments import LedgerSegmentStore
+from outbox_broker.segments.ledgers import ManifestNode
+from outbox_broker.segments.segment_store import SegmentAppend, WriterFenced
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.delay.ledger_stores import SHARD, LedgerCluster

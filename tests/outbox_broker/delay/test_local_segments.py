@@ -11,9 +11,9 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from outbox_broker.schedule.segment_store import WriterFenced
-from outbox_broker.schedule.stores.frame_format import FRAME_BYTES
-from outbox_broker.schedule.stores.local_segments import HEADER_BYTES, VERSION, LocalSegmentStore
+from outbox_broker.segments.frame_format import FRAME_BYTES
+from outbox_broker.segments.local_segments import HEADER_BYTES, VERSION, LocalSegmentStore
+from outbox_broker.segments.segment_store import WriterFenced
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.failing_storage import FailingStorage

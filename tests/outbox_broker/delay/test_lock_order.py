@@ -12,7 +12,7 @@ import pytest
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.schedule_context import ScheduleContext, ScheduleLocks
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, flush, put, settle, timed
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from outbox_broker.schedule.segment_store import SegmentAppend, SegmentStore, WriterFenced
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.segment_store import SegmentAppend, SegmentStore, WriterFenced
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.delay.ledger_stores import LedgerCluster

@@ -9,7 +9,7 @@ from threading import Event, Thread
 import pytest
 
 from outbox_broker.log.storage import DiskStorage
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.open_files import open_files
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox_broker.schedule.stores import frame_format
-from outbox_broker.schedule.stores.local_segments import HEADER_BYTES, LocalSegmentStore
+from outbox_broker.segments import frame_format
+from outbox_broker.segments.local_segments import HEADER_BYTES, LocalSegmentStore
 from outbox_core.journal.journal import SegmentDamaged
 
 PAGE_BYTES = 4096

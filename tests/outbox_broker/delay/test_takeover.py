@@ -8,9 +8,9 @@ import pytest
 
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.schedule.schedule_log import PREFIX
-from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece
-from outbox_broker.schedule.stores.ledger_segments import LedgerSegmentStore
-from outbox_broker.schedule.stores.ledger_takeover import read_node, read_segments
+from outbox_broker.segments.ledger_manifest import LedgerPiece
+from outbox_broker.segments.ledger_segments import LedgerSegmentStore
+from outbox_broker.segments.ledger_takeover import read_node, read_segments
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, drain, flush, put, settle, timed
 from tests.outbox_broker.delay.failing_disk import Killed

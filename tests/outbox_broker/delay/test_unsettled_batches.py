@@ -16,7 +16,7 @@ from msgspec import structs
 from outbox_broker.delay_service.target_publisher import PARKED_AGAIN_MS
 from outbox_broker.schedule.delay_store import TimedMessage
 from outbox_broker.schedule.schedule_runner import DeliveryOutcome, ScheduleRunner
-from outbox_broker.schedule.stores.local_segments import LocalSegmentStore
+from outbox_broker.segments.local_segments import LocalSegmentStore
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, StorageFailed
 from tests.outbox_broker.delay.conftest import (

@@ -9,9 +9,8 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from outbox_broker.schedule.segment_store import WriterFenced
-from outbox_broker.schedule.stores import ledger_manifest
-from outbox_broker.schedule.stores.ledger_manifest import (
+from outbox_broker.segments import ledger_manifest
+from outbox_broker.segments.ledger_manifest import (
     ClosedPiece,
     EpochStart,
     PiecesClosed,
@@ -19,9 +18,10 @@ from outbox_broker.schedule.stores.ledger_manifest import (
     ShardNode,
     change_count,
 )
-from outbox_broker.schedule.stores.ledger_reads import read_records
-from outbox_broker.schedule.stores.ledger_records import entries_of
-from outbox_broker.schedule.stores.ledgers import LedgerFailed, LedgerMissing, Ledgers, LedgerWriter, Manifests
+from outbox_broker.segments.ledger_reads import read_records
+from outbox_broker.segments.ledger_records import entries_of
+from outbox_broker.segments.ledgers import LedgerFailed, LedgerMissing, Ledgers, LedgerWriter, Manifests
+from outbox_broker.segments.segment_store import WriterFenced
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged

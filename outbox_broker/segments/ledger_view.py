@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from outbox_broker.schedule.segment_store import Record
-from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece, SegmentMap, piece_at
-from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_record, read_records
-from outbox_broker.schedule.stores.ledger_records import ends_record
-from outbox_broker.schedule.stores.ledger_takeover import Shard, read_node, read_segments
-from outbox_broker.schedule.stores.ledgers import EntryMissing, Ledgers
+from outbox_broker.segments.ledger_manifest import LedgerPiece, SegmentMap, piece_at
+from outbox_broker.segments.ledger_reads import RecordPlace, read_record, read_records
+from outbox_broker.segments.ledger_records import ends_record
+from outbox_broker.segments.ledger_takeover import Shard, read_node, read_segments
+from outbox_broker.segments.ledgers import EntryMissing, Ledgers
+from outbox_broker.segments.segment_store import Record
 from outbox_core.common.errors import StorageFailed
 
 

@@ -20,9 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_broker.schedule.segment_store import Record, SegmentAppend
-from outbox_broker.schedule.stores.final_failure import FinalFailure
-from outbox_broker.schedule.stores.ledger_manifest import (
+from outbox_broker.segments.final_failure import FinalFailure
+from outbox_broker.segments.ledger_manifest import (
     ClosedPiece,
     LedgerPiece,
     PiecesAdded,
@@ -30,11 +29,12 @@ from outbox_broker.schedule.stores.ledger_manifest import (
     SegmentsDropped,
     piece_at,
 )
-from outbox_broker.schedule.stores.ledger_reads import RecordPlace, read_record, read_records
-from outbox_broker.schedule.stores.ledger_takeover import OwnedShard, Shard, take_over
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerFailed, LedgerWriter
-from outbox_broker.schedule.stores.manifest_log import ManifestLog
-from outbox_broker.schedule.stores.open_piece import OpenPiece
+from outbox_broker.segments.ledger_reads import RecordPlace, read_record, read_records
+from outbox_broker.segments.ledger_takeover import OwnedShard, Shard, take_over
+from outbox_broker.segments.ledgers import EntryMissing, LedgerFailed, LedgerWriter
+from outbox_broker.segments.manifest_log import ManifestLog
+from outbox_broker.segments.open_piece import OpenPiece
+from outbox_broker.segments.segment_store import Record, SegmentAppend
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 

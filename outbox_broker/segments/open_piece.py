@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece
-from outbox_broker.schedule.stores.ledger_records import FILLER, entries_of
-from outbox_broker.schedule.stores.ledgers import LedgerWriter
-from outbox_broker.schedule.stores.manifest_log import ManifestPlace
+from outbox_broker.segments.ledger_manifest import LedgerPiece
+from outbox_broker.segments.ledger_records import FILLER, entries_of
+from outbox_broker.segments.ledgers import LedgerWriter
+from outbox_broker.segments.manifest_log import ManifestPlace
 
 _REWRITTEN_ENTRIES_MAX: Final = 16
 _REWRITTEN_BYTES_MAX: Final = 16 * 1024

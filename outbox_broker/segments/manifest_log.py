@@ -12,15 +12,15 @@ from typing import Final
 
 import msgspec
 
-from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece, ManifestRecord
-from outbox_broker.schedule.stores.ledger_takeover import (
+from outbox_broker.segments.ledger_manifest import LedgerPiece, ManifestRecord
+from outbox_broker.segments.ledger_takeover import (
     ManifestWriter,
     OwnedShard,
     Shard,
     begin_manifest,
     name_manifest,
 )
-from outbox_broker.schedule.stores.ledgers import LedgerFailed
+from outbox_broker.segments.ledgers import LedgerFailed
 from outbox_core.common.errors import StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from outbox_broker.schedule.segment_store import Record
+from outbox_broker.segments.segment_store import Record
 
 CHUNK_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bookies refuse entries above 5 MiB."""

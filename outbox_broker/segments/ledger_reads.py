@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from outbox_broker.schedule.segment_store import Record, RecordDamaged
-from outbox_broker.schedule.stores.ledger_manifest import LedgerPiece
-from outbox_broker.schedule.stores.ledger_records import entry_count, joined, records_of
-from outbox_broker.schedule.stores.ledgers import EntryMissing, LedgerDamaged, Ledgers
+from outbox_broker.segments.ledger_manifest import LedgerPiece
+from outbox_broker.segments.ledger_records import entry_count, joined, records_of
+from outbox_broker.segments.ledgers import EntryMissing, LedgerDamaged, Ledgers
+from outbox_broker.segments.segment_store import Record, RecordDamaged
 from outbox_core.journal.journal import SegmentDamaged
 
 REQUEST_ENTRIES_FIRST: Final = 16

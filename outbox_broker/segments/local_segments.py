@@ -1,6 +1,6 @@
 """Segments as files of one folder on a local disk: the segment store's first implementation.
 
-A file is a header, then frames (outbox_broker.schedule.stores.frame_format). Positions count behind the header.
+A file is a header, then frames (outbox_broker.segments.frame_format). Positions count behind the header.
 
     header   magic 8s "OUTBOXDL" | version u32 | epoch of the writer that made it u64 | crc32c u32
 
@@ -27,9 +27,9 @@ import google_crc32c
 from outbox_broker.log.disk_reserve import Reserve, cure_for
 from outbox_broker.log.folder_lock import FolderLock
 from outbox_broker.log.storage import DiskStorage, Storage
-from outbox_broker.schedule.segment_store import Record, RecordDamaged, SegmentAppend, WriterFenced
-from outbox_broker.schedule.stores.frame_format import FRAME_BYTES, frame_at, frames, mark, was_synced_beyond
-from outbox_broker.schedule.stores.writer_epoch import epoch_file, read_epoch, write_epoch
+from outbox_broker.segments.frame_format import FRAME_BYTES, frame_at, frames, mark, was_synced_beyond
+from outbox_broker.segments.segment_store import Record, RecordDamaged, SegmentAppend, WriterFenced
+from outbox_broker.segments.writer_epoch import epoch_file, read_epoch, write_epoch
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger

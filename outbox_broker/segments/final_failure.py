@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from outbox_broker.schedule.segment_store import WriterFenced
-from outbox_broker.schedule.stores.ledger_takeover import Shard, read_node
-from outbox_broker.schedule.stores.ledgers import LedgerFailed, LedgerFenced
+from outbox_broker.segments.ledger_takeover import Shard, read_node
+from outbox_broker.segments.ledgers import LedgerFailed, LedgerFenced
+from outbox_broker.segments.segment_store import WriterFenced
 from outbox_core.common.errors import StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
 

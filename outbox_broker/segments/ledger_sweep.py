@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from outbox_broker.schedule.stores.ledger_manifest import ShardNode, decode_node, has_expired
-from outbox_broker.schedule.stores.ledger_takeover import Shard, read_segments
-from outbox_broker.schedule.stores.ledger_view import snapshot_entries
-from outbox_broker.schedule.stores.ledgers import LedgerMissing, Ledgers, Manifests
+from outbox_broker.segments.ledger_manifest import ShardNode, decode_node, has_expired
+from outbox_broker.segments.ledger_takeover import Shard, read_segments
+from outbox_broker.segments.ledger_view import snapshot_entries
+from outbox_broker.segments.ledgers import LedgerMissing, Ledgers, Manifests
 from outbox_core.common.clock import Clock
 from outbox_core.runtime.event_logger import EventLogger
 
