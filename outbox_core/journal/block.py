@@ -54,6 +54,8 @@ block of 4 MiB that looks like frames at each byte take minutes.
 """
 SECOND_COPY: Final = 1 << 55
 """Added to the number of a change's second frame."""
+LAST_PART: Final = 1 << 54
+"""Added to the number of a checkpoint's last part."""
 
 
 class SegmentKind(IntEnum):
@@ -80,13 +82,15 @@ class FrameKind(IntEnum):
     """A change of state, in two frames; its number in the block, and the same plus SECOND_COPY."""
     CANCELED = 0x66
     """A message that was canceled before it came; 0."""
+    RECORD = 0x77
+    """A part of a bucket, or of the id index, that a record of the log names; a number that it names, too."""
     CHECKPOINT = 0x99
-    """A part of a checkpoint; the number of the part."""
+    """A part of a checkpoint; the number of the part, and that of the last one plus LAST_PART."""
 
 
 _KINDS: Final = frozenset(FrameKind)
 _SEGMENT_KINDS: Final = frozenset(SegmentKind)
-_FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=...[\x00-\x08].{11}[\x11\x22\x33\x44\x55\x66\x99])")
+_FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=...[\x00-\x08].{11}[\x11\x22\x33\x44\x55\x66\x77\x99])")
 """A length up to PAYLOAD_BYTES_MAX, and a kind: avoids a checksum at every byte."""
 
 
@@ -94,6 +98,10 @@ class SegmentRefused(OutboxError):
     """These bytes are no segment that this version reads; says why, and the cure. Nothing may be written to their
     file.
     """
+
+
+class SegmentHeadDamaged(SegmentRefused):
+    """The head of a segment does not match its checksum; its blocks have their own."""
 
 
 class FrameDamaged(OutboxError):
@@ -116,12 +124,12 @@ class SegmentHead:
 
 
 def decode_segment_head(data: bytes) -> SegmentHead:
-    """Returns the head that a file begins with. Raises SegmentRefused, naming the cure."""
+    """Returns the head that a file begins with. Raises SegmentRefused, naming the cure; SegmentHeadDamaged."""
     head = data[: _SEGMENT.size]
     if not head.startswith(SEGMENT_MAGIC):
         raise SegmentRefused("no segment of this format (an earlier one, or no log): use an empty folder")
     if len(data) < SEGMENT_HEAD_BYTES or _CRC.unpack_from(data, _SEGMENT.size)[0] != google_crc32c.value(head):
-        raise SegmentRefused("the head of the segment is damaged: restore the file from a copy")
+        raise SegmentHeadDamaged("the head of the segment is damaged: restore the file from a copy")
     _, version, kind, epoch, first, created_at_ms = _SEGMENT.unpack(head)
     if version != VERSION or kind not in _SEGMENT_KINDS:
         raise _newer(f"a segment of format {version} and kind {kind}")
@@ -235,6 +243,15 @@ def block_head_at(data: bytes, position: int, *, first: int) -> BlockHead | None
     if offset != first + position or durable > offset:
         return None
     return BlockHead(version, kind, frames, before, offset, durable, at_ms, start, start + size_bytes)
+
+
+def first_block_of(data: bytes) -> BlockHead | None:
+    """Returns the head of a segment's first block, from the bytes behind the segment's head, whatever the offset is at
+    which that says that the segment begins.
+    """
+    if len(data) < BLOCK_HEAD_BYTES:
+        return None
+    return block_head_at(data, 0, first=int(_BLOCK.unpack_from(data)[6]))
 
 
 def read_run(data: bytes, position: int, *, kind: FrameKind, numbers: range) -> list[bytes]:
