@@ -93,7 +93,7 @@ def _write(chosen: argparse.Namespace) -> dict[str, object]:
         "plain_per_s": _rate(plain, share, 0), "plain_per_cpu_s": _rate(plain, share, 1),
         "share": round(_rate(made[-2:], share, 0) / _rate(plain, share, 0), 2),
         "memory_mib": memory, "figures": figures,
-        "segments": len(list((chosen.folder / "scheduled" / "schedule").glob("l[01]*.delay"))),
+        "segments": len(list((chosen.folder / "scheduled" / "schedule").glob("l[01]*.segment"))),
         "bytes_per_message": round(size / share / TURNS), "bytes_per_message_plain": round(plain_size / share / 2),
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.ownership_lease import ShardPermit
-from outbox_broker.segments.segment_store import SegmentStore
+from outbox_broker.segments.port import Segments
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import OutboxError, StorageFailed
@@ -29,7 +29,7 @@ logger: EventLogger = EventLogger(__name__)
 class OpenedShard:
     """The segments of a shard, of which this process is the only writer until `close`, and the writer's epoch."""
 
-    store: SegmentStore
+    store: Segments
     epoch: int
     close: Callable[[], None]
 

@@ -7,7 +7,7 @@
 <root>/assignment       AssignmentRecord, changed by compare-and-set
 <root>/drains/<name>    a node of this name is to hand its shards over and take no others
 <root>/owners/<shard>   OwnerRecord, ephemeral: its creation is the ownership, and its creation's zxid the epoch
-<root>/shards/<shard>   the manifest of the shard's segments, which belongs to the segment store
+<root>/shards/<shard>   the manifest of the shard's segments, which outbox_broker.segments writes
 """
 
 from __future__ import annotations

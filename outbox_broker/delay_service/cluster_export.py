@@ -20,7 +20,7 @@ from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
 from outbox_broker.schedule.schedule_view import ScheduleView
 from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
-from outbox_broker.segments.segment_store import SegmentReader
+from outbox_broker.segments.port import SegmentReader
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
 from outbox_core.journal import journal

@@ -93,7 +93,7 @@ class DelayProxy:
         self.service.start()
 
     def close(self, *, timeout_ms: int = 10_000) -> None:
-        """Stop delivering, and refuse further calls. The owner closes the target and the segment store."""
+        """Stop delivering, and refuse further calls. The owner closes the target and the segments."""
         self.service.stop(timeout_ms=timeout_ms)
         self._schedule.close()
 

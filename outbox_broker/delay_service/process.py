@@ -15,7 +15,7 @@ from outbox_broker.log.folder_lock import refuse_nested
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core import connect
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError
@@ -72,7 +72,7 @@ class _RunningService:
         syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
         refuse_nested(self._config.data)
         reserve = Reserve(self._config.data / "reserve", size_bytes=self._config.engine_options.reserve_bytes)
-        self._store = LocalSegmentStore.open(self._config.data, storage=syncs, reserve=reserve)
+        self._store = LocalSegments.open(self._config.data, storage=syncs, reserve=reserve)
         try:
             self._schedule = DelayStore.open(self._store, reserve=reserve)
             reserve.take()

@@ -19,7 +19,7 @@ from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout
 from outbox_broker.cluster.zone_file import ZoneFile
 from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
 from outbox_broker.delay_service.cluster_settings import ClusterSettings
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
@@ -125,7 +125,7 @@ def _check_bookies(settings: ClusterSettings) -> None:
 def _in_folder(folder: Path) -> OpenShard:
     def open_shard(shard: str) -> OpenedShard:
         try:
-            store = LocalSegmentStore.open(folder / shard)
+            store = LocalSegments.open(folder / shard)
         except ConfigurationError as error:  # its former owner has it open still
             raise StorageFailed(str(error)) from error
         return OpenedShard(store=store, epoch=store.epoch, close=store.close)

@@ -38,7 +38,7 @@ from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.recovery.startup_recovery import recover
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.schedule.due_batch import DueBatch
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
@@ -59,7 +59,7 @@ class Engine:
         """Called by open(), which creates engines."""
         self.syncs = TimedStorage(storage, clock_s=time.perf_counter)
         self._folder_lock = FolderLock(folder)
-        self._segments: LocalSegmentStore | None = None
+        self._segments: LocalSegments | None = None
         self.context = context = EngineContext(folder, clock=clock, options=options, storage=self.syncs)
         self.wakeups = wakeups = Wakeups(context)
         self.writer = writer = LogWriter(context)
@@ -217,7 +217,7 @@ class Engine:
         """Open the schedule; returns the batches that it dispatched and does not know to be appended."""
         context, options = self.context, self.context.options
         storage = context.storage if options.durability is Durability.FSYNC else UnsyncedStorage(context.storage)
-        self._segments = LocalSegmentStore.open(context.folder / "schedule", storage=storage)
+        self._segments = LocalSegments.open(context.folder / "schedule", storage=storage)
         delay_options = DelayOptions(
             batch_messages_max=options.fire_batch_max,
             memory_messages_max=options.schedule_memory_messages_max,

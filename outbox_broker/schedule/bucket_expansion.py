@@ -48,7 +48,7 @@ class BucketExpansion:
             return False
         leaving = self._next_to_leave(bucket)
         try:
-            entries = sorted(self._left_in(bucket, leaving), key=SEQ)
+            entries = sorted(self._left_in(leaving), key=SEQ)
         except RunDamaged as damage:
             self.horizon.set_aside(damage)
             return True
@@ -57,7 +57,7 @@ class BucketExpansion:
         with context.lock:
             context.refuse_if_closed()
             # A run that was found damaged meanwhile has another count of messages taken. What was written for a move
-            # that does not count is overwritten by the next.
+            # that does not count is cut by the next.
             if not self.horizon.has_opened(bucket.id) and all(one.run.taken == one.start for one in leaving):
                 self._move(bucket, leaving, filed)
         return True
@@ -79,8 +79,8 @@ class BucketExpansion:
         return bucket
 
     def _is_worth_expanding(self, bucket: Bucket) -> bool:
-        """Returns whether a bucket is large enough to be re-filed, or is re-filed in part: its segment is deleted when
-        the rest has left it. Canceled messages count, since re-filing drops them.
+        """Returns whether a bucket is large enough to be re-filed, or is re-filed in part: its segments are deleted
+        when the rest has left it. Canceled messages count, since re-filing drops them.
         """
         left = sum(run.count - run.taken for run in bucket.runs.values())
         above = 0 if bucket.state is BucketState.EXPANDING else self.context.options.expand_above_messages
@@ -101,19 +101,19 @@ class BucketExpansion:
                 count, size = count + run.count - run.taken, size + run.messages_bytes
         return leaving
 
-    def _left_in(self, bucket: Bucket, leaving: Sequence[_RefiledRun]) -> Iterator[Entry]:
+    def _left_in(self, leaving: Sequence[_RefiledRun]) -> Iterator[Entry]:
         """Yields the remaining messages of runs, bypassing the caches, which belong to the holder of the lock."""
         reader = self.context.reader
         for one in leaving:
-            columns = reader.read_columns(bucket.segment, one.run)
-            stored = reader.read_messages(bucket.segment, one.run)
+            columns = reader.read_columns(one.run)
+            stored = reader.read_messages(one.run)
             left = DueBatch()
             left.add_piece(columns, stored, gone=one.gone, start=one.start, stop=one.run.count)
             yield from left.entries()
 
     def _move(self, bucket: Bucket, leaving: Sequence[_RefiledRun], filed: FiledRuns) -> None:
         """Apply the move of re-filed messages. Messages canceled meanwhile are marked in their new runs."""
-        gone = {seq for one in leaving for seq in self._gone_since(bucket, one)}
+        gone = {seq for one in leaving for seq in self._gone_since(one)}
         marks = filed.marks(gone) if gone else []
         taken = [(one.run.id, one.run.count) for one in leaving]
         self.context.act(Moved(bucket.id.level, bucket.id.slot, taken, filed.added, marks))
@@ -121,12 +121,12 @@ class BucketExpansion:
         if bucket.is_empty():
             self.garbage.finish(bucket)
 
-    def _gone_since(self, bucket: Bucket, leaving: _RefiledRun) -> list[int]:
+    def _gone_since(self, leaving: _RefiledRun) -> list[int]:
         """Returns the arrival numbers of messages that were canceled since a run was read."""
         run = leaving.run
         if run.gone is None or bytes(run.gone) == leaving.gone:
             return []
-        seqs = self.context.reader.read_columns(bucket.segment, run).seq
+        seqs = self.context.reader.read_columns(run).seq
         return [
             seqs[index]
             for index in range(leaving.start, run.count)

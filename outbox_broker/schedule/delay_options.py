@@ -33,6 +33,9 @@ class DelayOptions:
     expand_above_messages: int = 1_000
     """A bucket with more messages than this, which is what a run holds, is re-filed before its time begins. A smaller
     one is dispatched from where it is: its runs are each read when their first message is due, and files cost more."""
+    bucket_writers_max: int = 320
+    """Segments of buckets that are written to; above the 286 buckets that there can be, so that a bucket gets another
+    segment only after an opening."""
     cancels_remembered_max: int = 100_000
     """Cancels that are remembered, so that they apply to messages that arrive later."""
     dedup_messages: int = 131_072

@@ -1,6 +1,6 @@
 """The schedule: stores messages up to two years ahead, and dispatches them when due unless canceled, never early.
 
-All durable data is in a segment store, of any implementation. A message is written to the log, which is synced before
+All durable data is in segments, on any medium. A message is written to the log, which is synced before
 the response; from memory it is flushed to a bucket with many others, re-filed into finer buckets as its time comes
 nearer (levels), and dispatched when it is due (due_soon). Consumers, HTTP and the clock are outside.
 Guarantees, each across a kill or a power failure at any point:
@@ -32,34 +32,34 @@ from outbox_broker.schedule.recent_message_ids import MessageIdentity, RecentMes
 from outbox_broker.schedule.run_quarantine import RunQuarantine
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_housekeeping import Housekeeping
-from outbox_broker.schedule.schedule_log import PREFIX, Place
+from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_search import ScheduledListing, ScheduleSearch
 from outbox_broker.schedule.schedule_statistics import ScheduleStatistics
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
 from outbox_broker.schedule.sorted_run import TimedMessage
-from outbox_broker.segments.segment_store import SegmentStore
+from outbox_broker.segments.port import Segments
 from outbox_core.messages.message import CancelStatus, PublishStatus
 
 __all__ = ["BatchClaim", "CancelResult", "DelayOptions", "DelayStore", "DueBatch", "TimedMessage"]
 
 
 class DelayStore:
-    """One schedule on one segment store. Thread-safe; times are UTC milliseconds.
+    """One schedule on the segments of one owner. Thread-safe; times are UTC milliseconds.
 
     The owner calls due() and fired() as time passes, and maintain() when nothing is due.
     """
 
     def __init__(self, context: ScheduleContext) -> None:
-        """Recover the schedule from the context's store, which must have no other user. Raises as open() does."""
+        """Recover the schedule from the context's segments, which must have no other user. Raises as open() does."""
         self._context = context
         self._horizon = DueSoon(context, RunQuarantine(context))
         self._recent = RecentMessageIds(context)
         merge = IndexMerge()
-        garbage = SegmentGarbage(context, self._horizon, merge)
+        filing = BucketFiling(context.segments, context.state, writers_max=context.options.bucket_writers_max)
+        garbage = SegmentGarbage(context, horizon=self._horizon, merge=merge, filing=filing)
         index = IndexHousekeeping(
             context, horizon=self._horizon, recent=self._recent, garbage=garbage, merge=merge
         )  # fmt: skip
-        filing = BucketFiling(context.store, context.state)
         self._flush = MemoryFlush(
             context=context, horizon=self._horizon, recent=self._recent, filing=filing, garbage=garbage, index=index
         )
@@ -80,14 +80,14 @@ class DelayStore:
 
     @classmethod
     def open(
-        cls, store: SegmentStore, *, options: DelayOptions | None = None, reserve: Reserve | None = None
+        cls, segments: Segments, *, options: DelayOptions | None = None, reserve: Reserve | None = None
     ) -> Self:  # fmt: skip
-        """Recover the schedule from the store. Closing the store stays the caller's task.
+        """Recover the schedule from its segments. Closing them stays the caller's task.
 
-        `reserve`: disk space withheld from new messages, if the store is on a disk. Raises StorageFailed, or
+        `reserve`: disk space withheld from new messages, if the segments are on a disk. Raises StorageFailed, or
         SegmentDamaged if the log itself is damaged.
         """
-        return cls(ScheduleContext(store, options=options, reserve=reserve))
+        return cls(ScheduleContext(segments, options=options, reserve=reserve))
 
     def schedule(self, batch: Sequence[TimedMessage], *, now_ms: int) -> list[PublishStatus]:
         """Schedule messages; returns one status each, in order, once they are durable. Rejected: more than 731 days
@@ -294,10 +294,7 @@ def _recover_state(context: ScheduleContext) -> set[str]:
     for record in context.log.recover():
         context.state.apply(record)
     context.log.resume(context.state.checkpoint)
-    used = {context.log.name, *context.state.segments()}
-    names = set(context.store.list())
-    context.store.delete(sorted(names - used))
-    for name in used:
-        if not name.startswith(PREFIX):
-            context.store.seal(name)  # reopened when it is written to
+    used = {*context.log.names, *context.state.segments()}
+    names = {info.name for info in context.segments.list()}
+    context.segments.delete(sorted(names - used))
     return names

@@ -16,14 +16,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, compress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
 from outbox_broker.schedule.schedule_records import StoredIndex
 from outbox_broker.schedule.sorted_run import topic_hash
-from outbox_broker.segments.segment_store import SegmentStore
+from outbox_broker.segments.port import FramePlace, Segments, read_record
 from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.block import BLOCK_HEAD_BYTES, FRAME_HEAD_BYTES, FrameKind, SegmentKind, block, framed
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -92,9 +93,9 @@ class IndexPiece:
 class IdIndex:
     """Lookups in all pieces. The owner's list of pieces is authoritative; add() and remove() follow it."""
 
-    def __init__(self, store: SegmentStore, *, pieces_max: int, merged_pieces_max: int) -> None:
+    def __init__(self, segments: Segments, *, pieces_max: int, merged_pieces_max: int) -> None:
         """If there are more than `pieces_max` pieces, up to `merged_pieces_max` of them are merged into one."""
-        self._store = store
+        self._segments = segments
         self._pieces_max = pieces_max
         self._merged_pieces_max = merged_pieces_max
         self._pieces: list[IndexPiece] = []  # in order of arrival, except for merged pieces, which are old
@@ -161,14 +162,14 @@ class IdIndex:
             if piece.stored.count > count_max:  # made of many by a merge
                 continue
             count_min -= piece.stored.count
-            for block in self._blocks(piece):
-                yield from _hashes_by_topic(block)
+            for ids in self._blocks(piece):
+                yield from _hashes_by_topic(ids)
 
     def write(self, segment: str, entries: Sequence[bytes]) -> StoredIndex:
-        """Write a new piece of sorted entries; the caller syncs it, and adds it when it is applied."""
-        writer = _Writer(self._store, segment)
-        writer.add(entries)
-        return writer.finish()
+        """Write a new piece of sorted entries, durably; the caller adds it when it is applied. Raises StorageFailed."""
+        with _Writer(self._segments, segment) as writer:
+            writer.add(entries)
+            return writer.finish()
 
     def to_merge(self, *, newest: int) -> list[StoredIndex]:
         """Returns the pieces to merge if there are too many: the smallest of the old ones.
@@ -188,29 +189,29 @@ class IdIndex:
         return [one.stored for one in some[: self._merged_pieces_max]]
 
     def merge(self, merged: Iterable[StoredIndex], segment: str, *, due_min_ms: int) -> Iterator[StoredIndex | None]:
-        """Write one piece from many, in small steps: yields None after each, and the new piece last.
+        """Write one piece from many, in small steps: yields None after each, and the new piece, durable, last.
 
         Entries due before `due_min_ms` are dropped. Raises SegmentDamaged; that piece is then listed by damaged().
         """
         names = {one.segment for one in merged}
         pieces = [one for one in self._pieces if one.stored.segment in names]
         total = sum(one.stored.count for one in pieces)
-        writer = _Writer(self._store, segment)
         slices = total // _SLICE_IDS + 1
         due_min = due_min_ms.to_bytes(8, "big")
-        for number in range(slices):
-            low, high = _KEYS * number // slices, _KEYS * (number + 1) // slices
-            entries = sorted(chain.from_iterable(self._between(piece, low, high) for piece in pieces))
-            writer.add([entry for entry in entries if entry[8:16] >= due_min])
-            yield None
-        yield writer.finish()
+        with _Writer(self._segments, segment) as writer:
+            for number in range(slices):
+                low, high = _KEYS * number // slices, _KEYS * (number + 1) // slices
+                entries = sorted(chain.from_iterable(self._between(piece, low, high) for piece in pieces))
+                writer.add([entry for entry in entries if entry[8:16] >= due_min])
+                yield None
+            yield writer.finish()
 
     def _between(self, piece: IndexPiece, low: int, high: int) -> list[bytes]:
         hashes = self._whole_fences(piece).hashes
         first = max(0, bisect_left(hashes, low) - 1)
         entries: list[bytes] = []
-        for block in range(first, bisect_left(hashes, high)):
-            entries += self._entries(piece, block)
+        for number in range(first, bisect_left(hashes, high)):
+            entries += self._entries(piece, number)
         start = bisect_left(entries, low.to_bytes(8, "big"))
         stop = len(entries) if high == _KEYS else bisect_left(entries, high.to_bytes(8, "big"))
         return entries[start:stop]
@@ -218,8 +219,8 @@ class IdIndex:
     def _look_up(self, piece: IndexPiece, hash_: int) -> Iterator[IdLocation]:
         hashes = self._whole_fences(piece).hashes
         first = max(0, bisect_left(hashes, hash_) - 1)
-        for block in range(first, bisect_right(hashes, hash_)):
-            yield from _found_in(self._read(piece, block), hash_.to_bytes(8, "big"))
+        for number in range(first, bisect_right(hashes, hash_)):
+            yield from _found_in(self._read(piece, number), hash_.to_bytes(8, "big"))
 
     def _entries(self, piece: IndexPiece, block: int) -> list[bytes]:
         """The entries of a block."""
@@ -231,7 +232,10 @@ class IdIndex:
         last = len(positions) - 1
         count = BLOCK_IDS if block < last else piece.stored.count - last * BLOCK_IDS
         try:
-            return self._store.read(segment, positions[block], count * ENTRY_BYTES)
+            return read_record(
+                self._segments,
+                FramePlace(segment=segment, position=positions[block], size_bytes=count * ENTRY_BYTES, number=block),
+            )
         except SegmentDamaged as damage:
             self._note_damage(segment, damage)
             raise
@@ -241,11 +245,13 @@ class IdIndex:
         self._whole_fences(piece)
         stored, left = piece.stored, piece.stored.count
         try:
-            for record in self._store.scan(stored.segment):
-                if record.position >= stored.fences_position:
+            # All of it was durable before the log named it.
+            for found in self._segments.blocks(stored.segment, proven=stored.fences_position + stored.fences_bytes):
+                if found.end > stored.fences_position:
                     break
-                left -= len(record.payload) // ENTRY_BYTES
-                yield record.payload
+                for frame in found.frames:
+                    left -= len(frame.payload) // ENTRY_BYTES
+                    yield frame.payload
         except (SegmentDamaged, StorageFailed) as error:
             self._require_damage(stored, error)
             self._note_damage(stored.segment, error)
@@ -267,7 +273,7 @@ class IdIndex:
         if piece.fences is None:
             stored = piece.stored
             try:
-                found = _decode(self._store.read(stored.segment, stored.fences_position, stored.fences_bytes))
+                found = _decode(read_record(self._segments, _fences_place(stored)))
             except (SegmentDamaged, StorageFailed) as damage:
                 self._require_damage(stored, damage)
                 self._note_damage(stored.segment, damage)
@@ -277,7 +283,7 @@ class IdIndex:
 
     def _require_damage(self, stored: StoredIndex, error: SegmentDamaged | StorageFailed) -> None:
         """Raise a failure of the storage, unless it is that the segment is missing."""
-        if isinstance(error, StorageFailed) and stored.segment in self._store.list():
+        if isinstance(error, StorageFailed) and stored.segment in {info.name for info in self._segments.list()}:
             raise error
 
     def _note_damage(self, segment: str, damage: Exception) -> None:
@@ -311,19 +317,33 @@ class IndexMerge:
         self.merged, self._steps = [], None
 
 
+def _fences_place(stored: StoredIndex) -> FramePlace:
+    """Where a piece's fences are: behind its blocks, which are numbered through."""
+    return FramePlace(
+        segment=stored.segment, position=stored.fences_position, size_bytes=stored.fences_bytes,
+        number=-(-stored.count // BLOCK_IDS),
+    )  # fmt: skip
+
+
 class _Writer:
     """Writes a piece block by block, in appends of bounded size."""
 
     _BLOCKS_APPENDED: Final = 256
 
-    def __init__(self, store: SegmentStore, segment: str) -> None:
-        self._store = store
-        self._segment = segment
+    def __init__(self, segments: Segments, segment: str) -> None:
+        self._writer = segments.create(segment, kind=SegmentKind.ID_INDEX)
         self._rest: list[bytes] = []
         self._hashes: list[int] = []
         self._positions: list[int] = []
-        self._end = 0
         self._count = 0
+        self._frames = 0  # of the last append
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of a piece that was not finished; the caller deletes its segment."""
+        self._writer.abandon()
 
     def add(self, entries: Sequence[bytes]) -> None:
         """Append entries, which must follow all earlier ones."""
@@ -334,19 +354,27 @@ class _Writer:
         self._rest = self._rest[whole:]
 
     def finish(self) -> StoredIndex:
-        """Write the last block and the fences."""
+        """Write the last block and the fences; returns once all of it is durable."""
         self._append(self._rest)
         fences = _encode(_Fences(self._hashes, self._positions))
-        position, _ = self._store.append(self._segment, [fences], position=self._end)
-        return StoredIndex(self._segment, self._count, position, len(fences))
+        [position] = self._write([fences], first_number=len(self._positions))
+        self._writer.seal()
+        return StoredIndex(self._writer.name, self._count, position, len(fences))
 
     def _append(self, entries: list[bytes]) -> None:
         blocks = [b"".join(entries[at : at + BLOCK_IDS]) for at in range(0, len(entries), BLOCK_IDS)]
         for at in range(0, len(blocks), self._BLOCKS_APPENDED):
             some = blocks[at : at + self._BLOCKS_APPENDED]
-            *positions, self._end = self._store.append(self._segment, some, position=self._end)
-            self._positions += positions
-            self._hashes += [int.from_bytes(block[:8], "big") for block in some]
+            self._positions += self._write(some, first_number=len(self._positions))
+            self._hashes += [int.from_bytes(ids[:8], "big") for ids in some]
+
+    def _write(self, payloads: Sequence[bytes], *, first_number: int) -> list[int]:
+        """Append frames; returns where each of them is."""
+        frames = framed(FrameKind.RECORD, range(first_number, first_number + len(payloads)), payloads)
+        data = block(frames, offset=self._writer.end, durable=0, at_ms=0, frames_before=self._frames)
+        start = self._writer.append(data) - len(data) + BLOCK_HEAD_BYTES
+        self._frames = len(frames)
+        return list(accumulate((FRAME_HEAD_BYTES + len(payload) for payload in payloads[:-1]), initial=start))
 
 
 def _hashes_by_topic(block: bytes) -> Iterator[tuple[int, array[int]]]:

@@ -70,13 +70,9 @@ class IndexHousekeeping:
         """
         if not came:
             return None
-        store, index = self._context.store, self._context.index
-        segment = self._next_segment()
+        index = self._context.index
         entries = index_entries(id_hashes(map(ID, came)), map(DUE, came), map(SEQ, came), map(TOPIC, came))
-        stored = index.write(segment, entries)
-        store.sync([segment])
-        store.seal(segment)
-        return index.load(stored)
+        return index.load(index.write(self._next_segment(), entries))
 
     def load_step(self) -> bool:
         """Read a part of the index that opening left out; False if nothing is left. Raises StorageFailed."""
@@ -128,9 +124,6 @@ class IndexHousekeeping:
 
     def _replace(self, old: list[StoredIndex], new: Sequence[StoredIndex]) -> None:
         context = self._context
-        context.store.sync([one.segment for one in new])
-        for one in new:
-            context.store.seal(one.segment)
         pieces = [context.index.load(one) for one in new]
         with context.lock:
             context.refuse_if_closed()
@@ -164,22 +157,22 @@ class IndexHousekeeping:
         """Yields entries of the id index for everything in buckets, in portions as large as the in-memory limit."""
         context = self._context
         with context.lock:
-            places = [(one.segment, run) for one in context.state.buckets.values() for run in one.runs.values()]
+            runs = [run for bucket in context.state.buckets.values() for run in bucket.runs.values()]
         entries: list[bytes] = []
-        for segment, run in places:
-            entries += self._entries_of(segment, run)
+        for run in runs:
+            entries += self._entries_of(run)
             if len(entries) >= context.options.memory_messages_max:
                 yield entries
                 entries = []
         if entries:
             yield entries
 
-    def _entries_of(self, segment: str, run: SortedRun) -> list[bytes]:
+    def _entries_of(self, run: SortedRun) -> list[bytes]:
         """Returns the index entries of a run, without the lost messages."""
         reader = self._context.reader
         for _ in range(2):
             try:
-                columns, stored = reader.read_columns(segment, run), reader.read_messages(segment, run)
+                columns, stored = reader.read_columns(run), reader.read_messages(run)
             except RunDamaged as damage:
                 self._horizon.set_aside(damage)
             else:

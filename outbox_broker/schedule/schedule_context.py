@@ -1,4 +1,4 @@
-"""Shared parts of a schedule: the locks and their order, the log, the state, the store, the options.
+"""Shared parts of a schedule: the locks and their order, the log, the state, the segments, the options.
 
 A change is written to the log, then applied by the same code that replays it.
 """
@@ -16,7 +16,7 @@ from outbox_broker.schedule.schedule_log import Place, ScheduleLog
 from outbox_broker.schedule.schedule_records import LogRecord, Scheduled
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run_reader import RunReader
-from outbox_broker.segments.segment_store import SegmentStore
+from outbox_broker.segments.port import Segments
 from outbox_core.common.errors import StorageFailed
 
 Lock = AbstractContextManager[object]
@@ -28,7 +28,7 @@ class ScheduleLocks:
 
     `keeping` is held for a whole step of housekeeping, including disk writes, so no holder of `lock` may wait for it.
     `lock` is held briefly: to decide on a change, to append it to the log and to apply it. Callers wait for syncs of
-    the log without `lock`. The guards of the log and of the segment store are innermost, and take no other lock.
+    the log without `lock`. The guards of the log and of the segments are innermost, and take no other lock.
     """
 
     keeping: Lock = field(default_factory=threading.RLock)
@@ -42,26 +42,26 @@ class ScheduleContext:
 
     def __init__(
         self,
-        store: SegmentStore,
+        segments: Segments,
         *,
         options: DelayOptions | None = None,
         reserve: Reserve | None = None,
         locks: ScheduleLocks | None = None,
     ) -> None:
-        """`reserve`: disk space withheld from new messages, if the store is on a disk."""
+        """`reserve`: disk space withheld from new messages, if the segments are on a disk."""
         locks = locks or ScheduleLocks()
         self.keeping = locks.keeping
         self.lock = locks.lock
-        self.store = store
+        self.segments = segments
         self.reserve = reserve
         self.options = options or DelayOptions()
         self.state = ScheduleState(
             cancels_max=self.options.cancels_remembered_max, topic_names_max=self.options.topic_names_max
         )  # fmt: skip
-        self.log = ScheduleLog(store)
-        self.reader = RunReader(store, self.state)
+        self.log = ScheduleLog(segments)
+        self.reader = RunReader(segments, self.state)
         self.index = IdIndex(
-            store,
+            segments,
             pieces_max=self.options.index_pieces_max,
             merged_pieces_max=self.options.index_merged_pieces_max,
         )

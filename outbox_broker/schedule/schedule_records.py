@@ -79,7 +79,7 @@ class BucketChanged(msgspec.Struct, array_like=True, frozen=True, tag="bucket"):
 
 
 class RunsAdded(msgspec.Struct, array_like=True, frozen=True):
-    """Runs appended to a bucket's segment, which is created if it is new."""
+    """Runs appended to a bucket's segment, which is new, or its last one. The bucket is created if it is new."""
 
     level: int
     slot: int
@@ -115,13 +115,12 @@ class Quarantined(msgspec.Struct, array_like=True, frozen=True, tag="quarantined
 
 
 class StoredBucket(msgspec.Struct, array_like=True, frozen=True):
-    """A bucket in a checkpoint."""
+    """A bucket in a checkpoint, with its segments and the end of each, in order."""
 
     level: int
     slot: int
-    segment: str
+    segments: dict[str, int]
     state: str
-    end: int
     runs: list[SortedRun]
     quarantined: list[int]
 

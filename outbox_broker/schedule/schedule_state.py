@@ -22,12 +22,14 @@ from outbox_broker.state.message_id_map import MessageIdMap
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """A bucket: a segment of runs. `handed` counts the unsettled batch parts from it, which keep it alive."""
+    """A bucket: segments of runs, each up to its end; the last one is written to by the process that began it.
+
+    `handed` counts the unsettled batch parts from it, which keep it alive.
+    """
 
     id: BucketId
-    segment: str
+    segments: dict[str, int] = field(default_factory=dict)
     state: BucketState = BucketState.OPEN
-    end: int = 0
     runs: dict[int, SortedRun] = field(default_factory=dict)
     quarantined: set[int] = field(default_factory=set)
     handed: int = 0
@@ -128,7 +130,7 @@ class ScheduleState:
     def segments(self) -> Iterator[str]:
         """Yields the names of all segments in use, except for the log's."""
         for bucket in self.buckets.values():
-            yield bucket.segment
+            yield from bucket.segments
         for one in self.index:
             yield one.segment
 
@@ -145,8 +147,7 @@ class ScheduleState:
             next_batch=self.next_batch,
             buckets=[
                 schedule_records.StoredBucket(
-                    one.id.level, one.id.slot, one.segment, one.state, one.end, list(one.runs.values()),
-                    list(one.quarantined),
+                    one.id.level, one.id.slot, one.segments, one.state, list(one.runs.values()), list(one.quarantined)
                 )
                 for one in self.buckets.values()
             ],
@@ -167,12 +168,15 @@ class ScheduleState:
             bucket_id = BucketId(one.level, one.slot)
             bucket = self.buckets.get(bucket_id)
             if bucket is None:
-                bucket = self.buckets[bucket_id] = Bucket(bucket_id, one.segment)
-            bucket.end = one.end
-            for run in one.runs:
-                bucket.runs[run.id] = run
-                self.bucket_of[run.id] = bucket
-                self.next_run = max(self.next_run, run.id + 1)
+                bucket = self.buckets[bucket_id] = Bucket(bucket_id)
+            bucket.segments[one.segment] = one.end
+            self._place(bucket, one.runs)
+
+    def _place(self, bucket: Bucket, runs: Iterable[SortedRun]) -> None:
+        for run in runs:
+            bucket.runs[run.id] = run
+            self.bucket_of[run.id] = bucket
+            self.next_run = max(self.next_run, run.id + 1)
 
     # -- what records do ---------------------------------------------------------------------------------------------
 
@@ -284,10 +288,10 @@ class ScheduleState:
 
     def _restore(self, record: schedule_records.ScheduleCheckpoint) -> None:
         for one in record.buckets:
-            self.add_runs([schedule_records.RunsAdded(one.level, one.slot, one.segment, one.end, one.runs)])
-            bucket = self.buckets[BucketId(one.level, one.slot)]
-            bucket.state = BucketState(one.state)
+            bucket_id = BucketId(one.level, one.slot)
+            bucket = self.buckets[bucket_id] = Bucket(bucket_id, one.segments, BucketState(one.state))
             bucket.quarantined = set(one.quarantined)
+            self._place(bucket, one.runs)
         for out in record.hand_outs:
             self.hand_outs[out.batch] = ScheduleHandOut(
                 out.batch, out.parts, {entry.seq: entry for entry in out.entries}, set(out.done)

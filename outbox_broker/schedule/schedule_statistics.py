@@ -41,16 +41,14 @@ class ScheduleStatistics:
             for entry in self._context.state.pending.values():
                 if from_ms <= entry.due_ms < to_ms and topic in {None, entry.topic}:
                     counts[entry.due_ms // bucket_ms] += 1
-            places = [
-                (bucket.segment, run)
+            runs = [
+                run
                 for bucket in self._context.state.buckets.values()
                 for run in bucket.runs.values()
                 if run.taken < run.count and run.first_due_ms < to_ms and run.last_due_ms >= from_ms
             ]
-        for segment, run in places:
-            counts.update(
-                due_ms // bucket_ms for due_ms in self._dues(segment, run, topic) if from_ms <= due_ms < to_ms
-            )
+        for run in runs:
+            counts.update(due_ms // bucket_ms for due_ms in self._dues(run, topic) if from_ms <= due_ms < to_ms)
         return [(number * bucket_ms, count) for number, count in sorted(counts.items())]
 
     def due_within(self, spans_ms: Sequence[int], *, now_ms: int) -> list[int]:
@@ -60,7 +58,7 @@ class ScheduleStatistics:
         """
         ends_ms = [now_ms + span_ms for span_ms in spans_ms]
         counts = [0] * (len(ends_ms) + 1)
-        crossing: list[tuple[str, SortedRun]] = []
+        crossing: list[SortedRun] = []
         with self._context.lock:
             dues_ms = [entry.due_ms for entry in self._context.state.pending.values()]
             for bucket in self._context.state.buckets.values():
@@ -69,8 +67,8 @@ class ScheduleStatistics:
                     if place == bisect_left(ends_ms, run.last_due_ms):
                         counts[place] += run.waiting()
                     else:
-                        crossing.append((bucket.segment, run))
-        in_runs = (self._dues(segment, run, None) for segment, run in crossing)
+                        crossing.append(run)
+        in_runs = (self._dues(run, None) for run in crossing)
         for due_ms in chain(dues_ms, chain.from_iterable(in_runs)):
             counts[bisect_left(ends_ms, due_ms)] += 1
         return list(accumulate(counts))
@@ -96,12 +94,12 @@ class ScheduleStatistics:
                 "cancels_remembered": len(self._context.state.canceled),
                 "quarantined_runs": sum(len(bucket.quarantined) for bucket in self._context.state.buckets.values()),
                 "quarantined_messages": sum(run.lost_count() for run in runs),
-                "log_bytes": self._context.log.place[1],
+                "log_bytes": self._context.log.size_bytes,
             }
 
-    def _dues(self, segment: str, run: SortedRun, topic: str | None) -> Iterator[int]:
+    def _dues(self, run: SortedRun, topic: str | None) -> Iterator[int]:
         try:
-            columns = self._context.reader.read_columns(segment, run)
+            columns = self._context.reader.read_columns(run)
         except StorageFailed:  # its bucket was dropped meanwhile
             return
         except RunDamaged as damage:

@@ -10,12 +10,12 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 from outbox_broker.schedule.recent_cancels import Cancel
-from outbox_broker.schedule.schedule_log import PREFIX
-from outbox_broker.schedule.schedule_records import FROM_MEMORY, Quarantined, ScheduleCheckpoint, decode
+from outbox_broker.schedule.schedule_log import LogReplay
+from outbox_broker.schedule.schedule_records import FROM_MEMORY, Quarantined
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import Entry, SortedRun, TimedMessage
 from outbox_broker.schedule.sorted_run_reader import RunDamaged, RunReader
-from outbox_broker.segments.segment_store import SegmentReader
+from outbox_broker.segments.port import SegmentReader
 from outbox_core.journal.journal import SegmentDamaged
 
 _PAGE: Final = 1_000
@@ -49,21 +49,21 @@ class ScheduleView:
             for run in list(bucket.runs.values()):
                 parts = [*handed.get(run.id, ()), (run.taken, run.count)]
                 if any(start < stop for start, stop in parts):
-                    yield self._waiting_in(bucket.segment, run, parts, damaged=damaged)
+                    yield self._waiting_in(run, parts, damaged=damaged)
 
     def _waiting_in(
-        self, segment: str, run: SortedRun, parts: Sequence[tuple[int, int]], *, damaged: Container[int]
+        self, run: SortedRun, parts: Sequence[tuple[int, int]], *, damaged: Container[int]
     ) -> list[TimedMessage]:
         try:
-            columns = self._reader.read_columns(segment, run)
-            stored = self._reader.read_messages(segment, run)
+            columns = self._reader.read_columns(run)
+            stored = self._reader.read_messages(run)
         except RunDamaged as found:
             if run.id not in damaged:
                 raise
             if found.lost is None:
                 return []
             self._state.apply(Quarantined(run.id, found.lost))
-            return self._waiting_in(segment, run, parts, damaged=damaged)
+            return self._waiting_in(run, parts, damaged=damaged)
         done = {seq for out in self._state.hand_outs.values() for seq in out.done}
         return [
             TimedMessage(
@@ -87,17 +87,11 @@ class ScheduleView:
 def _state_of(segments: SegmentReader, *, cancels_max: int) -> ScheduleState:
     """Replay the log from its newest checkpoint; a segment whose checkpoint is not whole does not count yet."""
     state = ScheduleState(cancels_max=cancels_max)
-    names = [name for name in segments.list() if name.startswith(PREFIX)]
-    for name in reversed(names):
-        records = (decode(one.payload) for one in segments.scan(name))
-        first = next(records, None)
-        if isinstance(first, ScheduleCheckpoint):
-            state.apply(first)
-            for record in records:
-                state.apply(record)
-            return state
-    if names:
-        raise SegmentDamaged(f"{names[-1]}: it has no whole checkpoint")
+    replay = LogReplay(segments)
+    if replay.unfinished and not replay.names:
+        raise SegmentDamaged(f"{replay.unfinished[0]}: it has no whole checkpoint")
+    for record in replay.records():
+        state.apply(record)
     return state
 
 

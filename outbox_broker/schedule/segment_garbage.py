@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+from outbox_broker.schedule.bucket_filing import BucketFiling
 from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.id_index import IndexMerge
 from outbox_broker.schedule.levels import BucketState
@@ -18,9 +19,12 @@ from outbox_core.common.errors import StorageFailed
 class SegmentGarbage:
     """Finishes buckets, and deletes segments once it is durable that nothing references them."""
 
-    def __init__(self, context: ScheduleContext, horizon: DueSoon, merge: IndexMerge) -> None:
+    def __init__(
+        self, context: ScheduleContext, *, horizon: DueSoon, merge: IndexMerge, filing: BucketFiling
+    ) -> None:  # fmt: skip
         self._context = context
         self._horizon = horizon
+        self._filing = filing
         self._merge = merge
         self._segments: list[str] = []
         self._at_checkpoint: list[str] = []
@@ -32,7 +36,7 @@ class SegmentGarbage:
         for run in bucket.runs.values():
             self._context.reader.forget(run)
         self._horizon.forget(bucket.id)
-        self._segments.append(bucket.segment)
+        self._segments += bucket.segments
 
     def finish_empty(self) -> None:
         """Finish every bucket in which nothing waits. Under `lock`, before the schedule is used."""
@@ -71,7 +75,8 @@ class SegmentGarbage:
                 context.log.commit(seen)
             return
         context.log.commit(place)
-        context.store.delete(segments)
+        context.segments.delete(segments)
+        self._filing.forget(segments)
         del self._segments[: len(segments)]
 
     @contextmanager
@@ -86,8 +91,9 @@ class SegmentGarbage:
             context = self._context
             with context.lock, suppress(StorageFailed):
                 named = {*context.state.segments(), *self._segments, *self._at_checkpoint}
-                unnamed = {one for one in context.store.list() if not one.startswith(PREFIX)} - named
-                context.store.delete(sorted(unnamed))
+                unnamed = {info.name for info in context.segments.list() if not info.name.startswith(PREFIX)} - named
+                self._filing.forget(unnamed)
+                context.segments.delete(sorted(unnamed))
             raise
 
     def _finish_opened(self) -> None:

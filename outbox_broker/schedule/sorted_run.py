@@ -1,4 +1,4 @@
-"""A run: up to a thousand scheduled messages in order of due time, then arrival, as one part of a bucket's segment.
+"""A run: up to a thousand scheduled messages in order of due time, then arrival, in a segment of a bucket.
 
 Three records: the columns (due times, arrival numbers, topics), which suffice for listing, search and dispatch order;
 the messages themselves; and the spare, for recovery if one of these is damaged. A run is immutable: dispatched or moved
@@ -21,8 +21,11 @@ import google_crc32c
 import msgspec
 
 from outbox_broker.common.integer_array_encoding import from_bytes, to_bytes
+from outbox_broker.segments.port import FramePlace
 
 RUN_MESSAGES_MAX: Final = 1_000
+RECORDS: Final = 3
+"""Of a run: columns, messages, spare."""
 RUN_BYTES_MAX: Final = 256 * 1024
 """A run ends after the message that reaches this size, so one message may exceed it."""
 
@@ -75,8 +78,9 @@ def topic_hash(topic: str) -> int:
 class SortedRun(msgspec.Struct, array_like=True, eq=False):
     """The metadata of a run, in memory and in the log's checkpoint.
 
-    `taken` entries from its start were dispatched or moved on; `gone` has a bit for each canceled one, if any, and for
-    those dispatched while the run was written, which `fired` marks, and for damaged ones, which `lost` marks.
+    Its records are frames of `segment`, numbered by numbers_of(). `taken` entries from its start were dispatched or
+    moved on; `gone` has a bit for each canceled one, if any, and for those dispatched while the run was written, which
+    `fired` marks, and for damaged ones, which `lost` marks.
     """
 
     id: int
@@ -97,6 +101,24 @@ class SortedRun(msgspec.Struct, array_like=True, eq=False):
     spare_position: int = 0
     spare_bytes: int = 0
     is_unreadable: bool = False  # nothing of it can be verified
+    segment: str = ""
+
+    def columns_place(self) -> FramePlace:
+        """Where the columns are."""
+        return self._place(self.position, self.columns_bytes, number=0)
+
+    def messages_place(self) -> FramePlace:
+        """Where the messages are."""
+        return self._place(self.messages_position, self.messages_bytes, number=1)
+
+    def spare_place(self) -> FramePlace:
+        """Where the spare is."""
+        return self._place(self.spare_position, self.spare_bytes, number=2)
+
+    def _place(self, position: int, size_bytes: int, *, number: int) -> FramePlace:
+        return FramePlace(
+            segment=self.segment, position=position, size_bytes=size_bytes, number=numbers_of(self.id)[number]
+        )
 
     def may_hold(self, key: tuple[int, int]) -> bool:
         """Returns whether a (due, seq) is within the run's bounds."""
@@ -135,6 +157,11 @@ class SortedRun(msgspec.Struct, array_like=True, eq=False):
     def mark_fired(self, index: int) -> None:
         """Mark an entry that is gone as dispatched; the others that are gone were canceled."""
         self.fired = _marked(self.fired, index, count=self.count)
+
+
+def numbers_of(run_id: int) -> range:
+    """Returns the numbers of the frames of a run's three records: those of consecutive runs follow each other."""
+    return range(RECORDS * run_id, RECORDS * (run_id + 1))
 
 
 def is_marked(marks: bytes | bytearray | None, index: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 from outbox_broker.schedule.damaged_run_salvage import Spare
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import Columns, SortedRun, StoredRun, decode_columns, decode_messages
-from outbox_broker.segments.segment_store import RecordDamaged, SegmentReader
+from outbox_broker.segments.port import RecordDamaged, SegmentReader, read_record
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -30,8 +30,8 @@ class RunDamaged(SegmentDamaged):
 class RunReader:
     """Columns and messages of runs. Used under the schedule's lock. Raises RunDamaged and StorageFailed."""
 
-    def __init__(self, store: SegmentReader, state: ScheduleState) -> None:
-        self._store = store
+    def __init__(self, segments: SegmentReader, state: ScheduleState) -> None:
+        self._segments = segments
         self._state = state
         self._columns: OrderedDict[int, Columns] = OrderedDict()
         self._messages: OrderedDict[int, tuple[int, StoredRun]] = OrderedDict()
@@ -41,37 +41,37 @@ class RunReader:
         """Returns due times, arrival numbers and topics of a run."""
         found = self._columns.get(run.id)
         if found is None:
-            found = self._columns[run.id] = self.read_columns(self._state.bucket_of[run.id].segment, run)
+            found = self._columns[run.id] = self.read_columns(run)
             if len(self._columns) > COLUMNS_CACHED_MAX:
                 self._columns.popitem(last=False)
         else:
             self._columns.move_to_end(run.id)
         return found
 
-    def read_columns(self, segment: str, run: SortedRun) -> Columns:
+    def read_columns(self, run: SortedRun) -> Columns:
         """Like columns(), bypassing the cache, thread-safe; damaged columns are read from the run's spare."""
         try:
-            return decode_columns(self._store.read(segment, run.position, run.columns_bytes))
+            return decode_columns(read_record(self._segments, run.columns_place()))
         except SegmentDamaged as damage:
-            logger.warning("run_read_from_spare", extra={"segment": segment, "run": run.id, "error": str(damage)})
-            return self._spare(segment, run, damage).columns()
+            logger.warning("run_read_from_spare", extra={"segment": run.segment, "run": run.id, "error": str(damage)})
+            return self._spare(run, damage).columns()
 
     def messages(self, run: SortedRun) -> StoredRun:
         """Returns all messages of a run."""
         found = self._messages.get(run.id)
         if found is None:
-            messages = self.read_messages(self._state.bucket_of[run.id].segment, run)
+            messages = self.read_messages(run)
             self._keep(run, messages)
             return messages
         self._messages.move_to_end(run.id)
         return found[1]
 
-    def read_messages(self, segment: str, run: SortedRun) -> StoredRun:
+    def read_messages(self, run: SortedRun) -> StoredRun:
         """Like messages(), bypassing the cache, thread-safe; messages known to be lost are empty."""
         try:
-            return decode_messages(self._store.read(segment, run.messages_position, run.messages_bytes))
+            return decode_messages(read_record(self._segments, run.messages_place()))
         except RecordDamaged as damage:
-            found, lost = self._spare(segment, run, damage).salvage(damage.found)
+            found, lost = self._spare(run, damage).salvage(damage.found)
             bucket = self._state.bucket_of.get(run.id)
             start = 0 if bucket is None or bucket.handed else run.taken  # delivered messages are not needed
             missed = [index for index in lost if index >= start and not run.is_gone(index)]
@@ -79,9 +79,9 @@ class RunReader:
                 raise RunDamaged(run, damage, lost=missed) from damage
             return found
 
-    def _spare(self, segment: str, run: SortedRun, damage: SegmentDamaged) -> Spare:
+    def _spare(self, run: SortedRun, damage: SegmentDamaged) -> Spare:
         try:
-            return Spare(self._store.read(segment, run.spare_position, run.spare_bytes))
+            return Spare(read_record(self._segments, run.spare_place()))
         except SegmentDamaged:
             raise RunDamaged(run, damage) from damage
 

@@ -6,7 +6,7 @@ import threading
 
 from outbox_broker.segments.ledger_takeover import Shard, read_node
 from outbox_broker.segments.ledgers import LedgerFailed, LedgerFenced
-from outbox_broker.segments.segment_store import WriterFenced
+from outbox_broker.segments.port import WriterFenced
 from outbox_core.common.errors import StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
 

@@ -1,14 +1,12 @@
-"""The manifest of a shard's segments: which ledgers hold which positions. Values and pure functions, no I/O.
+"""The manifest of a shard's segments: which ledger each of them is in. Values and pure functions, no I/O.
 
 A node names the manifest ledger of the current epoch. That ledger begins with a snapshot; records of changes follow.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Final, TypeAlias
 
 import msgspec
@@ -16,9 +14,8 @@ import msgspec
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal.journal import SegmentDamaged
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _GRANULARITY_PARTS: Final = 144
-_BEGIN: Final = attrgetter("begin")
 
 
 class EpochStart(msgspec.Struct, frozen=True, array_like=True):
@@ -39,119 +36,111 @@ class ShardNode(msgspec.Struct, frozen=True, kw_only=True):
     openings: list[EpochStart] = []
 
 
-class LedgerPiece(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive positions of a segment in one ledger, from `begin` to the next piece. `entries`: None while open."""
+class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
+    """A segment in its ledger, by its port's words. `entries` and `end`: None while they are not known; a ledger whose
+    entries are known is closed.
+    """
 
-    begin: int
+    name: str
+    kind: int
+    first: int
     ledger: int
     epoch: int
+    created_at_ms: int
     entries: int | None = None
-
-    @property
-    def end(self) -> int | None:
-        """The position behind the ledger's last entry; None while it is open."""
-        return None if self.entries is None else self.begin + self.entries
+    end: int | None = None
 
 
-class PiecesAdded(msgspec.Struct, frozen=True, array_like=True, tag="pieces"):
-    """Segments continue in new ledgers, each in one; what a segment had behind its piece's begin is dropped."""
+class SegmentCreated(msgspec.Struct, frozen=True, array_like=True, tag="created"):
+    """A segment was begun in a new ledger. It replaces one of the same name."""
 
-    pieces: list[tuple[str, LedgerPiece]]
+    segment: StoredSegment
 
 
-class ClosedPiece(msgspec.Struct, frozen=True, array_like=True):
-    """The final number of a ledger's entries."""
+class SealedSegment(msgspec.Struct, frozen=True, array_like=True):
+    """The final number of a ledger's entries, and the position behind the last one, if it is known."""
 
-    segment: str
+    name: str
     ledger: int
     entries: int
+    end: int | None = None
 
 
-class PiecesClosed(msgspec.Struct, frozen=True, array_like=True, tag="closed"):
-    """Ledgers have their final numbers of entries. Segments that were dropped meanwhile are ignored."""
+class SegmentsSealed(msgspec.Struct, frozen=True, array_like=True, tag="sealed"):
+    """Ledgers are closed. Segments that were dropped meanwhile are ignored."""
 
-    pieces: list[ClosedPiece]
+    segments: list[SealedSegment]
 
 
 class SegmentsDropped(msgspec.Struct, frozen=True, array_like=True, tag="dropped"):
     """Segments were deleted."""
 
-    segments: list[str]
+    names: list[str]
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     """All segments, as a manifest ledger begins."""
 
     epoch: int
-    segments: dict[str, list[LedgerPiece]]
+    segments: list[StoredSegment]
 
 
-ManifestRecord: TypeAlias = PiecesAdded | PiecesClosed | SegmentsDropped | Snapshot
+ManifestRecord: TypeAlias = SegmentCreated | SegmentsSealed | SegmentsDropped | Snapshot
 _RECORDS: Final = msgspec.msgpack.Decoder(ManifestRecord)
 
 
 @dataclass(slots=True)
 class SegmentMap:
-    """The pieces of each segment, ordered by position. Changed by apply() alone."""
+    """The segments of a shard by name. Changed by apply() alone."""
 
-    segments: dict[str, list[LedgerPiece]] = field(default_factory=dict)
+    segments: dict[str, StoredSegment] = field(default_factory=dict)
 
-    def apply(self, record: ManifestRecord) -> list[LedgerPiece]:
-        """Apply a record; returns the pieces that no segment names any more."""
+    def apply(self, record: ManifestRecord) -> list[StoredSegment]:
+        """Apply a record; returns what is named no more."""
         match record:
-            case PiecesAdded(pieces=added):
-                return [unnamed for name, piece in added for unnamed in self._add(name, piece)]
-            case PiecesClosed(pieces=closed):
-                for one in closed:
-                    self._close(one)
+            case SegmentCreated(segment=segment):
+                before = self.segments.pop(segment.name, None)
+                self.segments[segment.name] = segment
+                return [] if before is None else [before]
+            case SegmentsSealed(segments=sealed):
+                for one in sealed:
+                    self._seal(one)
                 return []
-            case SegmentsDropped(segments=names):
-                return [piece for name in names for piece in self.segments.pop(name, [])]
+            case SegmentsDropped(names=names):
+                return [dropped for name in names if (dropped := self.segments.pop(name, None)) is not None]
             case Snapshot(segments=segments):
-                self.segments = {name: list(pieces) for name, pieces in segments.items()}
+                self.segments = {segment.name: segment for segment in segments}
                 return []
 
-    def _add(self, name: str, piece: LedgerPiece) -> list[LedgerPiece]:
-        before = self.segments.get(name, [])
-        kept = [one for one in before if one.begin < piece.begin]
-        self.segments[name] = [*kept, piece]
-        return before[len(kept) :]
-
-    def _close(self, closed: ClosedPiece) -> None:
-        if closed.segment in self.segments:
-            self.segments[closed.segment] = [
-                msgspec.structs.replace(one, entries=closed.entries) if one.ledger == closed.ledger else one
-                for one in self.segments[closed.segment]
-            ]
+    def _seal(self, sealed: SealedSegment) -> None:
+        segment = self.segments.get(sealed.name)
+        if segment is not None and segment.ledger == sealed.ledger:
+            self.segments[sealed.name] = msgspec.structs.replace(segment, entries=sealed.entries, end=sealed.end)
 
     def snapshot(self, *, epoch: int) -> Snapshot:
         """Returns the map as a record."""
-        return Snapshot(epoch, {name: list(pieces) for name, pieces in self.segments.items()})
+        return Snapshot(epoch, list(self.segments.values()))
 
     def ledgers(self) -> Iterator[int]:
-        """Yields every ledger that a segment names."""
-        return (piece.ledger for pieces in self.segments.values() for piece in pieces)
+        """Yields every ledger that a segment is in."""
+        return (segment.ledger for segment in self.segments.values())
 
-    def open_pieces(self) -> list[tuple[str, LedgerPiece]]:
-        """Returns the pieces whose ledgers may still have a writer, each with its segment."""
-        return [(name, one) for name, pieces in self.segments.items() for one in pieces if one.entries is None]
+    def open_segments(self) -> list[StoredSegment]:
+        """Returns the segments whose ledgers may still have a writer."""
+        return [segment for segment in self.segments.values() if segment.entries is None]
 
 
 def change_count(record: ManifestRecord) -> int:
-    """Returns how many pieces or segments a record changes; none if it is a snapshot."""
+    """Returns how many segments a record changes; none if it is a snapshot."""
     match record:
-        case PiecesAdded() | PiecesClosed():
-            return len(record.pieces)
-        case SegmentsDropped():
+        case SegmentCreated():
+            return 1
+        case SegmentsSealed():
             return len(record.segments)
+        case SegmentsDropped():
+            return len(record.names)
         case Snapshot():
             return 0
-
-
-def piece_at(pieces: Sequence[LedgerPiece], position: int) -> LedgerPiece | None:
-    """Returns the piece that holds a position; None if there is none."""
-    index = bisect_right(pieces, position, key=_BEGIN) - 1
-    return pieces[index] if index >= 0 else None
 
 
 def replay(records: Iterable[bytes], *, ledger: int) -> SegmentMap:
@@ -183,7 +172,7 @@ def encode_node(node: ShardNode) -> bytes:
 
 
 def decode_node(value: bytes, *, cluster: str, shard: str) -> ShardNode:
-    """Returns a node's content. Raises ConfigurationError if it is of another cluster or of a newer version."""
+    """Returns a node's content. Raises ConfigurationError if it is of another cluster or of another version."""
     try:
         version = msgspec.json.decode(value, type=_Version).format
     except msgspec.MsgspecError as error:
@@ -193,6 +182,11 @@ def decode_node(value: bytes, *, cluster: str, shard: str) -> ShardNode:
     if version > FORMAT:
         raise ConfigurationError(
             f"the manifest of shard {shard} has version {version}; this code reads version {FORMAT}: upgrade this node"
+        )
+    if version < FORMAT:
+        raise ConfigurationError(
+            f"the manifest of shard {shard} has version {version}, an earlier format, and this code reads version "
+            f"{FORMAT}: drain the cluster with the version that wrote it, and begin at an empty ZooKeeper path"
         )
     node = msgspec.json.decode(value, type=ShardNode)
     if (node.cluster, node.shard) != (cluster, shard):

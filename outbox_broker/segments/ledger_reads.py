@@ -1,36 +1,34 @@
-"""Reads entries and records of ledgers. Fences nothing, changes nothing."""
+"""Reads entries of ledgers, and the bytes of a segment that are in them. Fences nothing, changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterator
+from operator import itemgetter
+from typing import Final
 
-from outbox_broker.segments.ledger_manifest import LedgerPiece
-from outbox_broker.segments.ledger_records import entry_count, joined, records_of
+from outbox_broker.segments.ledger_records import FILLER, MARK_BYTES, records_of
 from outbox_broker.segments.ledgers import EntryMissing, LedgerDamaged, Ledgers
-from outbox_broker.segments.segment_store import Record, RecordDamaged
+from outbox_core.journal.block import Block, scan
 from outbox_core.journal.journal import SegmentDamaged
 
 REQUEST_ENTRIES_FIRST: Final = 16
 REQUEST_ENTRIES_MAX: Final = 256
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of a request for more than one entry. Several shards are taken over at a time, in one JVM with little memory."""
+_END: Final = itemgetter(0)
 
 
-class RecordPlace(NamedTuple):
-    """Where a record is, and its size."""
-
-    segment: str
-    position: int
-    size_bytes: int
-
-
-def read_entries(ledgers: Ledgers, ledger_id: int, *, count: int) -> Iterator[bytes]:
-    """Yields a ledger's first entries, with few requests and bounded memory. Raises LedgerFailed.
+def read_entries(ledgers: Ledgers, ledger_id: int, *, count: int, first: int = 0) -> Iterator[bytes]:
+    """Yields a ledger's entries from one on, up to `count` of the ledger, with few requests and bounded memory. Raises
+    LedgerFailed.
 
     Small entries may be followed by large ones, so what a request would return is asked for before it is made.
     """
-    first, read_bytes, size = 0, 0, REQUEST_ENTRIES_FIRST
+    size = REQUEST_ENTRIES_FIRST
+    read_bytes = ledgers.length_bytes(ledger_id, first - 1) if 0 < first < count - 1 else 0
     while first < count:
         size = min(size, count - first)
         if size > 1:
@@ -44,13 +42,13 @@ def read_entries(ledgers: Ledgers, ledger_id: int, *, count: int) -> Iterator[by
         first, read_bytes, size = first + size, read_bytes + size_bytes, next_size(size, size_bytes)
 
 
-def read_records(ledgers: Ledgers, ledger_id: int, *, count: int, begin: int, where: str) -> Iterator[Record]:
-    """Yields the whole records of a ledger's first entries, the first of which is at the position `begin`.
+def read_records(ledgers: Ledgers, ledger_id: int, *, count: int, where: str) -> Iterator[bytes]:
+    """Yields the whole records of a ledger's first entries.
 
     Raises SegmentDamaged, naming `where`, if an entry is lost; LedgerFailed.
     """
     try:
-        yield from records_of(read_entries(ledgers, ledger_id, count=count), begin=begin)
+        yield from records_of(read_entries(ledgers, ledger_id, count=count))
     except LedgerDamaged as error:
         raise SegmentDamaged(f"{where}: {error}") from error
 
@@ -60,41 +58,104 @@ def next_size(size: int, size_bytes: int) -> int:
     return max(1, min(2 * size, REQUEST_ENTRIES_MAX, size * REQUEST_BYTES_MAX // max(1, size_bytes)))
 
 
-def read_record(ledgers: Ledgers, piece: LedgerPiece | None, place: RecordPlace, *, end: int | None) -> bytes:
-    """Returns a record of a piece, which ends at `end` (None: where it ends is not known).
+class LedgerBytes:
+    """The bytes of a segment by position, which are in a ledger's entries without their marks. Thread-safe.
 
-    Raises RecordDamaged if there is no such record, LedgerFailed.
+    Where an entry ends is asked for by bisection, and remembered, as is what was read or written.
     """
-    segment, position, size_bytes = place
-    last = position + entry_count(size_bytes) - 1
-    entries: list[bytes] = []
-    if piece is not None and (end is None or last < end):
-        first, last = position - piece.begin, last - piece.begin
+
+    def __init__(self, ledgers: Ledgers, ledger_id: int, *, where: str) -> None:
+        """`where`: the segment's name."""
+        self._ledgers = ledgers
+        self._ledger_id = ledger_id
+        self._where = where
+        self._written: array[int] = array("Q")  # where each entry ends that this process wrote
+        self._guard = threading.Lock()
+        self._asked: list[tuple[int, int]] = []  # of others: (position of the end, number of the entry), sorted
+
+    def note_written(self, end: int) -> None:
+        """Remember where the next entry ends: of a ledger that this process writes, all of them."""
+        self._written.append(end)
+
+    def read(self, position: int, size_bytes: int, *, count: int) -> bytes:
+        """Returns bytes of the ledger's first `count` entries; fewer if these end before, or one is gone. Of an entry
+        that is lost, what a damaged copy has. Raises LedgerFailed.
+        """
+        number, start = self._entry_at(position, count=count)
+        parts: list[bytes] = []
+        end = position + size_bytes
+        while start < end and number < count:
+            try:
+                data = self._entry(number)
+            except EntryMissing:
+                break  # how long it was, no bookie knows
+            parts.append(data[max(0, position - start) : max(0, end - start)])
+            start += len(data)
+            self._note_asked(number, start)
+            number += 1
+        return b"".join(parts)
+
+    def blocks(self, *, first: int, count: int, wanted: Container[int] | None) -> Iterator[Block]:
+        """Yields the blocks in the ledger's first `count` entries, of a segment that begins at the offset `first`. What
+        is in a closed ledger is durable, and in an open one what is confirmed: nothing is a torn tail but parts of a
+        block whose last entry is missing.
+
+        Raises SegmentDamaged if an entry is gone, SegmentRefused, LedgerFailed.
+        """
+        position = 0
+        for data in records_of(self._entries(count)):
+            for block in scan(
+                data, first=first + position, proven=first + position + len(data), same_boot=True, wanted=wanted
+            ):
+                yield block._replace(position=position + block.position, end=position + block.end)
+            position += len(data)
+
+    def _entries(self, count: int) -> Iterator[bytes]:
+        number = 0
+        while number < count:
+            try:
+                for entry in read_entries(self._ledgers, self._ledger_id, count=count, first=number):
+                    yield entry
+                    number += 1
+            except LedgerDamaged:  # one of those that were asked for together
+                yield self._marked_entry(number)
+                number += 1
+            except EntryMissing as error:  # no bookie has it, though it was confirmed
+                raise SegmentDamaged(f"{self._where}: ledger {self._ledger_id} misses entries: {error}") from error
+
+    def _entry_at(self, position: int, *, count: int) -> tuple[int, int]:
+        """Returns the entry that holds a position, or one before it, and the position at which it begins."""
+        if len(self._written) >= count:
+            number = bisect_right(self._written, position)
+            return number, self._written[number - 1] if number else 0
+        while True:
+            with self._guard:
+                known = bisect_right(self._asked, position, key=_END)
+                start, before = self._asked[known - 1] if known else (0, -1)
+                behind = min(self._asked[known][1], count) if known < len(self._asked) else count
+            if behind - before <= 1:
+                return before + 1, start
+            middle = (before + behind) // 2
+            try:
+                length = self._ledgers.length_bytes(self._ledger_id, middle)
+            except (LedgerDamaged, EntryMissing):
+                return before + 1, start  # read one after the other, they tell their lengths
+            self._note_asked(middle, length - MARK_BYTES * (middle + 1))
+
+    def _note_asked(self, number: int, end: int) -> None:
+        if number >= len(self._written):
+            with self._guard:
+                at = bisect_left(self._asked, (end, number))
+                if self._asked[at : at + 1] != [(end, number)]:
+                    self._asked.insert(at, (end, number))
+
+    def _entry(self, number: int) -> bytes:
+        entry = self._marked_entry(number)
+        return b"" if entry[:MARK_BYTES] == FILLER else entry[MARK_BYTES:]
+
+    def _marked_entry(self, number: int) -> bytes:
         try:
-            entries = ledgers.read(piece.ledger, first, last)
-        except EntryMissing:
-            pass
+            [entry] = self._ledgers.read(self._ledger_id, number, number)
         except LedgerDamaged as damage:
-            found = b"".join(_parts(ledgers, piece.ledger, range(first, last + 1), damage))
-            raise RecordDamaged(f"{segment}: damaged record at {position}: {damage}", found=found) from damage
-    record = joined(entries)
-    if record is None or len(record) != size_bytes or not record:
-        raise RecordDamaged(
-            f"{segment}: damaged record at {position}", found=b"".join(entry[1:] for entry in entries)
-        )  # fmt: skip
-    return record
-
-
-def _parts(ledgers: Ledgers, ledger_id: int, entries: Sequence[int], damage: LedgerDamaged) -> Iterator[bytes]:
-    """Yields the parts of a record some of whose entries are lost, for which something stands that is not proven."""
-    if len(entries) == 1:
-        yield damage.found[1:]
-        return
-    for number in entries:
-        try:
-            [entry] = ledgers.read(ledger_id, number, number)
-        except EntryMissing:
-            return
-        except LedgerDamaged as error:
-            entry = error.found
-        yield entry[1:]
+            return damage.found
+        return entry

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from outbox_broker.segments import ledger_manifest
 from outbox_broker.segments.ledger_manifest import (
-    ClosedPiece,
     EpochStart,
-    PiecesClosed,
+    SealedSegment,
     SegmentMap,
+    SegmentsSealed,
     ShardNode,
     change_count,
 )
 from outbox_broker.segments.ledger_reads import read_records
 from outbox_broker.segments.ledger_records import entries_of
 from outbox_broker.segments.ledgers import LedgerFailed, LedgerMissing, Ledgers, LedgerWriter, Manifests
-from outbox_broker.segments.segment_store import WriterFenced
+from outbox_broker.segments.port import WriterFenced
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.journal import SegmentDamaged
@@ -163,8 +163,8 @@ def name_manifest(shard: Shard, node: ShardNode, manifest: ManifestWriter, *, ve
 def read_segments(shard: Shard, manifest_ledger: int, *, entries: int) -> SegmentMap:
     """Returns what a manifest ledger's first entries say. Raises SegmentDamaged, LedgerFailed."""
     where = f"shard {shard.name}: its manifest is damaged"
-    records = read_records(shard.ledgers, manifest_ledger, count=entries, begin=0, where=where)
-    return ledger_manifest.replay((one.payload for one in records), ledger=manifest_ledger)
+    records = read_records(shard.ledgers, manifest_ledger, count=entries, where=where)
+    return ledger_manifest.replay(records, ledger=manifest_ledger)
 
 
 def _fenced(shard: Shard, manifest_ledger: int) -> SegmentMap:
@@ -177,11 +177,13 @@ def _fenced(shard: Shard, manifest_ledger: int) -> SegmentMap:
             "belongs to, or restore the ledger"
         ) from error
     segments = read_segments(shard, manifest_ledger, entries=entries)
-    pieces = segments.open_pieces()
+    opened = segments.open_segments()
     try:
-        ends = shard.ledgers.recover([piece.ledger for _, piece in pieces])
+        counts = shard.ledgers.recover([segment.ledger for segment in opened])
     except LedgerMissing as error:
         raise SegmentDamaged(f"shard {shard.name}: a ledger that its manifest names is gone: {error}") from error
-    closed = [ClosedPiece(name, piece.ledger, count) for (name, piece), count in zip(pieces, ends, strict=True)]
-    segments.apply(PiecesClosed(closed))
+    sealed = [
+        SealedSegment(segment.name, segment.ledger, count) for segment, count in zip(opened, counts, strict=True)
+    ]  # fmt: skip
+    segments.apply(SegmentsSealed(sealed))
     return segments

@@ -6,15 +6,21 @@ then means that the view is outdated, and the caller makes another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from typing import Final
 
-from outbox_broker.segments.ledger_manifest import LedgerPiece, SegmentMap, piece_at
-from outbox_broker.segments.ledger_reads import RecordPlace, read_record, read_records
+from outbox_broker.segments.ledger import info_of
+from outbox_broker.segments.ledger_manifest import SegmentMap, StoredSegment
+from outbox_broker.segments.ledger_reads import LedgerBytes
 from outbox_broker.segments.ledger_records import ends_record
 from outbox_broker.segments.ledger_takeover import Shard, read_node, read_segments
 from outbox_broker.segments.ledgers import EntryMissing, Ledgers
-from outbox_broker.segments.segment_store import Record
+from outbox_broker.segments.port import SegmentInfo
 from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.block import Block
+
+_CONFIRMED_LAG_MAX: Final = 64
+"""Entries behind those that the bookies know to be confirmed, among which one may be that the log names."""
 
 
 class LedgerView:
@@ -24,6 +30,7 @@ class LedgerView:
         """Called by open() only."""
         self._ledgers = shard.ledgers
         self._segments = segments.segments
+        self._bytes: dict[str, LedgerBytes] = {}
 
     @classmethod
     def open(cls, shard: Shard) -> LedgerView | None:
@@ -39,33 +46,37 @@ class LedgerView:
         entries = max(shard.ledgers.confirmed(ledger), snapshot_entries(shard.ledgers, ledger))
         return cls(shard, read_segments(shard, ledger, entries=entries))
 
-    def list(self) -> Sequence[str]:
+    def list(self) -> Sequence[SegmentInfo]:
         """All segments, by name; see the port."""
-        return sorted(self._segments)
+        return [info_of(self._segments[name]) for name in sorted(self._segments)]
 
     def read(self, name: str, position: int, size_bytes: int) -> bytes:
-        """One record, which a confirmed record of the log names, so that it is confirmed; see the port."""
-        piece = piece_at(self._pieces(name), position)
-        end = None if piece is None else piece.end
-        return read_record(self._ledgers, piece, RecordPlace(name, position, size_bytes), end=end)
+        """Bytes that a confirmed record of the log names, so that they are confirmed; see the port."""
+        segment = self._known(name)
+        source = self._bytes.setdefault(name, LedgerBytes(self._ledgers, segment.ledger, where=name))
+        count = self._count(segment) + (_CONFIRMED_LAG_MAX if segment.entries is None else 0)
+        return source.read(position, size_bytes, count=count)
 
-    def scan(self, name: str) -> Iterator[Record]:
-        """Every whole record that is confirmed; see the port."""
-        pieces = self._pieces(name)
-        for number, piece in enumerate(pieces):
-            later = pieces[number + 1].begin if number + 1 < len(pieces) else None
-            count = piece.entries if piece.entries is not None else self._ledgers.confirmed(piece.ledger)
-            if later is not None:
-                count = min(count, later - piece.begin)
-            yield from read_records(self._ledgers, piece.ledger, count=count, begin=piece.begin, where=name)
-            if later is not None and piece.begin + count < later:
-                return  # what follows is not reached without a gap
+    def blocks(
+        self,
+        name: str,
+        *,
+        proven: int = 0,  # noqa: ARG002 - what is confirmed is durable
+        wanted: Container[int] | None = None,
+    ) -> Iterator[Block]:
+        """Every block that is confirmed; see the port."""
+        segment = self._known(name)
+        source = LedgerBytes(self._ledgers, segment.ledger, where=name)
+        return source.blocks(first=segment.first, count=self._count(segment), wanted=wanted)
 
-    def _pieces(self, name: str) -> Sequence[LedgerPiece]:
-        pieces = self._segments.get(name)
-        if pieces is None:
+    def _count(self, segment: StoredSegment) -> int:
+        return self._ledgers.confirmed(segment.ledger) if segment.entries is None else segment.entries
+
+    def _known(self, name: str) -> StoredSegment:
+        segment = self._segments.get(name)
+        if segment is None:
             raise StorageFailed(f"cannot read {name}: there is no such segment")
-        return pieces
+        return segment
 
 
 def snapshot_entries(ledgers: Ledgers, manifest_ledger: int) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_broker.segments.ledger_manifest import LedgerPiece, ManifestRecord
+from outbox_broker.segments.ledger_manifest import ManifestRecord, StoredSegment
 from outbox_broker.segments.ledger_takeover import (
     ManifestWriter,
     OwnedShard,
@@ -41,7 +41,7 @@ class ManifestLog:
     """One shard's manifest in one epoch. Thread-safe; its guard is innermost, but for those of the ledgers."""
 
     def __init__(self, shard: Shard, taken: OwnedShard, *, changes_max: int, retention_ms: int) -> None:
-        """`changes_max`: pieces named or closed in a manifest ledger, after which another begins with a snapshot."""
+        """`changes_max`: segments named or closed in a manifest ledger, after which another begins with a snapshot."""
         self.epoch = taken.node.node.epoch
         self._shard = shard
         self._map = taken.segments
@@ -54,19 +54,20 @@ class ManifestLog:
         self._snapshot_ms = shard.clock.monotonic_ms()
         self._has_dropped_old = False  # whether ledgers of earlier epochs were dropped since the snapshot
 
-    def segments(self) -> list[str]:
-        """Returns the names of all segments, sorted."""
+    def segments(self) -> list[StoredSegment]:
+        """Returns all segments, sorted by name."""
         with self._guard:
-            return sorted(self._map.segments)
+            return [self._map.segments[name] for name in sorted(self._map.segments)]
 
-    def pieces(self, name: str) -> Sequence[LedgerPiece] | None:
-        """Returns a segment's pieces; None if there is no such segment."""
+    def segment(self, name: str) -> StoredSegment | None:
+        """Returns a segment; None if there is none of this name."""
         with self._guard:
             return self._map.segments.get(name)
 
     def names(self, segment: str, ledger_id: int) -> bool:
-        """Returns whether a segment has a piece in a ledger."""
-        return any(piece.ledger == ledger_id for piece in self.pieces(segment) or ())
+        """Returns whether a segment is in a ledger."""
+        found = self.segment(segment)
+        return found is not None and found.ledger == ledger_id
 
     def known(self, names: Iterable[str]) -> list[str]:
         """Returns those names that are segments."""
@@ -81,8 +82,8 @@ class ManifestLog:
             self._roll()
             place = ManifestPlace(self._writer, self._writer.append(record))
             unnamed = self._map.apply(record)
-            self._has_dropped_old |= any(piece.epoch < self.epoch for piece in unnamed)
-            own = [piece.ledger for piece in unnamed if piece.epoch == self.epoch]
+            self._has_dropped_old |= any(segment.epoch < self.epoch for segment in unnamed)
+            own = [segment.ledger for segment in unnamed if segment.epoch == self.epoch]
             if own:
                 self._unnamed.append((place, own))
             return place

@@ -21,7 +21,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core import Broker
 from tests.broker_adapter.servers import serving
 from tests.outbox.shop import NO_SENDER, Payment, Shop
@@ -59,7 +59,7 @@ def _served(folder: Path, clock: AdvancingClock, stack: ExitStack) -> str:
 def _delay_service(folder: Path, clock: AdvancingClock, stack: ExitStack) -> Brokers:
     target = HttpBroker(_served(folder / "target", clock, stack))
     syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
-    segments = LocalSegmentStore.open(folder / "delay", storage=syncs)
+    segments = LocalSegments.open(folder / "delay", storage=syncs)
     stack.callback(segments.close)
     front = DelayProxy(DelayStore.open(segments), target, clock=clock, syncs=syncs)
     front.start()

@@ -65,7 +65,7 @@ def flush(engine: Engine, clock: ManualClock) -> None:
 
 def bucket_levels(folder: Path) -> set[str]:
     """The levels of the buckets that have a segment."""
-    return {path.name.partition("-")[0] for path in (folder / "schedule").glob("l[01]*.delay")}
+    return {path.name.partition("-")[0] for path in (folder / "schedule").glob("l[01]*.segment")}
 
 
 def test_a_message_goes_down_all_levels_over_restarts_and_is_delivered_on_its_millisecond(
@@ -194,7 +194,7 @@ def test_memory_and_files_do_not_grow_with_what_is_scheduled(
     assert engine.log_figures()["scheduled"] == 6_000
     assert sum(count for _, count in engine.publisher.scheduled(bucket="day")) == 6_000
     assert engine.context.schedule.figures()["buckets"] <= BUCKETS_MAX
-    assert len(list((folder / "schedule").glob("l*.delay"))) <= BUCKETS_MAX + 2
+    assert len(list((folder / "schedule").glob("l*.segment"))) <= BUCKETS_MAX + 2
 
 
 class HeldFlush(DiskStorage):

@@ -15,7 +15,7 @@ from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.messages.message import CancelStatus, Message
@@ -125,7 +125,7 @@ class Delay:
     def __init__(self, folder: Path, target: EmbeddedBroker, clock: ManualClock) -> None:
         reserve = Reserve(folder / "reserve", size_bytes=MIB)
         syncs = TimedStorage(DiskStorage(), clock_s=lambda: 0.0)
-        self._store = LocalSegmentStore.open(folder, storage=syncs, reserve=reserve)
+        self._store = LocalSegments.open(folder, storage=syncs, reserve=reserve)
         schedule = DelayStore.open(self._store, options=DelayOptions(memory_messages_max=500), reserve=reserve)
         reserve.take()
         self.front = DelayProxy(schedule, target, clock=clock, syncs=syncs, room=reserve)

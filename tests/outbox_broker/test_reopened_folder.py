@@ -147,7 +147,9 @@ def test_the_folder_has_each_kind_of_file_and_of_record(folder: Path) -> None:
         "Canceled", "Checkpoint", "Declared", "DeletedGroup", "DeletedTopic", "Died", "Extended", "Filed", "Fired",
         "Handed", "Opened", "Paused", "Redriven", "Requeued", "Settled", "Sought",
     }  # fmt: skip
-    assert {path.suffix for path in folder.rglob("*.*") if path.name != ".lock"} == {".log", ".index", ".delay"}
+    assert {path.suffix for path in folder.rglob("*.*") if path.name != ".lock"} == {
+        ".log", ".index", ".segment", ".proven",
+    }  # fmt: skip
 
 
 def test_each_message_is_there_for_a_new_group(engine: Engine) -> None:

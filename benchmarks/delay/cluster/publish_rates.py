@@ -47,9 +47,9 @@ from outbox_broker.delay_service.target_publisher import timed
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore
-from outbox_broker.segments.ledger_segments import LedgerSegmentStore
+from outbox_broker.segments.ledger import LedgerSegments
 from outbox_broker.segments.ledger_takeover import Shard
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core import Message
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import BrokerError
@@ -126,7 +126,7 @@ class Contest:
         manifests = ShardZnodes(self._zookeeper, address.root, request_ms_max=SESSION_MS)
 
         def open_shard(name: str) -> OpenedShard:
-            store = LedgerSegmentStore.open(
+            store = LedgerSegments.open(
                 Shard(cluster=config.cluster, name=name, ledgers=counted, manifests=manifests, clock=SystemClock())
             )
             return OpenedShard(store=store, epoch=store.epoch, close=store.close)
@@ -195,7 +195,7 @@ def _local_store(folder: Path) -> Iterator[Publish]:
     """A schedule as `outbox delay serve --data` has it."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="local-") as name:
         syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
-        store = LocalSegmentStore.open(Path(name), storage=syncs)
+        store = LocalSegments.open(Path(name), storage=syncs)
         proxy = DelayProxy(DelayStore.open(store), AcceptingBroker(), clock=SystemClock(), syncs=syncs)
         proxy.start()
         try:

@@ -1,1 +1,1 @@
-"""Apache BookKeeper and ZooKeeper behind the ports of the segment store on ledgers."""
+"""Apache BookKeeper and ZooKeeper behind the ports of segments on ledgers."""

@@ -14,7 +14,7 @@ from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.cluster.bookkeeper.zookeeper_login import set_zookeeper_login
 from outbox_broker.cluster.shard_host import OpenedShard
-from outbox_broker.segments.ledger_segments import LedgerSegmentStore
+from outbox_broker.segments.ledger import LedgerSegments
 from outbox_broker.segments.ledger_sweep import LedgerSweeper
 from outbox_broker.segments.ledger_takeover import Shard
 from outbox_broker.segments.ledger_view import LedgerView
@@ -60,7 +60,7 @@ class LedgerShards:
 
     def open(self, shard: str) -> OpenedShard:
         """Take a shard over, fencing all earlier writers. Raises StorageFailed, which is tried again."""
-        store = LedgerSegmentStore.open(self._shard(shard))
+        store = LedgerSegments.open(self._shard(shard))
         return OpenedShard(store=store, epoch=store.epoch, close=store.close)
 
     def view(self, shard: str) -> LedgerView | None:

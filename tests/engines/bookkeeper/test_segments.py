@@ -1,4 +1,4 @@
-"""The segment store on real bookies: its conformance, fenced writers, takeovers, lost bookies, and large records."""
+"""Segments on real bookies: their conformance, fenced owners, takeovers, lost bookies, and large blocks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,19 +17,20 @@ from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
 from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
 from outbox_broker.cluster.bookkeeper.shard_znodes import ShardZnodes
 from outbox_broker.schedule.delay_store import DelayStore
+from outbox_broker.segments.ledger import LedgerOptions, LedgerSegments
 from outbox_broker.segments.ledger_reads import read_entries
 from outbox_broker.segments.ledger_records import CHUNK_BYTES_MAX
-from outbox_broker.segments.ledger_segments import LedgerSegmentStore, LedgerStoreOptions
 from outbox_broker.segments.ledger_sweep import LedgerSweeper
 from outbox_broker.segments.ledger_takeover import Shard
 from outbox_broker.segments.ledgers import EntryMissing, LedgerFailed, LedgerFenced, LedgerMissing
-from outbox_broker.segments.segment_store import WriterFenced
+from outbox_broker.segments.port import WriterFenced
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.engines.bookkeeper.ledger_creation import wait_until_ledgers_can_be_made
 from tests.outbox_broker.delay.conftest import NOW_MS, drain, put, timed
-from tests.outbox_broker.delay.test_segment_store import *  # noqa: F403 - the conformance of all segment stores
+from tests.outbox_broker.segments.test_conformance import *  # noqa: F403 - what segments on every medium do
+from tests.outbox_broker.segments.written_log import WrittenSegment, payloads, read_all
 
 DAY_MS = 24 * 3_600_000
 _roots = itertools.count(1)
@@ -48,27 +49,35 @@ def shard(cluster: BookKeeperCluster, ledgers: JavaLedgers, zookeeper: Any, cloc
     return Shard(cluster=root, name="1-0007", ledgers=ledgers, manifests=manifests, clock=clock)
 
 
+class Bookies:
+    """The bookies as the medium of a shard's segments."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._opened: list[LedgerSegments] = []
+
+    def open(self) -> LedgerSegments:
+        self._opened.append(LedgerSegments.open(self._shard))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        for segments in self._opened:
+            segments.close()
+
+
 @pytest.fixture
-def open_store(shard: Shard) -> Iterator[Callable[[], Any]]:
-    """Take the test's shard over."""
-    with ExitStack() as stack:
-
-        def opened() -> LedgerSegmentStore:
-            store = LedgerSegmentStore.open(shard)
-            stack.callback(store.close)
-            return store
-
-        yield opened
+def medium(shard: Shard) -> Iterator[Bookies]:
+    """Opened, it takes the test's shard over."""
+    with closing(Bookies(shard)) as bookies:
+        yield bookies
 
 
-def payloads_of(store: LedgerSegmentStore, name: str) -> list[bytes]:
-    return [one.payload for one in store.scan(name)]
-
-
-def append_synced(store: LedgerSegmentStore, name: str, *records: bytes, position: int = 0) -> int:
-    *_, end = store.append(name, records, position=position)
-    store.sync([name])
-    return end
+def committed(segments: LedgerSegments, name: str, *blocks: bytes) -> WrittenSegment:
+    """A segment with blocks, each of which is an entry."""
+    written = WrittenSegment.create(segments, name)
+    for one in blocks:
+        written.append_committed(one)
+    return written
 
 
 def restore(cluster: BookKeeperCluster, ledgers: JavaLedgers) -> None:
@@ -77,42 +86,19 @@ def restore(cluster: BookKeeperCluster, ledgers: JavaLedgers) -> None:
     wait_until_ledgers_can_be_made(ledgers)
 
 
-def test_a_fenced_writer_learns_of_its_successor_by_any_write(open_store: Callable[[], Any]) -> None:
-    writer = open_store()
-    end = append_synced(writer, "a", b"1")
-    successor = open_store()
+def test_a_takeover_of_many_open_ledgers_fences_all_of_them(medium: Bookies) -> None:
+    segments = medium.open()
+    written = [WrittenSegment.create(segments, f"s-{number}") for number in range(64)]
+    for number, one in enumerate(written):
+        one.append(b"%d" % number, b"x" * 2_000, b"end")
+    for one in written:
+        one.commit()
 
+    successor = medium.open()
+
+    assert all(payloads(successor, f"s-{n}") == [b"%d" % n, b"x" * 2_000, b"end"] for n in range(64))
     with pytest.raises(WriterFenced):
-        append_synced(writer, "a", b"2", position=end)
-    with pytest.raises(WriterFenced):
-        writer.sync(["a"])
-    assert payloads_of(successor, "a") == [b"1"]
-
-
-def test_a_takeover_of_many_open_ledgers_fences_all_of_them(open_store: Callable[[], Any]) -> None:
-    writer = open_store()
-    for number in range(64):
-        writer.append(f"s-{number}", [b"%d" % number, b"x" * 2_000, b"end"], position=0)
-    writer.sync([f"s-{number}" for number in range(64)])
-
-    successor = open_store()
-
-    assert all(payloads_of(successor, f"s-{n}") == [b"%d" % n, b"x" * 2_000, b"end"] for n in range(64))
-    with pytest.raises(WriterFenced):
-        append_synced(writer, "s-63", b"late", position=4)
-
-
-def test_a_record_above_four_mebibytes_is_read_whole_after_a_takeover(open_store: Callable[[], Any]) -> None:
-    large = os.urandom(2 * CHUNK_BYTES_MAX + 12_345)
-    store = open_store()
-    first, _, end = store.append("a", [large, b"small"], position=0)
-    store.sync(["a"])
-
-    successor = open_store()
-
-    assert successor.read("a", first, len(large)) == large
-    assert payloads_of(successor, "a") == [large, b"small"]
-    assert end == 4
+        written[-1].append_committed(b"late")
 
 
 def test_entries_with_more_bytes_than_the_jvm_has_are_read_though_small_ones_are_before_them(
@@ -132,57 +118,52 @@ def test_entries_with_more_bytes_than_the_jvm_has_are_read_though_small_ones_are
 
 
 def test_writes_go_on_while_one_bookie_is_dead_and_what_was_confirmed_outlives_all(
-    cluster: BookKeeperCluster, ledgers: JavaLedgers, open_store: Callable[[], Any]
+    cluster: BookKeeperCluster, ledgers: JavaLedgers, medium: Bookies
 ) -> None:
-    store = open_store()
-    end = append_synced(store, "a", b"1")
+    written = committed(medium.open(), "a", b"1")
     first, *others = cluster.bookie_ids
     cluster.kill9(first)
 
-    end = append_synced(store, "a", b"2", position=end)
+    written.append_committed(b"2")
     for bookie in others:
         cluster.kill9(bookie)
     restore(cluster, ledgers)
-    successor = open_store()
+    successor = medium.open()
 
-    assert payloads_of(successor, "a") == [b"1", b"2"]
-    append_synced(successor, "a", b"3", position=end)
-    assert payloads_of(successor, "a") == [b"1", b"2", b"3"]
+    assert payloads(successor) == [b"1", b"2"]
+    assert read_all(successor, written.places) == [b"1", b"2"]
+    committed(successor, "b", b"3")
+    assert payloads(successor, "b") == [b"3"]
 
 
 def test_with_too_few_bookies_nothing_is_confirmed_and_the_shard_opens_again_when_they_are_back(
-    cluster: BookKeeperCluster, ledgers: JavaLedgers, open_store: Callable[[], Any]
+    cluster: BookKeeperCluster, ledgers: JavaLedgers, medium: Bookies
 ) -> None:
-    store = open_store()
-    end = append_synced(store, "a", b"confirmed")
+    segments = medium.open()
+    written = committed(segments, "a", b"confirmed")
     for bookie in cluster.bookie_ids[:2]:
         cluster.kill9(bookie)
 
     with pytest.raises(StorageFailed):
-        append_synced(store, "a", b"in doubt", position=end)
+        written.append_committed(b"in doubt")
     with pytest.raises(StorageFailed):
-        store.sync(())
+        segments.check()
     restore(cluster, ledgers)
-    successor = open_store()
+    successor = medium.open()
 
-    assert successor.epoch == store.epoch + 1
-    assert payloads_of(successor, "a")[0] == b"confirmed"
+    assert successor.epoch == segments.epoch + 1
+    assert payloads(successor)[0] == b"confirmed"
 
 
 def test_deleted_ledgers_stay_fenced_for_a_day_though_their_bookies_restart(
-    cluster: BookKeeperCluster,
-    ledgers: JavaLedgers,
-    shard: Shard,
-    clock: ManualClock,
-    open_store: Callable[[], Any],
+    cluster: BookKeeperCluster, ledgers: JavaLedgers, shard: Shard, clock: ManualClock, medium: Bookies
 ) -> None:
     sweeper = LedgerSweeper(
         cluster=shard.cluster, ledgers=shard.ledgers, manifests=shard.manifests, clock=clock,
-        retention_ms=LedgerStoreOptions().retention_ms,
+        retention_ms=LedgerOptions().retention_ms,
     )  # fmt: skip
-    paused = open_store()
-    end = append_synced(paused, "log-1", b"record")
-    successor = open_store()
+    paused = committed(medium.open(), "log-1", b"record")
+    successor = medium.open()
     successor.delete(["log-1"])
     assert sweeper.sweep().deleted == []
     for bookie in cluster.bookie_ids:
@@ -190,18 +171,18 @@ def test_deleted_ledgers_stay_fenced_for_a_day_though_their_bookies_restart(
     restore(cluster, ledgers)
 
     with pytest.raises(WriterFenced):
-        append_synced(paused, "log-1", b"late", position=end)
+        paused.append_committed(b"late")
     clock.advance(DAY_MS)
-    final = open_store()
+    final = medium.open()
     assert len(sweeper.sweep().deleted) >= 2
     assert list(final.list()) == []
 
 
-def test_a_schedule_moves_from_owner_to_owner(open_store: Callable[[], Any]) -> None:
-    owner = DelayStore.open(open_store())
+def test_a_schedule_moves_from_owner_to_owner(medium: Bookies) -> None:
+    owner = DelayStore.open(medium.open())
     put(owner, NOW_MS, *(timed(f"m{number}", NOW_MS + number) for number in range(50)))
     owner.cancel(["m7"], now_ms=NOW_MS)
-    deposed, owner = owner, DelayStore.open(open_store())
+    deposed, owner = owner, DelayStore.open(medium.open())
 
     with pytest.raises(WriterFenced):
         deposed.due(NOW_MS + 100)
@@ -288,10 +269,10 @@ def test_java_keeps_nothing_of_threads_that_ended(runtime: JavaRuntime) -> None:
 
 
 def test_a_zookeeper_path_of_another_cluster_is_refused(shard: Shard) -> None:
-    LedgerSegmentStore.open(shard).close()
+    LedgerSegments.open(shard).close()
     other = Shard(
         cluster="/outbox/others", name=shard.name, ledgers=shard.ledgers, manifests=shard.manifests, clock=shard.clock
     )  # fmt: skip
 
     with pytest.raises(ConfigurationError, match="own ZooKeeper path"):
-        LedgerSegmentStore.open(other)
+        LedgerSegments.open(other)

@@ -17,7 +17,7 @@ from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard, ShardHost
 from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import SystemClock
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
 from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress
@@ -114,7 +114,7 @@ class InProcessNode:
         failure = self.open_failure(shard)
         if failure is not None:
             raise failure
-        store = LocalSegmentStore.open(self._cluster.folder / shard)
+        store = LocalSegments.open(self._cluster.folder / shard)
         self.opened.append((shard, store.epoch))
         return OpenedShard(store=store, epoch=store.epoch, close=store.close)
 

@@ -17,7 +17,7 @@ from outbox_broker.delay_service.cluster_shard import ClusterShard
 from outbox_broker.delay_service.node_totals import NodeTotals
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import SystemClock
 from outbox_core.messages.message import Message
 from tests.outbox_broker.polling import until
@@ -35,7 +35,7 @@ class Node:
 
     def open(self) -> ClusterShard:
         """Open the shard, which delivers from then on."""
-        store = LocalSegmentStore.open(self._folder)
+        store = LocalSegments.open(self._folder)
         lease = OwnershipLease(session_timeout_ms=3_600_000)
         lease.extend(lease.now_ms())
         return ClusterShard.start(

@@ -18,7 +18,7 @@ from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMe
 from outbox_broker.schedule.schedule_log import ScheduleLog
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import id_hashes
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import Clock, ManualClock
 from outbox_core.messages.publish_guard import PublishTarget
 
@@ -52,7 +52,7 @@ class Opened:
         if options or self.segments is None:
             self.options = DelayOptions(**{**self.defaults, **options})
         if self._opener is None:
-            self.segments = LocalSegmentStore.open(self.folder, storage=storage or self._storage)
+            self.segments = LocalSegments.open(self.folder, storage=storage or self._storage)
         else:
             self.segments = self._opener()
         self.schedule = DelayStore.open(self.segments, options=self.options)
@@ -149,7 +149,7 @@ def recorded(opened: Opened) -> ScheduleState:
 def rewrite(opened: Opened, state: ScheduleState) -> None:
     """As a kill, and another state in the log, as another version would have written it."""
     opened.drop()
-    segments = LocalSegmentStore.open(opened.folder)
+    segments = LocalSegments.open(opened.folder)
     log = ScheduleLog(segments)
     assert list(log.recover())
     log.begin_anew(state.checkpoint())

@@ -31,16 +31,17 @@ class KillingDisk(DiskStorage):
         self._at = at
         self._way = way
         self._open: dict[int, _Known] = {}
-        self._known: dict[Path, _Known] = {}
+        self._known: dict[int, _Known] = {}  # by inode, which a renamed file keeps
         self._removed: dict[Path, bytes] = {}
 
     def create(self, path: Path) -> int:
         self._count()
         is_new = not path.exists()
         descriptor = super().create(path)
-        if path not in self._known:
-            self._known[path] = _Known(path, path.read_bytes(), in_folder=not is_new)
-        self._open[descriptor] = self._known[path]
+        inode = os.fstat(descriptor).st_ino
+        if is_new or inode not in self._known:
+            self._known[inode] = _Known(path, path.read_bytes(), in_folder=not is_new)
+        self._open[descriptor] = self._known[inode]
         return descriptor
 
     def write(self, descriptor: int, data: bytes, *, position: int) -> None:
@@ -66,7 +67,7 @@ class KillingDisk(DiskStorage):
         self._count()
         if path.exists():
             self._removed[path] = path.read_bytes()
-            self._known.pop(path, None)
+            self._known.pop(path.stat().st_ino, None)
         super().remove(path)
 
     def _count(self, half: tuple[int, bytes, int] | None = None) -> None:
@@ -82,10 +83,12 @@ class KillingDisk(DiskStorage):
         raise Killed
 
     def _cut_power(self) -> None:
-        for known in self._known.values():
-            if known.path.exists():
-                known.path.write_bytes(known.synced)
-                if not known.in_folder:
-                    known.path.unlink()
+        for folder in {known.path.parent for known in self._known.values()}:
+            for path in folder.iterdir():
+                known = self._known.get(path.stat().st_ino)
+                if known is not None:
+                    path.write_bytes(known.synced)
+                    if not known.in_folder and path == known.path:
+                        path.unlink()
         for path, data in self._removed.items():
             path.write_bytes(data)

@@ -1,10 +1,10 @@
-"""Opens segment stores on ledgers in memory, for tests."""
+"""Opens segments on ledgers in memory, for tests."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from outbox_broker.segments.ledger_segments import LedgerSegmentStore, LedgerStoreOptions
+from outbox_broker.segments.ledger import LedgerOptions, LedgerSegments
 from outbox_broker.segments.ledger_sweep import LedgerSweeper
 from outbox_broker.segments.ledger_takeover import Shard
 from outbox_core.common.clock import ManualClock
@@ -14,7 +14,7 @@ SHARD = "1-0007"
 
 
 class LedgerCluster:
-    """Ledgers, nodes and a clock that outlive the stores opened on them."""
+    """Ledgers, nodes and a clock that outlive the owners of the segments on them."""
 
     def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
         self.ledgers = MemoryLedgers(seed, faults)
@@ -27,11 +27,11 @@ class LedgerCluster:
             cluster=cluster, name=name, ledgers=self.ledgers, manifests=self.manifests, clock=self.clock
         )  # fmt: skip
 
-    def open(self, **options: Any) -> LedgerSegmentStore:
+    def open(self, **options: Any) -> LedgerSegments:
         """Take the shard over."""
-        return LedgerSegmentStore.open(self.shard(), options=LedgerStoreOptions(**options))
+        return LedgerSegments.open(self.shard(), options=LedgerOptions(**options))
 
-    def sweeper(self, *, retention_ms: int = LedgerStoreOptions().retention_ms) -> LedgerSweeper:
+    def sweeper(self, *, retention_ms: int = LedgerOptions().retention_ms) -> LedgerSweeper:
         """A sweeper of the cluster."""
         return LedgerSweeper(
             cluster="trips", ledgers=self.ledgers, manifests=self.manifests, clock=self.clock,

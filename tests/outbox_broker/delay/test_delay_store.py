@@ -10,8 +10,8 @@ import pytest
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.levels import BUCKETS_MAX
 from outbox_broker.schedule.sorted_run import TimedMessage
-from outbox_broker.segments.local_segments import HEADER_BYTES
 from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.block import SEGMENT_HEAD_BYTES
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX
 from outbox_core.runtime.logs import event_name
@@ -105,7 +105,7 @@ def test_segments_behind_are_deleted(opened: Opened) -> None:
     flush(schedule, NOW_MS + 21 * DAY_MS)
     settle(schedule, NOW_MS + 21 * DAY_MS)
 
-    assert [path.name[:3] for path in opened.folder.glob("l*-*.delay")] == ["log"]
+    assert [path.name[:3] for path in opened.folder.glob("l*-*.segment")] == ["log"]
 
 
 def test_a_schedule_over_two_years_is_at_most_286_buckets_however_many_messages(opened: Opened) -> None:
@@ -507,7 +507,7 @@ def test_a_log_is_flushed_once_its_records_reach_its_limit_whatever_a_store_adds
 # -- trouble -------------------------------------------------------------------------------------------------------
 
 
-def test_a_schedule_opens_on_a_full_disk_and_begins_its_log_anew_when_there_is_room(opened: Opened) -> None:
+def test_a_schedule_opens_on_a_full_disk_and_proves_its_log_when_there_is_room(opened: Opened) -> None:
     put(opened.open(), NOW_MS, timed("a", NOW_MS))
     disk = FailingStorage()
     disk.room_bytes = 10
@@ -519,7 +519,7 @@ def test_a_schedule_opens_on_a_full_disk_and_begins_its_log_anew_when_there_is_r
     assert drain(schedule, NOW_MS) == ["a"]
     put(opened.open(), NOW_MS, timed("b", NOW_MS))
     assert drain(opened.open(), NOW_MS) == ["b"]
-    assert len(list(opened.folder.glob("log-*"))) == 1
+    assert len(list(opened.folder.glob("log-*.segment"))) == 1
 
 
 def test_a_full_disk_refuses_what_comes_keeps_what_is_and_goes_on_when_there_is_room(opened: Opened) -> None:
@@ -604,7 +604,7 @@ def test_a_flipped_bit_costs_its_message_alone_and_is_said_and_everything_else_f
         figures = one.figures()
         assert (figures["quarantined_runs"], figures["quarantined_messages"], figures["scheduled"]) == (1, 1, 0)
     [told] = [one for one in caplog.records if event_name(one) == "run_quarantined"]
-    assert (vars(told)["messages"], f"{vars(told)['segment']}.delay") == (1, damaged.name)
+    assert (vars(told)["messages"], f"{vars(told)['segment']}.segment") == (1, damaged.name)
     schedule = opened.open()
     settle(schedule, NOW_MS + 9 * DAY_MS)
     assert damaged.exists(), "it is kept for whoever can mend it"
@@ -637,7 +637,7 @@ def test_a_flipped_bit_in_what_a_run_has_twice_costs_nothing(opened: Opened, rec
     one = bucket.runs[run]
     position = (one.position, one.spare_position)[record]
     opened.drop()
-    flip_at(opened.folder / f"{bucket.segment}.delay", HEADER_BYTES + position + 20)
+    flip_at(opened.folder / f"{one.segment}.segment", SEGMENT_HEAD_BYTES + position + 20)
 
     schedule = opened.open()
 
@@ -651,7 +651,7 @@ def test_a_run_of_which_nothing_can_be_proven_is_set_aside_whole(opened: Opened)
     [bucket] = [one for one in state.buckets.values() if one.id.start_ms <= NOW_MS + 2 * DAY_MS < one.id.end_ms]
     [run] = bucket.runs.values()
     path = flipped(opened.folder, needle=b"payload of d2-1")
-    flip_at(path, HEADER_BYTES + run.spare_position + 20)
+    flip_at(path, SEGMENT_HEAD_BYTES + run.spare_position + 20)
     opened.drop()
     schedule = opened.open()
 
@@ -722,7 +722,7 @@ def test_a_damaged_log_is_refused_naming_the_file(opened: Opened) -> None:
 def test_a_log_torn_at_any_byte_of_its_last_record_loses_only_that(opened: Opened) -> None:
     schedule = opened.open()
     put(schedule, NOW_MS, timed("a", NOW_MS))
-    [log] = opened.folder.glob("log-*")
+    [log] = opened.folder.glob("log-*.segment")
     end = log.stat().st_size
     put(schedule, NOW_MS, timed("b", NOW_MS))
     opened.drop()
@@ -773,7 +773,7 @@ def test_a_minute_of_many_messages_is_handed_out_without_holding_them_all(opened
 
 def flipped(folder: Path, *, needle: bytes) -> Path:
     """Flip a bit in the file that holds this."""
-    [path] = [one for one in folder.glob("*.delay") if needle in one.read_bytes()]
+    [path] = [one for one in folder.glob("*.segment") if needle in one.read_bytes()]
     flip_at(path, path.read_bytes().index(needle))
     return path
 

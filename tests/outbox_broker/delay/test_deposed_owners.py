@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMessage
-from outbox_broker.segments.segment_store import WriterFenced
+from outbox_broker.segments.port import WriterFenced
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, SECOND_MS, Opened, timed
 from tests.outbox_broker.delay.ledger_stores import LedgerCluster
@@ -17,7 +17,9 @@ from tests.outbox_broker.delay.memory_ledgers import Faults
 HISTORIES = 300
 FAST_HISTORIES = 40
 CALLS = 60
-OPTIONS = DelayOptions(memory_messages_max=9, batch_messages_max=3, hand_outs_max=2, log_bytes_max=4_000)
+OPTIONS = DelayOptions(
+    memory_messages_max=9, batch_messages_max=3, hand_outs_max=2, log_bytes_max=4_000, bucket_writers_max=4
+)
 AHEAD_MS = (0, 5 * SECOND_MS, MINUTE_MS, 2 * HOUR_MS, 3 * DAY_MS, 30 * DAY_MS, 400 * DAY_MS)
 PASSING_MS = (SECOND_MS, HOUR_MS, DAY_MS, 20 * DAY_MS)
 FAULTS = Faults(lost=0.01, unknown_outcome=0.05, create_fails=0.01, disguised_fence=0.1)
@@ -53,7 +55,7 @@ class Owners:
     def open(self) -> None:
         while True:
             try:
-                store = self.cluster.open(open_ledgers_max=4, manifest_changes_max=12)
+                store = self.cluster.open(manifest_changes_max=12)
                 self.opened.append(DelayStore.open(store, options=OPTIONS))
             except StorageFailed:
                 continue

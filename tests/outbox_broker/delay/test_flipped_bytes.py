@@ -12,7 +12,7 @@ import pytest
 
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.schedule.schedule_log import ScheduleLog
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.errors import OutboxError, StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, Opened, flush, put, settle, timed
 
@@ -66,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
         settle(schedule, NOW_MS + MINUTE_MS)
         assert opened.segments is not None
         assert len(list(ScheduleLog(opened.segments).recover())) == 1, "more than a checkpoint"
-        assert len(list(opened.folder.glob("log-*"))) == 1
+        assert len(list(opened.folder.glob("log-*.segment"))) == 1
     opened.drop()
     return opened.folder, truth
 
@@ -94,9 +94,9 @@ def test_a_flipped_byte_is_survived_or_refused_and_loses_or_invents_nothing_sile
 
 
 def _exercise(folder: Path, damaged: str, truth: Truth, caplog: pytest.LogCaptureFixture, *, newest: int) -> None:
-    segment = damaged.removesuffix(".delay")
+    segment = damaged.removesuffix(".segment")
     try:
-        store = LocalSegmentStore.open(folder)
+        store = LocalSegments.open(folder)
     except OutboxError as error:
         assert segment in str(error)  # noqa: PT017 - either is right
         return

@@ -113,7 +113,7 @@ def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
     for number in range(10):
         put_flush(schedule, number)
     opened.drop()
-    path = opened.folder / "ids-000000000003.delay"
+    path = opened.folder / "ids-000000000003.segment"
     damage(path, place)
     caplog.set_level(logging.WARNING)
 
@@ -122,7 +122,7 @@ def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
 
     said = [event_name(one) for one in caplog.records]
     assert said.count("id_index_damaged") == said.count("id_index_rebuilt") == (place != "header")
-    assert said.count("segment_header_rewritten") == (place in {"header", "all"})
+    assert said.count("segment_head_damaged") == (place in {"header", "all"})
     ids = [one for number in range(10) for one in ids_of(number)]
     assert all(schedule.find(one) for one in ids)
     assert schedule.cancel(ids[20:40], now_ms=NOW_MS) == ["canceled"] * 20
@@ -142,7 +142,7 @@ def test_while_a_piece_is_damaged_a_cancel_is_refused_rather_than_answered_wrong
     put_flush(schedule, 1)
     put_flush(schedule, 2)
     opened.drop()
-    damage(opened.folder / "ids-000000000001.delay", "block")
+    damage(opened.folder / "ids-000000000001.segment", "block")
     schedule = opened.open()
     [wanted, other] = [ids_of(number)[0] for number in (1, 2)]
 
@@ -163,7 +163,7 @@ def test_ids_whose_newest_piece_is_damaged_are_known_to_be_repeats_while_they_wa
     for number in range(4):
         put_flush(schedule, number)
     opened.drop()
-    damage(opened.folder / "ids-000000000004.delay", "block")
+    damage(opened.folder / "ids-000000000004.segment", "block")
 
     schedule = opened.open()
 
@@ -173,7 +173,7 @@ def test_ids_whose_newest_piece_is_damaged_are_known_to_be_repeats_while_they_wa
 def damage(path: Path, place: str) -> None:
     """Flip a bit of a piece of the id index, or all of them."""
     data = bytearray(path.read_bytes())
-    places = {"block": [24 + 16 + 5], "fences": [-3 - 16], "header": [9], "all": range(len(data))}[place]
+    places = {"block": [40 + 44 + 16 + 5], "fences": [-3], "header": [9], "all": range(len(data))}[place]
     for at in places:
         data[at] ^= 1
     path.write_bytes(data)

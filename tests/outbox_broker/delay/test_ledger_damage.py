@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from outbox_broker.schedule.delay_store import DelayStore
+from outbox_broker.segments.ledger import LedgerSegments
 from outbox_broker.segments.ledger_records import CHUNK_BYTES_MAX
-from outbox_broker.segments.ledger_segments import LedgerSegmentStore
 from outbox_broker.segments.ledger_view import LedgerView
-from outbox_broker.segments.segment_store import RecordDamaged
+from outbox_broker.segments.port import RecordDamaged, read_record
+from outbox_core.journal.block import BLOCK_HEAD_BYTES, FRAME_HEAD_BYTES
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, drain, flush, put, settle, timed
 from tests.outbox_broker.delay.ledger_stores import LedgerCluster
+from tests.outbox_broker.segments.written_log import WrittenSegment, payloads
 
 
 @pytest.fixture
@@ -29,12 +31,14 @@ def ledger_of(cluster: LedgerCluster, segment: str) -> int:
     return ledger
 
 
-def with_segment(cluster: LedgerCluster, *records: bytes) -> tuple[LedgerSegmentStore, list[int]]:
-    store = cluster.open()
-    positions = store.append("a", records, position=0)
-    store.sync(["a"])
-    store.seal("a")
-    return store, positions
+def with_segment(cluster: LedgerCluster, *payloads_: bytes) -> tuple[LedgerSegments, WrittenSegment]:
+    """A sealed segment, of which each payload has an entry."""
+    segments = cluster.open()
+    written = WrittenSegment.create(segments)
+    for payload in payloads_:
+        written.append_committed(payload)
+    written.writer.seal()
+    return segments, written
 
 
 def damage_bucket(cluster: LedgerCluster, needle: bytes) -> None:
@@ -59,40 +63,53 @@ def with_days(cluster: LedgerCluster) -> None:
     settle(schedule, NOW_MS)
 
 
-def test_a_lost_entry_is_damage_of_its_record_alone_with_what_is_left_of_it(cluster: LedgerCluster) -> None:
-    store, [first, second, _] = with_segment(cluster, b"first", b"second")
-    cluster.ledgers.damage(ledger_of(cluster, "a"), first)
+def test_a_lost_entry_is_damage_of_its_frame_alone_with_what_is_left_of_it(cluster: LedgerCluster) -> None:
+    segments, written = with_segment(cluster, b"first", b"second")
+    cluster.ledgers.damage(ledger_of(cluster, "a"), 0)
+    first, second = written.places
 
-    with pytest.raises(RecordDamaged, match="a: damaged record at 0: entry 0 of ledger") as raised:
-        store.read("a", first, 5)
+    with pytest.raises(RecordDamaged, match=f"a: damaged record at {first.position}") as raised:
+        read_record(segments, first)
 
     assert raised.value.found == b"firsu"
-    assert store.read("a", second, 6) == b"second"
+    assert read_record(segments, second) == b"second"
 
 
-def test_of_a_record_of_several_entries_all_but_the_lost_one_is_found(cluster: LedgerCluster) -> None:
-    record = bytes(range(256)) * (2 * CHUNK_BYTES_MAX // 256) + b"tail"
-    store, [first, *_] = with_segment(cluster, record)
+def test_of_a_frame_of_several_entries_all_but_the_lost_one_is_found(cluster: LedgerCluster) -> None:
+    payload = bytes(range(256)) * (2 * CHUNK_BYTES_MAX // 256) + b"tail"
+    segments, written = with_segment(cluster, payload)
     cluster.ledgers.damage(ledger_of(cluster, "a"), 1)
 
     with pytest.raises(RecordDamaged) as raised:
-        store.read("a", first, len(record))
+        read_record(segments, written.places[0])
 
-    changed = bytearray(record)
-    changed[2 * CHUNK_BYTES_MAX - 1] ^= 1
+    changed = bytearray(payload)
+    changed[2 * CHUNK_BYTES_MAX - 1 - BLOCK_HEAD_BYTES - FRAME_HEAD_BYTES] ^= 1
     assert raised.value.found == bytes(changed)
 
 
-def test_a_scan_ends_at_a_lost_entry_with_an_error_that_names_it(cluster: LedgerCluster) -> None:
-    store, _ = with_segment(cluster, *(b"%d" % number for number in range(100)))
+def test_a_lost_entry_costs_its_frames_and_the_blocks_around_it_are_whole(cluster: LedgerCluster) -> None:
+    segments, _ = with_segment(cluster, *(b"%d" % number for number in range(100)))
     cluster.ledgers.damage(ledger_of(cluster, "a"), 50)
     cluster.ledgers.say_confirmed()
     view = LedgerView.open(cluster.shard())
     assert view is not None
 
-    for reader in (store, view):
-        with pytest.raises(SegmentDamaged, match="a: entry 50 of ledger"):
-            list(reader.scan("a"))
+    for reader in (segments, view):
+        found = list(reader.blocks("a"))
+        assert [one.damaged for one in found] == [int(number == 50) for number in range(100)]
+        assert payloads(reader) == [b"%d" % number for number in range(100) if number != 50]
+
+
+def test_an_entry_that_no_bookie_has_any_more_is_damage(cluster: LedgerCluster) -> None:
+    segments, written = with_segment(cluster, b"first", b"second", b"third")
+    cluster.ledgers.flip_byte(ledger_of(cluster, "a"), 1)
+
+    with pytest.raises(RecordDamaged, match="a: damaged record at"):
+        read_record(segments, written.places[1])
+    with pytest.raises(SegmentDamaged, match=r"a: ledger .* misses entries"):
+        payloads(segments)
+    assert read_record(segments, written.places[0]) == b"first"
 
 
 def test_a_shard_with_a_damaged_manifest_is_refused(cluster: LedgerCluster) -> None:

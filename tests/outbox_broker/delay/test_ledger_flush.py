@@ -13,15 +13,14 @@ from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_M
 from tests.outbox_broker.delay.failing_disk import Killed
 from tests.outbox_broker.delay.ledger_stores import LedgerCluster
 
-OPTIONS = DelayOptions(batch_messages_max=50)
+OPTIONS = DelayOptions(batch_messages_max=50, bucket_writers_max=4)
 AHEAD_MS = (MINUTE_MS, 3 * MINUTE_MS, 3 * HOUR_MS, 5 * HOUR_MS, 50 * HOUR_MS, 16 * DAY_MS, 30 * DAY_MS, 400 * DAY_MS)
-OPEN_LEDGERS_MAX = 4
 STEPS_MAX = 600
 END_MS = NOW_MS + 500 * DAY_MS
 
 
 def open_schedule(cluster: LedgerCluster) -> DelayStore:
-    return DelayStore.open(cluster.open(open_ledgers_max=OPEN_LEDGERS_MAX), options=OPTIONS)
+    return DelayStore.open(cluster.open(), options=OPTIONS)
 
 
 def put_everywhere(schedule: DelayStore, name: str) -> set[str]:

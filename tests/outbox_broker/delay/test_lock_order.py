@@ -12,7 +12,7 @@ import pytest
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.schedule_context import ScheduleContext, ScheduleLocks
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, flush, put, settle, timed
 
@@ -56,7 +56,7 @@ def locks() -> ScheduleLocks:
 
 @pytest.fixture
 def schedule(locks: ScheduleLocks, tmp_path: Path) -> Iterator[DelayStore]:
-    segments = LocalSegmentStore.open(tmp_path / "delay")
+    segments = LocalSegments.open(tmp_path / "delay")
     options = DelayOptions(
         memory_messages_max=8, batch_messages_max=3, expand_messages_max=3, dedup_messages=10,
         index_pieces_max=3, index_merged_pieces_max=2,

@@ -31,7 +31,7 @@ class NoRoomFor(DiskStorage):
 
 
 def segments(opened: Opened) -> list[str]:
-    return sorted(path.name for path in opened.folder.glob("*.delay"))
+    return sorted(path.name for path in opened.folder.glob("*.segment"))
 
 
 def fill(schedule: DelayStore, name: str, due_ms: int) -> list[str]:

@@ -15,7 +15,7 @@ from outbox_broker.delay_service.target_publisher import timed
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.segments.ledger_view import LedgerView
 from outbox_broker.segments.ledgers import LedgerMissing
-from outbox_broker.segments.segment_store import SegmentReader
+from outbox_broker.segments.port import SegmentReader
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed

@@ -58,7 +58,7 @@ def merged(opened: Opened, schedule: DelayStore) -> DelayStore:
 def mended(opened: Opened, schedule: DelayStore) -> DelayStore:
     flush(schedule, NOW_MS)
     opened.drop()
-    (piece,) = opened.folder.glob("ids-*.delay")
+    (piece,) = opened.folder.glob("ids-*.segment")
     data = bytearray(piece.read_bytes())
     data[24 + 16 + 5] ^= 1
     piece.write_bytes(data)

@@ -16,7 +16,7 @@ from msgspec import structs
 from outbox_broker.delay_service.target_publisher import PARKED_AGAIN_MS
 from outbox_broker.schedule.delay_store import TimedMessage
 from outbox_broker.schedule.schedule_runner import DeliveryOutcome, ScheduleRunner
-from outbox_broker.segments.local_segments import LocalSegmentStore
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import BrokerUnavailable, StorageFailed
 from tests.outbox_broker.delay.conftest import (
@@ -102,8 +102,8 @@ class Fixture:
         """The batches that were dispatched and not settled, as the log says."""
         return list(recorded(self.opened).hand_outs)
 
-    def _open_store(self) -> LocalSegmentStore:
-        return LocalSegmentStore.open(self.opened.folder, storage=self.disk, open_files_max=2)
+    def _open_store(self) -> LocalSegments:
+        return LocalSegments.open(self.opened.folder, storage=self.disk, open_files_max=2)
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_damage_in_the_schedule_is_shown_once_it_is_met(
     )
     engine.context.schedule.make_room(clock.now_ms(), fill=0)
     engine.close()
-    [bucket] = (folder / "schedule").glob("l[01]*.delay")
+    [bucket] = (folder / "schedule").glob("l[01]*.segment")
     data = bytearray(bucket.read_bytes())
     data[data.index(b"body of m1")] ^= 1
     bucket.write_bytes(data)
