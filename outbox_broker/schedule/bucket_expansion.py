@@ -1,6 +1,7 @@
 """Re-files the messages of a bucket into finer buckets before the bucket's time begins, some runs at a time.
 
-A bucket of few messages is not re-filed: its messages are dispatched from it.
+A bucket of few messages is not re-filed: its messages are dispatched from it. But they are written together again where
+each of many openings has begun another segment of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.levels import BucketState, is_to_expand
 from outbox_broker.schedule.schedule_context import ScheduleContext
-from outbox_broker.schedule.schedule_records import BucketChanged, Moved
+from outbox_broker.schedule.schedule_records import BucketChanged, Moved, SegmentsMerged
 from outbox_broker.schedule.schedule_state import Bucket
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
 from outbox_broker.schedule.sorted_run import SEQ, Entry, SortedRun, is_marked
@@ -61,6 +62,83 @@ class BucketExpansion:
             if not self.horizon.has_opened(bucket.id) and all(one.run.taken == one.start for one in leaving):
                 self._move(bucket, leaving, filed)
         return True
+
+    def merge_step(self, now_ms: int) -> bool:
+        """Write together what the smallest segments of a bucket have, if it has too many; True if there may be more.
+        Under `keeping`. Raises StorageFailed with nothing changed.
+        """
+        context = self.context
+        with context.lock:
+            context.refuse_if_closed()
+            bucket = self._to_merge()
+            segments = [] if bucket is None else self._smallest_segments(bucket)
+        if bucket is None or len(segments) <= 1:
+            return False
+        leaving = [
+            _RefiledRun(run, run.taken, None if run.gone is None else bytes(run.gone))
+            for run in bucket.runs.values()
+            if run.segment in segments
+        ]  # fmt: skip
+        try:
+            entries = sorted(self._left_in(leaving), key=SEQ)
+        except RunDamaged as damage:
+            self.horizon.set_aside(damage)
+            return True
+        with self.garbage.deleted_if_refused():
+            filed = self.filing.file_into(bucket.id, entries, now_ms=now_ms)
+        with context.lock:
+            context.refuse_if_closed()
+            if self._is_at_rest(bucket) and all(one.run.taken == one.start for one in leaving):
+                self._merge(bucket, segments, leaving, filed)
+        return True
+
+    def _to_merge(self) -> Bucket | None:
+        return next(
+            (
+                bucket
+                for bucket in self.context.state.buckets.values()
+                if len(bucket.segments) > self.context.options.bucket_segments_max and self._is_at_rest(bucket)
+            ),
+            None,
+        )
+
+    def _is_at_rest(self, bucket: Bucket) -> bool:
+        """Returns whether nothing refers to a bucket's runs but the bucket: it is neither dispatched nor re-filed, and
+        none of it is kept for the operator.
+        """
+        is_busy = bucket.handed or bucket.quarantined or self.horizon.has_opened(bucket.id)
+        return bucket.state is BucketState.OPEN and not is_busy
+
+    def _smallest_segments(self, bucket: Bucket) -> list[str]:
+        """Returns the segments that one step merges: not the one that they are written to."""
+        sizes = {name: 0 for name in bucket.segments if not self.filing.is_writing(name)}
+        for run in bucket.runs.values():
+            if run.segment in sizes:
+                sizes[run.segment] += run.messages_bytes
+        smallest, size_bytes = [], 0
+        for name in sorted(sizes, key=lambda name: sizes[name]):
+            size_bytes += sizes[name]
+            if size_bytes > _STEP_BYTES_MAX:
+                break
+            smallest.append(name)
+        return smallest
+
+    def _merge(
+        self, bucket: Bucket, segments: Sequence[str], leaving: Sequence[_RefiledRun], filed: FiledRuns
+    ) -> None:  # fmt: skip
+        """Apply the merge of segments, which are deleted then."""
+        gone = {seq for one in leaving for seq in self._gone_since(one)}
+        marks = filed.marks(gone) if gone else []
+        runs = [one.run.id for one in leaving]
+        self.context.act(
+            SegmentsMerged(bucket.id.level, bucket.id.slot, runs, list(segments), filed.added, marks)
+        )  # fmt: skip
+        for one in leaving:
+            self.context.reader.forget(one.run)
+        self.horizon.add_runs(filed.added)
+        self.garbage.add(segments)
+        if bucket.is_empty():
+            self.garbage.finish(bucket)
 
     def _to_expand(self, now_ms: int) -> Bucket | None:
         """Returns the bucket to re-file first, after sealing it if needed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -132,6 +132,17 @@ class BucketFiling:
         by_bucket: dict[BucketId, list[Entry]] = {}
         for bucket_id, filed in self._placed(sorted(entries, key=DUE), now_ms=now_ms, below=below):
             by_bucket.setdefault(bucket_id, []).extend(filed)
+        return self._write(by_bucket, now_ms=now_ms)
+
+    def file_into(self, bucket_id: BucketId, entries: Iterable[Entry], *, now_ms: int) -> FiledRuns:
+        """Like file(), to one bucket, which the messages are in already."""
+        return self._write({bucket_id: sorted(entries, key=DUE)}, now_ms=now_ms)
+
+    def is_writing(self, name: str) -> bool:
+        """Returns whether more may be appended to a segment."""
+        return name in self._open
+
+    def _write(self, by_bucket: Mapping[BucketId, list[Entry]], *, now_ms: int) -> FiledRuns:
         next_run = self._state.next_run
         writes = _GroupedWrites(now_ms=now_ms)
         targets: list[_Target] = []

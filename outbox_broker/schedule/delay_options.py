@@ -36,6 +36,8 @@ class DelayOptions:
     bucket_writers_max: int = 320
     """Segments of buckets that are written to; above the 286 buckets that there can be, so that a bucket gets another
     segment only after an opening."""
+    bucket_segments_max: int = 16
+    """Segments of a bucket, above which small ones are merged: each opening begins another one."""
     cancels_remembered_max: int = 100_000
     """Cancels that are remembered, so that they apply to messages that arrive later."""
     dedup_messages: int = 131_072

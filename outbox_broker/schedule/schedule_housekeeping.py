@@ -36,5 +36,6 @@ class Housekeeping:
                 self.index.load_step()
                 or self.index.mend()
                 or self.expansion.step(now_ms)
+                or self.expansion.merge_step(now_ms)
                 or self.index.merge_step(now_ms)
             )

@@ -101,6 +101,20 @@ class Moved(msgspec.Struct, array_like=True, frozen=True, tag="moved"):
     gone: list[tuple[int, int]] = []
 
 
+class SegmentsMerged(msgspec.Struct, array_like=True, frozen=True, tag="merged"):
+    """The messages of some of a bucket's segments were written again, to one: `runs` and `segments` are gone from it.
+
+    `gone` (run id, index) are those among them that were canceled while they were written.
+    """
+
+    level: int
+    slot: int
+    runs: list[int]
+    segments: list[str]
+    added: list[RunsAdded]
+    gone: list[tuple[int, int]] = []
+
+
 class Quarantined(msgspec.Struct, array_like=True, frozen=True, tag="quarantined"):
     """Messages of a run do not match their checksum: they are never dispatched, and its segment is kept for the
     operator.
@@ -190,6 +204,7 @@ LogRecord = (
     | Flushed
     | BucketChanged
     | Moved
+    | SegmentsMerged
     | Quarantined
 )
 

@@ -98,6 +98,8 @@ class ScheduleState:
                 self._change(BucketId(record.level, record.slot), BucketState(record.state))
             case schedule_records.Moved():
                 self._move(record)
+            case schedule_records.SegmentsMerged():
+                self._merge(record)
             case schedule_records.Quarantined():
                 self._quarantine(record)
             case schedule_records.ScheduleCheckpoint():
@@ -282,6 +284,16 @@ class ScheduleState:
         bucket.state = BucketState.EXPANDING
         for run_id, taken in record.taken:
             bucket.runs[run_id].taken = taken
+        self.add_runs(record.added)
+        for run_id, index in record.gone:
+            self.run(run_id)[1].mark_gone(index)
+
+    def _merge(self, record: schedule_records.SegmentsMerged) -> None:
+        bucket = self.buckets[BucketId(record.level, record.slot)]
+        for run_id in record.runs:
+            del bucket.runs[run_id], self.bucket_of[run_id]
+        for name in record.segments:
+            del bucket.segments[name]
         self.add_runs(record.added)
         for run_id, index in record.gone:
             self.run(run_id)[1].mark_gone(index)
