@@ -18,7 +18,7 @@ from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.filter import parse
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.dead_letters import DeadRun
-from outbox_broker.log.message_reader import read_runs
+from outbox_broker.log.message_reader import message_of, read_runs
 from outbox_broker.log.topic_index import PlaceRun
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.engine_state import Topic
@@ -171,7 +171,7 @@ class GroupAdmin:
         )  # fmt: skip
         letters = [
             DeadLetter(
-                message=record.message() if record else Record(id="", topic=topic, headers={}, body=b""), group=group,
+                message=message_of(record) if record else Record(id="", topic=topic, headers={}, body=b""), group=group,
                 attempts=dead.attempts, reason=dead.reason, dead_at_ms=dead.dead_at_ms, history=dead.history,
             )
             for _, dead, record in page.found

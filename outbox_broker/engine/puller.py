@@ -23,7 +23,7 @@ from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, G
 from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.key_order_decision import decide_filing, may_deliver
 from outbox_broker.group.receipt import receipts_of
-from outbox_broker.log.message_reader import Found, read_runs
+from outbox_broker.log.message_reader import Found, message_of, read_runs
 from outbox_broker.log.topic_index import PlaceRun, TopicIndex
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.engine_state import Topic
@@ -575,7 +575,7 @@ def deliveries_of(topic: str, group: str, run: PulledMessages) -> list[Delivery]
     """Returns the deliveries of a run."""
     attempt, expired = run.out.attempt, run.out.expired
     return [
-        Delivery(receipt=receipt, attempt=attempt, message=record.message(), expired=expired)
+        Delivery(receipt=receipt, attempt=attempt, message=message_of(record), expired=expired)
         for receipt, record in zip(run.receipts(topic, group), run.records, strict=True)
     ]
 

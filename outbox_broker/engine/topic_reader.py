@@ -11,7 +11,7 @@ from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.puller import Puller, check_within, first_within
-from outbox_broker.log.message_reader import Found, read_runs
+from outbox_broker.log.message_reader import Found, message_of, read_runs
 from outbox_broker.log.topic_index import PlaceRun
 from outbox_core.messages.broadcast_port import Start, TopicRead, check_start
 from outbox_core.messages.limits import PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
@@ -110,7 +110,7 @@ class TopicReader:
             elif (record.deliver_at_ms or 0) > now_ms:
                 break
             else:
-                messages.append(record.message())
+                messages.append(message_of(record))
             next_offset = sequence + 1
         with self._lock:
             self._state.counters["broadcast", topic, ""] += len(messages)

@@ -12,6 +12,7 @@ from outbox_broker.log.segment_scan import frames_in, payloads_of
 from outbox_broker.log.segmented_log import SegmentedLog
 from outbox_broker.log.topic_index import PlaceRun
 from outbox_core.journal.journal import Frame, MessageRecord, SegmentDamaged, decode_message
+from outbox_core.messages.message import Record
 
 STRETCH_BYTES_MAX: Final = 1024 * 1024
 Found = tuple[int, MessageRecord | None]
@@ -32,6 +33,14 @@ def read_runs(log: SegmentedLog, runs: Sequence[PlaceRun], *, first: int, end: i
         found += _read_stretch(log, stretch, low=low, high=high)
         read_bytes += sum(run.size_bytes for run in stretch)
     return found
+
+
+def message_of(record: MessageRecord) -> Record:
+    """Returns what consumers get of a stored message."""
+    return Record(
+        id=record.id, topic=record.topic, key=record.key, headers=record.headers, body=record.body,
+        created_at_ms=record.created_at_ms, deliver_at_ms=record.deliver_at_ms,
+    )  # fmt: skip
 
 
 def record_at(log: SegmentedLog, offset: int) -> MessageRecord | None:

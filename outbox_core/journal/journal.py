@@ -31,7 +31,6 @@ from outbox_core.common.errors import OutboxError
 from outbox_core.journal import frame_search
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
 from outbox_core.journal.order_records import Filed
-from outbox_core.messages.message import Record
 
 MAGIC: Final = b"OUTBOXMQ"
 VERSION: Final = 1
@@ -75,13 +74,6 @@ class MessageRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, 
     stored_at_ms: int
     deliver_at_ms: int | None = None
     copy: Copy = 0
-
-    def message(self) -> Record:
-        """Returns the message, as consumers get it."""
-        return Record(
-            id=self.id, topic=self.topic, key=self.key, headers=self.headers, body=self.body,
-            created_at_ms=self.created_at_ms, deliver_at_ms=self.deliver_at_ms,
-        )  # fmt: skip
 
 
 class Fired(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="fired"):
