@@ -15,7 +15,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -70,6 +70,26 @@ class _File:
     descriptor: int
     users: int = 0
     deleted: bool = False
+
+
+class _Use:
+    """Keeps a file open while it is used."""
+
+    def __init__(self, file: _File, unused: threading.Condition) -> None:
+        """`unused`: notified when the last user is done."""
+        self._file = file
+        self._unused = unused
+
+    def __enter__(self) -> _File:
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        with self._unused:
+            self._file.users -= 1
+            if not self._file.users:
+                if self._file.deleted:
+                    os.close(self._file.descriptor)
+                self._unused.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +192,7 @@ class LocalSegments:
         path, note = self._path(name), self._note(name)
         try:
             self._storage.remove(self._note_path(name))  # before the first write: it would claim too much
-            with self._use(name, make=False) as file:
+            with self.opened(name, make=False) as file:
                 is_proven = note is not None and end <= note.end
                 if not is_proven:
                     copy = proven_copy(path, file.descriptor, storage=self._storage, sync=self._storage.sync)
@@ -200,7 +220,7 @@ class LocalSegments:
         if writer is not None:
             size_bytes = min(size_bytes, max(0, writer.end - position))  # behind it is what failed, or was cut
         try:
-            with self._use(name, make=False) as file:
+            with self.opened(name, make=False) as file:
                 return os.pread(file.descriptor, size_bytes, SEGMENT_HEAD_BYTES + position)
         except OSError as error:
             raise StorageFailed(f"cannot read {name}: {error.strerror}") from error
@@ -212,7 +232,7 @@ class LocalSegments:
             info, writer = self._infos.get(name), self._writers.get(name)
         note = self._note(name)
         try:
-            with self._use(name, make=False) as file:
+            with self.opened(name, make=False) as file:
                 size = os.fstat(file.descriptor).st_size if writer is None else SEGMENT_HEAD_BYTES + writer.end
                 data = os.pread(file.descriptor, size - SEGMENT_HEAD_BYTES, SEGMENT_HEAD_BYTES)
         except OSError as error:
@@ -260,11 +280,24 @@ class LocalSegments:
 
     # -- for the writers of this folder ------------------------------------------------------------------------------
 
-    @contextmanager
-    def use(self, writer: LocalWriter) -> Iterator[int]:
-        """Keeps a writer's file open while it is used. Raises OSError."""
-        with self._use(writer.name, make=not writer.is_begun) as file:
-            yield file.descriptor
+    def opened(self, name: str, *, make: bool) -> _Use:
+        """Returns what keeps a segment's file open while it is used. Raises OSError, StorageFailed."""
+        with self._guard:
+            self._refuse_if_closed()
+            file = self._files.get(name)
+            if file is None:
+                path = self._path(name)
+                if not make and not path.exists():
+                    raise FileNotFoundError(2, "there is no such segment", name)
+                file = self._files[name] = _File(self._storage.create(path))
+                file.users = 1  # so that it is not closed for itself
+                try:
+                    self._close_idle()
+                finally:
+                    file.users = 0
+            self._files.move_to_end(name)
+            file.users += 1
+        return _Use(file, self._unused)
 
     def begin(self, info: SegmentInfo) -> None:
         """A file has its head now, and its first block."""
@@ -353,39 +386,15 @@ class LocalSegments:
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _use(self, name: str, *, make: bool) -> Iterator[_File]:
-        with self._guard:
-            self._refuse_if_closed()
-            file = self._files.get(name)
-            if file is None:
-                path = self._path(name)
-                if not make and not path.exists():
-                    raise FileNotFoundError(2, "there is no such segment", name)
-                file = self._files[name] = _File(self._storage.create(path))
-            self._files.move_to_end(name)
-            file.users += 1
-        try:
-            self._close_idle()
-            yield file
-        finally:
-            with self._guard:
-                file.users -= 1
-                if not file.users:
-                    if file.deleted:
-                        os.close(file.descriptor)
-                    self._unused.notify_all()
-
     def _close_idle(self) -> None:
         """Limit the number of open files. Unsynced writes are synced first: only this descriptor reports their loss."""
-        with self._guard:
-            for name in list(self._files)[: max(0, len(self._files) - self._open_files_max)]:
-                file, writer = self._files[name], self._writers.get(name)
-                if not file.users:
-                    if writer is not None:
-                        writer.sync_before_close(file.descriptor)
-                    del self._files[name]
-                    os.close(file.descriptor)
+        for name in list(self._files)[: max(0, len(self._files) - self._open_files_max)]:
+            file, writer = self._files[name], self._writers.get(name)
+            if not file.users:
+                if writer is not None:
+                    writer.sync_before_close(file.descriptor)
+                del self._files[name]
+                os.close(file.descriptor)
 
     def _delete(self, name: str) -> None:
         self._infos.pop(name, None)
@@ -467,12 +476,12 @@ class LocalWriter:
         data = block if self.is_begun else self._head() + block
         position = SEGMENT_HEAD_BYTES + self._end if self.is_begun else 0
         try:
-            with self._segments.use(self) as descriptor:
-                size = self._file_bytes if self.is_begun else os.fstat(descriptor).st_size
+            with self._segments.opened(self.name, make=not self.is_begun) as file:
+                size = self._file_bytes if self.is_begun else os.fstat(file.descriptor).st_size
                 if size > position:  # of an append that failed halfway, or was cut
-                    self._storage.truncate(descriptor, position)
+                    self._storage.truncate(file.descriptor, position)
                 self._file_bytes = position + len(data)
-                self._storage.write(descriptor, data, position=position)
+                self._storage.write(file.descriptor, data, position=position)
         except OSError as error:
             if not self.is_begun:
                 self._segments.discard(self.name)
@@ -491,8 +500,8 @@ class LocalWriter:
             if self._durable < wanted and self._segments.is_writing(self):
                 self._segments.refuse_if_failed()
                 try:
-                    with self._segments.use(self) as descriptor:
-                        self._sync(descriptor)
+                    with self._segments.opened(self.name, make=False) as file:
+                        self._sync(file.descriptor)
                 except OSError as error:  # nothing is in doubt: whatever closes a file has synced it
                     raise StorageFailed(f"cannot open {self.name}: {error.strerror}; {cure_for(error)}") from error
         self._segments.confirm()
@@ -505,8 +514,8 @@ class LocalWriter:
             return
         self._segments.refuse_if_unable()
         self._end, self._durable = end, min(self._durable, end)
-        with suppress(OSError), self._segments.use(self) as descriptor:
-            self._storage.truncate(descriptor, SEGMENT_HEAD_BYTES + end)
+        with suppress(OSError), self._segments.opened(self.name, make=False) as file:
+            self._storage.truncate(file.descriptor, SEGMENT_HEAD_BYTES + end)
             self._file_bytes = SEGMENT_HEAD_BYTES + end
 
     def seal(self) -> None:
