@@ -13,8 +13,8 @@ from broker_adapter.http.admin_client import AdminClient
 from broker_adapter.http.http_transport import HttpTransport
 from broker_adapter.http.publish_batching import BatchLimits, PublishBatcher
 from broker_adapter.http.request_codec import (
+    Exchange,
     Options,
-    Request,
     WireCodec,
     ack_request,
     cancel_request,
@@ -201,7 +201,7 @@ class HttpBroker:
     def _settle(
         self,
         receipts: Sequence[str],
-        request: Callable[[str, Sequence[str]], Request[Any, list[Status]]],
+        request: Callable[[str, Sequence[str]], Exchange[Any, list[Status]]],
         *,
         foreign: Status,
     ) -> list[Status]:

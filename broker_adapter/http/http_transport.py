@@ -17,11 +17,11 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 from broker_adapter.http.request_codec import (
     ANSWER_BYTES_MAX,
     PORTS,
+    Exchange,
     ExchangeFailed,
     HttpResponse,
     Options,
     Repeat,
-    Request,
     RequestCodec,
     Result,
     parse_answer,
@@ -47,7 +47,7 @@ class HttpTransport:
         self._closed = False
         reset_in_children(self)
 
-    def send(self, request: Request[Any, Result], *, guard: Guard = allow) -> Result:
+    def send(self, request: Exchange[Any, Result], *, guard: Guard = allow) -> Result:
         """One request. Each try takes at most the time-out, its `wait_ms` on top of it, and a second a MiB of the
         request and its answer; making a connection, and sending the request, are within the time-out, but that each
         address of a name that has several is given all of it.

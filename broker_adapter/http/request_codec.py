@@ -1,6 +1,6 @@
 """Builds requests to the broker and decodes its answers, as functions without I/O: a transport carries the bytes.
 
-One function an operation makes its Request, or raises InvalidMessage. RequestCodec makes a request's bytes, and of its
+One function an operation makes its Exchange, or raises InvalidMessage. RequestCodec makes a request's bytes, and of its
 answer the operation's result or the port's error; parse_answer() finds an answer in bytes that come in whatever pieces.
 A transport, blocking or not, adds connections, time-outs, and the second try that ExchangeFailed allows.
 """
@@ -97,7 +97,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request(Generic[Shape, Result]):
+class Exchange(Generic[Shape, Result]):
     """One request, and how its answer is read: decoded as `shape`, of which `result` makes what the caller gets, or
     raises UnexpectedAnswer.
 
@@ -136,7 +136,7 @@ class ExchangeFailed(Exception):
         super().__init__(reason)
         self.repeat = repeat
 
-    def may_repeat(self, request: Request[Any, Any]) -> bool:
+    def may_repeat(self, request: Exchange[Any, Any]) -> bool:
         """Whether the request may be sent a second time."""
         return self.repeat is Repeat.ALWAYS or (self.repeat is Repeat.IF_REPEATABLE and request.repeatable)
 
@@ -165,7 +165,7 @@ class RequestCodec:
         self._base = quote(parts.path, safe="/%:@!$&'()*+,;=~")
         self._head = _head_of(parts, accept=self._type, token=options.token)
 
-    def encode(self, request: Request[Any, Any]) -> bytes:
+    def encode(self, request: Exchange[Any, Any]) -> bytes:
         """The request as it goes over the wire."""
         target = self._base + request.path + (f"?{urlencode(request.query)}" if request.query else "")
         if request.body is None:
@@ -175,7 +175,7 @@ class RequestCodec:
         fields = f"content-type: {self._type}\r\ncontent-length: {len(data)}\r\n"
         return f"{request.method} {target} HTTP/1.1\r\n{self._head}{fields}\r\n".encode("ascii") + data
 
-    def decode(self, request: Request[Shape, Result], response: HttpResponse) -> Result:
+    def decode(self, request: Exchange[Shape, Result], response: HttpResponse) -> Result:
         """What an answer says. Raises the error that it stands for, BrokerUnavailable if it is none to the request."""
         if response.status_code != 200:
             raise of_answer(response.status_code, response.headers, response.content, what=self._what(request))
@@ -188,13 +188,13 @@ class RequestCodec:
             what = self._what(request)
             raise BrokerUnavailable(f"{what}: the answer is not one of this protocol ({error})") from error
 
-    def failure(self, request: Request[Any, Any], error: ExchangeFailed) -> BrokerUnavailable:
+    def failure(self, request: Exchange[Any, Any], error: ExchangeFailed) -> BrokerUnavailable:
         """The error of a request without a whole answer: the broker may answer another time, and the URL was checked
         when the client was made.
         """
         return BrokerUnavailable(f"{self._what(request)}: {error}")
 
-    def _what(self, request: Request[Any, Any]) -> str:
+    def _what(self, request: Exchange[Any, Any]) -> str:
         return f"{request.method} {request.path} at {self.address}"
 
 
@@ -224,7 +224,7 @@ def requests_of(batch: Sequence[Message], *, packed: bool) -> Iterator[Sequence[
         yield batch[start:]
 
 
-def publish_request(messages: Sequence[Message], *, packed: bool) -> Request[_Results, list[PublishResult]]:
+def publish_request(messages: Sequence[Message], *, packed: bool) -> Exchange[_Results, list[PublishResult]]:
     """Publish one request's worth. What is refused is refused as a whole."""
 
     def result(answer: _Results) -> list[PublishResult]:
@@ -235,7 +235,7 @@ def publish_request(messages: Sequence[Message], *, packed: bool) -> Request[_Re
     body: Sequence[Message] | wire.PublishRequest = messages
     if not packed:
         body = wire.PublishRequest(messages=[wire_conversion.json_message(message) for message in messages])
-    return Request(method="POST", path="/v1/publish", shape=_Results, result=result, body=body, repeatable=True)
+    return Exchange(method="POST", path="/v1/publish", shape=_Results, result=result, body=body, repeatable=True)
 
 
 def _packed_bytes(message: Message) -> int:
@@ -247,7 +247,7 @@ def _packed_bytes(message: Message) -> int:
 
 def pull_request(
     topic: str, group: str, *, max_messages: int, wait_ms: int, invisible_ms: int, begins: bool, packed: bool
-) -> Request[Any, list[Delivery]]:
+) -> Exchange[Any, list[Delivery]]:
     """Take what is ready."""
     if max_messages < 1 or wait_ms < 0 or not limits.INVISIBLE_MS_MIN <= invisible_ms <= limits.INVISIBLE_MS_MAX:
         raise InvalidMessage(
@@ -259,7 +259,7 @@ def pull_request(
         invisible_ms=invisible_ms,
         begins=begins,
     )
-    return Request(
+    return Exchange(
         method="POST",
         path=f"{group_path(topic, group)}/pull",
         shape=list[Delivery] if packed else wire.PullAnswer,
@@ -275,7 +275,7 @@ def _json_deliveries(answer: wire.PullAnswer) -> list[Delivery]:
 
 def read_request(
     topic: str, *, offset: int | None, start: Start, max_messages: int, wait_ms: int, packed: bool
-) -> Request[Any, TopicRead]:
+) -> Exchange[Any, TopicRead]:
     """Read a topic on from a place of the caller's. It is repeatable: the broker keeps nothing of it."""
     check_start(start)
     if max_messages < 1 or wait_ms < 0 or (offset is not None and offset < 0):
@@ -284,7 +284,7 @@ def read_request(
         offset=offset, start=start, max_messages=min(max_messages, limits.PULL_MESSAGES_MAX),
         wait_ms=min(wait_ms, limits.PULL_WAIT_MS_MAX),
     )  # fmt: skip
-    return Request(
+    return Exchange(
         method="POST",
         path=f"/v1/topics/{check_topic(topic)}/read",
         shape=TopicRead if packed else wire.ReadAnswer,
@@ -314,10 +314,10 @@ def receipts_by_group(receipts: Sequence[str]) -> Iterator[tuple[str, Sequence[i
             yield from ((path, chunk) for chunk in slices(indexes))
 
 
-def ack_request(path: str, receipts: Sequence[str]) -> Request[wire.AckAnswer, list[AckStatus]]:
+def ack_request(path: str, receipts: Sequence[str]) -> Exchange[wire.AckAnswer, list[AckStatus]]:
     """Settle deliveries of one group."""
     body = wire.AckRequest(receipts=list(receipts))
-    return Request(
+    return Exchange(
         method="POST", path=f"{path}/ack", shape=wire.AckAnswer, result=_statuses(len(receipts)), body=body,
         repeatable=True,
     )  # fmt: skip
@@ -325,37 +325,37 @@ def ack_request(path: str, receipts: Sequence[str]) -> Request[wire.AckAnswer, l
 
 def nack_request(
     path: str, receipts: Sequence[str], *, delay_ms: int | None, reason: str | None, counts: bool
-) -> Request[wire.NackAnswer, list[NackStatus]]:
+) -> Exchange[wire.NackAnswer, list[NackStatus]]:
     """Give deliveries of one group back. It is not repeatable: a second one would count a second attempt."""
     body = wire.NackRequest(receipts=list(receipts), delay_ms=delay_ms, reason=reason, counts=counts)
-    return Request(
+    return Exchange(
         method="POST", path=f"{path}/nack", shape=wire.NackAnswer, result=_statuses(len(receipts)), body=body
     )
 
 
 def extend_request(
     path: str, receipts: Sequence[str], *, invisible_ms: int, begun: bool
-) -> Request[wire.ExtendAnswer, list[ExtendStatus]]:
+) -> Exchange[wire.ExtendAnswer, list[ExtendStatus]]:
     """Keep deliveries of one group invisible for `invisible_ms` from now."""
     body = wire.ExtendRequest(receipts=list(receipts), invisible_ms=invisible_ms, begun=begun)
-    return Request(
+    return Exchange(
         method="POST", path=f"{path}/extend", shape=wire.ExtendAnswer, result=_statuses(len(receipts)), body=body,
         repeatable=True,
     )  # fmt: skip
 
 
-def cancel_request(message_ids: Sequence[str]) -> Request[wire.CancelAnswer, list[CancelStatus]]:
+def cancel_request(message_ids: Sequence[str]) -> Exchange[wire.CancelAnswer, list[CancelStatus]]:
     """Cancel scheduled messages, up to a batch of them."""
     body = wire.CancelRequest(ids=list(message_ids))
-    return Request(
+    return Exchange(
         method="POST", path="/v1/scheduled/cancel", shape=wire.CancelAnswer, result=_statuses(len(message_ids)),
         body=body, repeatable=True,
     )  # fmt: skip
 
 
-def ready_request() -> Request[wire.HealthAnswer, None]:
+def ready_request() -> Exchange[wire.HealthAnswer, None]:
     """Ask whether it can serve."""
-    return Request(method="GET", path="/readyz", shape=wire.HealthAnswer, result=no_result, repeatable=True)
+    return Exchange(method="GET", path="/readyz", shape=wire.HealthAnswer, result=no_result, repeatable=True)
 
 
 def whole_result(answer: Shape) -> Shape:
