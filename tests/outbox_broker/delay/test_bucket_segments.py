@@ -14,7 +14,7 @@ from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, drain, flush, put, recorded, settle, timed
 from tests.outbox_broker.delay.failing_disk import Killed, KillingDisk
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 
 OPENINGS = 40
 SEGMENTS_MAX = 16

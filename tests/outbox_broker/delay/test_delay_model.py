@@ -30,7 +30,7 @@ from tests.outbox_broker.delay.conftest import (
     settle,
     timed,
 )
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 
 AHEAD = st.one_of(
     st.integers(-DAY_MS, SECOND_MS),

@@ -30,8 +30,8 @@ from tests.outbox_broker.delay.conftest import (
     settle,
     timed,
 )
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
 from tests.outbox_broker.failing_storage import FailingStorage
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 
 
 @pytest.mark.parametrize("is_flushed", [False, True], ids=["in_memory", "in_buckets"])

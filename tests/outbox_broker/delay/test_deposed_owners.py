@@ -11,8 +11,8 @@ from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMe
 from outbox_broker.segments.port import WriterFenced
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, SECOND_MS, Opened, timed
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
-from tests.outbox_broker.delay.memory_ledgers import Faults
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
+from tests.outbox_broker.segments.memory_ledgers import Faults
 
 HISTORIES = 300
 FAST_HISTORIES = 40

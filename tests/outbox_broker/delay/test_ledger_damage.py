@@ -13,7 +13,7 @@ from outbox_core.journal.block import BLOCK_HEAD_BYTES, FRAME_HEAD_BYTES
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, drain, flush, put, settle, timed
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 from tests.outbox_broker.segments.written_log import WrittenSegment, payloads
 
 

@@ -11,7 +11,7 @@ from outbox_broker.segments.ledger_takeover import read_node, read_segments
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, drain, flush, put, settle, timed
 from tests.outbox_broker.delay.failing_disk import Killed
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 
 OPTIONS = DelayOptions(batch_messages_max=50, bucket_writers_max=4)
 AHEAD_MS = (MINUTE_MS, 3 * MINUTE_MS, 3 * HOUR_MS, 5 * HOUR_MS, 50 * HOUR_MS, 16 * DAY_MS, 30 * DAY_MS, 400 * DAY_MS)

@@ -21,7 +21,7 @@ from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal import journal
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, settle
-from tests.outbox_broker.delay.ledger_stores import SHARD, LedgerCluster
+from tests.outbox_broker.segments.ledger_cluster import SHARD, LedgerCluster
 
 OPTIONS = DelayOptions(
     memory_messages_max=9, batch_messages_max=3, hand_outs_max=2, log_bytes_max=4_000, expand_above_messages=0

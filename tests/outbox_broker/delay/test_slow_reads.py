@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from outbox_broker.schedule.delay_store import DelayStore
 from tests.outbox_broker.delay.conftest import MINUTE_MS, NOW_MS, flush, put, timed
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
-from tests.outbox_broker.delay.memory_ledgers import MemoryWriter
 from tests.outbox_broker.segments.gates import Gate
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
+from tests.outbox_broker.segments.memory_ledgers import MemoryWriter
 from tests.outbox_broker.segments.written_log import WrittenSegment
 
 WAIT_SECONDS = 60

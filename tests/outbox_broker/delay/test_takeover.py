@@ -14,8 +14,8 @@ from outbox_broker.segments.ledger_takeover import read_node, read_segments
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, drain, flush, put, settle, timed
 from tests.outbox_broker.delay.failing_disk import Killed
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
-from tests.outbox_broker.delay.memory_ledgers import Calls, Faults
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
+from tests.outbox_broker.segments.memory_ledgers import Calls, Faults
 
 OPTIONS = DelayOptions(batch_messages_max=3, hand_outs_max=2, dedup_messages=10)
 STEPS_MAX = 400

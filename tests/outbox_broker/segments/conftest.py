@@ -10,8 +10,8 @@ import pytest
 
 from outbox_broker.segments.local import LocalSegments
 from outbox_broker.segments.port import Segments
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
 from tests.outbox_broker.failing_storage import FailingStorage
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 from tests.outbox_broker.segments.memory_segments import MemoryMedium
 from tests.outbox_broker.segments.written_log import Medium
 

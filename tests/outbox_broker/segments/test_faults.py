@@ -15,8 +15,8 @@ from outbox_broker.segments.port import Segments, WriterFenced
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.block import SegmentKind
 from tests.outbox_broker.delay.failing_disk import Killed, KillingDisk
-from tests.outbox_broker.delay.ledger_stores import LedgerCluster
 from tests.outbox_broker.segments.conftest import LocalMedium
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 from tests.outbox_broker.segments.memory_segments import MemoryMedium
 from tests.outbox_broker.segments.written_log import Medium, WrittenSegment, end_of, names, payloads
 

@@ -15,9 +15,9 @@ from outbox_broker.segments.ledgers import ManifestNode
 from outbox_broker.segments.port import WriterFenced
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.block import SegmentKind
-from tests.outbox_broker.delay.ledger_stores import SHARD, LedgerCluster
-from tests.outbox_broker.delay.memory_ledgers import Calls, Faults, MemoryWriter
 from tests.outbox_broker.segments.gates import Gate, while_held
+from tests.outbox_broker.segments.ledger_cluster import SHARD, LedgerCluster
+from tests.outbox_broker.segments.memory_ledgers import Calls, Faults, MemoryWriter
 from tests.outbox_broker.segments.written_log import WrittenSegment, end_of, names, payloads, read_all
 
 DAY_MS = 24 * 3_600_000

@@ -13,7 +13,7 @@ from outbox_broker.segments.ledger_reads import (
     read_entries,
 )
 from outbox_broker.segments.ledger_records import CHUNK_BYTES_MAX
-from tests.outbox_broker.delay.memory_ledgers import Calls, MemoryLedgers
+from tests.outbox_broker.segments.memory_ledgers import Calls, MemoryLedgers
 
 SMALL = b"s" * 100
 MEDIUM = b"m" * 300_000

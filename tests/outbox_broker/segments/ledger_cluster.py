@@ -8,7 +8,7 @@ from outbox_broker.segments.ledger import LedgerOptions, LedgerSegments
 from outbox_broker.segments.ledger_sweep import LedgerSweeper
 from outbox_broker.segments.ledger_takeover import Shard
 from outbox_core.common.clock import ManualClock
-from tests.outbox_broker.delay.memory_ledgers import Faults, MemoryLedgers, MemoryManifests
+from tests.outbox_broker.segments.memory_ledgers import Faults, MemoryLedgers, MemoryManifests
 
 SHARD = "1-0007"
 
