@@ -40,6 +40,10 @@ class CountedLedgers:
         """See the port."""
         return self._ledgers.read(ledger_id, first, last)
 
+    def length_bytes(self, ledger_id: int, last: int) -> int:
+        """See the port."""
+        return self._ledgers.length_bytes(ledger_id, last)
+
     def delete(self, ledger_ids: Sequence[int]) -> None:
         """See the port."""
         self.add("all", deleted=len(ledger_ids))
