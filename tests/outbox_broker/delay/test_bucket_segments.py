@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from outbox_broker.log.storage import DiskStorage, Storage
 from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.segments.local import LocalSegments
+from outbox_broker.segments.port import Segments
 from outbox_core.common.errors import StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, drain, flush, put, recorded, settle, timed
 from tests.outbox_broker.delay.failing_disk import Killed, KillingDisk
 from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
+from tests.outbox_broker.segments.memory_segments import MemoryMedium
 
 OPENINGS = 40
 SEGMENTS_MAX = 16
@@ -48,12 +51,15 @@ def put_flush(opened: Opened, opening: int, **options: int) -> None:
     flush(schedule, NOW_MS)
 
 
-@pytest.fixture(params=["files", "ledgers"])
+@pytest.fixture(params=["files", "ledgers", "memory"])
 def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
-    """A schedule on either medium."""
-    cluster = LedgerCluster()
-    opener = cluster.open if request.param == "ledgers" else lambda: LocalSegments.open(tmp_path / "delay")
-    return Opened(tmp_path / "delay", opener=opener)
+    """A schedule on each medium."""
+    openers: dict[str, Callable[[], Segments]] = {
+        "files": lambda: LocalSegments.open(tmp_path / "delay"),
+        "ledgers": LedgerCluster().open,
+        "memory": MemoryMedium().open,
+    }
+    return Opened(tmp_path / "delay", opener=openers[request.param])
 
 
 def test_a_bucket_has_few_segments_after_many_openings_and_all_its_messages_in_order(reopened: Opened) -> None:
