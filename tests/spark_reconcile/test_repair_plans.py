@@ -10,7 +10,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 from typer.testing import CliRunner, Result
 
 from outbox_core.common.errors import ConfigurationError
@@ -94,6 +94,19 @@ def test_of_one_id_on_two_topics_only_the_lost_message_is_written_again(sqlite: 
 
     assert [one.name for one in done] == [one.name for one in lost]
     assert [(row["id"], row["topic"]) for row in outbox_rows(sqlite).values()] == [("lost", PAID)]
+
+
+def test_a_plan_names_the_database_of_what_it_repairs_and_none_where_nothing_is_found(
+    sqlite: Database, tmp_path: Path
+) -> None:
+    settings, lost = _lost_on(sqlite, tmp_path, topics=[PAID])
+
+    unfound = Suspect(message_id="nowhere", topic=PAID, key="1", rule="not_in_broker")
+    lost_one, unfound_one = [one.as_dict() for one in plan_repairs(settings, [*lost, unfound], repairs_max=10)]
+
+    assert (lost_one["action"], unfound_one["action"]) == (RepairAction.WRITE_AGAIN, RepairAction.NOTHING)
+    assert lost_one["place"].endswith(str(make_url(sqlite.url).database))
+    assert unfound_one["place"] is None
 
 
 def test_two_lost_messages_of_one_id_are_written_again_one_after_the_other(sqlite: Database, tmp_path: Path) -> None:
