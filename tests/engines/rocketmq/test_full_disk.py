@@ -76,7 +76,7 @@ def test_a_full_disk_stores_nothing_and_deletes_nothing_and_with_room_messages_a
 
 def test_a_broker_that_would_delete_messages_for_room_is_reported(small_engine: RocketMqEngine) -> None:
     cluster = small_engine.cluster
-    with closing(connect(small_engine.url)) as broker:
+    with closing(connect(f"{small_engine.url}&timeout_ms=60000")) as broker:  # half of it is for what is asked
         assert isinstance(broker, Inspectable)
         sound = broker.inspect([])
         cluster.client.set_broker("cleanFileForciblyEnable", "true")
