@@ -199,7 +199,7 @@ def test_errors_of_the_source_name_the_cure(
     assert "outbox delay init" in refusal(f"bookkeeper://{cluster.zookeeper_hosts}/nowhere")
     path = f"/{source.store.partition('//')[2].partition('/')[2]}/shards/0-0000"
     zookeeper.create(path, b'{"format": 99}', makepath=True)
-    assert "has version 99; this code reads version 1: upgrade" in refusal()
+    assert "has version 99; this code reads version 2: upgrade" in refusal()
     zookeeper.set(path, b'{"format": 1, "cluster": "c", "shard": "0-0000", "epoch": 1, "ledger": 1}')
     assert "name this cluster's own ZooKeeper path" in refusal()
     monkeypatch.setitem(os.environ, JARS_VARIABLE, str(tmp_path))
