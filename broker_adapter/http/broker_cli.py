@@ -389,7 +389,7 @@ def publish(
 
       outbox broker message publish orders --body '{"order_id": 17}' --header type=card
 
-      outbox broker message publish reports --body - --id report-5 < report.pdf
+      outbox broker message publish reports --body - --id report-5
     """
     content = sys.stdin.buffer.read() if body == _BODY_STDIN else body.encode()
     message = Message(
