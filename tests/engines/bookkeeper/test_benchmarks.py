@@ -23,7 +23,8 @@ def test_publishes_to_a_cluster_are_counted_and_compared_with_the_local_store(tm
         costs = found["1 shard" if shards == 1 else f"{shards} shards"]
         assert costs["to_local"] > 0
         assert costs["log_ledgers"]["median"] == 1_000_000 * shards / 8_000
-        assert costs["log_entries"]["median"] >= 1_000_000 * shards * 16 / 8_000  # an entry a batch and shard, at least
+        # Batches that come while an entry is on its way share the next one: at most an entry a batch and shard.
+        assert 1_000_000 * shards / 8_000 <= costs["log_entries"]["median"]
         assert costs["log_bytes"]["median"] > 512 * 1_000_000
 
 
