@@ -890,6 +890,25 @@ def test_what_is_settled_or_moved_while_a_pull_reads_it_is_not_handed_out(
     assert engine.admin.group_figures(TOPIC, GROUP)["in_flight"] == 2
 
 
+def test_what_is_acknowledged_late_while_a_pull_reads_it_is_not_handed_out_again(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(engine, "a", "b")
+    held = pull(engine, invisible_ms=10)
+    clock.advance(20)
+    read_span, meanwhile = engine.context.messages.read_span, [lambda: engine.settler.ack([held[0].receipt])]
+
+    def span(offset: int, size_bytes: int) -> bytes:
+        while meanwhile:
+            assert meanwhile.pop()() == ["acked"]
+        return read_span(offset, size_bytes)
+
+    monkeypatch.setattr(engine.context.messages, "read_span", span)
+
+    assert [*pull_ids(engine), *pull_ids(engine)] == ["b"]
+    assert meanwhile == []
+
+
 def test_receipts_that_follow_each_other_are_settled_as_one_run(engine: Engine) -> None:
     publish(engine, *(f"m{number}" for number in range(100)))
     deliveries = pull(engine)
