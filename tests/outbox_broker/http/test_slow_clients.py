@@ -6,7 +6,8 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -234,6 +235,16 @@ def test_an_idle_connection_ends_after_its_keep_alive_without_a_word(serve: Serv
         assert answer is not None
         assert answer.status == 200
         assert connection.read_to_end() == b""
+
+
+def test_a_server_that_stops_ends_an_idle_connection_and_does_not_wait_to_reset_it(serve: Serve) -> None:
+    server = serve(HttpSettings(keep_alive_ms=LONG_MS, request_head_ms_max=LONG_MS))
+    with closing(HTTPConnection(server.url.removeprefix("http://"), timeout=LONG_MS / 1000)) as client:
+        client.request("GET", "/livez")
+        client.getresponse().read()
+        server.stop()
+
+        assert client.sock.recv(1) == b""
 
 
 @pytest.mark.slow
