@@ -66,7 +66,7 @@ class NatsConnection:
         self._loop = loop
         self._limits = limits
         self._client = Client()
-        self._waiting: dict[str, tuple[Exchange[Any], int]] = {}
+        self._waiting: dict[str, tuple[UnansweredBatch[Any], int]] = {}
         self._numbers = itertools.count()
         self._inbox = ""
         self._is_deaf = False
@@ -113,7 +113,7 @@ class NatsConnection:
         NotAuthorized where this user may not receive answers.
         """
         self._check_hears()
-        exchange = Exchange(frames, shape)
+        exchange = UnansweredBatch(frames, shape)
         subjects: list[str] = []
         try:
             async with asyncio.timeout_at(deadline):
@@ -224,7 +224,7 @@ class NatsConnection:
         for exchange in self._under_way():
             exchange.lose()
 
-    def _under_way(self) -> set[Exchange[Any]]:
+    def _under_way(self) -> set[UnansweredBatch[Any]]:
         return {exchange for exchange, _ in self._waiting.values()}
 
 
@@ -261,7 +261,7 @@ class NatsFrame:
     headers: Mapping[str, str] | None = None
 
 
-class Exchange(Generic[T]):
+class UnansweredBatch(Generic[T]):
     """Which messages of a batch NATS has not answered yet, and the answers. Of one event loop; sends nothing. An answer
     of another shape is not for them, and ignored.
     """
