@@ -164,7 +164,9 @@ def check(
 @topic_app.command("list")
 @_connected
 def list_topics(connection: Connection, as_json: AsJson = False) -> None:
-    """Print the names of all topics that the token covers, a line each.
+    """Print the names of topics.
+
+    A line for each that the token covers.
 
     Example: outbox broker topic list
     """
@@ -179,7 +181,9 @@ def list_topics(connection: Connection, as_json: AsJson = False) -> None:
 @topic_app.command("show")
 @_connected
 def show_topic(connection: Connection, topic: Topic, as_json: AsJson = False) -> None:
-    """Print a topic's figures, and its consumer groups with what waits for each.
+    """Print a topic's figures and groups.
+
+    For each consumer group, what waits for it.
 
     Example: outbox broker topic show orders
     """
@@ -226,7 +230,7 @@ def delete_topic(
 @group_app.command("list")
 @_connected
 def list_groups(connection: Connection, topic: Topic, as_json: AsJson = False) -> None:
-    """Print a topic's consumer groups with what waits for each.
+    """Print what waits for each group of a topic.
 
     Example: outbox broker group list orders
     """
@@ -316,7 +320,9 @@ def seek(
 @group_app.command()
 @_connected
 def pause(connection: Connection, topic: Topic, group: Group, as_json: AsJson = False) -> None:
-    """Pause deliveries to a group. What is in flight may still be settled.
+    """Pause deliveries to a group.
+
+    What is in flight may still be settled.
 
     Example: outbox broker group pause orders billing
     """
@@ -383,7 +389,9 @@ def publish(
     delay_ms: Annotated[int | None, typer.Option(min=0, help="Deliver so much later.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish one message. Prints its id and what became of it; exits with 1 if it was not stored.
+    """Publish one message.
+
+    Prints its id and what became of it; exits with 1 if it was not stored.
 
     Examples:
 
@@ -413,9 +421,9 @@ def peek(
     limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show messages of a topic, with the beginning of their bodies. No group gets fewer by it.
+    """Show messages of a topic.
 
-    Needs a token with the role consume, as a consumer does.
+    With the beginning of their bodies; no group gets fewer by it. Needs a token with the role consume.
 
     Examples:
 
@@ -443,8 +451,10 @@ def find(
     limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Look through a topic for messages by id, key or headers, oldest first. It reads the topic to its end, or to the
-    limit; says every two seconds how far it is. Exits with 1 if there is none.
+    """Find messages by id, key or headers.
+
+    It reads the topic, oldest first, to its end or to the limit; says every two seconds how far it is. Exits with 1 if
+    there is none.
 
     Examples:
 
@@ -500,7 +510,9 @@ def list_scheduled(
     bucket: Annotated[str, typer.Option(help="Count by minute, hour or day.")] = "hour",
     as_json: AsJson = False,
 ) -> None:
-    """Count scheduled messages by due time: a line for each bucket of time (UTC, tab, count).
+    """Count scheduled messages by due time.
+
+    A line for each bucket of time (UTC, tab, count).
 
     Ask a broker, or a delay service.
 
@@ -518,7 +530,9 @@ def list_scheduled(
 def show_scheduled(
     connection: Connection, message_id: Annotated[str, typer.Argument(help="Its id.")], as_json: AsJson = False
 ) -> None:
-    """Say when and where a message is due. Exits with 1 if it is not scheduled.
+    """Say when and where a message is due.
+
+    Exits with 1 if it is not scheduled.
 
     Example: outbox broker schedule show trip-17
     """
@@ -535,7 +549,9 @@ def show_scheduled(
 @schedule_app.command("cancel")
 @_connected
 def cancel(connection: Connection, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Cancel scheduled messages: they are never delivered. Those that a delay service's target refused, too.
+    """Cancel scheduled messages.
+
+    They are never delivered. Those that a delay service's target refused are canceled, too.
 
     Example: outbox broker schedule cancel trip-17 trip-18 --yes
     """
@@ -551,8 +567,9 @@ def cancel(connection: Connection, ids: Ids, yes: Yes = False, as_json: AsJson =
 @schedule_app.command("refused")
 @_connected
 def list_refused(connection: Connection, as_json: AsJson = False) -> None:
-    """List what a delay service's target refused for good: topic, id and reason. At most a thousand of each process, or
-    shard of a cluster.
+    """List what a target refused for good.
+
+    Of a delay service: topic, id and reason; at most a thousand of each process, or shard of a cluster.
 
     Example: outbox broker schedule refused --url http://delay:7799
     """
@@ -569,7 +586,9 @@ def list_refused(connection: Connection, as_json: AsJson = False) -> None:
 @schedule_app.command("retry")
 @_connected
 def retry_refused(connection: Connection, ids: Ids, as_json: AsJson = False) -> None:
-    """Send refused messages to the target once more, after the cause is removed. Exits with 1 if one was not sent.
+    """Send refused messages once more.
+
+    To the target of a delay service, after the cause is removed. Exits with 1 if one was not sent.
 
     Example: outbox broker schedule retry 01J9Z 01J9Y --url http://delay:7799
     """
@@ -596,8 +615,9 @@ def list_dead(
     after: Annotated[str | None, typer.Option(help="Go on behind the page that named this.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, oldest first: attempts, when, the last reason, and how the attempts went. JSON has what the
-    messages carry, too.
+    """List dead letters, oldest first.
+
+    Attempts, when, the last reason, and how the attempts went; JSON has what the messages carry, too.
 
     Example: outbox broker dead list orders billing --limit 50
     """
@@ -614,7 +634,9 @@ def list_dead(
 def show_dead(
     connection: Connection, topic: Topic, group: Group, message_id: Annotated[str, typer.Argument(help="Its id.")]
 ) -> None:
-    """Print one dead letter as JSON, with its headers and body. Exits with 1 if there is none of this id.
+    """Print one dead letter as JSON.
+
+    With its headers and body. Exits with 1 if there is none of this id.
 
     Example: outbox broker dead show orders billing order-17
     """
@@ -642,7 +664,9 @@ def redrive(
     per_second: Annotated[int | None, typer.Option(help="How many are ready each second.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver dead letters again, all or those that are named; their attempts are counted afresh.
+    """Deliver dead letters again.
+
+    All, or those that are named; their attempts are counted afresh.
 
     Examples:
 
