@@ -1,5 +1,5 @@
 """`python -m outbox` runs the command `outbox`."""
 
-from outbox.cli.command import main
+from outbox_core.runtime.command import main
 
 main()

@@ -63,7 +63,7 @@ def pay(session):
     box.publish("payment.completed", {"order_id": 1})
 pay()
 box.close()
-from outbox.cli.command import main
+from outbox_core.runtime.command import main
 main(["messages", "list", "--json", "--url", url])
 """
 
@@ -86,7 +86,9 @@ def test_a_room_whose_extra_is_missing_says_which(command: str, tmp_path: Path) 
     toml = tmp_path / "reconcile.toml"
     toml.write_text('[database]\nurl = "sqlite:///x.db"\n[broker]\ndata = "x"\n')
 
-    ended = run_bare("from outbox.cli.command import main\nmain(sys.argv[1:])", *command.format(toml=toml).split())
+    ended = run_bare(
+        "from outbox_core.runtime.command import main\nmain(sys.argv[1:])", *command.format(toml=toml).split()
+    )
 
     assert ended.returncode == 2
     assert "pip install '.[" in ended.stderr
@@ -95,7 +97,7 @@ def test_a_room_whose_extra_is_missing_says_which(command: str, tmp_path: Path) 
 
 @pytest.mark.processes
 def test_the_help_page_names_the_extra_of_a_command_that_is_missing() -> None:
-    program = "from outbox.cli.command import main; main(['--help'])"
+    program = "from outbox_core.runtime.command import main; main(['--help'])"
 
     done = run_bare(program)
 

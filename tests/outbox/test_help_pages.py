@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.cli import command
+from outbox_core.runtime import command
 
 
 def page(*path: str) -> str:

@@ -16,7 +16,7 @@ from outbox_core.runtime import entry_point
 ROOT = Path(__file__).parents[2]
 INTERRUPTED_AT_IMPORT = """
 import sys
-from outbox.cli.command import main
+from outbox_core.runtime.command import main
 class Interrupt:
     def find_spec(self, name, *_):
         if name == {module!r}:

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from outbox.cli.command import main
+from outbox_core.runtime.command import main
 from tests.outbox.shop import Shop
 
 CLEAR = "\x1b[2J"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox.cli.command import main
+from outbox_core.runtime.command import main
 from spark_reconcile import run_windows
 from spark_reconcile.report.page import page_of
 from spark_reconcile.report.prometheus import metrics_text

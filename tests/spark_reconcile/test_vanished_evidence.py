@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from outbox.cli.command import main
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
@@ -19,6 +18,7 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup
 from outbox_core.messages.message import GroupConfig, Message
+from outbox_core.runtime.command import main
 from spark_reconcile import BusinessRule, InboxSource, NotComparable, Settings, Summary, run, run_windows
 from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.core.settings_file import read_config, settings_of

@@ -21,10 +21,10 @@ from sqlalchemy.orm import Session
 
 from compensator.work.engines import InstanceEngines
 from outbox import Outbox
-from outbox.cli import command
 from outbox.migrate import upgrade
 from outbox.store.database import background_engine, error_code
 from outbox.store.database_identity import DatabaseIdentity
+from outbox_core.runtime import command
 from outbox_core.runtime.logs import event_name
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, reading
 from tests.engines.galera.galera_cluster import WAIT_SECONDS, GaleraCluster

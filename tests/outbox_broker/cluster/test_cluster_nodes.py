@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from broker_adapter.http import HttpBroker
-from outbox.cli.command import main
+from outbox_core.runtime.command import main
 from outbox_core.runtime.stop_signals import EXIT_BY_SIGNAL
 from tests.fixtures.zookeeper_server import ZooKeeper
 from tests.outbox_broker.cluster.conftest import eventually

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import requests
 
-from outbox.cli.command import main
 from outbox_broker.http.access_control import Access, Role, load_tokens
 from outbox_broker.http.server import HttpServer
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.url_parts import is_loopback
+from outbox_core.runtime.command import main
 from tests.outbox_broker.http.publish_bodies import of_topic
 
 Client = Callable[..., requests.Response]

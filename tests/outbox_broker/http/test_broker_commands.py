@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from broker_adapter.http.broker_cli import app
-from outbox.cli.command import main
 from outbox_core import Broker, GroupConfig, Message, connect
+from outbox_core.runtime.command import main
 from tests.broker_adapter.servers import served
 
 TOPIC = "orders"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.cli.command import main
 from outbox_core import Broker, Message, connect
+from outbox_core.runtime.command import main
 from tests.broker_adapter.servers import served
 
 TOPIC, GROUP = "orders", "billing"

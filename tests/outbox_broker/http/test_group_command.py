@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.cli.command import main
 from outbox_core import Broker, GroupConfig, Message, connect
+from outbox_core.runtime.command import main
 from tests.broker_adapter.servers import served
 
 TOPIC, GROUP = "orders", "billing"

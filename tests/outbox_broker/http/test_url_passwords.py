@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.cli.command import main
+from outbox_core.runtime.command import main
 
 COMMANDS = {
     "check": ["check"],

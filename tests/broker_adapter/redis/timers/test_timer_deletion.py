@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from broker_adapter.redis.timers.slot_scripts import MOVES_MAX
-from outbox.cli.command import main
 from outbox_core import Broker, Message, connect
 from outbox_core.common.errors import BrokerRefused, InUse
 from outbox_core.messages.broker_port import TopicAdmin
+from outbox_core.runtime.command import main
 from tests.broker_adapter.redis.redis_server import HOST, RedisServer, redis_server
 
 TOPIC = "orders"
