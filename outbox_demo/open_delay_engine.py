@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError, install_hint
 from outbox_core.messages.url_parts import shown_url, split_url
 from outbox_demo.delay_engine_port import DelayEngine
 from outbox_demo.delay_service import DelayProcess
@@ -60,7 +60,7 @@ def _delay_cluster(
         if find_spec(package) is None:
             raise ConfigurationError(
                 f"--delay bookkeeper: needs the package {package!r}, which comes with the extra 'bookkeeper': "
-                "pip install '.[bookkeeper]' in a checkout"
+                f"{install_hint('bookkeeper')}"
             )
     from outbox_demo.bookkeeper_servers import BookKeeperUnderDemo, OwnBookKeeper, RunningBookKeeper
     from outbox_demo.delay_cluster import DelayCluster

@@ -14,7 +14,7 @@ from compensator.assignment.source_assignment import LeasedAssignment
 from outbox.store.database import background_engine, open_engine
 from outbox.store.database_url import sync_url
 from outbox.store.databases.supported import database_named, database_of
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError, install_hint
 from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress, ZooKeeperSecurity
 
 ZOOKEEPER_LEASES: Final = "zookeeper://zk1:2181,zk2:2181,zk3:2181/outbox/compensators"
@@ -46,7 +46,7 @@ def open_zookeeper_assignment(
     if find_spec("kazoo") is None:
         raise ConfigurationError(
             "leases in ZooKeeper need the package 'kazoo', which comes with the extra 'zookeeper': "
-            "pip install '.[zookeeper]' in a checkout"
+            f"{install_hint('zookeeper')}"
         )
     from compensator.assignment.zookeeper_lease_registry import ZooKeeperLeaseRegistry
     from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession

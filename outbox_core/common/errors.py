@@ -162,3 +162,8 @@ def utf8_text(text: str) -> str:
     them.
     """
     return text.encode(errors="backslashreplace").decode()
+
+
+def install_hint(extra: str) -> str:
+    """Returns what is to be typed for the packages of an extra."""
+    return f"pip install 'outbox-mq[{extra}]', or '.[{extra}]' in a checkout"

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 from urllib.parse import unquote
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import ConfigurationError, install_hint
 from outbox_core.messages.broker_port import Broker
 from outbox_core.messages.delayed_broker import DelayedBroker
 from outbox_core.messages.timing_port import TimingStore
@@ -82,8 +82,7 @@ def _adapter(group: str, scheme: str) -> Callable[..., Any] | None:
             loaded: Callable[..., Any] = entry_point.load()
         except ModuleNotFoundError as error:
             brought = "".join(
-                f", which comes with the extra {extra!r}: pip install '.[{extra}]' in a checkout"
-                for extra in entry_point.extras
+                f", which comes with the extra {extra!r}: {install_hint(extra)}" for extra in entry_point.extras
             )
             raise ConfigurationError(f"the {scheme} adapter needs the package {error.name!r}{brought}") from error
         return loaded

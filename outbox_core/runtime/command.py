@@ -1,19 +1,40 @@
-"""The command `outbox`: finds its subcommands by entry point, and reports our errors by one line and an exit status."""
+"""The command `outbox`: finds its subcommands by entry point, and reports our errors by one line and an exit status.
+
+A package is imported when one of its commands is called, or asked for help: SQLAlchemy alone takes longer than all that
+the help page and the shell's completion need.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import EntryPoint, entry_points, version
+from importlib.util import find_spec
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from outbox_core.common.errors import OutboxError, UsageError
+from outbox_core.common.errors import OutboxError, UsageError, install_hint
 from outbox_core.runtime.entry_point import EXIT_INTERRUPTED
 from outbox_core.runtime.terminal_text import escaped
 
 COMMANDS_GROUP: Final = "outbox.commands"
+SUMMARIES: Final = {
+    "db": "Make and upgrade the outbox tables.",
+    "messages": "Show unsent messages, and decide about parked ones.",
+    "status": "Show the state of an outbox.",
+    "compensator": "Find what was committed and not sent, and send it.",
+    "broker": "Run the broker, and administer one.",
+    "delay": "Run a delay service, or the timers of a timing store.",
+    "reconcile": "Prove that nothing was lost, invented or early.",
+    "demo": "Kill the worker and the broker, and prove nothing was lost.",
+}
+"""What the help page says of each command; a test compares it with the commands' own help."""
+_EXTRA_MODULES: Final = {"compensator": "pydantic_settings", "broker": "google_crc32c", "reconcile": "pyspark"}
+"""A module that comes with the extra of a command."""
+_COMPLETED_WORDS: Final = ("_TYPER_COMPLETE_ARGS", "COMP_WORDS")
+"""Variables in which shells say what is to be completed."""
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
@@ -56,7 +77,7 @@ def _missing(room: EntryPoint, error: ModuleNotFoundError) -> UsageError:
     extra = _extra(room)
     return UsageError(
         f"`outbox {room.name}` needs the package {error.name!r}, which comes with the extra {extra!r}: "
-        f"pip install '.[{extra}]' in a checkout"
+        f"{install_hint(extra)}"
     )
 
 
@@ -65,22 +86,36 @@ def _extra(room: EntryPoint) -> str:
 
 
 def _application(arguments: list[str]) -> typer.Typer:
-    """Returns the command with its subcommands. Only the called one is imported, or all for the help page."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    """Returns the command with its subcommands, of which only the called one is imported."""
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback()(_outbox)
     entries = {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
-    called = arguments[0] if arguments and arguments[0] in entries else None
-    for name in [called] if called else sorted(entries):
+    called = next((word for word in (*arguments[:1], *_words_to_complete()[1:2]) if word in entries), None)
+    if called is not None:
         try:
-            _add(app, entries[name].load(), name=name)
+            _add(app, entries[called].load(), name=called)
         except ModuleNotFoundError as error:
-            missing = _missing(entries[name], error)
-            if called:
-                raise missing from error
-            app.add_typer(
-                typer.Typer(help=str(missing)), name=name, short_help=f"Needs the extra {_extra(entries[name])!r}."
-            )
+            raise _missing(entries[called], error) from error
+        return app
+    for name in (*SUMMARIES, *sorted(entries.keys() - SUMMARIES.keys())):
+        if name in SUMMARIES and name in entries:
+            is_there = _is_there(_EXTRA_MODULES.get(name))
+            summary = SUMMARIES[name] if is_there else f"Needs the extra {_extra(entries[name])!r}."
+            app.add_typer(typer.Typer(help=summary), name=name)
+        elif name in entries:
+            _add(app, entries[name].load(), name=name)
     return app
+
+
+def _words_to_complete() -> list[str]:
+    return next((text.split() for name in _COMPLETED_WORDS if (text := os.environ.get(name))), [])
+
+
+def _is_there(module: str | None) -> bool:
+    try:
+        return module is None or find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _add(app: typer.Typer, part: typer.Typer, *, name: str) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from outbox_core.runtime.command import COMMANDS_GROUP, SUMMARIES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -91,7 +95,7 @@ def test_a_room_whose_extra_is_missing_says_which(command: str, tmp_path: Path) 
     )
 
     assert ended.returncode == 2
-    assert "pip install '.[" in ended.stderr
+    assert "pip install 'outbox-mq[" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -105,6 +109,53 @@ def test_the_help_page_names_the_extra_of_a_command_that_is_missing() -> None:
     assert re.search(r"^ *reconcile +Needs the extra 'spark'\.$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]], ids=lambda arguments: arguments[0])
+@pytest.mark.processes
+def test_the_help_page_imports_no_package_of_ours_but_the_core(arguments: list[str]) -> None:
+    program = """
+import sys
+from outbox_core.runtime.command import main
+try:
+    main(sys.argv[1:])
+finally:
+    roots = {name.partition(".")[0] for name in sys.modules}
+    print("imported:", *sorted(roots & {"outbox", "sqlalchemy", "compensator"}))
+"""
+
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "imported:"
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("outbox rec", ["reconcile"]), ("outbox broker to", ["token", "topic"]), ("outbox broker topic s", ["show"])],
+)
+@pytest.mark.processes
+def test_the_shell_completes_commands_of_every_package(typed: str, completed: list[str]) -> None:
+    program = "from outbox_core.runtime.command import main; main([])"
+    variables = {"_OUTBOX_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env={**os.environ, **variables}
+    )
+
+    assert sorted(done.stdout.split()) == completed, done.stderr
+
+
+def test_the_help_page_says_of_each_command_what_its_own_help_says() -> None:
+    said = {}
+    for entry in entry_points(group=COMMANDS_GROUP):
+        app = entry.load()
+        alone = app.registered_callback
+        texts = [app.info.help, alone and alone.help, alone and alone.callback.__doc__]
+        text = next(text for text in texts if isinstance(text, str))
+        said[entry.name] = text.strip().partition("\n")[0]
+
+    assert said == SUMMARIES
+
+
 @pytest.mark.processes
 def test_a_broker_whose_client_is_missing_names_the_extra_whatever_its_scheme() -> None:
     program = """
@@ -114,7 +165,7 @@ for scheme in sys.argv[1:]:
     try:
         connect(f"{scheme}://127.0.0.1")
     except ConfigurationError as error:
-        print("pip install '.[redis]'" in str(error))
+        print("pip install 'outbox-mq[redis]'" in str(error))
 """
     schemes = ["redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"]
 

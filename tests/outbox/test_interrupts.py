@@ -32,9 +32,9 @@ main({arguments!r})
     [
         ("spark_reconcile.cli.run_command", ["reconcile", "explain"]),
         ("spark_reconcile.classify.classification", ["reconcile", "explain", "lost"]),
-        ("compensator.entry.cli", ["--help"]),
+        ("compensator.entry.cli", ["compensator", "--help"]),
     ],
-    ids=["a room", "within a command", "the help page"],
+    ids=["a room", "within a command", "a help page"],
 )
 def test_an_interrupt_while_something_is_imported(module: str, arguments: list[str]) -> None:
     program = INTERRUPTED_AT_IMPORT.format(module=module, arguments=arguments)
