@@ -14,6 +14,7 @@ from outbox_core.messages.message import (
     NackStatus,
     PublishResult,
     PublishStatus,
+    Record,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "NackStatus",
     "PublishResult",
     "PublishStatus",
+    "Record",
     "SystemClock",
     "connect",
 ]

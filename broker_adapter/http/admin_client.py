@@ -79,6 +79,11 @@ class AdminClient:
         self._token_file = token_file
         self._ca_file = None if ca_file is None else str(ca_file)
         self._answer_bytes_max = answer_bytes_max
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse what is asked from now on; idempotent."""
+        self._closed = True
 
     @property
     def shown_url(self) -> str:
@@ -90,6 +95,8 @@ class AdminClient:
         """Send a request; returns status and body of the answer. Raises BrokerUnavailable if there is none, and
         BrokerRefused if it is too long.
         """
+        if self._closed:
+            raise ConfigurationError("this broker was closed; connect again")
         of_url = HttpBrokerUrl.parse(self._url)
         target = _without_login(of_url.address) + path
         ca_file = of_url.ca_file if self._ca_file is None else self._ca_file
@@ -213,7 +220,7 @@ class AdminClient:
     def scheduled(self, topic: str | None = None, *, bucket: str = "hour") -> Iterator[wire.ScheduledCount]:
         """Yields how many messages are due when, by minute, hour or day."""
         query = {"bucket": bucket} if topic is None else {"bucket": bucket, "topic": topic}
-        while True:
+        for _ in range(_PAGES_MAX):
             page = self._get("/v1/scheduled", wire.ScheduledAnswer, query=query)
             yield from page.counts
             if page.next_from_ms is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import inspect
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -400,12 +401,16 @@ def publish(
       outbox broker message publish reports --body - --id report-5
     """
     content = sys.stdin.buffer.read() if body == _BODY_STDIN else body.encode()
+    now_ms = time.time_ns() // 1_000_000
     message = Message(
-        id=message_id or new_message_id(), topic=topic, key=key, headers=_headers(header or ()), body=content,
-        created_at_ms=time.time_ns() // 1_000_000,
-        deliver_at_ms=None if delay_ms is None else time.time_ns() // 1_000_000 + delay_ms,
+        id=new_message_id() if message_id is None else message_id, topic=topic, key=key,
+        headers=_headers(header or ()), body=content, created_at_ms=now_ms,
+        deliver_at_ms=None if delay_ms is None else now_ms + delay_ms,
     )  # fmt: skip
-    [result] = connection.client().publish([message])
+    try:
+        [result] = connection.client().publish([message])
+    except BrokerUnavailable as error:
+        raise BrokerUnavailable(f"{error}; it may be stored: repeat it with --id {message.id}") from error
     text = f"{escaped(result.id)}\t{result.status}" + (f"\t{escaped(result.error)}" if result.error else "")
     _print_done({"id": result.id, "status": result.status, "error": result.error}, text, as_json=as_json)
     if not result.status.is_success:
@@ -432,9 +437,21 @@ def peek(
       outbox broker message peek orders --offset 0 --limit 100 --json
     """
     client = connection.client()
-    if offset is None:
-        offset = max(0, client.read(topic, start="latest", max_messages=1).next_offset - limit)
-    _print_messages(client.read(topic, offset=offset, max_messages=limit).messages, as_json=as_json)
+    end = client.read(topic, start="latest", max_messages=1).next_offset
+    position = max(0, end - limit) if offset is None else offset
+    messages: list[Record] = []
+    while len(messages) < limit and position < end:  # an answer has few where they are large
+        read = client.read(topic, offset=position, max_messages=limit - len(messages))
+        if read.next_offset <= position:
+            break
+        messages += read.messages
+        position = read.next_offset
+    if as_json:
+        _print_json({"messages": list(map(json_record, messages)), "next_offset": position})
+        return
+    _print_messages(messages)
+    if position < end:
+        print(f"more: --offset {position}")
 
 
 @message_app.command("find")
@@ -453,8 +470,8 @@ def find(
 ) -> None:
     """Find messages by id, key or headers.
 
-    It reads the topic, oldest first, to its end or to the limit; says every two seconds how far it is. Exits with 1 if
-    there is none.
+    It reads the topic, oldest first, to its end or to the limit; by ids, until each is found. Says every two seconds
+    how far it is. Exits with 1 if there is none, or none of one of the ids.
 
     Examples:
 
@@ -474,13 +491,18 @@ def find(
         )
 
     found: list[Record] = []
+    missing_ids = set(wanted_ids)
     for message in _read_all(connection.client(), topic, offset=offset):
         if is_wanted(message):
             found.append(message)
-        if len(found) == limit or (wanted_ids and {one.id for one in found} == wanted_ids):
+            missing_ids.discard(message.id)
+        if len(found) == limit or (wanted_ids and not missing_ids):
             break
-    _print_messages(found, as_json=as_json)
-    if not found:
+    if as_json:
+        _print_json(list(map(json_record, found)))
+    else:
+        _print_messages(found)
+    if missing_ids or not found:
         raise typer.Exit(1)
 
 
@@ -641,14 +663,16 @@ def show_dead(
     Example: outbox broker dead show orders billing order-17
     """
     with connection.admin() as admin:
-        after = None
+        after, seen = None, set[str]()
         while True:
+            if after is not None:
+                seen.add(after)
             letters, after = admin.dead(topic, group, limit=DEAD_PAGE_MAX, after=after)
             for letter in letters:
                 if letter.id == message_id:
                     _print_json(json_dead_letter(letter))
                     return
-            if after is None:
+            if after is None or after in seen:
                 raise BrokerRefused(f"{topic}/{group} has no dead letter of the id {message_id}")
 
 
@@ -701,7 +725,8 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
 
 
 def _print_json(value: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    # In ASCII: a body may have what a terminal takes for its own.
+    print(json.dumps(msgspec.to_builtins(value), indent=2).replace("\x7f", r"\u007f"))
 
 
 def _print_done(outcome: Mapping[str, object], text: str, *, as_json: bool) -> None:
@@ -723,7 +748,7 @@ def _print_lines(lines: Iterable[str], *, none: str = "") -> None:
 
 def _print_figures(figures: Mapping[str, int]) -> None:
     for name, value in figures.items():
-        print(f"{name}\t{value}")
+        print(f"{escaped(name)}\t{value}")
 
 
 def _print_groups(groups: Mapping[str, Mapping[str, int]]) -> None:
@@ -738,10 +763,7 @@ def _print_groups(groups: Mapping[str, Mapping[str, int]]) -> None:
     _print_table(["group", *_GROUP_FIGURES], rows)
 
 
-def _print_messages(messages: Sequence[Record], *, as_json: bool) -> None:
-    if as_json:
-        _print_json([json_record(message) for message in messages])
-        return
+def _print_messages(messages: Sequence[Record]) -> None:
     if not messages:
         print("no messages", file=sys.stderr)
         return

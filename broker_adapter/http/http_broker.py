@@ -194,6 +194,7 @@ class HttpBroker:
         """Send what was submitted, and let go of the connections; idempotent."""
         self._batcher.close()
         self._transport.close()
+        self._admin.close()
 
     def _send_publish(self, messages: Sequence[Message], guard: Guard) -> list[PublishResult]:
         return self._transport.send(publish_request(messages, packed=self._packed), guard=guard)

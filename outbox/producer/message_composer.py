@@ -16,7 +16,6 @@ from outbox_core.messages import limits
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.message import (
     CONTENT_TYPE,
-    NO_HEADERS,
     ORDERED_HEADER,
     Message,
     check_deliver_at,
@@ -71,7 +70,7 @@ class Composer:
             topic=topic,
             body=encoded,
             key=key,
-            headers=named or NO_HEADERS,
+            headers=named or {},
             created_at_ms=self._clock.now_ms(),
             deliver_at_ms=self._deliver_at_ms(deliver_at, delay),
         )

@@ -10,7 +10,7 @@ from outbox.store.schema import RowKind
 from outbox.store.table_placement import MessageTable
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.ids import new_message_id
-from outbox_core.messages.message import NO_HEADERS, Message
+from outbox_core.messages.message import Message
 
 CANCEL_TOPIC = "-"
 _encode_headers = msgspec.json.Encoder().encode
@@ -52,7 +52,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     def message(self) -> Message:
         """Returns the message for the broker. Raises InvalidMessage if the row was not written by this code."""
         try:
-            headers = _decode_headers(self.headers_json) if self.headers_json else NO_HEADERS
+            headers = _decode_headers(self.headers_json) if self.headers_json else {}
         except msgspec.DecodeError as error:
             raise InvalidMessage(f"the headers of row {self.id} are not a JSON object of strings: {error}") from error
         return Message(

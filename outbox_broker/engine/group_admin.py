@@ -171,7 +171,7 @@ class GroupAdmin:
         )  # fmt: skip
         letters = [
             DeadLetter(
-                message=message_of(record) if record else Record(id="", topic=topic, headers={}, body=b""), group=group,
+                message=message_of(record) if record else Record(id="", topic=topic, body=b""), group=group,
                 attempts=dead.attempts, reason=dead.reason, dead_at_ms=dead.dead_at_ms, history=dead.history,
             )
             for _, dead, record in page.found

@@ -160,7 +160,7 @@ def _letter_bytes(letter: DeadLetter) -> int:
 
 
 def _without_contents(letter: DeadLetter) -> DeadLetter:
-    message = Record(id=letter.id, topic=letter.topic, headers={}, body=b"")
+    message = Record(id=letter.id, topic=letter.topic, body=b"")
     return msgspec.structs.replace(letter, message=message, has_contents=False)
 
 

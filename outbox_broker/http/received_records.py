@@ -25,7 +25,6 @@ from outbox_core.messages.limits import (
     TOPIC_CHARS_MAX,
 )
 from outbox_core.messages.message import (
-    NO_HEADERS,
     Record,
     check_headers,
     check_key,
@@ -228,9 +227,9 @@ def _headers(headers: msgspec.Raw, *, where: str) -> Mapping[str, str]:
     if size_bytes > LONG_BYTES:
         raise _of_long_part("headers", where=where)
     if not size_bytes:
-        return NO_HEADERS
+        return {}
     try:
-        return _decode_headers(headers) or NO_HEADERS
+        return _decode_headers(headers) or {}
     except msgspec.ValidationError as error:
         raise of_decoding(error, within=f"{where}.headers") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +26,6 @@ ORDERED_HEADER: Final = "outbox-ordered"
 """On a message of a topic that its producer keeps in order, with the value "key": consumers can tell who lost it."""
 DUE_HEADER: Final = "outbox-deliver-at-ms"
 """The header with the requested due time of a message that a delay service, or the outbox, publishes as due now."""
-NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _PLAIN: Final = (str, type(None))
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
@@ -46,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     id: str
     topic: str
     key: str | None = None
-    headers: Mapping[str, str] = NO_HEADERS
+    headers: Mapping[str, str] = {}
     body: bytes
     created_at_ms: int = 0
     deliver_at_ms: int | None = None

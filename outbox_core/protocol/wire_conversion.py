@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.broadcast_port import TopicRead
-from outbox_core.messages.message import NO_HEADERS, DeadLetter, Delivery, GroupConfig, Message, Record
+from outbox_core.messages.message import DeadLetter, Delivery, GroupConfig, Message, Record
 from outbox_core.protocol.wire import (
     BackoffSettings,
     Encoding,
@@ -118,7 +118,7 @@ def topic_read_of(answered: ReadAnswer) -> TopicRead:
 def dead_letter_of(answered: JsonDeadLetter) -> DeadLetter:
     """Returns the dead letter that a client decodes from an answer in JSON. Raises InvalidMessage."""
     message = Record(
-        id=answered.id, topic=answered.topic, key=answered.key, headers=answered.headers or NO_HEADERS,
+        id=answered.id, topic=answered.topic, key=answered.key, headers=answered.headers or {},
         body=b"" if answered.body is None else body_bytes(answered.body, answered.encoding),
     )  # fmt: skip
     return DeadLetter(

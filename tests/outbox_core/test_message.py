@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 import string
 from enum import Enum
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core import Delivery, GroupConfig, Message
+from outbox_core import DeadLetter, Delivery, GroupConfig, Message
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages import limits
 from outbox_core.messages.ids import new_message_id, new_token
@@ -241,3 +244,13 @@ def test_a_delivery_decodes_json_and_says_which_message_is_not() -> None:
 def test_group_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):
         GroupConfig(**settings)
+
+
+def test_messages_and_what_carries_them_can_be_pickled_copied_and_encoded_without_headers() -> None:
+    message = Message(id="m", topic="t", body=b"b")
+    delivery = Delivery(receipt="r", attempt=1, message=message)
+    letter = DeadLetter(message=message, group="g", attempts=1, reason="no", dead_at_ms=1)
+
+    for value in (message, delivery, letter):
+        assert pickle.loads(pickle.dumps(value)) == copy.deepcopy(value) == value
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value)).headers == {}

@@ -550,3 +550,14 @@ def test_parent_and_child_of_a_fork_do_not_share_connections(
     publish_across_fork(url, "t", fork=fork)
 
     assert connected(url).admin.figures("t")["stored"] == len(PUBLISHED)
+
+
+def test_the_administration_of_a_closed_broker_is_closed(start: Callable[..., HttpServer]) -> None:
+    broker = HttpBroker(start().url)
+    admin = broker.admin
+    assert admin.topics() == []
+
+    broker.close()
+
+    with pytest.raises(ConfigurationError, match="was closed"):
+        admin.topics()

@@ -105,8 +105,11 @@ def test_the_newest_messages_are_shown_or_those_from_an_offset_on(url: str, brok
     newest = printed(capsys, "message", "peek", TOPIC, url=url)
     oldest = printed(capsys, "message", "peek", TOPIC, "--offset", "0", "--limit", "2", url=url)
 
-    assert [message["id"] for message in newest] == [f"m{number}" for number in range(5, 15)]
-    assert [(message["id"], message["body"]) for message in oldest] == [("m0", "0"), ("m1", "1")]
+    assert [message["id"] for message in newest["messages"]] == [f"m{number}" for number in range(5, 15)]
+    assert [(message["id"], message["body"]) for message in oldest["messages"]] == [("m0", "0"), ("m1", "1")]
+    assert (newest["next_offset"], oldest["next_offset"]) == (15, 2)
+    assert outbox("message", "peek", TOPIC, "--offset", "0", "--limit", "2", url=url) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "more: --offset 2"
     broker.publish(
         [Message(id="odd", topic=TOPIC, body=b"\x1b[2J" + b"x" * 500), Message(id="bin", topic=TOPIC, body=b"\xff")]
     )
@@ -128,6 +131,8 @@ def test_messages_are_found_by_id_key_or_header(url: str, broker: Broker, capsys
     assert [message["id"] for message in by_id] == ["m7", "m2400"]
     assert [message["id"] for message in by_key] == ["m2491", "m2493", "m2495"]
     assert [message["id"] for message in by_header] == ["last"]
+    assert outbox("message", "find", TOPIC, "--id", "nobody", "--id", "m3", url=url) == 1
+    assert "m3" in capsys.readouterr().out
     assert outbox("message", "find", TOPIC, "--id", "nobody", url=url) == 1
     assert "no messages" in capsys.readouterr().err
     assert outbox("message", "find", TOPIC, url=url) == 2
@@ -183,3 +188,33 @@ def test_each_command_has_an_example_and_json(noun: str, verb: str, capsys: Capt
     assert f"outbox broker {noun} {verb}" in shown
     assert ("--json" in shown) or "as JSON" in shown
     assert "--token-file" in shown
+
+
+def test_large_messages_are_shown_as_many_as_are_asked_for(url: str, broker: Broker, capsys: Capture) -> None:
+    for number in range(20):  # 80 MiB: more than an answer has
+        broker.publish([Message(id=f"m{number}", topic=TOPIC, body=b"x" * (4 * 1024 * 1024))])
+
+    assert outbox("message", "peek", TOPIC, "--limit", "20", url=url) == 0
+
+    ids = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert ids == [f"m{number}" for number in range(20)]
+
+
+def test_json_has_nothing_that_a_terminal_takes_for_its_own(url: str, broker: Broker, capsys: Capture) -> None:
+    body = "\x9b2J\x7f\N{RIGHT-TO-LEFT OVERRIDE}"
+    broker.publish([Message(id="m1", topic=TOPIC, body=body.encode())])
+
+    assert outbox("message", "peek", TOPIC, "--json", url=url) == 0
+
+    printed_text = capsys.readouterr().out
+    assert printed_text.isascii()
+    assert "\x7f" not in printed_text
+    assert json.loads(printed_text)["messages"][0]["body"] == body
+
+
+def test_a_publish_without_an_answer_tells_its_id(capsys: Capture) -> None:
+    assert outbox("message", "publish", TOPIC, url="http://127.0.0.1:9") == 1
+
+    told = capsys.readouterr().err
+    assert "no broker answers" in told
+    assert "repeat it with --id " in told
