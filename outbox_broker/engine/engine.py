@@ -217,7 +217,7 @@ class Engine:
         """Open the schedule; returns the batches that it dispatched and does not know to be appended."""
         context, options = self.context, self.context.options
         storage = context.storage if options.durability is Durability.FSYNC else UnsyncedStorage(context.storage)
-        self._segments = LocalSegments.open(context.folder / "schedule", storage=storage)
+        self._segments = LocalSegments.open(context.folder / "schedule", storage=storage, clock=context.clock)
         delay_options = DelayOptions(
             batch_messages_max=options.fire_batch_max,
             memory_messages_max=options.schedule_memory_messages_max,

@@ -189,7 +189,8 @@ class ScheduleLog:
             self.begin_anew(checkpoint())
             return
         self._writer = self._segments.reopen(self._names[-1], end=self._end - self._first)
-        self._durable = self._end
+        # What a medium without syncs has is not known to be durable, although it is all there is.
+        self._durable = self._end if self._writer is None else self._first + self._writer.commit(0)
 
     def append(self, record: schedule_records.LogRecord) -> Place:
         """Append a record; not durable before commit(). Raises StorageFailed with nothing appended."""

@@ -22,7 +22,7 @@ from typing import Final
 
 from outbox_broker.log.disk_reserve import Reserve, cure_for
 from outbox_broker.log.folder_lock import FolderLock
-from outbox_broker.log.storage import DiskStorage, Storage
+from outbox_broker.log.storage import DiskStorage, Storage, UnsyncedStorage
 from outbox_broker.log.sync_proof import proven_copy
 from outbox_broker.segments.port import SegmentInfo, WriterFenced, require_name
 from outbox_broker.segments.writer_epoch import epoch_file, read_epoch, write_epoch
@@ -112,6 +112,8 @@ class LocalSegments:
         """Called by open() only."""
         self._folder = folder
         self._storage = storage
+        self.is_synced = not isinstance(storage, UnsyncedStorage)
+        """Without syncs nothing is known to be durable: a page may be missing before any place after a power loss."""
         self._epoch = epoch
         self._seen_epoch: tuple[int, int] | None = None  # the epoch file as last read, while it was ours
         self._folder_lock = lock
@@ -193,7 +195,7 @@ class LocalSegments:
         try:
             self._storage.remove(self._note_path(name))  # before the first write: it would claim too much
             with self.opened(name, make=False) as file:
-                is_proven = note is not None and end <= note.end
+                is_proven = not self.is_synced or (note is not None and end <= note.end)
                 if not is_proven:
                     copy = proven_copy(path, file.descriptor, storage=self._storage, sync=self._storage.sync)
                     if copy is not None:
@@ -350,7 +352,8 @@ class LocalSegments:
             descriptor = self._storage.create(aside)
             try:
                 self._storage.truncate(descriptor, 0)
-                self._storage.write(descriptor, f"{end} {self._boot}\n".encode("ascii"), position=0)
+                known = end if self.is_synced else 0
+                self._storage.write(descriptor, f"{known} {self._boot}\n".encode("ascii"), position=0)
             finally:
                 os.close(descriptor)
             aside.replace(path)
@@ -505,7 +508,7 @@ class LocalWriter:
                 except OSError as error:  # nothing is in doubt: whatever closes a file has synced it
                     raise StorageFailed(f"cannot open {self.name}: {error.strerror}; {cure_for(error)}") from error
         self._segments.confirm()
-        return self._durable
+        return self._durable if self._segments.is_synced else 0
 
     def cut(self, end: int) -> None:
         """Truncate the file; see the port. If that fails, the next append does it."""
@@ -522,11 +525,11 @@ class LocalWriter:
         """Close the file; see the port."""
         if self._sealed:
             return
-        durable = self.commit()
+        self.commit()
         if self._segments.is_writing(self):
-            self.cut(durable)  # of an append that failed halfway something may be left
+            self.cut(self._end)  # of an append that failed halfway something may be left
             if self._info.kind in _LOGS:
-                self._segments.write_note(self.name, durable)
+                self._segments.write_note(self.name, self._durable)
         self._sealed = True
         self._segments.release(self)
 

@@ -94,8 +94,9 @@ class SegmentWriter(Protocol):
         """
 
     def commit(self, end: int | None = None) -> int:
-        """Return once everything up to a position (all, by default) is durable; returns how far that is. Concurrent
-        callers share the work. Returns at once for a segment that was deleted.
+        """Return once everything up to a position (all, by default) is durable; returns how far that is known to be so:
+        0 where syncs are left to the operating system. Concurrent callers share the work. Returns at once for a segment
+        that was deleted.
         """
 
     def cut(self, end: int) -> None:

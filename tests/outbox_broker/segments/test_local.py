@@ -12,7 +12,7 @@ from threading import Thread
 import google_crc32c
 import pytest
 
-from outbox_broker.log.storage import DiskStorage
+from outbox_broker.log.storage import DiskStorage, UnsyncedStorage
 from outbox_broker.segments.local import LocalSegments
 from outbox_broker.segments.port import RecordDamaged, WriterFenced, read_record
 from outbox_core.common.errors import ConfigurationError, StorageFailed
@@ -212,6 +212,28 @@ def test_after_a_failed_sync_a_lost_page_is_a_torn_tail_though_the_machine_was_n
     lose(tmp_path, end + BLOCK_HEAD_BYTES + 50)  # the kernel dropped it
 
     assert whole_in(found_in(tmp_path)) == ANSWERED[:1]
+
+
+@pytest.mark.parametrize("boot", ["this", "another"])
+def test_without_syncs_nothing_is_vouched_for_and_a_power_loss_ends_the_blocks_at_its_first_hole(
+    tmp_path: Path, boot: str
+) -> None:
+    ends: list[int] = []
+    for _ in range(2):
+        opened = LocalSegments.open(tmp_path, storage=UnsyncedStorage(DiskStorage()), boot="this")
+        writer = opened.reopen("a", end=ends[-1]) if ends else opened.create("a", kind=SegmentKind.MESSAGES)
+        written = WrittenSegment(writer, number=len(ends))
+        for _ in range(3):
+            ends.append(written.append(page("left to the system")))
+            written.commit()
+        written.writer.seal()
+        opened.close()
+    if boot == "another":
+        lose(tmp_path, ends[1] + BLOCK_HEAD_BYTES + 50)
+
+    found = found_in(tmp_path, boot=boot)
+
+    assert [one.damaged for one in found] == [0] * (6 if boot == "this" else 2)
 
 
 def test_what_is_written_again_behind_a_cut_says_no_more_than_was_synced(tmp_path: Path) -> None:
