@@ -351,13 +351,12 @@ class LedgerSegmentWriter:
         self.commit()
         with self._turn:
             self._done = True
-            ledger = self._ledger
+            # Not what was sent: a filler that nobody waited for may be behind the end at which the ledger is closed.
+            ledger, entries, end = self._ledger, self._confirmed, self._durable
         if ledger is not None:
             with self._segments.unless_deleted(self):
                 ledger.writer.begin_close()()
-                self._segments.note_sealed(
-                    self, SealedSegment(self.name, ledger.writer.ledger_id, self._sent, self._durable)
-                )  # fmt: skip
+                self._segments.note_sealed(self, SealedSegment(self.name, ledger.writer.ledger_id, entries, end))
 
     def abandon(self) -> None:
         """Release the ledger's writer; see the port."""

@@ -144,6 +144,26 @@ def test_a_sealed_segment_has_its_end_and_takes_no_more(medium: Medium) -> None:
         assert read_all(owner, written.places) == PAYLOADS
 
 
+@pytest.mark.parametrize("size_bytes", [0, 70_000])
+def test_a_segment_that_is_sealed_right_behind_a_commit_is_whole(medium: Medium, size_bytes: int) -> None:
+    segments = medium.open()
+    written = WrittenSegment.create(segments)
+    written.append_committed(b"first")
+    blocks = [b"%d" % number + bytes(size_bytes) for number in range(3)]
+    for one in blocks:
+        written.append(one)
+
+    written.commit()
+    written.writer.seal()
+    WrittenSegment.create(segments, "b").append_committed(b"so that the seal is durable, too")
+    segments.close()
+
+    for _ in range(2):
+        owner = medium.open()
+        assert payloads(owner) == [b"first", *blocks]
+        assert read_all(owner, written.places) == [b"first", *blocks]
+
+
 def test_what_was_cut_is_behind_the_end_and_what_is_appended_then_is_found_where_it_is_said_to_be(
     medium: Medium,
 ) -> None:
