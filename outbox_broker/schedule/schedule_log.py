@@ -52,7 +52,9 @@ class LogReplay:
     def __init__(self, segments: SegmentReader) -> None:
         """Find the checkpoint. Raises SegmentDamaged if it is damaged, or if none is whole though one must be."""
         self._segments = segments
-        self._infos = {info.name: info for info in segments.list() if info.name.startswith(PREFIX)}
+        infos = segments.list()
+        self._infos = {info.name: info for info in infos if info.name.startswith(PREFIX)}
+        self._others = [info.name for info in infos if not info.name.startswith(PREFIX)]
         self.older = sorted(self._infos)
         self.names: list[str] = []
         """The segments from the checkpoint on."""
@@ -101,9 +103,16 @@ class LogReplay:
             if isinstance(first, schedule_records.ScheduleCheckpoint):
                 self._first, self._checkpoint = first, records
                 return
-        begun = self.names or [name for name in self.unfinished if name != name_of(1)]
-        if begun:  # its predecessor was deleted only after its checkpoint was durable: it was whole
+        # Its predecessor was deleted only after its checkpoint was durable: it was whole. And nothing else was written
+        # before the first one's was: to begin anew would delete all buckets.
+        begun = self.names or [name for name in self.unfinished if self._others or name != name_of(1)]
+        if begun:
             raise SegmentDamaged(f"{begun[0]}: its checkpoint is damaged; restore {begun[0]} from a copy")
+        if self._others:
+            raise SegmentDamaged(
+                f"{self._others[0]} is there, and no log that says what is in it: restore the segments {PREFIX}* from "
+                "a copy; or empty the store, to begin anew"
+            )
 
     def _read(self, name: str) -> Iterator[schedule_records.LogRecord]:
         """Yields the records of a segment; nothing if the checkpoint that it begins with is not whole."""

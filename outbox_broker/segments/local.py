@@ -17,8 +17,9 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from outbox_broker.log.disk_reserve import Reserve, cure_for
 from outbox_broker.log.folder_lock import FolderLock
@@ -29,7 +30,6 @@ from outbox_broker.segments.writer_epoch import epoch_file, read_epoch, write_ep
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.block import (
-    BLOCK_HEAD_BYTES,
     SEGMENT_HEAD_BYTES,
     SEGMENT_MAGIC,
     Block,
@@ -39,7 +39,7 @@ from outbox_core.journal.block import (
     SegmentKind,
     SegmentRefused,
     decode_segment_head,
-    first_block_of,
+    last_head_in,
     scan,
 )
 from outbox_core.runtime.event_logger import EventLogger
@@ -52,6 +52,7 @@ _NOTE_SUFFIX: Final = ".proven"
 _EARLIER_SUFFIX: Final = ".delay"
 _LOGS: Final = frozenset({SegmentKind.MESSAGES, SegmentKind.ACTIONS})
 """Kinds of segments whose ends nothing else names, and which are gone on with: they have a note."""
+_READ_BYTES: Final = 1024 * 1024
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -157,7 +158,9 @@ class LocalSegments:
             epoch = read_epoch(folder) + 1
             write_epoch(folder, epoch, storage)
             for path in unfinished:
-                storage.remove(path)
+                if path.exists():  # an epoch's that was not renamed has been by now
+                    logger.warning("unfinished_file_removed", extra={"file": path.name})
+                    storage.remove(path)
         except BaseException as error:
             lock.release()
             if isinstance(error, OSError):
@@ -236,7 +239,7 @@ class LocalSegments:
         try:
             with self.opened(name, make=False) as file:
                 size = os.fstat(file.descriptor).st_size if writer is None else SEGMENT_HEAD_BYTES + writer.end
-                data = os.pread(file.descriptor, size - SEGMENT_HEAD_BYTES, SEGMENT_HEAD_BYTES)
+                data = os.pread(file.descriptor, max(0, size - SEGMENT_HEAD_BYTES), SEGMENT_HEAD_BYTES)
         except OSError as error:
             raise StorageFailed(f"cannot read {name}: {error.strerror}") from error
         if info is None:
@@ -561,7 +564,7 @@ class LocalWriter:
 
 
 def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
-    """Returns the segments of a folder, and the files of those that died before they had a head, and of copies.
+    """Returns the segments of a folder, and the files to remove: of what was made when its owner died, and of copies.
 
     Raises ConfigurationError, with the cure, at segments of another format.
     """
@@ -575,11 +578,11 @@ def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
     unfinished = sorted(folder.glob("*.new"))
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with path.open("rb") as file:
-            data = file.read(SEGMENT_HEAD_BYTES + BLOCK_HEAD_BYTES)
-        if len(data) < SEGMENT_HEAD_BYTES or not any(data[:SEGMENT_HEAD_BYTES]):
-            unfinished.append(path)
-            continue
-        head = _head_of(path, data, is_owned=is_owned)
+            if _is_unfinished(file):
+                unfinished.append(path)
+                continue
+            file.seek(0)
+            head = _head_of(path, file, is_owned=is_owned)
         infos[path.stem] = SegmentInfo(
             name=path.stem, kind=head.kind, first=head.first, end=None, created_at_ms=head.created_at_ms,
             epoch=head.epoch,
@@ -587,18 +590,29 @@ def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
     return infos, unfinished
 
 
-def _head_of(path: Path, data: bytes, *, is_owned: bool) -> SegmentHead:
-    """Returns the head of a segment; where it is damaged, what the first block says. What is nothing of ours in a
-    folder that had an owner is damage, too. Raises ConfigurationError.
+def _is_unfinished(file: BinaryIO) -> bool:
+    """Returns whether a file has nothing but zeros, or a part of a head: nothing was acknowledged of it. A head of
+    zeros alone does not say so: where a page was lost, blocks are behind it.
     """
+    head = file.read(SEGMENT_HEAD_BYTES)
+    if any(head):
+        return len(head) < SEGMENT_HEAD_BYTES and SEGMENT_MAGIC.startswith(head[: len(SEGMENT_MAGIC)])
+    return not any(data.strip(b"\0") for data in iter(partial(file.read, _READ_BYTES), b""))
+
+
+def _head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead:
+    """Returns the head of a segment; where it is damaged, what its blocks say. What is nothing of ours in a folder that
+    had an owner is damage, too. Raises ConfigurationError.
+    """
+    data = file.read(SEGMENT_HEAD_BYTES)
     try:
         return decode_segment_head(data)
     except SegmentRefused as refused:
-        block = first_block_of(data[SEGMENT_HEAD_BYTES:])
+        block = last_head_in(file.read())
         is_damaged = isinstance(refused, SegmentHeadDamaged) or not data.startswith(SEGMENT_MAGIC)
         if not is_damaged or (block is None and not is_owned):
             raise ConfigurationError(f"{path}: {refused}") from refused
         logger.error("segment_head_damaged", extra={"segment": path.stem})  # noqa: TRY400 - there is nothing to trace
         is_record = block is None or block.kind == FrameKind.RECORD
         kind = SegmentKind.BUCKET if is_record else SegmentKind.MESSAGES
-        return SegmentHead(kind=kind, epoch=0, first=0 if block is None else block.offset, created_at_ms=0)
+        return SegmentHead(kind=kind, epoch=0, first=0 if block is None else block.first, created_at_ms=0)

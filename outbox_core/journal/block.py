@@ -228,6 +228,11 @@ class BlockHead(NamedTuple):
     start: int
     end: int
 
+    @property
+    def first(self) -> int:
+        """The offset at which the segment begins."""
+        return self.offset - (self.start - BLOCK_HEAD_BYTES)
+
 
 def block_head_at(data: bytes, position: int, *, first: int) -> BlockHead | None:
     """Returns the head at a position of a segment's bytes, which begin at the offset `first`; None if there is none.
@@ -245,13 +250,20 @@ def block_head_at(data: bytes, position: int, *, first: int) -> BlockHead | None
     return BlockHead(version, kind, frames, before, offset, durable, at_ms, start, start + size_bytes)
 
 
-def first_block_of(data: bytes) -> BlockHead | None:
-    """Returns the head of a segment's first block, from the bytes behind the segment's head, whatever the offset is at
-    which that says that the segment begins.
+def last_head_in(data: bytes) -> BlockHead | None:
+    """Returns the head of a segment's last block that has one, from the bytes behind the segment's head, whatever the
+    offset is at which it says that the segment begins.
+
+    From each head it goes on behind that block: so a copy of a log inside a body is passed over, and counts only where
+    the body's own block, and all behind it, have lost their heads.
     """
-    if len(data) < BLOCK_HEAD_BYTES:
-        return None
-    return block_head_at(data, 0, first=int(_BLOCK.unpack_from(data)[6]))
+    found: BlockHead | None = None
+    position = 0
+    while (position := data.find(BLOCK_MAGIC, position)) >= 0 and position + BLOCK_HEAD_BYTES <= len(data):
+        head = block_head_at(data, position, first=int(_BLOCK.unpack_from(data, position)[6]) - position)
+        found = found if head is None else head
+        position = position + 1 if head is None else head.end
+    return found
 
 
 def read_run(data: bytes, position: int, *, kind: FrameKind, numbers: range) -> list[bytes]:

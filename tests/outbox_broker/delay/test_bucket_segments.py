@@ -14,6 +14,7 @@ from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.segments.local import LocalSegments
 from outbox_broker.segments.port import Segments
 from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened, drain, flush, put, recorded, settle, timed
 from tests.outbox_broker.delay.failing_disk import Killed, KillingDisk
 from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
@@ -81,6 +82,41 @@ def test_a_bucket_has_few_segments_after_many_openings_and_all_its_messages_in_o
     assert schedule.find(stored[0]) is not None
     assert drain(schedule, DUE_MS + DAY_MS) == stored
     reopened.drop()
+
+
+def test_buckets_whose_log_is_gone_are_refused_with_the_cure_and_stay(reopened: Opened) -> None:
+    put_flush(reopened, 0)
+    there = [info.name for info in reopened.segments.list()]
+    logs = [name for name in there if name.startswith("log-")]
+    reopened.segments.delete(logs)
+
+    for _ in range(2):
+        with pytest.raises(SegmentDamaged, match=r"restore the segments log-\* from a copy"):
+            reopened.open()
+
+    assert [info.name for info in reopened.segments.list()] == [name for name in there if name not in logs]
+    reopened.drop()
+
+
+@pytest.mark.parametrize("size_bytes", [0, 100])
+def test_buckets_whose_first_log_has_no_checkpoint_are_refused_with_the_cure_and_stay(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    opened = Opened(tmp_path)
+    put_flush(opened, 0)
+    opened.drop()
+    first, *others = sorted(tmp_path.glob("log-*.segment"))
+    assert first.stem == "log-000000000001"
+    for other in others:
+        other.unlink()
+    first.write_bytes(first.read_bytes()[:size_bytes])
+    before = sorted(path.name for path in tmp_path.glob("l0*.segment"))
+
+    with pytest.raises(SegmentDamaged, match=r"restore .*log-.* from a copy"):
+        opened.open()
+
+    assert sorted(path.name for path in tmp_path.glob("l0*.segment")) == before
+    opened.drop()
 
 
 @pytest.mark.parametrize("way", ["before", "half", "power"])

@@ -719,6 +719,30 @@ def test_a_damaged_log_is_refused_naming_the_file(opened: Opened) -> None:
         opened.open()
 
 
+@pytest.mark.parametrize("lost_bytes", [40, 512, 4096])
+@pytest.mark.parametrize("segment", ["log", "bucket"])
+def test_a_lost_first_page_of_a_segment_is_refused_or_told_and_costs_nothing_else(
+    opened: Opened, segment: str, lost_bytes: int
+) -> None:
+    schedule = opened.open()
+    for run in range(3):
+        put(schedule, NOW_MS, *(timed(f"{run}-{number:02}", NOW_MS + 40 * DAY_MS) for number in range(50)))
+        if segment == "bucket":
+            flush(schedule, NOW_MS)
+    opened.drop()
+    [path] = opened.folder.glob("log-*.segment" if segment == "log" else "l[01]*.segment")
+    path.write_bytes(bytes(lost_bytes) + path.read_bytes()[lost_bytes:])
+
+    if segment == "log" and lost_bytes > 40:
+        with pytest.raises(SegmentDamaged, match=f"{path.stem}.*restore"):
+            opened.open()
+        return
+    schedule = opened.open()
+    came = drain(schedule, NOW_MS + 41 * DAY_MS)
+    assert len(came) + schedule.figures()["quarantined_messages"] == 150
+    assert [one for one in came if one[0] != "0"] == [f"{run}-{number:02}" for run in (1, 2) for number in range(50)]
+
+
 def test_a_log_torn_at_any_byte_of_its_last_record_loses_only_that(opened: Opened) -> None:
     schedule = opened.open()
     put(schedule, NOW_MS, timed("a", NOW_MS))

@@ -26,6 +26,7 @@ from outbox_core.journal.block import (
     block,
     framed,
 )
+from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.failing_storage import FailingStorage
 from tests.outbox_broker.open_files import open_files
 from tests.outbox_broker.segments.gates import WAIT_SECONDS, Gate, while_held
@@ -118,6 +119,41 @@ def test_a_file_whose_owner_died_making_it_is_no_segment_and_can_be_made_again(t
     opened.close()
     left(tmp_path, *PAYLOADS)
     assert whole_in(found_in(tmp_path)) == PAYLOADS
+
+
+@pytest.mark.parametrize("lost_bytes", [SEGMENT_HEAD_BYTES, 512, PAGE_BYTES])
+def test_a_segment_that_lost_its_first_bytes_is_there_with_all_that_is_behind_them(
+    tmp_path: Path, lost_bytes: int
+) -> None:
+    opened = LocalSegments.open(tmp_path, boot="this")
+    written = WrittenSegment.create(opened, first=7_000)
+    for one in (*ANSWERED, *UNSYNCED):
+        written.append_committed(one)
+    opened.close()
+
+    path = tmp_path / "a.segment"
+    path.write_bytes(bytes(lost_bytes) + path.read_bytes()[lost_bytes:])
+
+    lost = lost_bytes > SEGMENT_HEAD_BYTES
+    for boot in ("this", "another"):
+        found = found_in(tmp_path, boot=boot)
+        assert whole_in(found) == [*ANSWERED, *UNSYNCED][lost:]
+        assert [one.damaged for one in found] == [int(lost), 0, 0, 0, 0]
+
+
+def test_what_an_opening_removes_is_empty_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    left(tmp_path, b"1", name="kept")
+    magic = (tmp_path / "kept.segment").read_bytes()[:12]
+    for name, data in {"a": b"", "b": magic, "c": bytes(40), "d": bytes(3 * PAGE_BYTES)}.items():
+        (tmp_path / f"{name}.segment").write_bytes(data)
+
+    opened = LocalSegments.open(tmp_path)
+
+    assert names(opened) == ["kept"]
+    opened.close()
+    removed = [vars(one)["file"] for one in caplog.records if event_name(one) == "unfinished_file_removed"]
+    assert removed == [f"{name}.segment" for name in "abcd"]
+    assert [one.stem for one in tmp_path.glob("*.segment")] == ["kept"]
 
 
 def test_a_flipped_bit_anywhere_costs_one_frame_at_most_while_the_machine_is_not_started_anew(tmp_path: Path) -> None:
@@ -330,8 +366,9 @@ def folder_of(path: Path) -> dict[str, bytes]:
         ("a.segment", checked(b"OMQSEGM1" + struct.pack("<HHQQQ", 2, 1, 1, 0, 0)), "format 2.*upgrade"),
         ("a.segment", checked(b"OMQSEGM1" + struct.pack("<HHQQQ", 1, 99, 1, 0, 0)), "kind 99.*upgrade"),
         ("a.segment", b"another service's file, and more than a head", "use an empty folder"),
+        ("a.segment", b"another's", "use an empty folder"),
     ],
-    ids=["earlier", "newer", "newer kind", "foreign"],
+    ids=["earlier", "newer", "newer kind", "foreign", "short foreign"],
 )
 def test_a_folder_of_another_format_is_refused_with_the_cure_and_nothing_is_touched(
     tmp_path: Path, file: str, data: bytes, cure: str
