@@ -39,6 +39,9 @@ from outbox_core.journal.block import Block, SegmentKind
 
 ENTRY_BYTES_MAX: Final = 256 * 1024
 """Of blocks that are sent as one entry; one that is longer is sent alone. An entry is read as a whole."""
+UNCONFIRMED_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of a segment's blocks, which are kept in memory until they are confirmed. A merge of the id index appends hundreds of
+megabytes before it commits."""
 _ON_THEIR_WAY_MAX: Final = 2
 """Entries of a segment that are sent and not confirmed, while more is gathered."""
 _REWRITTEN_ENTRIES_MAX: Final = 16
@@ -312,6 +315,8 @@ class LedgerSegmentWriter:
     def append(self, block: bytes) -> int:
         """Queue a block. It is sent if nothing else is on its way, and so is a full entry: see the port."""
         self._segments.refuse_if_unable()
+        if self._end - self._durable >= UNCONFIRMED_BYTES_MAX:
+            self.commit()
         with self._turn:
             if self._done or not self._segments.is_writing(self):
                 raise StorageFailed(f"{self.name} is sealed, or was deleted")

@@ -89,8 +89,9 @@ class SegmentWriter(Protocol):
         """The position behind the last block."""
 
     def append(self, block: bytes) -> int:
-        """Write a block at the end, in order; not durable before commit(), for which it never waits. Returns the new
-        end: the block is right before it, wherever the segment ended. If it fails, nothing of the block counts.
+        """Write a block at the end, in order; not durable before commit(), for which it never waits, unless so much is
+        not durable yet that memory is at stake. Returns the new end: the block is right before it, wherever the segment
+        ended. If it fails, nothing of the block counts.
         """
 
     def commit(self, end: int | None = None) -> int:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from outbox_broker.segments.ledger import ENTRY_BYTES_MAX, LedgerSegments
+from outbox_broker.segments.ledger import ENTRY_BYTES_MAX, UNCONFIRMED_BYTES_MAX, LedgerSegments
 from outbox_broker.segments.ledger_records import CHUNK_BYTES_MAX, FILLER
 from outbox_broker.segments.ledgers import ManifestNode
 from outbox_broker.segments.port import WriterFenced
@@ -75,6 +75,20 @@ def test_a_full_entry_is_sent_before_anybody_commits(cluster: LedgerCluster) -> 
 
     assert 5 <= calls.counts["append"] <= 7
     assert calls.counts["confirm"] == 0
+
+
+def test_what_is_appended_without_a_commit_fills_no_memory_and_is_not_lost(cluster: LedgerCluster) -> None:
+    written = WrittenSegment.create(cluster.open(), "a")
+
+    for _ in range(70):
+        written.append(bytes(1024 * 1024))
+        ledger = ledger_of(cluster, "a")
+        writers = [one for one in cluster.ledgers.writers if one.ledger_id == ledger and one.confirmed]
+        confirmed = sum(cluster.ledgers.length_bytes(ledger, one.confirmed - 1) for one in writers)
+        assert written.writer.end - confirmed <= UNCONFIRMED_BYTES_MAX + 2 * 1024 * 1024
+    written.commit()
+
+    assert payloads(cluster.open()) == [bytes(1024 * 1024)] * 70
 
 
 def test_a_block_of_which_only_the_first_entries_arrived_is_a_torn_tail(cluster: LedgerCluster) -> None:
