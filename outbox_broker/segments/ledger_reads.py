@@ -18,6 +18,8 @@ REQUEST_ENTRIES_FIRST: Final = 16
 REQUEST_ENTRIES_MAX: Final = 256
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of a request for more than one entry. Several shards are taken over at a time, in one JVM with little memory."""
+_LOST_TOGETHER_MAX: Final = 16
+"""Entries, one behind the other, that no bookie has: bytes behind so many are still found."""
 _END: Final = itemgetter(0)
 
 
@@ -128,19 +130,52 @@ class LedgerBytes:
         if len(self._written) >= count:
             number = bisect_right(self._written, position)
             return number, self._written[number - 1] if number else 0
+        unread = count
+        """The first entry that was asked for and not read: until what is before it is known, it may be the end."""
         while True:
             with self._guard:
                 known = bisect_right(self._asked, position, key=_END)
                 start, before = self._asked[known - 1] if known else (0, -1)
-                behind = min(self._asked[known][1], count) if known < len(self._asked) else count
-            if behind - before <= 1:
+                if before >= unread:  # another thread has found what is behind it
+                    unread = count
+                behind = min(self._asked[known][1], unread) if known < len(self._asked) else unread
+            if behind - before > 1:
+                middle = (before + behind) // 2
+                unread = middle if self._ask(middle) is None else unread
+            elif behind == unread < count and self._is_behind(unread, start=start, position=position, count=count):
+                unread = count
+            else:
                 return before + 1, start
-            middle = (before + behind) // 2
-            try:
-                length = self._ledgers.length_bytes(self._ledger_id, middle)
-            except (LedgerDamaged, EntryMissing):
-                return before + 1, start  # read one after the other, they tell their lengths
-            self._note_asked(middle, length - MARK_BYTES * (middle + 1))
+
+    def _ask(self, number: int) -> int | None:
+        """Returns where an entry ends; None if it cannot be read."""
+        try:
+            length = self._ledgers.length_bytes(self._ledger_id, number)
+        except (LedgerDamaged, EntryMissing):
+            return None
+        end = length - MARK_BYTES * (number + 1)
+        self._note_asked(number, end)
+        return end
+
+    def _is_behind(self, lost: int, *, start: int, position: int, count: int) -> bool:
+        """Returns whether a position is behind an entry that cannot be read and begins at `start`, and remembers where
+        that ends.
+
+        A damaged copy tells its length. That of a missing one follows from the next that is read, since each entry says
+        how long the ledger is up to itself.
+        """
+        number = lost
+        try:
+            end = start + len(self._entry(lost))
+        except EntryMissing:
+            for behind in range(lost + 1, min(count, lost + 1 + _LOST_TOGETHER_MAX)):
+                if (end_behind := self._ask(behind)) is not None:
+                    number, end = behind - 1, end_behind - len(self._entry(behind))
+                    break
+            else:
+                return False
+        self._note_asked(number, end)
+        return position >= end
 
     def _note_asked(self, number: int, end: int) -> None:
         if number >= len(self._written):

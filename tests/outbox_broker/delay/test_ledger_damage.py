@@ -101,15 +101,25 @@ def test_a_lost_entry_costs_its_frames_and_the_blocks_around_it_are_whole(cluste
         assert payloads(reader) == [b"%d" % number for number in range(100) if number != 50]
 
 
-def test_an_entry_that_no_bookie_has_any_more_is_damage(cluster: LedgerCluster) -> None:
-    segments, written = with_segment(cluster, b"first", b"second", b"third")
-    cluster.ledgers.flip_byte(ledger_of(cluster, "a"), 1)
+@pytest.mark.parametrize("lost", [{0}, {1}, {49}, {50}, {98}, {99}, {30, 31, 32}, {0, 49, 50, 99}])
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_entries_that_no_bookie_has_any_more_are_damage_of_their_records_alone(
+    cluster: LedgerCluster, lost: set[int], *, is_backward: bool
+) -> None:
+    stored = [b"%d" % number * (1 + number % 7) for number in range(100)]
+    segments, written = with_segment(cluster, *stored)
+    for number in lost:
+        cluster.ledgers.flip_byte(ledger_of(cluster, "a"), number)
 
-    with pytest.raises(RecordDamaged, match="a: damaged record at"):
-        read_record(segments, written.places[1])
-    with pytest.raises(SegmentDamaged, match=r"a: ledger .* misses entries"):
-        payloads(segments)
-    assert read_record(segments, written.places[0]) == b"first"
+    for owner in (segments, cluster.open()):
+        for number in sorted(range(100), reverse=is_backward):
+            if number in lost:
+                with pytest.raises(RecordDamaged, match="a: damaged record at"):
+                    read_record(owner, written.places[number])
+            else:
+                assert read_record(owner, written.places[number]) == stored[number]
+        with pytest.raises(SegmentDamaged, match=r"a: ledger .* misses entries"):
+            payloads(owner)
 
 
 def test_a_shard_with_a_damaged_manifest_is_refused(cluster: LedgerCluster) -> None:

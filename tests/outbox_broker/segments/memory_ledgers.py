@@ -97,6 +97,8 @@ class MemoryLedgers:
         self.lock = threading.RLock()
         self.bookies = [Bookie() for _ in range(BOOKIES)]
         self.ledgers: dict[int, LedgerMeta] = {}
+        self.lengths: dict[int, list[int]] = {}
+        """By ledger: how many bytes all entries up to each have, which travels with it."""
         self.network: list[Sent] = []
         self.writers: list[MemoryWriter] = []
         self.recovered: list[list[int]] = []
@@ -153,10 +155,9 @@ class MemoryLedgers:
             self.calls.note("length")
             self._known(ledger_id)
             self._refuse_damaged(ledger_id, [last])
-            found = [self._entry(ledger_id, number) for number in range(last + 1)]
-            if found[-1] is None:
+            if self._entry(ledger_id, last) is None:
                 raise EntryMissing(f"ledger {ledger_id} has no entry {last}")
-            return sum(len(entry) for entry in found if entry is not None)
+            return self.lengths[ledger_id][last]
 
     def delete(self, ledger_ids: Sequence[int]) -> None:
         with self.lock:
@@ -194,6 +195,7 @@ class MemoryLedgers:
     def flip_byte(self, ledger_id: int, number: int) -> None:
         """Lose an entry on all bookies, as its digest says when it is read."""
         with self.lock:
+            self.network = [one for one in self.network if (one.writer.ledger_id, one.number) != (ledger_id, number)]
             for bookie in self.bookies:
                 bookie.entries.get(ledger_id, {}).pop(number, None)
 
@@ -208,7 +210,8 @@ class MemoryLedgers:
 
     def send(self, writer: MemoryWriter, number: int, entry: bytes) -> None:
         """Put the messages of an append on the network."""
-        confirmed = writer.confirmed
+        confirmed, lengths = writer.confirmed, self.lengths.setdefault(writer.ledger_id, [])
+        lengths.append((lengths[-1] if lengths else 0) + len(entry))
         self.network += [Sent(writer, bookie, number, entry, confirmed) for bookie in range(BOOKIES)]
 
     def deliver_one(self) -> None:
