@@ -70,10 +70,10 @@ class BucketExpansion:
         context = self.context
         with context.lock:
             context.refuse_if_closed()
-            bucket = self._to_merge()
-            segments = [] if bucket is None else self._smallest_segments(bucket)
-        if bucket is None or len(segments) <= 1:
+            found = self._to_merge()
+        if found is None:
             return False
+        bucket, segments = found
         leaving = [
             _RefiledRun(run, run.taken, None if run.gone is None else bytes(run.gone))
             for run in bucket.runs.values()
@@ -92,15 +92,16 @@ class BucketExpansion:
                 self._merge(bucket, segments, leaving, filed)
         return True
 
-    def _to_merge(self) -> Bucket | None:
-        return next(
-            (
-                bucket
-                for bucket in self.context.state.buckets.values()
-                if len(bucket.segments) > self.context.options.bucket_segments_max and self._is_at_rest(bucket)
-            ),
-            None,
-        )
+    def _to_merge(self) -> tuple[Bucket, list[str]] | None:
+        """Returns a bucket with too many segments, and those to merge. One whose segments are too large to be merged in
+        a step keeps no other from it.
+        """
+        for bucket in self.context.state.buckets.values():
+            if len(bucket.segments) > self.context.options.bucket_segments_max and self._is_at_rest(bucket):
+                segments = self._smallest_segments(bucket)
+                if len(segments) > 1:
+                    return bucket, segments
+        return None
 
     def _is_at_rest(self, bucket: Bucket) -> bool:
         """Returns whether nothing refers to a bucket's runs but the bucket: it is neither dispatched nor re-filed, and

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -116,6 +117,27 @@ def test_buckets_whose_first_log_has_no_checkpoint_are_refused_with_the_cure_and
         opened.open()
 
     assert sorted(path.name for path in tmp_path.glob("l0*.segment")) == before
+    opened.drop()
+
+
+def test_a_bucket_whose_segments_are_too_large_to_merge_keeps_no_other_from_it() -> None:
+    opened = Opened(Path("unused"), opener=MemoryMedium().open)
+    large_ms, small_ms = NOW_MS + 60 * DAY_MS, NOW_MS + 90 * DAY_MS
+    for opening in range(5):
+        schedule = opened.open(bucket_segments_max=3)
+        large = [TimedMessage(large_ms, f"large-{opening}-{at}", "t", Random(at).randbytes(900_000)) for at in range(6)]
+        put(schedule, NOW_MS, *large, timed(f"small-{opening}", small_ms))
+        flush(schedule, NOW_MS)
+
+    settle(schedule, NOW_MS)
+
+    counts = {
+        bucket.id.start_ms <= large_ms < bucket.id.end_ms: len(bucket.segments)
+        for bucket in recorded(opened).buckets.values()
+    }  # fmt: skip
+    assert counts[True] == 5
+    assert counts[False] <= 3
+    assert schedule.count() == 35
     opened.drop()
 
 
