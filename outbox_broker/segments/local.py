@@ -332,16 +332,18 @@ class LocalSegments:
             raise self._failed(error) from error
 
     def confirm(self) -> None:
-        """Make the folder durable if a file is new, then check that this is still the owner: a sync that completed
-        after another one took over must not be acknowledged. Raises StorageFailed, WriterFenced.
+        """Make the folder durable if a file is new, then check that this is still the owner, and that nothing failed: a
+        sync that completed after another one took over, or failed, must not be acknowledged. Raises StorageFailed,
+        WriterFenced.
         """
-        try:
-            with self._guard:
-                if self._folder_changed:
+        with self._guard:
+            if self._folder_changed:
+                try:
                     self._storage.sync_folder(self._folder)
-                    self._folder_changed = False
-        except OSError as error:
-            raise self._failed(error) from error
+                except OSError as error:  # noted under the guard: the next sync of the folder may report nothing
+                    raise self._failed(error) from error
+                self._folder_changed = False
+        self.refuse_if_failed()
         self._refuse_if_closed()
         self._refuse_if_fenced()
 
@@ -463,6 +465,10 @@ class LocalWriter:
         self._durable = end
         self._turn = threading.Lock()
         """Held during a sync: who waited for it may find its blocks synced by another."""
+        self._covered = end
+        """What the sync in progress, or the last one, covers: what is cut meanwhile, and written anew, it does not."""
+        self._ends = threading.Lock()
+        """Guards that a cut lowers `_durable` and `_covered` at once; innermost."""
         self._sealed = False
 
     @property
@@ -519,7 +525,8 @@ class LocalWriter:
         if SEGMENT_HEAD_BYTES + end >= self._file_bytes:
             return
         self._segments.refuse_if_unable()
-        self._end, self._durable = end, min(self._durable, end)
+        with self._ends:
+            self._end, self._durable, self._covered = end, min(self._durable, end), min(self._covered, end)
         with suppress(OSError), self._segments.opened(self.name, make=False) as file:
             self._storage.truncate(file.descriptor, SEGMENT_HEAD_BYTES + end)
             self._file_bytes = SEGMENT_HEAD_BYTES + end
@@ -546,9 +553,11 @@ class LocalWriter:
             self._sync(descriptor)
 
     def _sync(self, descriptor: int) -> None:
-        covered = self._end
+        with self._ends:
+            self._covered = self._end
         self._segments.sync(descriptor, self.name)
-        self._durable = max(self._durable, covered)
+        with self._ends:
+            self._durable = max(self._durable, self._covered)
 
     def _head(self) -> bytes:
         info = self._info

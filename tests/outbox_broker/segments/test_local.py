@@ -522,11 +522,12 @@ def test_an_append_that_finds_no_descriptor_says_so_and_is_not_final(tmp_path: P
 
 
 class GatedDisk(DiskStorage):
-    """A disk on which the next write, or the next sync, can be held. Counts syncs."""
+    """A disk on which the next write, or the next sync, can be held, and that of a folder can fail. Counts syncs."""
 
     def __init__(self) -> None:
         self.write_gate: Gate | None = None
         self.sync_gate: Gate | None = None
+        self.folder_fails = False
         self.syncs = 0
 
     def write(self, descriptor: int, data: bytes, *, position: int) -> None:
@@ -539,6 +540,11 @@ class GatedDisk(DiskStorage):
             self.sync_gate.hold()
         super().sync(descriptor)
         self.syncs += 1
+
+    def sync_folder(self, folder: Path) -> None:
+        if self.folder_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync_folder(folder)
 
 
 @pytest.fixture
@@ -567,6 +573,47 @@ def test_what_is_written_while_another_syncs_the_segment_is_synced_by_its_own_co
 
     assert not raised
     assert gated.syncs == before + 1, "the sync of the other one began before the write was there"
+
+
+def test_what_is_cut_while_another_syncs_it_and_written_anew_is_synced_by_its_own_commit(
+    on_gated: LocalSegments, gated: GatedDisk
+) -> None:
+    written = WrittenSegment.create(on_gated)
+    kept = written.append_committed(b"kept")
+    written.append(b"to be cut" * 100)
+    gated.sync_gate = Gate()
+
+    def write_anew() -> None:
+        written.writer.cut(kept)
+        written.append(b"anew")
+
+    raised = while_held(gated.sync_gate, written.commit, write_anew)
+    before = gated.syncs
+    written.commit()
+
+    assert not raised
+    assert gated.syncs == before + 1, "the sync of the other one may have covered nothing but what was cut"
+
+
+def test_who_comes_behind_a_failed_sync_of_the_folder_is_not_acknowledged(
+    on_gated: LocalSegments, gated: GatedDisk
+) -> None:
+    one, other = WrittenSegment.create(on_gated), WrittenSegment.create(on_gated, "b")
+    one.append(b"1")
+    other.append(b"1")
+    gated.sync_gate = Gate()
+
+    def fail() -> None:
+        gated.folder_fails = True
+        with pytest.raises(StorageFailed, match="did not confirm"):
+            other.commit()
+        gated.folder_fails = False
+
+    raised = while_held(gated.sync_gate, one.commit, fail)
+
+    assert [str(error) for error in raised] == [
+        "the disk failed earlier (Input/output error); nothing is taken until the broker is restarted"
+    ]
 
 
 def test_a_segment_that_is_deleted_while_it_is_synced_fails_nobody_and_leaves_no_file_open(
