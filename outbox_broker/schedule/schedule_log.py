@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from outbox_broker.schedule import schedule_records
@@ -88,7 +89,13 @@ class LogReplay:
         self.begun = self._infos[self.names[0]].first + self.end
         self.grown_bytes = 0
         yield from self._checkpoint
-        for name in self.names[1:]:
+        for before, name in pairwise(self.names):
+            end, first = self._infos[before].first + self.end, self._infos[name].first
+            if first != end:
+                raise SegmentDamaged(
+                    f"{name} begins at {first}, and what is before it ends at {end}: a segment or a block is lost; "
+                    f"restore the segments from {before} to {name} from a copy"
+                )
             yield from self._read(name)
 
     def _find_checkpoint(self) -> None:

@@ -12,6 +12,7 @@ from outbox_broker.segments.ledger import LedgerSegments
 from outbox_broker.segments.ledger_manifest import StoredSegment
 from outbox_broker.segments.ledger_takeover import read_node, read_segments
 from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, drain, flush, put, settle, timed
 from tests.outbox_broker.delay.failing_disk import Killed
 from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
@@ -90,6 +91,21 @@ def test_one_manifest_names_the_logs_ledgers_of_several_epochs_and_all_of_them_a
     _, successor = take_over(cluster)
     assert sorted(drain(successor, END_MS)) == sorted(names)
     assert store.epoch == 5
+
+
+def test_a_log_that_lost_a_segment_in_its_middle_is_refused_with_the_cure() -> None:
+    cluster = LedgerCluster()
+    for epoch in range(4):
+        store, owner = take_over(cluster)
+        put_all(owner, ids(f"m{epoch}-", 4), ahead_ms=HOUR_MS)
+    first, _, lost, behind = (one.name for one in log_segments(cluster))
+    store.delete([lost])
+
+    for _ in range(2):
+        with pytest.raises(SegmentDamaged, match=f"{behind} begins at .* to {behind} from a copy"):
+            take_over(cluster)
+
+    assert first in {one.name for one in cluster.open().list()}
 
 
 def test_ledgers_of_earlier_epochs_are_kept_while_the_log_goes_on_in_them_and_a_day_after_their_epoch() -> None:
