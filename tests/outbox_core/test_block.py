@@ -36,6 +36,7 @@ from outbox_core.journal.block import (
     framed,
     framed_changes,
     frames_in,
+    last_head_in,
     read_run,
     scan,
 )
@@ -375,6 +376,24 @@ def test_behind_a_damaged_head_a_block_of_a_newer_version_is_refused_as_well() -
 
     with pytest.raises(SegmentRefused, match="format 3"):
         list(scan(bytes(data), first=FIRST, proven=FIRST + len(data), same_boot=True))
+
+
+@pytest.mark.parametrize("gap", [b"", bytes(4_000), b"OMQB" * 1_000, bytes(range(256)) * 16])
+def test_a_head_behind_any_gap_says_where_its_segment_begins_and_one_inside_a_body_does_not(gap: bytes) -> None:
+    copied = block(framed(FrameKind.RECORD, range(1), [b"of another"]), offset=77, durable=0, at_ms=1, frames_before=0)
+    frames = framed(FrameKind.MESSAGE, range(2), [copied, b"own" + copied])
+    own = block(frames, offset=FIRST + len(gap), durable=FIRST, at_ms=1, frames_before=0)
+
+    found = last_head_in(gap + own)
+
+    assert found is not None
+    assert (found.first, found.kind, found.end) == (FIRST, FrameKind.MESSAGE, len(gap + own))
+    for at in range(BLOCK_HEAD_BYTES):
+        damaged = bytearray(gap + own)
+        damaged[len(gap) + at] ^= 1
+        other = last_head_in(bytes(damaged))
+        assert other is not None
+        assert other.offset == 77, "a copy counts where no head of the segment's own is left"
 
 
 def test_a_head_of_a_newer_version_inside_a_body_refuses_nothing() -> None:

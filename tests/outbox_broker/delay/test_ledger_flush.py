@@ -92,6 +92,22 @@ def test_what_a_flush_left_that_died_is_swept_a_day_later_and_nothing_else(rando
         assert sorted(drain(successor, END_MS)) == sorted({*stored, "later"}), at
 
 
+def test_no_more_ledgers_are_open_than_a_takeover_may_fence() -> None:
+    cluster = LedgerCluster()
+    owner = open_schedule(cluster)
+    stored = put_everywhere(owner, "filed")
+    flush(owner, NOW_MS)
+    settle(owner, NOW_MS)
+    assert len(AHEAD_MS) > OPTIONS.bucket_writers_max
+    cluster.ledgers.recovered.clear()
+
+    successor = open_schedule(cluster)
+
+    _, fenced = cluster.ledgers.recovered
+    assert len(fenced) <= OPTIONS.bucket_writers_max + 1, "and the log"
+    assert sorted(drain(successor, END_MS)) == sorted(stored)
+
+
 def test_a_flush_is_repeated_until_its_ledgers_can_be_created() -> None:
     cluster = LedgerCluster()
     owner = open_schedule(cluster)
