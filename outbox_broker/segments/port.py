@@ -74,7 +74,7 @@ class SegmentReader(Protocol):
 
 
 class SegmentWriter(Protocol):
-    """The end of one segment. append() and cut() in one thread at a time; all else is thread-safe.
+    """The end of one segment. append(), cut() and seal() in one thread at a time; all else is thread-safe.
 
     Raises StorageFailed, or WriterFenced: by an append, or else by its commit. After a failed commit that is final, the
     owner of the segments can make nothing durable until they are opened again.
