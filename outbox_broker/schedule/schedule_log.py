@@ -39,6 +39,8 @@ read."""
 _PART_BYTES: Final = 1024 * 1024
 """Of a checkpoint's part: it repeats all that is in memory, to which publishers that come at once may add hundreds of
 megabytes, and a frame has at most 128 MiB."""
+_FIRST_CHECKPOINT_BYTES_MAX: Final = 4096
+"""Of a log's first checkpoint, which is that of nothing; it has some two hundred."""
 _UNTIMED: Final = 0
 """A block's time: the records have their own."""
 Place = int
@@ -112,7 +114,7 @@ class LogReplay:
                 return
         # Its predecessor was deleted only after its checkpoint was durable: it was whole. And nothing else was written
         # before the first one's was: to begin anew would delete all buckets.
-        begun = self.names or [name for name in self.unfinished if self._others or name != name_of(1)]
+        begun = self.names or [name for name in self.unfinished if self._others or not self._may_be_first(name)]
         if begun:
             raise SegmentDamaged(f"{begun[0]}: its checkpoint is damaged; restore {begun[0]} from a copy")
         if self._others:
@@ -120,6 +122,10 @@ class LogReplay:
                 f"{self._others[0]} is there, and no log that says what is in it: restore the segments {PREFIX}* from "
                 "a copy; or empty the store, to begin anew"
             )
+
+    def _may_be_first(self, name: str) -> bool:
+        """Returns whether nothing was durable yet when this was left: until then the first checkpoint stands alone."""
+        return name == name_of(1) and not self._segments.read(name, _FIRST_CHECKPOINT_BYTES_MAX, 1)
 
     def _read(self, name: str) -> Iterator[schedule_records.LogRecord]:
         """Yields the records of a segment; nothing if the checkpoint that it begins with is not whole."""

@@ -743,6 +743,17 @@ def test_a_lost_first_page_of_a_segment_is_refused_or_told_and_costs_nothing_els
     assert [one for one in came if one[0] != "0"] == [f"{run}-{number:02}" for run in (1, 2) for number in range(50)]
 
 
+def test_a_first_log_whose_heads_are_all_lost_is_refused_and_stays(opened: Opened) -> None:
+    put(opened.open(), NOW_MS, *(timed(f"m{number}", NOW_MS + number) for number in range(300)))
+    opened.drop()
+    [log] = opened.folder.glob("log-*.segment")
+    log.write_bytes(bytes(4096) + log.read_bytes()[4096:])
+
+    for _ in range(2):
+        with pytest.raises(SegmentDamaged, match=f"restore {log.stem} from a copy"):
+            opened.open()
+
+
 def test_a_log_torn_at_any_byte_of_its_last_record_loses_only_that(opened: Opened) -> None:
     schedule = opened.open()
     put(schedule, NOW_MS, timed("a", NOW_MS))
