@@ -14,7 +14,7 @@ from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import Message
-from tests.outbox_broker.powered_storage import PoweredStorage
+from tests.outbox_broker.powered_storage import PoweredStorage, start_anew
 
 TOPIC, GROUP = "orders", "billing"
 START_MS = 1_800_000_000_000
@@ -63,6 +63,7 @@ class PagedStorage(PoweredStorage):
                 unsynced_bytes = self._unsynced(path)
                 if unsynced_bytes:
                     _lose_pages(to / path.relative_to(folder), unsynced_bytes, random)
+            start_anew(to)
 
 
 def _lose_pages(path: Path, unsynced_bytes: int, random: Random) -> None:
