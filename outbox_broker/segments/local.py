@@ -304,6 +304,13 @@ class LocalSegments:
             file.users += 1
         return _Use(file, self._unused)
 
+    def opened_unless_deleted(self, writer: LocalWriter) -> _Use | None:
+        """As opened(), of a writer's segment; None if that was deleted or replaced. In one step: between a look and an
+        opening another thread may delete it, and who waits for it must not be told that its file is missing.
+        """
+        with self._guard:
+            return self.opened(writer.name, make=False) if self.is_writing(writer) else None
+
     def begin(self, info: SegmentInfo) -> None:
         """A file has its head now, and its first block."""
         with self._guard:
@@ -509,11 +516,13 @@ class LocalWriter:
         self._segments.refuse_if_failed()
         wanted = self._end if end is None else end
         with self._turn:
-            if self._durable < wanted and self._segments.is_writing(self):
+            if self._durable < wanted:
                 self._segments.refuse_if_failed()
                 try:
-                    with self._segments.opened(self.name, make=False) as file:
-                        self._sync(file.descriptor)
+                    use = self._segments.opened_unless_deleted(self)
+                    if use is not None:
+                        with use as file:
+                            self._sync(file.descriptor)
                 except OSError as error:  # nothing is in doubt: whatever closes a file has synced it
                     raise StorageFailed(f"cannot open {self.name}: {error.strerror}; {cure_for(error)}") from error
         self._segments.confirm()
