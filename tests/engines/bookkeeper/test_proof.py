@@ -200,7 +200,10 @@ def test_errors_of_the_source_name_the_cure(
     path = f"/{source.store.partition('//')[2].partition('/')[2]}/shards/0-0000"
     zookeeper.create(path, b'{"format": 99}', makepath=True)
     assert "has version 99; this code reads version 2: upgrade" in refusal()
-    zookeeper.set(path, b'{"format": 1, "cluster": "c", "shard": "0-0000", "epoch": 1, "ledger": 1}')
+    node = '{"format": %d, "cluster": "c", "shard": "0-0000", "epoch": 1, "ledger": 1}'
+    zookeeper.set(path, (node % 1).encode())
+    assert "drain the cluster with the version that wrote it, and begin at an empty ZooKeeper path" in refusal()
+    zookeeper.set(path, (node % 2).encode())
     assert "name this cluster's own ZooKeeper path" in refusal()
     monkeypatch.setitem(os.environ, JARS_VARIABLE, str(tmp_path))
     assert "install the wheel outbox-mq-bookkeeper-jars" in refusal()
