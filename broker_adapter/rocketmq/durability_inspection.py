@@ -17,6 +17,7 @@ import msgspec
 from broker_adapter.rocketmq.signature import Credentials
 from outbox_core.common.deadline_socket import DeadlineSocket
 from outbox_core.messages.broker_port import Weakness
+from outbox_core.protocol.decoder_cache import json_decoder
 
 CLUSTER_INFO: Final = 106
 BROKER_CONFIG: Final = 26
@@ -149,7 +150,7 @@ def ask(
                 raise RemotingError(f"an answer of {length} bytes: this is no port of a name server or broker")
             content = _exactly(answer, length - 4)
     head_length &= _JSON_HEADER_BYTES
-    answer_header = msgspec.json.decode(content[:head_length], type=_Header)
+    answer_header = json_decoder(_Header).decode(content[:head_length])
     if answer_header.code != 0:
         raise RemotingError(f"{(answer_header.remark or '').partition(chr(10))[0]} (code {answer_header.code})")
     return content[head_length:]

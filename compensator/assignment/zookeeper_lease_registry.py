@@ -21,6 +21,7 @@ from compensator.assignment.instance_registry_port import LeaseOptions
 from outbox_core.assignment.even_assignment import Member, check_zone
 from outbox_core.assignment.lease_decision import Lease, View
 from outbox_core.common.errors import ConfigurationError, OutboxError
+from outbox_core.protocol.decoder_cache import json_decoder
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.zookeeper.zookeeper_errors import SessionEnded
 from outbox_core.zookeeper.zookeeper_session import Znode, ZooKeeperSession
@@ -206,7 +207,7 @@ def _lease(znode: Znode, name: str) -> Lease:
 
 def _decode(znode: Znode, name: str, kind: type[Record]) -> Record:
     try:
-        record = msgspec.json.decode(znode.data, type=kind)
+        record = json_decoder(kind).decode(znode.data)
     except msgspec.DecodeError:
         record = None
     if record is None or not znode.session:

@@ -16,6 +16,7 @@ from outbox_broker.cluster.owned_shard_operations import Identity, Wanted
 from outbox_core.common.deadline_connections import set_deadlines
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
 from outbox_core.messages.message import CancelStatus, PublishResult, Record
+from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.problem import ProblemAnswer
 from outbox_core.protocol.wire import MSGPACK_TYPE, RefusedAnswer, RefusedMessage, RetryAnswer, RetryOutcome
 
@@ -124,14 +125,14 @@ class PeerClient:
         if response.status != 200:
             raise _refusal(url, response.status, answer)
         try:
-            return msgspec.msgpack.decode(answer, type=shape)
+            return msgpack_decoder(shape).decode(answer)
         except msgspec.DecodeError as error:
             raise BrokerUnavailable(f"the node at {url} answers in another protocol: upgrade it") from error
 
 
 def _refusal(url: str, status: int, answer: bytes) -> BrokerRefused | BrokerUnavailable:
     try:
-        detail = msgspec.json.decode(answer, type=ProblemAnswer).detail
+        detail = json_decoder(ProblemAnswer).decode(answer).detail
     except msgspec.DecodeError:
         detail = f"status {status}"
     if status in {401, 403}:

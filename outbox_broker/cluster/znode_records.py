@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.protocol.decoder_cache import json_decoder
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 FORMAT: Final = 1
@@ -147,7 +148,7 @@ def encode(record: msgspec.Struct) -> bytes:
 def decode(data: bytes, kind: type[Record], *, path: str) -> Record:
     """Returns the record in a znode. Raises ConfigurationError naming the znode, which another program wrote then."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return json_decoder(kind).decode(data)
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"the znode {path} does not contain a {kind.__name__} of this cluster") from error
 

@@ -13,6 +13,7 @@ import msgspec
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.protocol.decoder_cache import json_decoder
 
 FORMAT: Final = 2
 _GRANULARITY_PARTS: Final = 144
@@ -174,7 +175,7 @@ def encode_node(node: ShardNode) -> bytes:
 def decode_node(value: bytes, *, cluster: str, shard: str) -> ShardNode:
     """Returns a node's content. Raises ConfigurationError if it is of another cluster or of another version."""
     try:
-        version = msgspec.json.decode(value, type=_Version).format
+        version = json_decoder(_Version).decode(value).format
     except msgspec.MsgspecError as error:
         raise ConfigurationError(
             f"the node of shard {shard} is no manifest ({error}): name the path that `outbox delay init` made"
@@ -188,7 +189,7 @@ def decode_node(value: bytes, *, cluster: str, shard: str) -> ShardNode:
             f"the manifest of shard {shard} has version {version}, an earlier format, and this code reads version "
             f"{FORMAT}: drain the cluster with the version that wrote it, and begin at an empty ZooKeeper path"
         )
-    node = msgspec.json.decode(value, type=ShardNode)
+    node = json_decoder(ShardNode).decode(value)
     if (node.cluster, node.shard) != (cluster, shard):
         raise ConfigurationError(
             f"the path holds shard {node.shard} of cluster {node.cluster!r}, not shard {shard} of {cluster!r}: "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.protocol.decoder_cache import json_decoder
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import DelaySource, Settings
 from spark_reconcile.evidence.message_evidence import HELD_SEQUENCE
@@ -59,7 +60,7 @@ def export_delay(source: DelaySource, folder: Path, *, seconds_max: int) -> Dela
             f"the delay cluster {source.store} could not be read within {seconds_max} s: see whether its bookies answer"
         ) from error
     if done.returncode == 0:
-        return msgspec.json.decode(done.stdout, type=DelayExport)
+        return json_decoder(DelayExport).decode(done.stdout)
     error_line = next((line for line in reversed(done.stderr.splitlines()) if line.startswith(_ERROR)), "")
     end = f"`outbox delay export` ended with status {done.returncode}: {done.stderr[-_SHOWN_MAX:]}"
     reason = error_line.removeprefix(_ERROR) or end

@@ -18,6 +18,7 @@ import msgspec
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
+from outbox_core.protocol.decoder_cache import json_decoder
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
 from spark_reconcile.repair.plan import (
@@ -125,7 +126,7 @@ def _stored(broker_data: Path, names: Collection[MessageName]) -> set[MessageNam
 
 def _line(path: Path, line_number: int, line: bytes) -> PlannedLine:
     try:
-        return msgspec.json.decode(line, type=PlannedLine)
+        return json_decoder(PlannedLine).decode(line)
     except msgspec.MsgspecError as error:
         raise ConfigurationError(
             f"{path}, line {line_number:,}, is no line of a plan ({error}); name the repairs.jsonl that --repair "

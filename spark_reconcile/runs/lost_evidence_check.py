@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.protocol.decoder_cache import json_decoder
 from spark_reconcile.core.dataframes import among, grouped, union
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.plausible_times import InputCount
@@ -456,7 +457,7 @@ def read_totals(output: Path) -> KeptTotals:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ConfigurationError(f"{path} has more than {FILE_BYTES_MAX:,} bytes: no run wrote it; move it away")
-        totals = msgspec.json.decode(data, type=KeptTotals)
+        totals = json_decoder(KeptTotals).decode(data)
     except FileNotFoundError:
         return KeptTotals()
     except (OSError, msgspec.MsgspecError) as error:

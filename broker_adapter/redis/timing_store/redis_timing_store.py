@@ -45,6 +45,7 @@ from outbox_core.messages.timing_port import (
     TimerPage,
     TimingStore,
 )
+from outbox_core.protocol.decoder_cache import json_decoder
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -301,7 +302,7 @@ def _figures(slot: int, answer: Sequence[Any]) -> SlotFigures:
 def _server(text: bytes) -> SlotServer | None:
     """Returns who announced itself; None also for the text of another version or program."""
     try:
-        return msgspec.json.decode(text, type=SlotServer) if text else None
+        return json_decoder(SlotServer).decode(text) if text else None
     except msgspec.DecodeError:
         return None
 
