@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 from kazoo import exceptions as kazoo_errors
@@ -42,6 +44,8 @@ class LedgerShards:
         """
         self._cluster = cluster
         self._clock = SystemClock()
+        self._first_opening = threading.Lock()
+        self._is_opened = False
         # A session of its own: the node's ends for good with its ownerships, and a manifest is changed by its version.
         self._zookeeper = zookeeper_client(address, session, logging.getLogger(__name__))
         try:
@@ -60,7 +64,12 @@ class LedgerShards:
 
     def open(self, shard: str) -> OpenedShard:
         """Take a shard over, fencing all earlier writers. Raises StorageFailed, which is tried again."""
-        store = LedgerSegments.open(self._shard(shard))
+        # JPype looks for a Java method's overloads at its first call, with no lock of its own: of four shards that were
+        # opened at once a thread read what another had begun to write, and the process died by a signal. So one shard
+        # is opened alone, which makes every call of an opening once.
+        with self._first_opening if not self._is_opened else nullcontext():
+            store = LedgerSegments.open(self._shard(shard))
+            self._is_opened = True
         return OpenedShard(store=store, epoch=store.epoch, close=store.close)
 
     def view(self, shard: str) -> LedgerView | None:
