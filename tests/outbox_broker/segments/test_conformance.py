@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,6 +25,16 @@ PAYLOADS = [b"a", bytes(range(256)) * 40, b"c"]
 WAIT_SECONDS = 120
 WRITERS = 321
 OPENINGS = 50
+ROUNDS = 1_000
+
+
+@pytest.fixture
+def switching_often() -> Iterator[None]:
+    """Threads take turns between any two instructions: a race that has a window shows in some hundred rounds."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
 
 
 def test_blocks_come_back_at_any_position_and_size_committed_or_not(medium: Medium) -> None:
@@ -283,6 +294,32 @@ def beside(work: Callable[[], None], ends: tuple[type[Exception], ...]) -> Calla
         assert failures == []
 
     return wait
+
+
+@pytest.mark.usefixtures("switching_often")
+def test_who_commits_a_segment_while_it_is_deleted_is_told_of_no_failure(medium: Medium) -> None:
+    segments = medium.open()
+    ended: list[int | StorageFailed] = []
+
+    def commit(written: WrittenSegment, begin: threading.Event) -> None:
+        assert begin.wait(WAIT_SECONDS)
+        try:
+            ended.append(written.writer.commit())
+        except StorageFailed as error:
+            ended.append(error)
+
+    for number in range(ROUNDS):
+        written, begin = WrittenSegment.create(segments, name=f"a{number}"), threading.Event()
+        written.append(b"x")
+        thread = threading.Thread(target=commit, args=(written, begin))
+        thread.start()
+        begin.set()
+        segments.delete([f"a{number}"])
+        thread.join(WAIT_SECONDS)
+
+    segments.close()
+    assert len(ended) == ROUNDS
+    assert [error for error in ended if isinstance(error, StorageFailed)] == []
 
 
 def test_reads_beside_a_delete_end_with_an_error_and_never_with_other_bytes(medium: Medium) -> None:

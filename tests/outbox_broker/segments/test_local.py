@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 
 import google_crc32c
 import pytest
@@ -35,21 +34,11 @@ from tests.outbox_broker.segments.written_log import WrittenSegment, names, payl
 
 PAYLOADS = [b"a", bytes(range(256)) * 40, b"c"]
 PAGE_BYTES = 4096
-ROUNDS = 500
 
 
 @pytest.fixture
 def disk() -> FailingStorage:
     return FailingStorage()
-
-
-@pytest.fixture
-def switching_often() -> Iterator[None]:
-    """Threads take turns between any two instructions: a race that has a window shows in some hundred rounds."""
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval_s)
 
 
 @pytest.fixture
@@ -679,29 +668,3 @@ def test_segments_that_are_closed_under_a_write_never_have_it_written_to_a_file_
     again = LocalSegments.open(tmp_path / "other")
     assert payloads(again, "b") == [b"of another owner"]
     again.close()
-
-
-@pytest.mark.usefixtures("switching_often")
-def test_who_waits_for_a_segment_that_is_deleted_meanwhile_is_told_of_no_missing_file(tmp_path: Path) -> None:
-    opened = LocalSegments.open(tmp_path)
-    ended: list[object] = []
-
-    def commit(written: WrittenSegment, begin: Event) -> None:
-        assert begin.wait(WAIT_SECONDS)
-        try:
-            ended.append(written.writer.commit())
-        except StorageFailed as error:
-            ended.append(error)
-
-    for number in range(ROUNDS):
-        written, begin = WrittenSegment.create(opened, name=f"a{number}"), Event()
-        written.append(b"x")
-        thread = Thread(target=commit, args=(written, begin))
-        thread.start()
-        begin.set()
-        opened.delete([f"a{number}"])
-        thread.join(WAIT_SECONDS)
-
-    opened.close()
-    assert len(ended) == ROUNDS
-    assert [error for error in ended if isinstance(error, StorageFailed)] == []
