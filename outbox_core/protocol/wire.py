@@ -18,7 +18,6 @@ from outbox_core.messages.broadcast_port import Start
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
-    DeadLetter,
     ExtendStatus,
     NackStatus,
     PublishStatus,
@@ -386,18 +385,11 @@ class JsonDeadLetter(_Answer, frozen=True, kw_only=True):
 class DeadAnswer(_Answer, frozen=True, kw_only=True):
     """One page of dead letters, oldest first. `next`: the cursor of the next page, if any.
 
-    In MessagePack it is a PackedDeadAnswer.
+    In MessagePack it is an array: `next`, and the list of message.DeadLetter.
     """
 
     dead: list[JsonDeadLetter]
     next: str | None = None
-
-
-class PackedDeadAnswer(_Answer, frozen=True, kw_only=True, array_like=True):
-    """The same in MessagePack."""
-
-    next: str | None
-    dead: list[DeadLetter]
 
 
 class RedriveRequest(Request, frozen=True, kw_only=True):
