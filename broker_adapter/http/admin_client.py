@@ -40,8 +40,8 @@ from outbox_core.protocol.wire_conversion import (
 from outbox_core.runtime.config_files import read_secret
 from outbox_core.runtime.http_broker_url import HttpBrokerUrl, check_token
 
-ANSWER_BYTES_MAX: Final = 512 * 1024 * 1024
-"""More than a page of dead letters has."""
+ANSWER_BYTES_MAX: Final = 128 * 1024 * 1024
+"""More than a broker's page of dead letters, or of a read, takes in JSON."""
 DEAD_PAGE_MAX: Final = 1_000
 NO_URL: Final = "a broker's URL looks like http://127.0.0.1:7788"
 _WRAPPED_MAX: Final = 8
@@ -152,11 +152,8 @@ class AdminClient:
 
     def group_config(self, topic: str, group: str) -> GroupConfig | None:
         """Returns the settings of a group; None if it is not there."""
-        path = group_path(topic, group)
-        status, content = self.request("GET", path)
-        if status == HTTPStatus.NOT_FOUND and problem_kind(content) is ProblemKind.NOT_FOUND:
-            return None
-        return group_config_of(self._decoded(status, content, wire.GroupAnswer).settings)
+        answer = self._get_if_there(group_path(topic, group), wire.GroupAnswer)
+        return None if answer is None else group_config_of(answer.settings)
 
     def declare_group(self, topic: str, group: str, config: GroupConfig) -> None:
         """Create a group, or change its settings."""
@@ -206,8 +203,8 @@ class AdminClient:
     def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
         """Publish messages; one result each."""
         body = wire.PublishRequest(messages=[json_message(message) for message in messages])
-        results = self._ask("POST", "/v1/publish", wire.PublishAnswer, body).results
-        return [PublishResult(result.id, result.status, result.error) for result in results]
+        outcomes = self._ask("POST", "/v1/publish", wire.PublishAnswer, body).results
+        return [PublishResult(outcome.id, outcome.status, outcome.error) for outcome in outcomes]
 
     def read(self, topic: str, *, offset: int | None = None, start: Start = "latest", max_messages: int) -> TopicRead:
         """Returns messages of a topic from an offset on, without a group; up to 1,000."""
@@ -229,10 +226,8 @@ class AdminClient:
 
     def scheduled_message(self, message_id: str) -> wire.ScheduledMessage | None:
         """Returns where and when a message is due; None if it is not scheduled."""
-        status, content = self.request("GET", f"/v1/scheduled/{quote(check_message_id(message_id), safe='')}")
-        if status == HTTPStatus.NOT_FOUND and problem_kind(content) is ProblemKind.NOT_FOUND:
-            return None
-        return self._decoded(status, content, wire.ScheduledMessage)
+        path = f"/v1/scheduled/{quote(check_message_id(message_id), safe='')}"
+        return self._get_if_there(path, wire.ScheduledMessage)
 
     def cancel(self, message_ids: Sequence[str]) -> list[wire.CancelOutcome]:
         """Cancel scheduled messages; one outcome each."""
@@ -252,6 +247,12 @@ class AdminClient:
 
     def _get(self, path: str, shape: type[Shape], *, query: Mapping[str, str] | None = None) -> Shape:
         return self._ask("GET", path + (f"?{urlencode(query)}" if query else ""), shape)
+
+    def _get_if_there(self, path: str, shape: type[Shape]) -> Shape | None:
+        status, content = self.request("GET", path)
+        if status == HTTPStatus.NOT_FOUND and problem_kind(content) is ProblemKind.NOT_FOUND:
+            return None
+        return self._decoded(status, content, shape)
 
     def _do(self, method: str, path: str, body: msgspec.Struct | None = None) -> None:
         self._ask(method, path, wire.NoAnswer, body)

@@ -29,7 +29,7 @@ from rich.text import Text
 from broker_adapter.http.admin_client import DEAD_PAGE_MAX, AdminClient
 from outbox_broker.server import cli as server_cli
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, NotSupported, UsageError
-from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.broker_port import BrokerAdmin, GroupSettingsReader, TopicAdmin
 from outbox_core.messages.connect import connect
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.limits import PULL_MESSAGES_MAX
@@ -79,12 +79,8 @@ TokenFile = Annotated[
 # -- the connection, which each command has options for ----------------------------------------------------------------
 
 
-class _Admin(BrokerAdmin, Protocol):
+class _Admin(BrokerAdmin, TopicAdmin, Protocol):
     """What is administered of our broker, and of Redis timers."""
-
-    def delete_group(self, topic: str, group: str, *, force: bool = False) -> None: ...
-
-    def delete_topic(self, topic: str, *, force: bool = False) -> None: ...
 
 
 class Connection:
@@ -252,7 +248,7 @@ def show_group(connection: Connection, topic: Topic, group: Group, as_json: AsJs
     """
     with connection.admin() as admin:
         figures = admin.figures(topic, group)
-        config = admin.group_config(topic, group) if isinstance(admin, AdminClient) else None
+        config = admin.group_config(topic, group) if isinstance(admin, GroupSettingsReader) else None
     settings = {} if config is None else msgspec.to_builtins(group_settings_of(config))
     if as_json:
         _print_json({"topic": topic, "group": group, "figures": dict(figures), "settings": settings})
