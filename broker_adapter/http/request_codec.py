@@ -32,6 +32,7 @@ from outbox_core.messages.message import (
     PublishResult,
     check_group,
     check_topic,
+    encode_packed,
 )
 from outbox_core.protocol import wire, wire_conversion
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
@@ -56,8 +57,6 @@ _MESSAGE_OVERHEAD_BYTES: Final = 256
 _HEAD_END: Final = b"\r\n\r\n"
 _KNOWN_HEAD_BYTES_MAX: Final = 1024
 _LENGTH_DIGITS_MAX: Final = 15
-_encode_packed: Final = msgspec.msgpack.Encoder(enc_hook=dict).encode
-"""Headers may be any Mapping."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -171,7 +170,7 @@ class RequestCodec:
         if request.body is None:
             length = "" if request.method == "GET" else "content-length: 0\r\n"
             return f"{request.method} {target} HTTP/1.1\r\n{self._head}{length}\r\n".encode("ascii")
-        data = _encode_packed(request.body) if self.packed else msgspec.json.encode(request.body)
+        data = encode_packed(request.body) if self.packed else msgspec.json.encode(request.body)
         fields = f"content-type: {self._type}\r\ncontent-length: {len(data)}\r\n"
         return f"{request.method} {target} HTTP/1.1\r\n{self._head}{fields}\r\n".encode("ascii") + data
 

@@ -15,14 +15,12 @@ from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.owned_shard_operations import Identity, Wanted
 from outbox_core.common.deadline_connections import set_deadlines
 from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
-from outbox_core.messages.message import CancelStatus, PublishResult, Record
+from outbox_core.messages.message import CancelStatus, PublishResult, Record, encode_packed
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.problem import ProblemAnswer
 from outbox_core.protocol.wire import MSGPACK_TYPE, RefusedAnswer, RefusedMessage, RetryAnswer, RetryOutcome
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-_encode: Final = msgspec.msgpack.Encoder(enc_hook=dict).encode
-"""Headers may be any Mapping."""
 _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -113,7 +111,7 @@ class PeerClient:
         headers = {"content-type": MSGPACK_TYPE, "accept": MSGPACK_TYPE}
         if self._options.token is not None:
             headers["authorization"] = f"Bearer {self._options.token}"
-        body = _encode(request)
+        body = encode_packed(request)
         try:
             response = self._pools.request("POST", f"{url}{path}", body=body, headers=headers, preload_content=False)
             try:

@@ -20,7 +20,7 @@ from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, TopicStalls, decide
-from outbox_core.messages.message import Message, PublishResult, PublishStatus, Record, due_message
+from outbox_core.messages.message import Message, PublishResult, PublishStatus, Record, due_message, encode_packed
 from outbox_core.messages.publish_guard import PublishTarget
 from outbox_core.messages.refused_batch_isolation import publish_isolated
 from outbox_core.runtime.event_logger import EventLogger
@@ -48,7 +48,6 @@ class _Scheduled(msgspec.Struct, array_like=True, frozen=True):
     """Why the target refused it for good."""
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=dict).encode
 _decode = msgspec.msgpack.Decoder(_Scheduled).decode
 
 
@@ -57,7 +56,7 @@ def timed(message: Record, now_ms: int) -> TimedMessage:
     if not message.created_at_ms:
         message = msgspec.structs.replace(message, created_at_ms=now_ms)
     due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    return TimedMessage(due_ms, message.id, message.topic, _encode(_Scheduled(message)))
+    return TimedMessage(due_ms, message.id, message.topic, encode_packed(_Scheduled(message)))
 
 
 def published(one: TimedMessage) -> Record:
@@ -158,7 +157,7 @@ class TargetPublisher:
                 del self.refusals[next(iter(self.refusals))]
         due_ms = self._clock.now_ms() + PARKED_AGAIN_MS
         try:
-            payload = _encode(msgspec.structs.replace(_stored(one), refused=error))
+            payload = encode_packed(msgspec.structs.replace(_stored(one), refused=error))
         except InvalidMessage:  # it cannot be decoded: it is refused each time
             payload = one.payload
         return msgspec.structs.replace(one, due_ms=due_ms, payload=payload)
@@ -214,7 +213,7 @@ def _attempts(one: TimedMessage) -> int:
 
 
 def _tried(one: TimedMessage, *, due_ms: int, attempts: int) -> TimedMessage:
-    payload = _encode(msgspec.structs.replace(_stored(one), attempts=attempts))
+    payload = encode_packed(msgspec.structs.replace(_stored(one), attempts=attempts))
     return msgspec.structs.replace(one, due_ms=due_ms, payload=payload)
 
 

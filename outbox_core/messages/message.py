@@ -73,23 +73,17 @@ class Message(Record, frozen=True, kw_only=True, array_like=True, gc=False):
             )
 
 
-encode_record: Final = msgspec.msgpack.Encoder(enc_hook=dict).encode
-"""Returns a Record's bytes in MessagePack. Headers may be any Mapping, of which msgspec itself encodes dicts alone."""
+encode_packed: Final = msgspec.msgpack.Encoder(enc_hook=dict).encode
+"""Returns the MessagePack of a Record, or of what holds some. Headers may be any Mapping: msgspec knows dicts alone."""
 decode_record: Final = msgspec.msgpack.Decoder(Record).decode
 """Returns the Record of such bytes. Raises msgspec.DecodeError, or UnicodeDecodeError."""
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """A delivery of a message to one consumer of a group; settle it with `receipt` before the invisible time ends.
+class _HoldsMessage:
+    """The parts of `message`, for those who have what it came in."""
 
-    `attempt` counts from 1. `expired`: the invisible time of its last delivery ran out. It may have ended its consumer:
-    a consumer that pulls with `begins` reports such a message as begun before it handles it.
-    """
-
-    receipt: str
-    attempt: int
+    __slots__ = ()
     message: Record
-    expired: bool = False
 
     @property
     def id(self) -> str:
@@ -115,6 +109,19 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     def body(self) -> bytes:
         """The message's body, as it was published."""
         return self.message.body
+
+
+class Delivery(_HoldsMessage, msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """A delivery of a message to one consumer of a group; settle it with `receipt` before the invisible time ends.
+
+    `attempt` counts from 1. `expired`: the invisible time of its last delivery ran out. It may have ended its consumer:
+    a consumer that pulls with `begins` reports such a message as begun before it handles it.
+    """
+
+    receipt: str
+    attempt: int
+    message: Record
+    expired: bool = False
 
     @property
     def created_at_ms(self) -> int:
@@ -215,7 +222,7 @@ class GroupConfig:
             raise InvalidMessage("backoff needs 1 <= initial_ms <= max_ms and multiplier >= 1")
 
 
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+class DeadLetter(_HoldsMessage, msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A message that a group failed to process, with the reason and the number of attempts.
 
     The message has an empty id, and nothing else, if its record is damaged.
@@ -230,31 +237,6 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     """(reason, attempts that failed with it one after the other), oldest first; the newest 8 entries."""
     has_contents: bool = True
     """Whether the message has its key, headers and body: they are not for a caller that may not consume."""
-
-    @property
-    def id(self) -> str:
-        """The message's id."""
-        return self.message.id
-
-    @property
-    def topic(self) -> str:
-        """The message's topic."""
-        return self.message.topic
-
-    @property
-    def key(self) -> str | None:
-        """The message's key, if it has one."""
-        return self.message.key
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The message's headers."""
-        return self.message.headers
-
-    @property
-    def body(self) -> bytes:
-        """The message's body."""
-        return self.message.body
 
 
 def encode_body(body: object) -> tuple[bytes, str | None]:

@@ -12,7 +12,7 @@ from broker_adapter.redis.timers.slot_scripts import ADD, slot_of
 from broker_adapter.redis.timers.timer_script_runner import TimerScriptRunner
 from outbox_core.common.clock import Clock
 from outbox_core.messages.broker_port import Capability
-from outbox_core.messages.message import Message, encode_record
+from outbox_core.messages.message import Message, encode_packed
 
 CAPABILITIES: Final = frozenset(
     {Capability.DEDUPLICATION, Capability.DELAY, Capability.CANCEL, Capability.PULL, Capability.ADMIN}
@@ -74,5 +74,5 @@ class TimerStore:
             stored = message
             if not message.created_at_ms:
                 stored = msgspec.structs.replace(message, created_at_ms=self._clock.now_ms())
-            arguments += (message.id, max(0, message.deliver_at_ms or 0), encode_record(stored))
+            arguments += (message.id, max(0, message.deliver_at_ms or 0), encode_packed(stored))
         return scripts.of_slot(ADD, topic, int(slot), arguments)
