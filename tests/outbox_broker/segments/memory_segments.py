@@ -92,6 +92,7 @@ class MemorySegments:
         stored = self.medium.segments[name]
         del stored.data[end:]
         stored.durable = end
+        stored.info = replace(stored.info, end=None)  # of a sealed one it is known, until it is gone on with
         return MemoryWriter(self, stored)
 
     def list(self) -> Sequence[SegmentInfo]:
