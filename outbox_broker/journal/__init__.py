@@ -1,0 +1,1 @@
+"""A log of the broker: one class for all, over segments of any medium."""

@@ -1,0 +1,324 @@
+"""A log: blocks of frames over the segments of one owner; group commits, rolls, checkpoints, retention.
+
+A broker has one for each log; what the frames mean is its owner's. What is read of a log is in replay.py.
+
+A segment that has grown long is followed by another one, which is begun by the next append; nobody waits for that
+under the owner's lock. The rule of all crashes: nothing is acknowledged before everything in the segments before it.
+
+| killed | what the next owner finds |
+|---|---|
+| within an append | the block is whole, or a torn tail, which is cut |
+| after a roll, before the old segment is durable | its end, which is made durable then; or not: the new segment goes |
+| after the old segment is sealed | both |
+| within a checkpoint | its parts count for nothing: the checkpoint before it does |
+| within a drop | a later beginning, never a hole |
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from outbox_broker.journal.replay import (
+    JournalReplay,
+    checkpoint_part,
+    number_of,
+    segment_name,
+)
+from outbox_broker.segments.port import SegmentInfo, Segments, SegmentWriter
+from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.block import (
+    FRAMES_MAX,
+    PAYLOAD_BYTES_MAX,
+    Framed,
+    FrameKind,
+    SegmentKind,
+    block,
+    framed,
+    framed_changes,
+)
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
+
+SEGMENT_BYTES: Final = 128 * 1024 * 1024
+"""After which a segment is followed by another one: a restart reads the newest one."""
+CHECKPOINTS_KEPT: Final = 2
+"""If the newest one is damaged, the one before it counts."""
+
+
+@dataclass(slots=True, eq=False)
+class _Tail:
+    """A segment that is appended to, or was until a roll. `is_confirmed`: a commit has returned for it."""
+
+    writer: SegmentWriter
+    first: int
+    is_confirmed: bool = False
+
+
+class Journal:
+    """One log. append(), roll(), seal() and `end` need the caller's lock; all else is thread-safe.
+
+    Before it is appended to, what was `recovered` is read, then resume() is called.
+    """
+
+    def __init__(
+        self, segments: Segments, *, name: str, kind: SegmentKind, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:  # fmt: skip
+        """Find the end of the log whose segments are called `name`-1, -2, ... Raises as JournalReplay does."""
+        self._segments = segments
+        self._name = name
+        self._kind = kind
+        self._segment_bytes = segment_bytes
+        self.recovered = JournalReplay(segments, name)
+        """What the log said at the opening; its checkpoint until resume()."""
+        self._infos = list(self.recovered.segments)
+        self._end = self.recovered.end
+        self._frames = self.recovered.frames  # of the last block of the newest segment
+        self._durable = 0
+        self._tails: deque[_Tail] = deque()  # segments that may not be durable, and the newest
+        self._is_roll_wanted = False
+        self._is_sealed = False
+        self._guard = threading.Lock()
+        """Guards the fields above against commits and reads. Never held while anything is waited for; innermost."""
+        self._sealing = threading.Lock()
+        """Held while rolled segments are sealed: a writer is sealed by one thread."""
+        self._dropping = threading.Lock()
+        self._kept: deque[int] = deque(maxlen=CHECKPOINTS_KEPT)  # where durable checkpoints were captured
+        if self.recovered.checkpoint is not None:
+            self._kept.append(self.recovered.checkpoint.captured)
+        self._grown_from = self._kept[-1] if self._kept else 0
+
+    # -- recovery ----------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Become able to append: where the log ends, or in another segment from the first append on. Raises
+        StorageFailed.
+        """
+        replay = self.recovered
+        if replay.unacknowledged is not None:
+            # Before any append: what is appended at the end would else be followed by this segment's blocks.
+            logger.warning("unacknowledged_segment_removed", extra={"segment": replay.unacknowledged.name})
+            self._segments.delete([replay.unacknowledged.name])
+        if replay.unproven is not None:
+            # A process that was killed may have left it to the page cache: a power failure, later on, must not take it
+            # from before what this owner acknowledges.
+            limit = replay.segments[-1].first - replay.unproven.first
+            proven = self._segments.reopen(replay.unproven.name, end=limit)
+            if proven is not None:
+                proven.seal()
+        replay.checkpoint = None  # it was read, and may have hundreds of megabytes
+        self._durable = replay.durable
+        if not self._infos:
+            return
+        newest = self._infos[-1]
+        writer = self._segments.reopen(newest.name, end=self._end - newest.first)
+        if writer is None:
+            self._durable = self._end
+            return
+        self._tails.append(_Tail(writer, newest.first, is_confirmed=True))
+        self._note_durable(newest.first, writer.commit(0))
+
+    # -- appends -----------------------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last block."""
+        return self._end
+
+    @property
+    def durable(self) -> int:
+        """The offset up to which all is known to be durable; it may lag. 0 where syncs are left to the system."""
+        return self._durable
+
+    @property
+    def grown_bytes(self) -> int:
+        """How much was appended since the newest checkpoint was captured, or tried."""
+        return self._end - self._grown_from
+
+    @property
+    def segments(self) -> Sequence[SegmentInfo]:
+        """The segments of the log, in order; `end` of the newest is None."""
+        with self._guard:
+            return tuple(self._infos)
+
+    def append(self, frames: Framed, *, at_ms: int) -> int:
+        """Append one block of frames(), not durable before commit(), for which it never waits; returns the offset
+        behind it. Its last frame ends there. `at_ms`: when it is stored. Raises StorageFailed with nothing appended.
+        """
+        if not 0 < len(frames) <= FRAMES_MAX:
+            raise ValueError(f"a block has 1 to {FRAMES_MAX} frames, not {len(frames)}")
+        tail = self._tails[-1] if self._tails else None
+        if tail is None or self._is_roll_due(tail):
+            return self._append_rolled(frames, at_ms=at_ms)
+        self._write(tail, frames, at_ms=at_ms, frames_before=self._frames if tail.writer.end else 0)
+        return self._end
+
+    def roll(self) -> None:
+        """Begin another segment with the next append for which that is possible."""
+        self._is_roll_wanted = True
+
+    def commit(self, end: int | None = None) -> None:
+        """Return once everything up to an offset (all, by default) is durable; callers share the work. Raises
+        StorageFailed, WriterFenced.
+        """
+        with self._guard:
+            end = self._end if end is None else end
+            if end <= self._durable:
+                return
+            tails = [tail for tail in self._tails if tail.first < end]
+        # Oldest first: whatever is acknowledged in a segment, all of those before it is durable then.
+        for number, tail in enumerate(tails):
+            is_rolled = number + 1 < len(tails)
+            known = tail.writer.commit(None if is_rolled else end - tail.first)
+            tail.is_confirmed = True
+            self._note_durable(tail.first, known)
+            if is_rolled:
+                self._seal(tail)
+
+    def write_checkpoint(
+        self, parts: Sequence[bytes], *, captured: int, at_ms: int, lock: AbstractContextManager[object]
+    ) -> None:  # fmt: skip
+        """Append a state, part by part, and wait until it is durable. The caller held `lock` as it captured the parts,
+        and read `captured`, which is `end`; it does not hold it now, and writes one checkpoint at a time.
+
+        Others append between the parts. If it fails, its parts count for nothing: what was appended since `captured` is
+        no reason for another attempt, or a full disk would fill with parts. Raises StorageFailed.
+        """
+        if not parts:
+            raise ValueError("a checkpoint has a part")
+        with lock:
+            self._grown_from = captured
+        for number, part in enumerate(parts):
+            is_last = number + 1 == len(parts)
+            frames = checkpoint_part(part, captured=captured, number=number, is_last=is_last)
+            with lock:
+                end = self.append(frames, at_ms=at_ms)
+        self.commit(end)
+        with self._guard:
+            self._kept.append(captured)
+
+    def seal(self) -> None:
+        """Make all durable, and accept no more blocks; idempotent. Raises StorageFailed."""
+        self.commit()
+        with self._guard:
+            self._is_sealed = True
+            tails = tuple(self._tails)
+        for tail in tails:
+            self._seal(tail)
+
+    # -- reads and retention -----------------------------------------------------------------------------------------
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Returns the bytes at an offset, fewer at the end of its segment: a block, and so what is read at once, is
+        never in two. The caller checks the frames in them. Raises StorageFailed, also if the segment was dropped.
+        """
+        with self._guard:
+            index = bisect_right(self._infos, offset, key=lambda info: info.first) - 1
+            info = self._infos[index] if index >= 0 else None
+            limit = self._infos[index + 1].first if 0 <= index < len(self._infos) - 1 else self._end
+        if info is None:
+            raise StorageFailed(f"cannot read {self._name} at {offset}: it was dropped")
+        size_bytes = min(size_bytes, limit - offset)  # behind it may be what failed, before a roll
+        return self._segments.read(info.name, offset - info.first, size_bytes) if size_bytes > 0 else b""
+
+    def drop_before(self, offset: int) -> Sequence[SegmentInfo]:
+        """Delete the segments that end at or before an offset; returns them. The two newest whole checkpoints, and all
+        from the older one on, stay: of an earlier owner's checkpoints only the newest is known. Raises StorageFailed.
+        """
+        dropped: list[SegmentInfo] = []
+        with self._dropping:
+            with self._guard:
+                kept = self._kept[0] if len(self._kept) == CHECKPOINTS_KEPT else 0
+                limit = min(offset, kept, self._durable_first())
+                ends = [following.first for following in self._infos[1:]]
+                old = [info for info, end in zip(self._infos, ends, strict=False) if end <= limit]
+            for info in old:
+                # One after the other: a power failure may bring back what was deleted last, and must leave no hole.
+                self._segments.delete([info.name])
+                with self._guard:
+                    self._infos.remove(info)
+                dropped.append(info)
+        return dropped
+
+    # -- inner steps -------------------------------------------------------------------------------------------------
+
+    def _is_roll_due(self, tail: _Tail) -> bool:
+        """Returns whether the next block begins a segment. Not before a commit has returned for the newest one, and the
+        one before it is sealed: so the newest alone can be there without all before it, and none is ever missing.
+        """
+        is_wanted = tail.writer.end >= self._segment_bytes or (self._is_roll_wanted and tail.writer.end > 0)
+        return is_wanted and tail.is_confirmed and len(self._tails) == 1
+
+    def _append_rolled(self, frames: Framed, *, at_ms: int) -> int:
+        """Append a block that begins a segment. If that fails, the log goes on in the one before."""
+        if self._is_sealed:
+            raise StorageFailed(f"{self._name} is sealed")
+        number = number_of(self._infos[-1]) + 1 if self._infos else 1
+        name, first = segment_name(self._name, number), self._end
+        tail = _Tail(self._segments.create(name, kind=self._kind, first=first), first)
+        try:
+            self._write(tail, frames, at_ms=at_ms, frames_before=0)
+        except StorageFailed:
+            tail.writer.abandon()
+            with suppress(StorageFailed):  # the next attempt replaces it
+                self._segments.delete([name])
+            raise
+        self._is_roll_wanted = False
+        return self._end
+
+    def _write(self, tail: _Tail, frames: Framed, *, at_ms: int, frames_before: int) -> None:
+        offset = tail.first + tail.writer.end
+        tail.writer.append(
+            block(frames, offset=offset, durable=self._durable, at_ms=at_ms, frames_before=frames_before)
+        )  # fmt: skip
+        with self._guard:
+            if not self._tails or self._tails[-1] is not tail:
+                self._tails.append(tail)
+                self._infos.append(
+                    SegmentInfo(
+                        name=tail.writer.name, kind=self._kind, first=tail.first, end=None, created_at_ms=at_ms,
+                        epoch=self._segments.epoch,
+                    )
+                )  # fmt: skip
+            self._end, self._frames = tail.first + tail.writer.end, len(frames)
+
+    def _note_durable(self, first: int, known: int) -> None:
+        """A segment is known to be durable up to a position; 0 says nothing, not even of the segments before it: where
+        syncs are left to the system, a page may be missing anywhere.
+        """
+        if known:
+            with self._guard:
+                self._durable = max(self._durable, first + known)
+
+    def _seal(self, tail: _Tail) -> None:
+        with self._sealing:
+            if tail not in self._tails:
+                return
+            tail.writer.seal()
+            with self._guard:
+                self._tails.remove(tail)
+
+    def _durable_first(self) -> int:
+        """The offset at which the oldest segment begins that may not be durable, and must not be dropped yet."""
+        return self._tails[0].first if self._tails else self._end
+
+
+def frames(kind: FrameKind, payloads: Sequence[bytes], *, first_number: int = 0) -> Framed:
+    """Returns the frames of a block, to be made outside any lock: numbered through; changes of state twice each, so
+    that one flipped bit loses none.
+
+    A block of changes has nothing else. Raises ValueError at a payload that is empty, or too long for a frame.
+    """
+    if not all(0 < len(payload) <= PAYLOAD_BYTES_MAX for payload in payloads):
+        raise ValueError(f"a payload has 1 to {PAYLOAD_BYTES_MAX} bytes")
+    if kind != FrameKind.CHANGE:
+        return framed(kind, range(first_number, first_number + len(payloads)), payloads)
+    changes, copies = framed_changes(payloads)
+    changes.extend(copies)
+    return changes

@@ -1,0 +1,254 @@
+"""What a log says since its newest whole checkpoint, and where it ends. Reads only.
+
+A log is segments that are numbered through, each of which begins at the offset at which the one before ends. A
+checkpoint is a state in parts, between other blocks: each part names the offset at which the state was captured, and
+what stands from there on is replayed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from outbox_broker.segments.port import SegmentInfo, SegmentReader
+from outbox_core.journal.block import (
+    BLOCK_HEAD_BYTES,
+    LAST_PART,
+    Block,
+    Frame,
+    Framed,
+    FrameKind,
+    block_head_at,
+    changes_of,
+    framed,
+)
+from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
+
+_CAPTURED: Final = struct.Struct("<Q")
+_CHECKPOINTS: Final = frozenset({FrameKind.CHECKPOINT})
+
+
+@dataclass(frozen=True, slots=True)
+class JournalCheckpoint:
+    """A state as it was when its log ended at the offset `captured`, in the parts that it was written in."""
+
+    captured: int
+    parts: Sequence[bytes]
+
+
+_Parts = dict[int, dict[int, bytes]]
+"""Of checkpoints: by the offset of capture, then by number."""
+
+
+class _Scanned(NamedTuple):
+    """A segment's blocks: the position behind the last one, how many frames that has, the offset up to which a block of
+    this segment says that the log is durable, and the parts of checkpoints.
+    """
+
+    end: int
+    frames: int
+    durable: int
+    parts: _Parts
+
+
+class JournalReplay:
+    """The blocks of one log from its newest whole checkpoint on."""
+
+    def __init__(self, segments: SegmentReader, name: str) -> None:
+        """Find the end of the log `name`, and its checkpoint.
+
+        Raises SegmentDamaged if a segment is missing, or no checkpoint is whole though one must be; StorageFailed;
+        SegmentRefused at what a newer version wrote.
+        """
+        self._reader = segments
+        self.segments = _segments_of(segments.list(), name)
+        """Those that count, in order."""
+        self.unacknowledged: SegmentInfo | None = None
+        """A segment behind the log's end. It was begun before the one before it was durable, so that nothing in it was
+        acknowledged; it must be deleted before anything is appended."""
+        self.unproven: SegmentInfo | None = None
+        """The segment before the newest, if it is whole, and nothing says that it is durable: it must be made so before
+        anything behind it is acknowledged."""
+        self.end = 0
+        """The offset behind the last whole block."""
+        self.frames = 0
+        """How many frames that block has."""
+        self.durable = 0
+        """Up to where a block says that the log is durable."""
+        self.checkpoint: JournalCheckpoint | None = None
+        """None: the log has none, and begins with the beginning."""
+        if self.segments:
+            self._find_checkpoint(self._find_end())
+
+    def blocks(self, wanted: Container[int]) -> Iterator[Block]:
+        """Yields the blocks of wanted kinds from the checkpoint on, or from the beginning; `position` and `end` are
+        offsets of the log. Where frames are damaged, the block says how many; one of unknown kind comes, too.
+
+        Changes come once each, in order. One of which no copy is whole is never passed over, since what follows it
+        cannot be applied. Raises SegmentDamaged then, and at a segment that ends too early; StorageFailed.
+        """
+        begin = 0 if self.checkpoint is None else self.checkpoint.captured
+        for info, limit, is_newest in self._spans():
+            if not is_newest and info.first + limit <= begin:
+                continue
+            end = 0
+            # Behind the newest segment nothing vouches for its end but what itself says.
+            proven = 0 if is_newest else limit
+            for found in self._reader.blocks(info.name, proven=proven, wanted=wanted):
+                if found.position >= limit:
+                    break  # of an append that failed halfway, before the next segment was begun
+                end = min(found.end, limit)
+                if info.first + found.position >= begin and (found.kind is None or found.kind in wanted):
+                    yield _told(info, found, wanted)._replace(
+                        position=info.first + found.position, end=info.first + end
+                    )
+            if end < limit:
+                raise _ends_early(info, end, limit)
+
+    # -- end and checkpoint ------------------------------------------------------------------------------------------
+
+    def _spans(self) -> Iterator[tuple[SegmentInfo, int, bool]]:
+        """Yields each segment that counts, the position at which it ends, and whether it is the newest."""
+        for info, following in pairwise(self.segments):
+            yield info, following.first - info.first, False
+        newest = self.segments[-1:]
+        yield from ((info, self.end - info.first, True) for info in newest)
+
+    def _find_end(self) -> dict[str, _Parts]:
+        """Find the end of the newest segment that counts; returns the parts of the segments that were scanned."""
+        newest = self.segments[-1]
+        tail = self._scan(newest, proven=0)
+        scanned = {newest.name: tail.parts}
+        if len(self.segments) > 1 and tail.durable < newest.first:
+            # Nothing in the newest segment says that the one before is durable. A kill after a roll may have kept the
+            # newest one's blocks without all of those before them; commit() acknowledges none of them before these.
+            before = self.segments[-2]
+            limit = newest.first - before.first
+            is_sealed = before.end is not None
+            found = self._scan(before, proven=limit if is_sealed else max(0, tail.durable - before.first), limit=limit)
+            scanned[before.name] = found.parts
+            if found.end >= limit:
+                self.unproven = None if is_sealed else before
+            elif is_sealed or tail.durable > before.first + found.end:
+                raise _ends_early(before, found.end, limit)
+            else:
+                self.unacknowledged = self.segments.pop()
+                newest, tail = before, found
+        self.end, self.frames, self.durable = newest.first + tail.end, tail.frames, tail.durable
+        return scanned
+
+    def _find_checkpoint(self, scanned: dict[str, _Parts]) -> None:
+        """Search back from the newest segment: a checkpoint's parts may be in several."""
+        found: _Parts = {}
+        for info, limit, is_newest in reversed(list(self._spans())):
+            if info.name not in scanned:
+                scanned[info.name] = self._scan(info, proven=0 if is_newest else limit, limit=limit).parts
+            for captured, parts in scanned[info.name].items():
+                found.setdefault(captured, {}).update(parts)
+            self.checkpoint = _newest_whole(found)
+            if self.checkpoint is not None:
+                break
+        oldest, captured = self.segments[0], -1 if self.checkpoint is None else self.checkpoint.captured
+        for later in sorted(later for later in found if later > captured):
+            logger.warning("checkpoint_not_whole", extra={"segment": self.segments[-1].name, "offset": later})
+        if self.checkpoint is None and number_of(oldest) != 1:
+            # Segments are dropped only behind two whole checkpoints.
+            raise SegmentDamaged(f"{oldest.name}: no checkpoint is whole; restore the log's segments from a copy")
+        if self.checkpoint is not None and captured < oldest.first:
+            raise SegmentDamaged(f"the segment before {oldest.name} is missing; restore it from a copy")
+
+    def _scan(self, info: SegmentInfo, *, proven: int, limit: int | None = None) -> _Scanned:
+        """Read a segment, up to a position."""
+        last: Block | None = None
+        headed: Block | None = None
+        parts: _Parts = {}
+        for found in self._reader.blocks(info.name, proven=proven, wanted=_CHECKPOINTS):
+            if limit is not None and found.position >= limit:
+                break
+            last = found
+            headed = found if found.at_ms is not None else headed
+            for frame in found.frames:
+                if frame.kind == FrameKind.CHECKPOINT:
+                    captured, part = _part_of(frame)
+                    parts.setdefault(captured, {})[frame.number] = part
+        if last is None:
+            return _Scanned(0, 0, 0, parts)
+        frames, durable = len(last.frames) + (last.damaged or 0), 0
+        if headed is not None:  # the frames of a block that nobody wants are not counted
+            data = self._reader.read(info.name, headed.position, BLOCK_HEAD_BYTES)
+            head = block_head_at(data, 0, first=info.first + headed.position)
+            if head is not None:
+                frames, durable = head.frames if headed is last else frames, head.durable
+        return _Scanned(last.end if limit is None else min(last.end, limit), frames, durable, parts)
+
+
+def checkpoint_part(payload: bytes, *, captured: int, number: int, is_last: bool) -> Framed:
+    """Returns a part of a checkpoint, whose number counts from 0."""
+    marked = number + (LAST_PART if is_last else 0)
+    return framed(FrameKind.CHECKPOINT, range(marked, marked + 1), [_CAPTURED.pack(captured) + payload])
+
+
+def number_of(info: SegmentInfo) -> int:
+    """Returns the number of a log's segment, from 1 on."""
+    return int(info.name.rpartition("-")[2])
+
+
+def segment_name(log: str, number: int) -> str:
+    """Returns the name of a log's segment with a number, from 1 on."""
+    return f"{log}-{number:012d}"
+
+
+def _segments_of(infos: Sequence[SegmentInfo], log: str) -> list[SegmentInfo]:
+    """Returns the segments of a log in their order. Raises SegmentDamaged if one in the middle is missing: they are
+    deleted one after the other, oldest first, and one is begun only once the one before is in its medium for good.
+    """
+    found = sorted((info for info in infos if info.name.rpartition("-")[0] == log), key=number_of)
+    for before, info in pairwise(found):
+        if number_of(info) != number_of(before) + 1 or info.first < before.first:
+            missing = segment_name(log, number_of(info) - 1)
+            raise SegmentDamaged(f"{missing} is missing before {info.name}; restore it from a copy")
+    return found
+
+
+def _newest_whole(found: _Parts) -> JournalCheckpoint | None:
+    for captured in sorted(found, reverse=True):
+        parts = found[captured]
+        last = max(parts)
+        numbers = [*range(last & ~LAST_PART), last]
+        if last & LAST_PART and all(number in parts for number in numbers):
+            return JournalCheckpoint(captured, [parts[number] for number in numbers])
+    return None
+
+
+def _part_of(frame: Frame) -> tuple[int, bytes]:
+    return int(_CAPTURED.unpack_from(frame.payload)[0]), frame.payload[_CAPTURED.size :]
+
+
+def _told(info: SegmentInfo, found: Block, wanted: Container[int]) -> Block:
+    """Returns a block with each change once, and says in the log what is damaged. Raises SegmentDamaged."""
+    is_damaged = found.damaged is None or found.damaged > 0 or found.at_ms is None
+    if is_damaged:
+        logger.error(
+            "block_damaged", extra={"segment": info.name, "position": found.position, "frames_damaged": found.damaged}
+        )  # fmt: skip
+    if FrameKind.CHANGE not in wanted or found.kind not in {None, FrameKind.CHANGE}:
+        return found
+    changes = changes_of(found.frames)
+    count = None if found.damaged is None else len(found.frames) + found.damaged
+    # A block of changes has two frames of each, and nothing else. One of unknown kind may have been of changes.
+    if found.kind is None or count is None or 2 * len(changes) != count:
+        raise SegmentDamaged(
+            f"{info.name}: a change of state at {found.position} is lost; restore {info.name} from a copy"
+        )  # fmt: skip
+    frames = [Frame(FrameKind.CHANGE, number, changes[number]) for number in sorted(changes)]
+    return found._replace(frames=frames, damaged=0)
+
+
+def _ends_early(info: SegmentInfo, end: int, limit: int) -> SegmentDamaged:
+    return SegmentDamaged(f"{info.name}: it ends at {end} instead of {limit}; restore it from a copy")
