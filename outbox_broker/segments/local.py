@@ -6,7 +6,9 @@ One writer: a lock that the kernel lets go of when its holder dies; and, where l
 file that somebody removed), an epoch in a file, which every write compares. Few files are open at a time.
 
 Of a log's segment a note says how far it is known to be durable, and since which start of the machine it was written:
-in the same one no page can be missing, so that only the last append can be cut short, and all else is damage.
+in the same one no page can be missing, so that only the last append can be cut short, and all else is damage. The note
+is made once the file is in the folder for good, and removed before it: a note without its file tells that somebody
+removed that.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from outbox_core.journal.block import (
     last_head_in,
     scan,
 )
+from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -127,6 +130,7 @@ class LocalSegments:
         self._guard = threading.RLock()
         self._unused = threading.Condition(self._guard)
         self._folder_changed = False
+        self._unnoted: list[str] = []  # segments of logs whose files may not be in the folder for good yet
         self._failure: OSError | None = None
         self._closed = False
 
@@ -142,7 +146,8 @@ class LocalSegments:
         open_files_max: int = OPEN_FILES_MAX,
     ) -> LocalSegments:
         """Become the folder's owner, creating it if needed. Raises ConfigurationError, which names who holds it, or the
-        cure if its segments are of another format; then nothing in it was changed.
+        cure if its segments are of another format, or SegmentDamaged if a log's newest one is missing; then nothing in
+        it was changed.
 
         The disk reserve of an earlier owner is released, so that segments can be opened on a full disk. More than
         `open_files_max` files are open only while that many are in use. `boot`: the machine's boot_id().
@@ -153,6 +158,7 @@ class LocalSegments:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
             infos, unfinished = _found_in(folder)
+            _refuse_if_newest_is_missing(folder, {*infos, *(path.stem for path in unfinished)})
             if reserve is not None:
                 reserve.release()
             epoch = read_epoch(folder) + 1
@@ -160,6 +166,7 @@ class LocalSegments:
             for path in unfinished:
                 if path.exists():  # an epoch's that was not renamed has been by now
                     logger.warning("unfinished_file_removed", extra={"file": path.name})
+                    path.with_suffix(_NOTE_SUFFIX).unlink(missing_ok=True)
                     storage.remove(path)
         except BaseException as error:
             lock.release()
@@ -316,8 +323,8 @@ class LocalSegments:
         with self._guard:
             self._infos[info.name] = info
             self._folder_changed = True
-        if info.kind in _LOGS:
-            self.write_note(info.name, 0)
+            if info.kind in _LOGS:
+                self._unnoted.append(info.name)
 
     def discard(self, name: str) -> None:
         """Remove a file that got no first block, if that can be done: else the next append, or owner, does it."""
@@ -350,6 +357,10 @@ class LocalSegments:
                 except OSError as error:  # noted under the guard: the next sync of the folder may report nothing
                     raise self._failed(error) from error
                 self._folder_changed = False
+            for name in self._unnoted:
+                if name in self._infos:
+                    self.write_note(name, 0)
+            self._unnoted.clear()
         self.refuse_if_failed()
         self._refuse_if_closed()
         self._refuse_if_fenced()
@@ -419,9 +430,9 @@ class LocalSegments:
             file.deleted = True
         elif file is not None:
             os.close(file.descriptor)
-        self._storage.remove(self._path(name))
-        if self._note_path(name).exists():
+        if self._note_path(name).exists():  # first: without its file it would tell that this is missing
             self._storage.remove(self._note_path(name))
+        self._storage.remove(self._path(name))
 
     def _writing(self, info: SegmentInfo, *, end: int, is_begun: bool) -> LocalWriter:
         writer = self._writers[info.name] = LocalWriter(self, info, storage=self._storage, end=end, is_begun=is_begun)
@@ -606,6 +617,21 @@ def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
             epoch=head.epoch,
         )  # fmt: skip
     return infos, unfinished
+
+
+def _refuse_if_newest_is_missing(folder: Path, names: Container[str]) -> None:
+    """Raise SegmentDamaged if a log's newest segment, of which there is a note, is gone: nothing else would tell, and
+    the log would go on at an earlier end.
+    """
+    newest: dict[str, Path] = {}
+    for path in sorted([*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{_NOTE_SUFFIX}")]):
+        newest[path.stem.rpartition("-")[0]] = path
+    for path in newest.values():
+        if path.suffix == _NOTE_SUFFIX and path.stem not in names:
+            raise SegmentDamaged(
+                f"{path.stem} is missing in {folder}, the newest segment of its log: restore it from a copy; or remove "
+                f"{path}, to go on without all that was in it"
+            )
 
 
 def _is_unfinished(file: BinaryIO) -> bool:

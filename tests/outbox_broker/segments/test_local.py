@@ -26,6 +26,7 @@ from outbox_core.journal.block import (
     block,
     framed,
 )
+from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.failing_storage import FailingStorage
 from tests.outbox_broker.open_files import open_files
@@ -337,6 +338,71 @@ def test_a_note_is_removed_before_the_first_write_that_it_does_not_cover(tmp_pat
 
     assert disk.calls[0] == "remove"
     opened.close()
+
+
+@pytest.mark.parametrize("end", ["in order", "by a kill"])
+def test_the_newest_segment_of_a_log_is_missed_until_it_is_back_or_its_note_is_gone(tmp_path: Path, end: str) -> None:
+    opened = LocalSegments.open(tmp_path)
+    for number in (1, 2):
+        written = WrittenSegment.create(opened, f"log-{number}")
+        written.append_committed(b"x")
+        if end == "in order":
+            written.writer.seal()
+    opened.close()
+    gone = tmp_path / "log-2.segment"
+    data = gone.read_bytes()
+    gone.unlink()
+    left_there = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    for _ in range(2):
+        with pytest.raises(SegmentDamaged, match=r"log-2 is missing.*restore it from a copy"):
+            LocalSegments.open(tmp_path)
+
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "lock"} == {
+        name: content for name, content in left_there.items() if name != "lock"
+    }
+    gone.write_bytes(data)
+    LocalSegments.open(tmp_path).close()
+    gone.unlink()
+    (tmp_path / "log-2.proven").unlink()
+    opened = LocalSegments.open(tmp_path)
+    assert names(opened) == ["log-1"]
+    opened.close()
+
+
+def test_a_kill_at_either_step_of_a_delete_leaves_nothing_that_is_missed(
+    tmp_path: Path, disk: FailingStorage
+) -> None:
+    opened = LocalSegments.open(tmp_path, storage=disk)
+    WrittenSegment.create(opened, "log-1").append_committed(b"x")
+    for step in (1, 2):
+        calls = iter(range(step))
+
+        def before(call: str, calls: Iterator[int] = calls, step: int = step) -> None:
+            if call == "remove" and next(calls) == step - 1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        disk.before = before
+        with pytest.raises(StorageFailed):
+            opened.delete(["log-1"])
+        opened.close()
+        disk.mend()
+
+        opened = LocalSegments.open(tmp_path, storage=disk)
+
+        assert names(opened) == ["log-1"]
+    opened.close()
+
+
+def test_a_segment_that_a_power_cut_emptied_is_no_missing_one_at_later_openings(tmp_path: Path) -> None:
+    left(tmp_path, b"x", name="log-1")
+    path = tmp_path / "log-1.segment"
+    path.write_bytes(bytes(path.stat().st_size))
+
+    for _ in range(2):
+        opened = LocalSegments.open(tmp_path)
+        assert names(opened) == []
+        opened.close()
 
 
 def test_files_that_a_copy_left_are_removed(tmp_path: Path) -> None:
