@@ -24,12 +24,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_broker.journal.replay import (
-    JournalReplay,
-    checkpoint_part,
-    number_of,
-    segment_name,
-)
+from outbox_broker.journal.replay import JournalReplay, number_of, segment_name
 from outbox_broker.segments.port import SegmentInfo, Segments, SegmentWriter
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.block import (
@@ -42,6 +37,7 @@ from outbox_core.journal.block import (
     framed,
     framed_changes,
 )
+from outbox_core.journal.checkpoint_parts import checkpoint_part
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)

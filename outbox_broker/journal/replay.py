@@ -7,43 +7,26 @@ what stands from there on is replayed.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from outbox_broker.segments.port import SegmentInfo, SegmentReader
 from outbox_core.journal.block import (
     BLOCK_HEAD_BYTES,
-    LAST_PART,
     Block,
     Frame,
-    Framed,
     FrameKind,
     block_head_at,
     changes_of,
-    framed,
 )
+from outbox_core.journal.checkpoint_parts import CheckpointParts, JournalCheckpoint
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
-_CAPTURED: Final = struct.Struct("<Q")
 _CHECKPOINTS: Final = frozenset({FrameKind.CHECKPOINT})
-
-
-@dataclass(frozen=True, slots=True)
-class JournalCheckpoint:
-    """A state as it was when its log ended at the offset `captured`, in the parts that it was written in."""
-
-    captured: int
-    parts: Sequence[bytes]
-
-
-_Parts = dict[int, dict[int, bytes]]
-"""Of checkpoints: by the offset of capture, then by number."""
 
 
 class _Scanned(NamedTuple):
@@ -54,7 +37,7 @@ class _Scanned(NamedTuple):
     end: int
     frames: int
     durable: int
-    parts: _Parts
+    parts: CheckpointParts
 
 
 class JournalReplay:
@@ -120,7 +103,7 @@ class JournalReplay:
         newest = self.segments[-1:]
         yield from ((info, self.end - info.first, True) for info in newest)
 
-    def _find_end(self) -> dict[str, _Parts]:
+    def _find_end(self) -> dict[str, CheckpointParts]:
         """Find the end of the newest segment that counts; returns the parts of the segments that were scanned."""
         newest = self.segments[-1]
         tail = self._scan(newest, proven=0)
@@ -143,19 +126,18 @@ class JournalReplay:
         self.end, self.frames, self.durable = newest.first + tail.end, tail.frames, tail.durable
         return scanned
 
-    def _find_checkpoint(self, scanned: dict[str, _Parts]) -> None:
+    def _find_checkpoint(self, scanned: dict[str, CheckpointParts]) -> None:
         """Search back from the newest segment: a checkpoint's parts may be in several."""
-        found: _Parts = {}
+        found = CheckpointParts()
         for info, limit, is_newest in reversed(list(self._spans())):
             if info.name not in scanned:
                 scanned[info.name] = self._scan(info, proven=0 if is_newest else limit, limit=limit).parts
-            for captured, parts in scanned[info.name].items():
-                found.setdefault(captured, {}).update(parts)
-            self.checkpoint = _newest_whole(found)
+            found.update(scanned[info.name])
+            self.checkpoint = found.newest_whole()
             if self.checkpoint is not None:
                 break
         oldest, captured = self.segments[0], -1 if self.checkpoint is None else self.checkpoint.captured
-        for later in sorted(later for later in found if later > captured):
+        for later in found.captured_behind(captured):
             logger.warning("checkpoint_not_whole", extra={"segment": self.segments[-1].name, "offset": later})
         if self.checkpoint is None and number_of(oldest) != 1:
             # Segments are dropped only behind two whole checkpoints.
@@ -167,16 +149,13 @@ class JournalReplay:
         """Read a segment, up to a position."""
         last: Block | None = None
         headed: Block | None = None
-        parts: _Parts = {}
+        parts = CheckpointParts()
         for found in self._reader.blocks(info.name, proven=proven, wanted=_CHECKPOINTS):
             if limit is not None and found.position >= limit:
                 break
             last = found
             headed = found if found.at_ms is not None else headed
-            for frame in found.frames:
-                if frame.kind == FrameKind.CHECKPOINT:
-                    captured, part = _part_of(frame)
-                    parts.setdefault(captured, {})[frame.number] = part
+            parts.add(found.frames)
         if last is None:
             return _Scanned(0, 0, 0, parts)
         frames, durable = len(last.frames) + (last.damaged or 0), 0
@@ -186,12 +165,6 @@ class JournalReplay:
             if head is not None:
                 frames, durable = head.frames if headed is last else frames, head.durable
         return _Scanned(last.end if limit is None else min(last.end, limit), frames, durable, parts)
-
-
-def checkpoint_part(payload: bytes, *, captured: int, number: int, is_last: bool) -> Framed:
-    """Returns a part of a checkpoint, whose number counts from 0."""
-    marked = number + (LAST_PART if is_last else 0)
-    return framed(FrameKind.CHECKPOINT, range(marked, marked + 1), [_CAPTURED.pack(captured) + payload])
 
 
 def number_of(info: SegmentInfo) -> int:
@@ -214,20 +187,6 @@ def _segments_of(infos: Sequence[SegmentInfo], log: str) -> list[SegmentInfo]:
             missing = segment_name(log, number_of(info) - 1)
             raise SegmentDamaged(f"{missing} is missing before {info.name}; restore it from a copy")
     return found
-
-
-def _newest_whole(found: _Parts) -> JournalCheckpoint | None:
-    for captured in sorted(found, reverse=True):
-        parts = found[captured]
-        last = max(parts)
-        numbers = [*range(last & ~LAST_PART), last]
-        if last & LAST_PART and all(number in parts for number in numbers):
-            return JournalCheckpoint(captured, [parts[number] for number in numbers])
-    return None
-
-
-def _part_of(frame: Frame) -> tuple[int, bytes]:
-    return int(_CAPTURED.unpack_from(frame.payload)[0]), frame.payload[_CAPTURED.size :]
 
 
 def _told(info: SegmentInfo, found: Block, wanted: Container[int]) -> Block:
