@@ -28,6 +28,7 @@ from outbox_broker.journal.replay import JournalReplay, number_of, segment_name
 from outbox_broker.segments.port import SegmentInfo, Segments, SegmentWriter
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.block import (
+    BLOCK_HEAD_BYTES,
     FRAMES_MAX,
     PAYLOAD_BYTES_MAX,
     Framed,
@@ -89,6 +90,7 @@ class Journal:
         if self.recovered.checkpoint is not None:
             self._kept.append(self.recovered.checkpoint.captured)
         self._grown_from = self._kept[-1] if self._kept else 0
+        self._parts_bytes = self.recovered.parts_bytes  # of checkpoints, from there on
 
     # -- recovery ----------------------------------------------------------------------------------------------------
 
@@ -134,8 +136,16 @@ class Journal:
 
     @property
     def grown_bytes(self) -> int:
-        """How much was appended since the newest checkpoint was captured, or tried."""
-        return self._end - self._grown_from
+        """Bytes of the blocks that were appended since the newest checkpoint was captured, or tried, without parts of
+        checkpoints: else one that is longer than what it is to bound would be a reason for the next one.
+        """
+        return self._end - self._grown_from - self._parts_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        with self._guard:
+            return self._end - self._infos[0].first if self._infos else 0
 
     @property
     def segments(self) -> Sequence[SegmentInfo]:
@@ -189,12 +199,13 @@ class Journal:
         if not parts:
             raise ValueError("a checkpoint has a part")
         with lock:
-            self._grown_from = captured
+            self._grown_from, self._parts_bytes = captured, 0
         for number, part in enumerate(parts):
             is_last = number + 1 == len(parts)
             frames = checkpoint_part(part, captured=captured, number=number, is_last=is_last)
             with lock:
                 end = self.append(frames, at_ms=at_ms)
+                self._parts_bytes += BLOCK_HEAD_BYTES + frames.size_bytes
         self.commit(end)
         with self._guard:
             self._kept.append(captured)

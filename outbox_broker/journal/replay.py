@@ -66,6 +66,8 @@ class JournalReplay:
         """Up to where a block says that the log is durable."""
         self.checkpoint: JournalCheckpoint | None = None
         """None: the log has none, and begins with the beginning."""
+        self.parts_bytes = 0
+        """Bytes of the blocks behind the checkpoint's capture that are parts of checkpoints."""
         if self.segments:
             self._find_checkpoint(self._find_end())
 
@@ -137,6 +139,7 @@ class JournalReplay:
             if self.checkpoint is not None:
                 break
         oldest, captured = self.segments[0], -1 if self.checkpoint is None else self.checkpoint.captured
+        self.parts_bytes = found.size_bytes_from(captured)
         for later in found.captured_behind(captured):
             logger.warning("checkpoint_not_whole", extra={"segment": self.segments[-1].name, "offset": later})
         if self.checkpoint is None and number_of(oldest) != 1:

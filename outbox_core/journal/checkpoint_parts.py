@@ -7,7 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from outbox_core.journal.block import LAST_PART, Frame, Framed, FrameKind, framed
+from outbox_core.journal.block import (
+    BLOCK_HEAD_BYTES,
+    FRAME_HEAD_BYTES,
+    LAST_PART,
+    Frame,
+    Framed,
+    FrameKind,
+    framed,
+)
 
 _CAPTURED: Final = struct.Struct("<Q")
 
@@ -58,3 +66,8 @@ class CheckpointParts:
     def captured_behind(self, offset: int) -> Sequence[int]:
         """Returns where checkpoints of which there is a part were captured, behind an offset."""
         return sorted(captured for captured in self._parts if captured > offset)
+
+    def size_bytes_from(self, offset: int) -> int:
+        """Returns how many bytes of the log are blocks of parts, of checkpoints captured at an offset or behind."""
+        counted = [part for captured, parts in self._parts.items() if captured >= offset for part in parts.values()]
+        return sum(map(len, counted)) + len(counted) * (BLOCK_HEAD_BYTES + FRAME_HEAD_BYTES + _CAPTURED.size)

@@ -321,12 +321,28 @@ def test_a_checkpoint_without_room_counts_for_nothing_and_is_no_reason_for_anoth
         written.write_checkpoint(parts=3)
 
     memory.faults.room_bytes = None
-    assert 0 < written.journal.grown_bytes < 500
+    assert written.journal.grown_bytes == 0
     written.append()
     written.commit()
     assert opened_checkpoint(memory) == before
     written.open(memory.open())
     assert not written.journal.drop_before(written.journal.end)
+
+
+def test_what_a_log_has_grown_by_is_the_blocks_since_the_newest_checkpoint_but_its_parts(medium: Medium) -> None:
+    written = grown(medium, checkpoints=1)
+    assert 0 < written.journal.grown_bytes < 300, "two records came between the parts"
+    before, captured = written.journal.grown_bytes, written.journal.end
+
+    written.append(size_bytes=100)
+    written.commit()
+
+    grown_bytes = before + written.journal.end - captured
+    assert written.journal.grown_bytes == grown_bytes
+    written.open(medium.open())
+    assert written.journal.grown_bytes == grown_bytes, "also after an opening"
+    written.write_checkpoint(parts=3)
+    assert written.journal.grown_bytes == 0
 
 
 def opened_checkpoint(memory: MemoryMedium) -> object:
