@@ -60,10 +60,10 @@ class DiskStorage:
 
 
 class UnsyncedStorage:
-    """Skips syncs, leaving them to the operating system: durability `os`."""
+    """Skips syncs, leaving them to the operating system: durability `os`. `disk` has them."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        self.disk = storage
         self.create, self.write = storage.create, storage.write
         self.truncate, self.remove = storage.truncate, storage.remove
 

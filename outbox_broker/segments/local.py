@@ -116,6 +116,7 @@ class LocalSegments:
         """Called by open() only."""
         self._folder = folder
         self._storage = storage
+        self._disk = storage.disk if isinstance(storage, UnsyncedStorage) else storage
         self.is_synced = not isinstance(storage, UnsyncedStorage)
         """Without syncs nothing is known to be durable: a page may be missing before any place after a power loss."""
         self._epoch = epoch
@@ -205,8 +206,8 @@ class LocalSegments:
         try:
             self._storage.remove(self._note_path(name))  # before the first write: it would claim too much
             with self.opened(name, make=False) as file:
-                is_proven = not self.is_synced or (note is not None and end <= note.end)
-                if not is_proven:
+                is_proven = note is not None and end <= note.end
+                if not is_proven and self.is_synced:
                     copy = proven_copy(path, file.descriptor, storage=self._storage, sync=self._storage.sync)
                     if copy is not None:
                         os.close(file.descriptor)
@@ -216,8 +217,8 @@ class LocalSegments:
                     self._storage.truncate(file.descriptor, SEGMENT_HEAD_BYTES + end)
         except OSError as error:
             raise StorageFailed(f"cannot go on in {name}: {error.strerror}; {cure_for(error)}") from error
-        if is_proven:
-            self.write_note(name, end)
+        if is_proven or not self.is_synced:
+            self.write_note(name, end if is_proven else 0)
         with self._guard:
             return self._writing(self._infos[name], end=end, is_begun=True)
 
@@ -345,6 +346,22 @@ class LocalSegments:
                 self._storage.remove(self._note_path(name))
             raise self._failed(error) from error
 
+    def sync_anyway(self, writer: LocalWriter) -> None:
+        """Make a log's segment durable, and its entry in the folder, where syncs are left to the system: as it is begun
+        and as it is sealed. After a power failure the newest segment may end at its first hole; were one before it
+        missing, or had it a hole, that would be damage.
+        """
+        if self.is_synced or writer.kind not in _LOGS:
+            return
+        try:
+            use = self.opened_unless_deleted(writer)
+            if use is not None:
+                with use as file:
+                    self._disk.sync(file.descriptor)
+                self._disk.sync_folder(self._folder)
+        except OSError as error:
+            raise self._failed(error) from error
+
     def confirm(self) -> None:
         """Make the folder durable if a file is new, then check that this is still the owner, and that nothing failed: a
         sync that completed after another one took over, or failed, must not be acknowledged. Raises StorageFailed,
@@ -375,8 +392,7 @@ class LocalSegments:
             descriptor = self._storage.create(aside)
             try:
                 self._storage.truncate(descriptor, 0)
-                known = end if self.is_synced else 0
-                self._storage.write(descriptor, f"{known} {self._boot}\n".encode("ascii"), position=0)
+                self._storage.write(descriptor, f"{end} {self._boot}\n".encode("ascii"), position=0)
             finally:
                 os.close(descriptor)
             aside.replace(path)
@@ -488,6 +504,12 @@ class LocalWriter:
         self._ends = threading.Lock()
         """Guards that a cut lowers `_durable` and `_covered` at once; innermost."""
         self._sealed = False
+        self._is_entered = False  # its beginning, and its entry in the folder, are durable
+
+    @property
+    def kind(self) -> SegmentKind:
+        """Of what the segment is part."""
+        return self._info.kind
 
     @property
     def name(self) -> str:
@@ -536,6 +558,9 @@ class LocalWriter:
                             self._sync(file.descriptor)
                 except OSError as error:  # nothing is in doubt: whatever closes a file has synced it
                     raise StorageFailed(f"cannot open {self.name}: {error.strerror}; {cure_for(error)}") from error
+            if not self._is_entered and self.is_begun:
+                self._segments.sync_anyway(self)
+                self._is_entered = True
         self._segments.confirm()
         return self._durable if self._segments.is_synced else 0
 
@@ -558,7 +583,8 @@ class LocalWriter:
         self.commit()
         if self._segments.is_writing(self):
             self.cut(self._end)  # of an append that failed halfway something may be left
-            if self._info.kind in _LOGS:
+            self._segments.sync_anyway(self)
+            if self.kind in _LOGS:
                 self._segments.write_note(self.name, self._durable)
         self._sealed = True
         self._segments.release(self)

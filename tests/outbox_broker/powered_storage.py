@@ -10,6 +10,9 @@ from random import Random
 
 from outbox_broker.log.storage import DiskStorage
 
+_SECTOR_BYTES = 64
+"""Of a file's beginning all or nothing is there: a sector, which has at least 512 bytes, holds a head."""
+
 
 class PoweredStorage(DiskStorage):
     """Notes what was synced of each file, by its inode, so that a rename changes nothing; syncs take no time.
@@ -76,6 +79,8 @@ class PoweredStorage(DiskStorage):
                 size_bytes = self._unsynced(path)
                 if size_bytes:
                     whole_bytes = random.randrange(size_bytes) if path.parent.name == whole_in else 0
+                    if path.stat().st_size - size_bytes + whole_bytes < _SECTOR_BYTES:
+                        whole_bytes = 0
                     _tear(to / path.relative_to(folder), size_bytes - whole_bytes, random)
             start_anew(to)
 

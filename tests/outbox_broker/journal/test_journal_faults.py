@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from outbox_broker.log.storage import UnsyncedStorage
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.block import FrameKind
 from outbox_core.journal.journal import SegmentDamaged
 from tests.outbox_broker.delay.failing_disk import Killed
 from tests.outbox_broker.journal.written_journal import WANTED, WrittenJournal, opened, recovered
+from tests.outbox_broker.powered_storage import PoweredStorage
 from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 from tests.outbox_broker.segments.memory_segments import MemoryMedium
 from tests.outbox_broker.segments.test_faults import Deaths, LedgerDeaths, LocalDeaths, MemoryDeaths
@@ -74,6 +78,31 @@ def test_a_kill_at_any_call_loses_nothing_that_was_acknowledged_and_the_log_goes
         written.open(medium.open())
         medium.die()
     pytest.fail(f"a history did not end within {CALLS_MAX} calls")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_syncs_a_power_failure_leaves_a_log_that_opens_with_a_prefix(tmp_path: Path, seed: int) -> None:
+    folder, random, disk, written = tmp_path / "log", Random(seed), PoweredStorage(), WrittenJournal()
+    segments = LocalSegments.open(folder, storage=UnsyncedStorage(disk))
+    written.open(segments, segment_bytes=200)
+    for number in range(60):
+        written.append(size_bytes=50)
+        if random.random() < 0.5:
+            written.commit()
+        if number % 20 == 19:
+            written.write_checkpoint(parts=3, between=1)
+            written.journal.drop_before(written.journal.end)
+        if number % 6:
+            continue
+
+        disk.copy_after_power_cut(folder, tmp_path / str(number), random=random, whole_in=folder.name)
+        found = LocalSegments.open(tmp_path / str(number))
+        left = WrittenJournal()
+        left.records = list(written.records)  # of which nothing was promised but their order
+        left.open(found, segment_bytes=200)
+        write(left)
+        found.close()
+    segments.close()
 
 
 def test_a_tail_that_is_cut_anywhere_leaves_exactly_the_whole_blocks() -> None:

@@ -263,7 +263,6 @@ def test_without_syncs_nothing_is_vouched_for_and_a_power_loss_ends_the_blocks_a
         for _ in range(3):
             ends.append(written.append(page("left to the system")))
             written.commit()
-        written.writer.seal()
         opened.close()
     if boot == "another":
         lose(tmp_path, ends[1] + BLOCK_HEAD_BYTES + 50)
@@ -271,6 +270,22 @@ def test_without_syncs_nothing_is_vouched_for_and_a_power_loss_ends_the_blocks_a
     found = found_in(tmp_path, boot=boot)
 
     assert [one.damaged for one in found] == [0] * (6 if boot == "this" else 2)
+
+
+def test_a_sealed_segment_is_durable_also_where_syncs_are_left_to_the_system(
+    tmp_path: Path, disk: FailingStorage
+) -> None:
+    opened = LocalSegments.open(tmp_path, storage=UnsyncedStorage(disk), boot="this")
+    written = WrittenSegment.create(opened)
+    ends = [written.append_committed(page("left to the system")) for _ in range(3)]
+    assert disk.calls.count("sync") == 1, "as it was begun"
+
+    written.writer.seal()
+
+    assert disk.calls.count("sync") == 2
+    opened.close()
+    lose(tmp_path, ends[0] + BLOCK_HEAD_BYTES + 50)
+    assert [one.damaged for one in found_in(tmp_path, boot="another")] == [0, 1, 0], "no torn tail"
 
 
 def test_what_is_written_again_behind_a_cut_says_no_more_than_was_synced(tmp_path: Path) -> None:
