@@ -34,6 +34,7 @@ from outbox_core.messages.connect import connect
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.limits import PULL_MESSAGES_MAX
 from outbox_core.messages.message import DeadLetter, GroupConfig, Message, Record
+from outbox_core.protocol.wire import GroupStall
 from outbox_core.protocol.wire_conversion import group_settings_of, json_dead_letter, json_record
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
@@ -59,6 +60,15 @@ _PIPED_WIDTH: Final = 1_000
 _PROGRESS_S: Final = 2.0
 _BODY_STDIN: Final = "-"
 _GROUP_FIGURES: Final = ("backlog", "in_flight", "dead", "redriving", "position", "oldest_unacked_age_ms")
+_STALL_REASONS: Final = {
+    "paused": "it is paused: outbox broker group resume",
+    "no_consumer": "no consumer asks for its messages",
+    "consumers_busy": "its consumers hold others, and ask for no more",
+    "group_in_flight_limit": "it holds as many messages unsettled as it may (group_in_hand_max)",
+    "broker_in_flight_limit": "all groups together have as many messages in flight as they may (in_hand_max)",
+    "key_order": "all that waits is behind an earlier message of its key",
+    "retry_later": "all that waits is not to be delivered before its next attempt's time",
+}
 _utf8_decoder: Final = codecs.getincrementaldecoder("utf-8")
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
@@ -229,14 +239,23 @@ def delete_topic(
 def list_groups(connection: Connection, topic: Topic, as_json: AsJson = False) -> None:
     """Print what waits for each group of a topic.
 
-    Example: outbox broker group list orders
+    And why nothing is delivered, of those in which messages wait.
+
+    Examples:
+
+      outbox broker group list orders
+
+      outbox broker group list orders --json
     """
     client = connection.client()
-    groups = {group: client.figures(topic, group) for group in client.topic(topic).groups}
+    groups = {group: client.group(topic, group) for group in client.topic(topic).groups}
     if as_json:
-        _print_json(groups)
-    else:
-        _print_groups(groups)
+        _print_json({name: {**answer.figures, "stall": answer.stall} for name, answer in groups.items()})
+        return
+    _print_groups({name: answer.figures for name, answer in groups.items()})
+    for name, answer in groups.items():
+        if answer.stall is not None:
+            print(f"{escaped(name)}: {_stall_text(answer.stall)}")
 
 
 @group_app.command("show")
@@ -244,16 +263,23 @@ def list_groups(connection: Connection, topic: Topic, as_json: AsJson = False) -
 def show_group(connection: Connection, topic: Topic, group: Group, as_json: AsJson = False) -> None:
     """Print a group's figures and settings.
 
+    And why nothing is delivered, if messages wait: it is paused, no consumer asks, it has as many in flight as it may,
+    or all that waits is behind its key or waits for another attempt.
+
     Example: outbox broker group show orders billing
     """
     with connection.admin() as admin:
         figures = admin.figures(topic, group)
         config = admin.group_config(topic, group) if isinstance(admin, GroupSettingsReader) else None
+        stall = admin.group(topic, group).stall if isinstance(admin, AdminClient) else None
     settings = {} if config is None else msgspec.to_builtins(group_settings_of(config))
     if as_json:
-        _print_json({"topic": topic, "group": group, "figures": dict(figures), "settings": settings})
+        shown = {"topic": topic, "group": group, "figures": dict(figures), "settings": settings, "stall": stall}
+        _print_json(shown)
         return
     _print_figures(figures)
+    if stall is not None:
+        print(f"stalled\t{_stall_text(stall)}")
     for name, value in settings.items():
         print(f"{name}\t{escaped(msgspec.json.encode(value).decode())}")
 
@@ -745,6 +771,15 @@ def _print_lines(lines: Iterable[str], *, none: str = "") -> None:
 def _print_figures(figures: Mapping[str, int]) -> None:
     for name, value in figures.items():
         print(f"{escaped(name)}\t{value}")
+
+
+def _stall_text(stall: GroupStall) -> str:
+    """Returns in words why nothing is delivered; a reason of a newer broker by its name."""
+    reason = _STALL_REASONS.get(stall.reason, escaped(stall.reason))
+    text = f"{reason}; since {utc_text(stall.since_ms)}, {stall.waiting} wait, {stall.in_flight} are in flight"
+    return (
+        text if stall.next_visible_ms is None else f"{text}, the next is visible at {utc_text(stall.next_visible_ms)}"
+    )
 
 
 def _print_groups(groups: Mapping[str, Mapping[str, int]]) -> None:

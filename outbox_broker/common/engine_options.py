@@ -68,7 +68,9 @@ class EngineOptions:
     `dead_letters_bytes_max`: above it, messages without attempts left wait in their groups, and are not delivered. So
     are the distinct reasons of failed attempts, of all groups together up to `reasons_bytes_max`, of any group up to
     `group_reasons_bytes_min`: above, a reason is only in the action log. The newest scheduled messages are in memory,
-    up to `schedule_memory_...`; all others are on disk.
+    up to `schedule_memory_...`; all others are on disk. Every `stall_check_ms` groups are looked at for messages that
+    wait and are not delivered; what lasts for `stall_event_ms` is logged. A group has no consumer if none waits, and
+    none has asked for `consumer_idle_ms`.
     """
 
     durability: Durability = Durability.FSYNC
@@ -102,6 +104,9 @@ class EngineOptions:
     dead_letters_bytes_max: Positive = 32 * 1024 * 1024
     reasons_bytes_max: Positive = 16 * 1024 * 1024
     group_reasons_bytes_min: int = 64 * 1024
+    stall_check_ms: Positive = 5_000
+    stall_event_ms: Positive = 60_000
+    consumer_idle_ms: Positive = 60_000
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
 from outbox_broker.engine.retention import LogRetention
 from outbox_broker.engine.settler import Settler
+from outbox_broker.engine.stall_watch import StallWatch
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.topic_reader import TopicReader
 from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
@@ -50,9 +51,9 @@ class Engine:
     """One broker on one data folder. Thread-safe.
 
     Its operations are methods of its parts: `publisher` (publish, cancel, what is scheduled), `puller` (take, pull),
-    `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups and dead letters), `deletion`, `wakeups`
-    (subscribe) and `retention`. Errors of all: InvalidMessage (a name or value out of bounds), NotSupported,
-    StorageFailed (nothing was acknowledged).
+    `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups and dead letters), `deletion`, `stalls`
+    (why a group gets nothing), `wakeups` (subscribe) and `retention`. Errors of all: InvalidMessage (a name or value
+    out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
     """
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
@@ -70,7 +71,10 @@ class Engine:
         self.dispatcher = dispatcher = Dispatcher(context, writer, wakeups)
         self.lateness = dispatcher.lateness
         self.retention = LogRetention(context, writer, wakeups, groups, dispatcher)
-        self.timer = EngineTimer(context, wakeups, dispatcher, keep_house=self.retention.check)
+        self.stalls = StallWatch(context, wakeups, groups)
+        self.timer = EngineTimer(
+            context, wakeups, dispatcher, keep_house=self.retention.check, check_stalls=self.stalls.check
+        )  # fmt: skip
         self.publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer)
         self.puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
         self.settler = Settler(context, writer, wakeups, dead_letters, self.puller)

@@ -316,10 +316,11 @@ class Puller:
         self._context.refuse_if_closed()
         if group.is_deleted:
             raise group_deleted(topic.index.name, group.name)
+        now_ms = self._clock.now_ms() if now_ms is None else now_ms
+        group.pulled_at_ms = now_ms
         if group.paused:
             return None
         self._groups.skip_filtered(topic, group)
-        now_ms = self._clock.now_ms() if now_ms is None else now_ms
         group.note_time(now_ms)
         for _ in range(_PASSES_MAX):
             again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max, isolates=not begins)

@@ -1,6 +1,7 @@
 """Schedules the engine's timed work: dispatch of due messages, wake-ups of waiting pulls, housekeeping.
 
-Two threads: the timer, which must not be delayed, and the housekeeping of the schedule, whose steps may take long.
+Two threads: the timer, which must not be delayed, and the housekeeping of the schedule, whose steps may take long, and
+which checks for groups that get nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class EngineTimer:
 
     def __init__(
         self, context: EngineContext, wakeups: Wakeups, dispatcher: Dispatcher, *, keep_house: Callable[[], None],
+        check_stalls: Callable[[], None],
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
@@ -34,6 +36,7 @@ class EngineTimer:
         self._wakeups = wakeups
         self._dispatcher = dispatcher
         self._keep_house = keep_house
+        self._check_stalls = check_stalls
         self._kept = threading.Condition()
         self._is_to_keep = False
         self._threads = [
@@ -130,6 +133,7 @@ class EngineTimer:
         while not self._context.closed:
             more = False
             try:
+                self._check_stalls()
                 more = self._context.schedule.maintain(self._clock.now_ms())
             except OutboxError as error:
                 if not self._is_closing():

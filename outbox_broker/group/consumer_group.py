@@ -101,6 +101,10 @@ class Group:
         self.redrive_pace = RateLimit()
         self.latest_ms = 0
         """The time that note_time() last got."""
+        self.deliveries = 0
+        """A count of deliveries: whoever looks twice sees whether there were any between."""
+        self.pulled_at_ms = 0
+        """When a pull last asked for messages, since the broker's start; 0: none has."""
         self.order: KeyOrder | None = None
         """Set if the group is ordered, or was and still has filed messages."""
         self.fresh_first = False
@@ -209,6 +213,7 @@ class Group:
         expiry_counts: bool = True,
     ) -> None:  # fmt: skip
         """Apply a delivery decision."""
+        self.deliveries += 1
         if self.order is not None:
             self.order.deliver(first, first + count)
         for run in self._take_with_fresh(first, first + count):

@@ -251,10 +251,17 @@ class EngineCollector(Collector):
             "When the oldest message that is not acknowledged became ready; 0 where there is none.",
             labels=labels,
         )
+        stalled = GaugeMetricFamily(
+            "broker_group_stalled_seconds",
+            "For how long messages have waited for a group without a delivery, and why; no series: they do not.",
+            labels=(*labels, "reason"),
+        )  # fmt: skip
         now_s = time.time()
         for label_values in self._places():
             try:
-                figures = self._served.needed(self._served.broker).admin.group_figures(*label_values)
+                broker = self._served.needed(self._served.broker)
+                figures = broker.admin.group_figures(*label_values)
+                stall = broker.stalls.stall_of(*label_values)
             except (KeyError, StorageFailed):  # deleted since the list was made; or not ready, as /readyz reports
                 continue
             for figure, family in families.items():
@@ -262,7 +269,9 @@ class EngineCollector(Collector):
             unsettled = figures["backlog"] + figures["in_flight"]
             lag.add_metric(label_values, unsettled)
             oldest.add_metric(label_values, now_s - figures["oldest_unacked_age_ms"] / 1000 if unsettled else 0)
-        yield from (*families.values(), lag, oldest)
+            if stall is not None:
+                stalled.add_metric([*label_values, stall.reason], stall.lasts_ms / 1000)
+        yield from (*families.values(), lag, oldest, stalled)
 
     def _scheduled(self) -> Metric:
         """Each horizon includes those before it; `inf` is all."""

@@ -22,6 +22,7 @@ from outbox_core.protocol.wire import (
     DeleteQuery,
     GroupAnswer,
     GroupSettings,
+    GroupStall,
     NoAnswer,
     NoRequest,
     PageQuery,
@@ -55,11 +56,15 @@ def topic(call: Call) -> TopicAnswer:
 
 
 def group(call: Call) -> GroupAnswer:
-    """Returns a group's statistics and settings."""
+    """Returns a group's statistics and settings, and why nothing is delivered to it, if that is so."""
     with _not_found():
         figures = call.broker.admin.group_figures(call.topic, call.group)
         config = call.broker.admin.group_config(call.topic, call.group)
-    return GroupAnswer(topic=call.topic, group=call.group, figures=dict(figures), settings=group_settings_of(config))
+        stall = call.broker.stalls.stall_of(call.topic, call.group)
+    return GroupAnswer(
+        topic=call.topic, group=call.group, figures=dict(figures), settings=group_settings_of(config),
+        stall=None if stall is None else msgspec.convert(stall, GroupStall, from_attributes=True),
+    )  # fmt: skip
 
 
 def declare(call: Call) -> NoAnswer:

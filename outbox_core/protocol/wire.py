@@ -445,13 +445,28 @@ class TopicAnswer(_Answer, frozen=True, kw_only=True):
     groups: list[str]
 
 
+class GroupStall(_Answer, frozen=True, kw_only=True):
+    """Why nothing is delivered to a group in which messages wait.
+
+    `since_ms`: when that was first seen after the last delivery, after the broker's start at the earliest.
+    `next_visible_ms`: when the first message in flight, or waiting for another attempt, becomes visible.
+    """
+
+    reason: str
+    since_ms: int
+    waiting: int
+    in_flight: int
+    next_visible_ms: int | None = None
+
+
 class GroupAnswer(_Answer, frozen=True, kw_only=True):
-    """A group's statistics and settings."""
+    """A group's statistics and settings; `stall` where messages wait and none is delivered."""
 
     topic: str
     group: str
     figures: dict[str, int]
     settings: GroupSettings
+    stall: GroupStall | None = None
 
 
 class Check(_Answer, frozen=True, kw_only=True):

@@ -186,3 +186,38 @@ def test_an_answer_of_another_service_is_said_on_a_line(capsys: pytest.CaptureFi
             thread.join()
 
     assert "nothing of a broker's" in capsys.readouterr().err
+
+
+def test_a_group_that_gets_nothing_says_why(url: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    broker.publish([Message(id="m1", topic=TOPIC, body=b"")])
+    outbox("pause", url=url)
+    capsys.readouterr()
+
+    assert outbox("show", "--json", url=url) == 0
+    stall = json.loads(capsys.readouterr().out)["stall"]
+    assert outbox("show", url=url) == 0
+    shown = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["broker", "group", "list", TOPIC, "--json", "--url", url])
+    listed = json.loads(capsys.readouterr().out)
+    with pytest.raises(SystemExit):
+        main(["broker", "group", "list", TOPIC, "--url", url])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert (stall["reason"], stall["waiting"], stall["in_flight"]) == ("paused", 1, 0)
+    assert "\nstalled\tit is paused: outbox broker group resume; since " in shown
+    assert listed[GROUP]["stall"] == stall
+    assert listed[GROUP]["backlog"] == 1
+    assert lines[-1].startswith(f"{GROUP}: it is paused")
+
+
+def test_a_group_that_is_served_says_nothing_of_the_kind(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.admin.declare_group(TOPIC, GROUP, GroupConfig())
+
+    assert outbox("show", "--json", url=url) == 0
+    assert json.loads(capsys.readouterr().out)["stall"] is None
+    assert outbox("show", url=url) == 0
+    assert "stalled" not in capsys.readouterr().out

@@ -176,6 +176,21 @@ def test_a_group_whose_index_cannot_be_read_takes_no_figures_from_the_others(
     assert f'broker_ready_messages{{group="{GROUP}",topic="unread"}}' not in samples
 
 
+def test_a_group_that_gets_nothing_is_shown_with_the_reason(engine: Engine, clock: ManualClock) -> None:
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    engine.admin.declare_group(TOPIC, "served", GroupConfig())
+    engine.admin.pause(TOPIC, GROUP, paused=True)
+    publish(engine, "a")
+    engine.puller.pull(TOPIC, "served")
+    shown(engine)
+    clock.advance(7_000)
+
+    samples = shown(engine)
+
+    stalled = {name: value for name, value in samples.items() if name.startswith("broker_group_stalled_seconds")}
+    assert stalled == {f'broker_group_stalled_seconds{{group="{GROUP}",reason="paused",topic="{TOPIC}"}}': 7}
+
+
 def test_beyond_the_bound_on_series_reasons_are_still_told_apart(engine: Engine) -> None:
     for number in range(5):
         engine.admin.declare_group(TOPIC, f"g{number}", GroupConfig(max_attempts=1))
