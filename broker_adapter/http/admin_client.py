@@ -167,6 +167,11 @@ class AdminClient:
         """Delete a topic. Raises InUse, unless forced."""
         self._do("DELETE", _topic_path(topic) + _forced(force=force))
 
+    def purge_topic(self, topic: str, *, scheduled: bool = False) -> wire.PurgeAnswer:
+        """Move each group of a topic behind what is stored in it; `scheduled`: cancel what is scheduled, too."""
+        path, body = f"{_topic_path(topic)}/purge", wire.PurgeRequest(scheduled=scheduled)
+        return self._ask("POST", path, wire.PurgeAnswer, body)
+
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group to a time or an offset."""
         self._do("POST", f"{group_path(topic, group)}/seek", wire.SeekRequest(to_ms=to_ms, to_offset=to_offset))

@@ -39,7 +39,7 @@ from outbox_core.protocol.wire_conversion import group_settings_of, json_dead_le
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app: Final = typer.Typer(no_args_is_help=True, help="Run the broker, and administer one.")
-topic_app: Final = typer.Typer(no_args_is_help=True, help="List, show and delete topics.")
+topic_app: Final = typer.Typer(no_args_is_help=True, help="List, show, purge and delete topics.")
 group_app: Final = typer.Typer(no_args_is_help=True, help="Declare, show, move and delete consumer groups.")
 message_app: Final = typer.Typer(no_args_is_help=True, help="Publish messages, and look at those that are stored.")
 schedule_app: Final = typer.Typer(no_args_is_help=True, help="List and cancel scheduled messages.")
@@ -229,6 +229,46 @@ def delete_topic(
             )
         admin.delete_topic(topic, force=force)
     _print_done({"topic": topic, "deleted": True}, f"{topic} deleted", as_json=as_json)
+
+
+@topic_app.command("purge")
+@_connected
+def purge_topic(
+    connection: Connection,
+    topic: Topic,
+    scheduled: Annotated[bool, typer.Option("--scheduled", help="Cancel what is scheduled, too.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what waits in a topic. None of its groups gets what is stored in it now.
+
+    Receipts of what is in flight become stale. Dead letters are kept, and so are scheduled messages without
+    --scheduled. Messages leave the disk with their segments; until then whoever reads the topic without a group sees
+    them, and so does a group that is made later and starts at the earliest.
+
+    Examples:
+
+      outbox broker topic purge orders
+
+      outbox broker topic purge orders --scheduled --yes
+    """
+    client = connection.client()
+    if not yes:
+        answer = client.topic(topic)
+        figures = answer.figures
+        kept = "canceled, too" if scheduled else "kept"
+        _confirm(
+            f"Remove {figures['backlog']} waiting messages and {figures['in_flight']} in flight from the "
+            f"{len(answer.groups)} consumer groups of {topic}? {figures['dead']} dead letters are kept, and "
+            f"{figures['scheduled']} scheduled messages are {kept}."
+        )
+    purged = client.purge_topic(topic, scheduled=scheduled)
+    text = (
+        f"{topic} purged: {purged.waiting} waiting messages and {purged.in_flight} in flight removed from "
+        f"{purged.groups} consumer groups, {purged.scheduled_canceled} scheduled canceled; kept: "
+        f"{purged.dead_kept} dead letters, {purged.scheduled_kept} scheduled"
+    )
+    _print_done({"topic": topic, **msgspec.to_builtins(purged)}, text, as_json=as_json)
 
 
 # -- consumer groups ---------------------------------------------------------------------------------------------------

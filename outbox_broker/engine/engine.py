@@ -27,6 +27,7 @@ from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
+from outbox_broker.engine.purger import Purger
 from outbox_broker.engine.retention import LogRetention
 from outbox_broker.engine.settler import Settler
 from outbox_broker.engine.stall_watch import StallWatch
@@ -51,9 +52,9 @@ class Engine:
     """One broker on one data folder. Thread-safe.
 
     Its operations are methods of its parts: `publisher` (publish, cancel, what is scheduled), `puller` (take, pull),
-    `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups and dead letters), `deletion`, `stalls`
-    (why a group gets nothing), `wakeups` (subscribe) and `retention`. Errors of all: InvalidMessage (a name or value
-    out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
+    `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups and dead letters), `deletion`, `purger`,
+    `stalls` (why a group gets nothing), `wakeups` (subscribe) and `retention`. Errors of all: InvalidMessage (a name or
+    value out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
     """
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
@@ -81,6 +82,7 @@ class Engine:
         self.reader = TopicReader(context, groups, index_repair, dispatcher, self.puller)
         self.admin = GroupAdmin(context, writer, wakeups, groups, dead_letters, index_repair)
         self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
+        self.purger = Purger(context, writer, wakeups, groups, self.publisher)
 
     @classmethod
     def open(

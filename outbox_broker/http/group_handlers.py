@@ -26,6 +26,8 @@ from outbox_core.protocol.wire import (
     NoAnswer,
     NoRequest,
     PageQuery,
+    PurgeAnswer,
+    PurgeRequest,
     RedriveAnswer,
     RedriveRequest,
     SeekRequest,
@@ -97,6 +99,14 @@ def delete_topic(call: Call) -> NoAnswer:
         call.broker.deletion.delete_topic(call.topic, force=force)
     call.services.metrics.forget(call.topic)
     return NoAnswer()
+
+
+def purge(call: Call) -> PurgeAnswer:
+    """Purge a topic."""
+    scheduled = call.read(PurgeRequest).scheduled if call.body else False
+    with _not_found():
+        purged = call.broker.purger.purge_topic(call.topic, scheduled=scheduled)
+    return msgspec.convert(purged, PurgeAnswer, from_attributes=True)
 
 
 def seek(call: Call) -> NoAnswer:

@@ -119,6 +119,11 @@ ROUTES: Final = (
         answer=wire.NoAnswer, summary="Delete a topic that is not in use, or by force one that is", problems=_IN_USE,
     ),
     Route(
+        method="POST", path=TOPIC + "/purge", role=Role.ADMIN, work=WorkClass.PAGE, handler=group_handlers.purge,
+        body=wire.PurgeRequest, body_optional=True, answer=wire.PurgeAnswer, problems=_NOT_FOUND,
+        summary="Move every group of a topic behind what is stored in it; dead letters are kept",
+    ),
+    Route(
         method="PUT", path=GROUP, role=Role.ADMIN, handler=group_handlers.declare, body=wire.GroupSettings,
         body_bytes_max=_SETTINGS_BYTES, answer=wire.NoAnswer, summary="Make a consumer group, or change its settings",
     ),

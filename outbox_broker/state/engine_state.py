@@ -28,7 +28,7 @@ from outbox_broker.state.client_topic_quota import Coverage
 from outbox_broker.state.message_id_map import MessageIdMap
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
-from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
+from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic, PurgedTopic
 from outbox_core.journal.order_records import Filed
 from outbox_core.messages.message import GroupConfig
 
@@ -162,7 +162,7 @@ class BrokerState:
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
-    def replay_action(self, action: journal.Action) -> None:
+    def replay_action(self, action: journal.Action) -> None:  # noqa: C901 - one arm an action
         """Apply a record of the action log, in order, after all messages were replayed."""
         match action:
             case journal.Fired() | journal.Canceled():
@@ -180,6 +180,11 @@ class BrokerState:
             case DeletedTopic():
                 tombstone = Tombstone(action.end, action.scheduled_end, action.messages_end, action.actions_end)
                 self.delete_topic(action.topic, tombstone)
+            case PurgedTopic():
+                for name, generation in action.groups:
+                    purged_group = self.group(action.topic, name)
+                    if purged_group is not None:
+                        purged_group.seek(action.end, generation=generation)
             case _:
                 group = self.group(action.topic, action.group)
                 if group is not None:

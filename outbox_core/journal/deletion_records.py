@@ -1,4 +1,4 @@
-"""Journal records of deleted topics and consumer groups."""
+"""Journal records of deleted topics and consumer groups, and of purged topics."""
 
 from __future__ import annotations
 
@@ -27,3 +27,12 @@ class DeletedTopic(msgspec.Struct, array_like=True, frozen=True, kw_only=True, t
     messages_end: int
     actions_end: int
     groups: list[str]
+
+
+class PurgedTopic(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="purged_topic"):
+    """Groups of a topic, (name, new generation) each, were moved to the sequence `end`: as by a seek of each."""
+
+    topic: str
+    at_ms: int
+    end: int
+    groups: list[tuple[str, int]]

@@ -29,7 +29,7 @@ import msgspec
 
 from outbox_core.common.errors import OutboxError
 from outbox_core.journal import frame_search
-from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
+from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic, PurgedTopic
 from outbox_core.journal.order_records import Filed
 
 MAGIC: Final = b"OUTBOXMQ"
@@ -240,7 +240,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag
 
 Action = (
     Fired | Canceled | Declared | Requeued | Extended | Died | Redriven | Sought | Paused
-    | Opened | Dropped | Checkpoint | Filed | Handed | Settled | DeletedGroup | DeletedTopic
+    | Opened | Dropped | Checkpoint | Filed | Handed | Settled | DeletedGroup | DeletedTopic | PurgedTopic
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

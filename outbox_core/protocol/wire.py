@@ -423,6 +423,23 @@ class DeleteQuery(Request, frozen=True, kw_only=True):
     force: bool = False
 
 
+class PurgeRequest(Request, frozen=True, kw_only=True):
+    """POST /v1/topics/{topic}/purge. `scheduled`: what is scheduled is canceled, too."""
+
+    scheduled: bool = False
+
+
+class PurgeAnswer(_Answer, frozen=True, kw_only=True):
+    """What the groups of a topic together do not get any more, and what was kept."""
+
+    groups: int
+    waiting: int
+    in_flight: int
+    scheduled_canceled: int
+    scheduled_kept: int
+    dead_kept: int
+
+
 class PageQuery(Request, frozen=True, kw_only=True):
     """A page of a list: `after` is the cursor that the previous page returned as `next`."""
 

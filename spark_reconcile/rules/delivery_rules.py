@@ -298,7 +298,7 @@ DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
         state=State.SETTLED,
         severity=Severity.INFO,
         when=_sequence < Fact("floor"),
-        meaning="The group began, or was moved by a seek, behind this message: it is not the group's.",
+        meaning="The group began, or was moved by a seek or a purge, behind this message: it is not the group's.",
     ),
     VerdictRule(
         name="retrying",

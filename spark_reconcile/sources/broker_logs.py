@@ -19,7 +19,7 @@ import msgspec
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
-from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
+from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic, PurgedTopic
 from outbox_core.messages.message import DUE_HEADER
 from spark_reconcile.core.errors import NotComparable
 
@@ -217,6 +217,8 @@ def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm 
             yield _row("deleted", topic, group, (None, None, None), at, at_ms)
         case DeletedTopic(topic=topic, at_ms=at_ms, groups=groups):
             yield from (_row("deleted", topic, group, (None, None, None), at, at_ms) for group in groups)
+        case PurgedTopic(topic=topic, at_ms=at_ms, end=end, groups=purged):
+            yield from (_row("sought", topic, group, (end, None, None), at, at_ms) for group, _ in purged)
         case journal.Sought() | journal.Dropped() as moved:
             kind = "sought" if isinstance(moved, journal.Sought) else "dropped"
             yield _row(kind, moved.topic, moved.group, (moved.position, None, None), at, moved.at_ms)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BEGAN_MS = NOW_MS - 3 * HOUR_MS
-NEWS, OLD = "newsletter", "old"
+NEWS, OLD, PURGED = "newsletter", "old", "purged"
 type_of_verdict = tuple[str, str, str, str]
 
 
 @pytest.mark.spark
-def test_deleted_groups_and_topics_are_no_finding_and_those_made_again_are_judged(
+def test_deleted_groups_and_topics_and_purged_ones_are_no_finding_and_those_made_again_are_judged(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     world = World()
@@ -49,6 +49,10 @@ def test_deleted_groups_and_topics_are_no_finding_and_those_made_again_are_judge
         ("o2", "reader", "canceled", "canceled"), _done("o3", "reader"),
     }  # fmt: skip
     assert ("o2", "", "canceled", "canceled") in found
+    assert {one for one in found if one[1] in {"one", "two"}} == {
+        _done("p0", "one"), _done("p3", "one"), _done("p3", "two"), ("p0", "two", "settled", "skipped"),
+        *((name, group, "settled", "skipped") for name in ("p1", "p2") for group in ("one", "two")),
+    }  # fmt: skip
 
 
 def test_a_group_that_is_made_again_begins_anew() -> None:
@@ -98,9 +102,25 @@ def _work(world: World, folder: Path) -> None:
         engine.deletion.delete_topic(OLD, force=True)
         _publish(world, engine, "o3", OLD, now_ms=clock.now_ms())
         _ack(engine, OLD, "reader", 1)
+        _purge(world, engine, clock)
         clock.advance(2 * HOUR_MS)
     finally:
         engine.close()
+
+
+def _purge(world: World, engine: Engine, clock: ManualClock) -> None:
+    """A topic of two groups, one of which holds a message, is purged; both go on."""
+    for group in ("one", "two"):
+        engine.admin.declare_group(PURGED, group, GroupConfig())
+    for name in ("p0", "p1", "p2"):
+        _publish(world, engine, name, PURGED, now_ms=clock.now_ms())
+    _ack(engine, PURGED, "one", 1)
+    engine.puller.pull(PURGED, "one", max_messages=1)
+    clock.advance(MINUTE_MS)
+    engine.purger.purge_topic(PURGED)
+    _publish(world, engine, "p3", PURGED, now_ms=clock.now_ms())
+    for group in ("one", "two"):
+        _ack(engine, PURGED, group, 1)
 
 
 def _publish(

@@ -1,8 +1,11 @@
-"""`outbox broker topic delete | group delete`: asks, refuses what is in use unless forced, says what was done."""
+"""`outbox broker topic delete | topic purge | group delete`: asks, refuses what is in use unless forced, says what was
+done.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,3 +115,44 @@ def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().out
     assert f"outbox broker {command} orders" in shown
     assert "--force" in shown
+
+
+def test_a_purge_says_what_it_removed_and_what_it_kept(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    broker.publish(
+        [
+            Message(id="b", topic=TOPIC, body=b""),
+            Message(id="later", topic=TOPIC, body=b"", deliver_at_ms=now_ms + 3_600_000),
+        ]
+    )
+
+    assert outbox("topic", "purge", TOPIC, "--yes", url=url) == 0
+
+    assert capsys.readouterr().out == (
+        f"{TOPIC} purged: 1 waiting messages and 1 in flight removed from 1 consumer groups, 0 scheduled canceled; "
+        "kept: 0 dead letters, 1 scheduled\n"
+    )
+    assert broker.pull(TOPIC, GROUP) == []
+    assert outbox("topic", "purge", TOPIC, "--scheduled", "--yes", "--json", url=url) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "topic": TOPIC, "groups": 1, "waiting": 0, "in_flight": 0, "scheduled_canceled": 1, "scheduled_kept": 0,
+        "dead_kept": 0,
+    }  # fmt: skip
+
+
+def test_a_purge_that_nobody_said_yes_to_does_nothing(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.publish([Message(id="b", topic=TOPIC, body=b"")])
+
+    assert outbox("topic", "purge", TOPIC, url=url) == 2
+
+    assert "say --yes" in capsys.readouterr().err
+    assert [delivery.id for delivery in broker.pull(TOPIC, GROUP)] == ["b"]
+
+
+def test_a_purge_of_an_unknown_topic_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outbox("topic", "purge", "nowhere", "--yes", url=url) == 1
+    assert "there is no topic nowhere" in capsys.readouterr().err

@@ -30,6 +30,7 @@ PROTOCOL = {
     ("get", "/v1/topics"),
     ("get", "/v1/topics/{topic}"),
     ("get", "/v1/topics/{topic}/groups/{group}"),
+    ("post", "/v1/topics/{topic}/purge"),
     ("post", "/v1/topics/{topic}/groups/{group}/seek"),
     ("post", "/v1/topics/{topic}/groups/{group}/pause"),
     ("post", "/v1/topics/{topic}/groups/{group}/resume"),

@@ -1,0 +1,113 @@
+"""Purges a topic: none of its groups gets what is in it now. Dead letters are kept; scheduled messages, unless asked.
+
+All groups are moved by one action: a process that is killed has purged all of them, or none. To the reconciliation it
+is a seek of each group to the topic's end, so what was passed over is explained and not lost. The messages leave the
+disk with their segments, which no group holds back any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.group_registry import GroupRegistry
+from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.publisher import Publisher
+from outbox_broker.engine.wakeups import Wakeups
+from outbox_core.journal.deletion_records import PurgedTopic
+from outbox_core.messages.message import CancelStatus
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
+
+LOOKS_MAX: Final = 100
+"""How many passes over the schedule are made: messages move during a pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purge:
+    """What was purged of the groups of a topic together, and what was kept."""
+
+    groups: int
+    waiting: int
+    """Messages that were not delivered, or waited for another attempt; one of two groups counts twice."""
+    in_flight: int
+    """Messages that consumers held: their receipts are stale."""
+    scheduled_canceled: int
+    scheduled_kept: int
+    dead_kept: int
+
+
+class Purger:
+    """Operators' purges. An unknown topic is a KeyError."""
+
+    def __init__(
+        self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry, publisher: Publisher
+    ) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._lock = context.lock
+        self._messages = context.messages
+        self._actions = context.actions
+        self._writer = writer
+        self._wakeups = wakeups
+        self._groups = groups
+        self._publisher = publisher
+
+    def purge_topic(self, topic: str, *, scheduled: bool = False) -> Purge:
+        """Move each group of a topic behind all that is stored in it, durably on return. Idempotent.
+
+        `scheduled`: cancel what is scheduled, too, page by page, before that: whatever falls due meanwhile is in the
+        topic then. A purge that was interrupted is repeated.
+        """
+        with self._lock:
+            self._context.refuse_if_closed()
+            self._groups.known_topic(topic)
+        canceled = self._cancel_scheduled(topic) if scheduled else 0
+        self._messages.commit()  # no position may be ahead of the messages
+        with self._lock:
+            self._context.refuse_if_closed()
+            known_topic = self._groups.known_topic(topic)
+            groups, end = list(known_topic.groups.values()), self._groups.durable_end(known_topic)
+            for group in groups:
+                self._groups.skip_filtered(known_topic, group)
+            waiting = sum(max(0, end - group.position) + group.waiting() for group in groups)
+            in_flight = sum(group.in_flight() for group in groups)
+            if groups:
+                self._writer.act(
+                    PurgedTopic(
+                        topic=topic, at_ms=self._clock.now_ms(), end=end,
+                        groups=[(group.name, group.generation + 1) for group in groups],
+                    )
+                )  # fmt: skip
+            actions_end = self._actions.end
+            for group in groups:
+                self._wakeups.wake_next(topic, group)
+            dead = sum(len(group.dead) for group in groups)
+        self._actions.commit(actions_end)
+        purge = Purge(
+            groups=len(groups), waiting=waiting, in_flight=in_flight, scheduled_canceled=canceled,
+            scheduled_kept=self._context.schedule.count(topic), dead_kept=dead,
+        )  # fmt: skip
+        logger.info(
+            "topic_purged",
+            extra={
+                "topic": topic, "groups": purge.groups, "waiting": waiting, "in_flight": in_flight,
+                "scheduled_canceled": canceled,
+            },
+        )  # fmt: skip
+        return purge
+
+    def _cancel_scheduled(self, topic: str) -> int:
+        """Cancel what is scheduled for a topic by now; returns how many."""
+        before_seq, canceled = self._context.schedule.next_seq(), 0
+        for _ in range(LOOKS_MAX):
+            is_clear = True
+            for ids in self._context.schedule.ids_of(topic, before_seq=before_seq):
+                is_clear = False
+                statuses = self._publisher.cancel(ids, topics=[topic])
+                canceled += sum(status is CancelStatus.CANCELED for status in statuses)
+            if is_clear:
+                break
+        return canceled
