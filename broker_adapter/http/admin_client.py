@@ -180,6 +180,21 @@ class AdminClient:
         """Pause or resume deliveries to a group."""
         self._do("POST", f"{group_path(topic, group)}/{'pause' if paused else 'resume'}")
 
+    # -- the broker as a whole
+
+    def cordon(self, *, reason: str = "") -> None:
+        """Have the broker take no new messages, also after a restart; deliveries go on. Idempotent."""
+        self._do("POST", "/v1/cordon", wire.CordonRequest(reason=reason))
+
+    def uncordon(self) -> None:
+        """Have the broker take new messages again; idempotent."""
+        self._do("POST", "/v1/uncordon")
+
+    def status(self, *, limit: int = _TOPICS_PAGE, after: str | None = None) -> wire.StatusAnswer:
+        """Returns whether the broker takes new messages, what is left of all topics, and a page of it by topic."""
+        query = {"limit": str(limit)} | ({} if after is None else {"after": after})
+        return self._get("/v1/status", wire.StatusAnswer, query=query)
+
     # -- dead letters
 
     def dead(

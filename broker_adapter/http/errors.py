@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from outbox_core.common.errors import (
+    BrokerCordoned,
     BrokerError,
     BrokerRefused,
     BrokerThrottled,
@@ -39,6 +40,7 @@ _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
     # Another time may do.
     ProblemKind.THROTTLED: BrokerUnavailable,
     ProblemKind.OVERLOADED: BrokerUnavailable,
+    ProblemKind.CORDONED: BrokerCordoned,
     ProblemKind.STOPPING: BrokerUnavailable,
     ProblemKind.INTERNAL: BrokerUnavailable,
     ProblemKind.HEAD_TOO_SLOW: BrokerUnavailable,
@@ -102,6 +104,8 @@ def _problem(content: bytes) -> ProblemAnswer | None:
 
 def _of_problem(problem: ProblemAnswer, text: str) -> BrokerError:
     kind = ProblemKind(problem.type.removeprefix(PROBLEM_PREFIX))
+    if kind is ProblemKind.CORDONED:
+        return BrokerCordoned(text, retry_after_ms=_bounded(problem.retry_after_ms))
     if kind in {ProblemKind.THROTTLED, ProblemKind.OVERLOADED}:
         return BrokerThrottled(text, retry_after_ms=_bounded(problem.retry_after_ms))
     return _CLASSES[kind](text)

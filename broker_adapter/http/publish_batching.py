@@ -445,5 +445,5 @@ def _own(error: OutboxError) -> OutboxError:
     results: theirs have other places.
     """
     if isinstance(error, BrokerThrottled):
-        return BrokerThrottled(str(error), retry_after_ms=error.retry_after_ms)
+        return type(error)(str(error), retry_after_ms=error.retry_after_ms)
     return type(error)(str(error))

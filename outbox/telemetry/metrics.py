@@ -22,6 +22,7 @@ from outbox.store.schema import RowKind
 from outbox.telemetry.ports import HandlingAttempt, SendAttempt, SendPath
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import (
+    BrokerCordoned,
     BrokerRefused,
     BrokerThrottled,
     BrokerUnavailable,
@@ -39,6 +40,7 @@ OTHER: Final = "other"
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600)
 
 REASONS: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    (BrokerCordoned, "cordoned"),
     (BrokerThrottled, "throttled"),
     (BrokerUnavailable, "unavailable"),
     (NotAuthorized, "not_authorized"),

@@ -8,13 +8,15 @@ itself. The target is any Broker; it need not support delays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Final, Protocol
 
 from outbox_broker.common.cancel_topic_patterns import Scope, covers, scope_of
 from outbox_broker.delay_service.target_publisher import TargetPublisher, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, OTHERS
 from outbox_broker.http.service_ports import ServicePorts
+from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.disk_reserve import DiskSpace, is_refused
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayStore
@@ -27,7 +29,7 @@ from outbox_core.messages.broker_port import topic_figures
 from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import CancelStatus, PublishResult, PublishStatus, Record, refusal_of_delay
 from outbox_core.messages.publish_guard import PublishTarget
-from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
+from outbox_core.protocol.wire import RefusedMessage, RetryOutcome, TopicRemainder
 
 CLAIM_AHEAD_MS: Final = 50
 """How long before it is due a message is claimed, at most: from then on it cannot be canceled any more."""
@@ -67,15 +69,17 @@ class DelayProxy:
         clock: Clock,
         syncs: TimedStorage,
         room: PublishRoom | None = None,
+        cordon: Cordon | None = None,
         claim_ahead_ms: int = 0,
     ) -> None:
         """`syncs`: the storage of the schedule's segments, which measures sync times. `room`: as the reserve of a disk,
-        or the bookies of a cluster. `claim_ahead_ms`: see ScheduleRunner.
+        or the bookies of a cluster. `cordon`: None for a shard of a cluster. `claim_ahead_ms`: see ScheduleRunner.
         """
         self._schedule = schedule
         self._clock = clock
         self.syncs = syncs
         self._room = room
+        self._cordon = cordon
         self._counters: Counter[tuple[str, str, str]] = Counter()
         self._publisher = TargetPublisher(target, clock=clock, count=self._count)
         deliver = self._publisher.deliver
@@ -85,6 +89,7 @@ class DelayProxy:
         """Returns the ports for an HTTP server."""
         return ServicePorts(
             producers=self, catalog=self, measured=self, refusals=self,
+            operations=None if self._cordon is None else DelayOperations(self._schedule, self._cordon),
             refusal="a delay service only publishes: consume from its target broker, and operate on it",
         )  # fmt: skip
 
@@ -110,7 +115,10 @@ class DelayProxy:
             self._room.require()
         now_ms = self._clock.now_ms()
         self._schedule.make_room(now_ms)
-        statuses, place = self._schedule.put([timed(message, now_ms) for message in batch], now_ms=now_ms)
+        with nullcontext() if self._cordon is None else self._cordon.lock:
+            if self._cordon is not None:
+                self._cordon.refuse()
+            statuses, place = self._schedule.put([timed(message, now_ms) for message in batch], now_ms=now_ms)
 
         def finish() -> list[PublishResult]:
             self._schedule.commit(place)
@@ -286,3 +294,22 @@ class DelayProxy:
     def groups(self, _topic: str) -> list[str]:
         """Returns none: consumers pull from the target."""
         return []
+
+
+class DelayOperations:
+    """A delay service as a whole; see ForOperators. What its target refused for good is scheduled, and left."""
+
+    def __init__(self, schedule: DelayStore, cordon: Cordon) -> None:
+        self._schedule = schedule
+        self.cordon = cordon
+
+    def remainder(self) -> Iterator[TopicRemainder]:
+        """Yields each topic with scheduled messages."""
+        for topic in sorted(self._schedule.topics()):
+            scheduled = self._schedule.count_undelivered(topic)
+            if scheduled:
+                yield TopicRemainder(topic=topic, scheduled=scheduled, groups=[])
+
+    def is_dispatching(self) -> bool:
+        """Returns whether messages were claimed that the target does not have yet."""
+        return bool(self._schedule.figures()["handed_out"])

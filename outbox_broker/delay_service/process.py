@@ -10,6 +10,7 @@ from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.server import HttpServer, StorageWatch, bind
 from outbox_broker.http.service_ports import ServicePorts
+from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.disk_reserve import FULL, Reserve
 from outbox_broker.log.folder_lock import refuse_nested
 from outbox_broker.log.storage import DiskStorage
@@ -76,7 +77,11 @@ class _RunningService:
         try:
             self._schedule = DelayStore.open(self._store, reserve=reserve)
             reserve.take()
-            self._proxy = DelayProxy(self._schedule, self._target, clock=SystemClock(), syncs=syncs, room=reserve)
+            cordon = Cordon(self._config.data, storage=syncs, clock=SystemClock())
+            cordon.load()
+            self._proxy = DelayProxy(
+                self._schedule, self._target, clock=SystemClock(), syncs=syncs, room=reserve, cordon=cordon
+            )
             self._proxy.start()
         except BaseException:
             self._store.close()

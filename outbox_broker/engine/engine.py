@@ -25,6 +25,7 @@ from outbox_broker.engine.group_admin import GroupAdmin
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.operations import Operations
 from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
 from outbox_broker.engine.purger import Purger
@@ -34,6 +35,7 @@ from outbox_broker.engine.stall_watch import StallWatch
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.topic_reader import TopicReader
 from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
+from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.folder_lock import FolderLock, refuse_nested
 from outbox_broker.log.storage import DiskStorage, Storage, UnsyncedStorage
 from outbox_broker.log.sync_times import TimedStorage
@@ -53,8 +55,9 @@ class Engine:
 
     Its operations are methods of its parts: `publisher` (publish, cancel, what is scheduled), `puller` (take, pull),
     `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups and dead letters), `deletion`, `purger`,
-    `stalls` (why a group gets nothing), `wakeups` (subscribe) and `retention`. Errors of all: InvalidMessage (a name or
-    value out of bounds), NotSupported, StorageFailed (nothing was acknowledged).
+    `stalls` (why a group gets nothing), `operations` (cordon, what is left), `wakeups` (subscribe) and `retention`.
+    Errors of all: InvalidMessage (a name or value out of bounds), NotSupported, StorageFailed (nothing was
+    acknowledged).
     """
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
@@ -76,13 +79,15 @@ class Engine:
         self.timer = EngineTimer(
             context, wakeups, dispatcher, keep_house=self.retention.check, check_stalls=self.stalls.check
         )  # fmt: skip
-        self.publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer)
+        self._cordon = cordon = Cordon(folder, storage=self.syncs, clock=clock)
+        self.publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer, cordon=cordon)
         self.puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
         self.settler = Settler(context, writer, wakeups, dead_letters, self.puller)
         self.reader = TopicReader(context, groups, index_repair, dispatcher, self.puller)
         self.admin = GroupAdmin(context, writer, wakeups, groups, dead_letters, index_repair)
         self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
         self.purger = Purger(context, writer, wakeups, groups, self.publisher)
+        self.operations = Operations(context, groups, dispatcher, cordon=cordon)
 
     @classmethod
     def open(
@@ -205,6 +210,7 @@ class Engine:
     def _recover(self) -> None:
         context, state = self.context, self.context.state
         context.reserve.release()
+        self._cordon.load()
         unsettled = self._open_schedule()
         out = [topic_and_id for batch in unsettled for topic_and_id in zip(batch.topics, batch.ids, strict=True)]
         restored = recover(state, context.messages, context.actions, options=context.options, out=out)

@@ -18,6 +18,7 @@ from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.wakeups import Wakeups
+from outbox_broker.log.cordon import Cordon
 from outbox_broker.schedule.delay_store import CancelResult, TimedMessage
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
@@ -47,7 +48,7 @@ class Publisher:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        dispatcher: Dispatcher, timer: EngineTimer,
+        dispatcher: Dispatcher, timer: EngineTimer, *, cordon: Cordon,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
@@ -61,6 +62,7 @@ class Publisher:
         self._groups = groups
         self._dispatcher = dispatcher
         self._timer = timer
+        self._cordon = cordon
         self._beside = ThreadPoolExecutor(_SYNCS_BESIDE, "broker-sync")
 
     def shutdown(self) -> None:
@@ -70,13 +72,14 @@ class Publisher:
     def publish(self, batch: Sequence[Record], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
         """Store a batch; returns one result per message, in order, once all that is stored is durable.
 
-        `quota`: how many topics its client may have.
+        `quota`: how many topics its client may have. Raises BrokerCordoned.
         """
         is_timed = any(message.deliver_at_ms is not None for message in batch)
         if is_timed:
             self._context.schedule.make_room(self._clock.now_ms())
-        with self._lock:
+        with self._lock, self._cordon.lock:
             self._context.refuse_if_closed()
+            self._cordon.refuse()
             self._reserve.require()
             results, topics, schedule_place = self._append(batch, quota, is_timed=is_timed)
             end = self._messages.end

@@ -203,6 +203,7 @@ class EngineCollector(Collector):
         yield from self._by_reason(totals)
         yield from self._groups()
         yield from _logs(self._served.measured.log_figures())
+        yield from self._cordoned()
         yield self._scheduled()
         yield _lateness(self._served.measured.lateness)
         yield _syncs(self._served.measured.syncs)
@@ -272,6 +273,13 @@ class EngineCollector(Collector):
             if stall is not None:
                 stalled.add_metric([*label_values, stall.reason], stall.lasts_ms / 1000)
         yield from (*families.values(), lag, oldest, stalled)
+
+    def _cordoned(self) -> Iterator[Metric]:
+        if self._served.operations is not None:
+            cordoned = self._served.operations.cordon.note is not None
+            yield GaugeMetricFamily(
+                "broker_cordoned", "1 while an operator has the broker take no new messages.", value=int(cordoned)
+            )
 
     def _scheduled(self) -> Metric:
         """Each horizon includes those before it; `inf` is all."""

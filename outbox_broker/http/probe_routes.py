@@ -25,6 +25,7 @@ from outbox_core.protocol.wire import (
     Check,
     HealthAnswer,
 )
+from outbox_core.runtime.terminal_text import utc_text
 
 Headers = Mapping[str, str]
 LIVE: Final = HealthAnswer(status="ok")
@@ -72,6 +73,11 @@ def _json(answer: object, *, status: int = 200) -> Response:
 def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
     """Check whether the server can serve; details are for authorised senders, if tokens are used."""
     checks = [_serving(services), _storage(services, in_detail=in_detail)]
+    operations = services.served.operations
+    cordon = None if operations is None else operations.cordon.note
+    if cordon is not None:  # consumers must reach it all the same: so it is ready, and says what it does not take
+        since = f"publishes are refused since {utc_text(cordon.since_ms)}"
+        checks.append(Check(name="cordoned", status="ok", observed=since, hint="outbox broker uncordon"))
     status = "ok" if all(check.status == "ok" for check in checks) else "failed"
     if not in_detail:
         checks = [Check(name=check.name, status=check.status) for check in checks]

@@ -60,6 +60,7 @@ TITLES: Final[dict[ProblemKind, tuple[int, str]]] = {
     ProblemKind.THROTTLED: (429, "The broker has too much to do at once"),
     ProblemKind.OVERLOADED: (503, "The broker has no room for more requests or connections now"),
     ProblemKind.STORAGE_FAILED: (503, "The broker cannot make anything durable now"),
+    ProblemKind.CORDONED: (503, "The broker takes no new messages for now"),
     ProblemKind.STOPPING: (503, "The broker is about to stop"),
     ProblemKind.INTERNAL: (500, "The broker failed"),
 }
@@ -74,6 +75,7 @@ _OF_ERRORS: Final[tuple[tuple[type[errors.OutboxError], ProblemKind], ...]] = (
     (errors.InUse, ProblemKind.IN_USE),
     (errors.GroupDeleted, ProblemKind.GROUP_DELETED),
     (errors.BrokerRefused, ProblemKind.REFUSED),
+    (errors.BrokerCordoned, ProblemKind.CORDONED),
     (errors.BrokerThrottled, ProblemKind.THROTTLED),
     (errors.StorageFailed, ProblemKind.STORAGE_FAILED),
     (errors.BrokerUnavailable, ProblemKind.STORAGE_FAILED),

@@ -9,7 +9,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from outbox_broker.http import delivery_handlers, group_handlers, message_handlers
+from outbox_broker.http import delivery_handlers, group_handlers, message_handlers, operation_handlers
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.request_context import Call
@@ -104,6 +104,19 @@ ROUTES: Final = (
         method="POST", path="/v1/refused/retry", role=Role.ADMIN, handler=message_handlers.retry_refused,
         body=wire.RetryRequest, body_bytes_max=_IDS_BYTES, answer=wire.RetryAnswer,
         summary="Send what a delay service's target refused for good once more",
+    ),
+    Route(
+        method="POST", path="/v1/cordon", role=Role.ADMIN, handler=operation_handlers.cordon, body=wire.CordonRequest,
+        body_optional=True, answer=wire.NoAnswer, summary="Take no new messages; deliveries go on",
+    ),
+    Route(
+        method="POST", path="/v1/uncordon", role=Role.ADMIN, handler=operation_handlers.uncordon, body=wire.NoRequest,
+        body_optional=True, answer=wire.NoAnswer, summary="Take new messages again",
+    ),
+    Route(
+        method="GET", path="/v1/status", role=Role.READ, work=WorkClass.PAGE, handler=operation_handlers.status,
+        query=wire.PageQuery, answer=wire.StatusAnswer,
+        summary="Whether new messages are taken, and what is left to deliver",
     ),
     Route(
         method="GET", path="/v1/topics", role=Role.READ, work=WorkClass.PAGE, handler=group_handlers.topics,

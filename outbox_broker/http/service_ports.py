@@ -7,11 +7,12 @@ All methods are thread-safe. Errors are those of Engine; KeyError if a topic or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from outbox_broker.engine.engine import Engine
+from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
@@ -21,7 +22,7 @@ from outbox_core.messages.message import (
     PublishResult,
     Record,
 )
-from outbox_core.protocol.wire import RefusedMessage, RetryOutcome
+from outbox_core.protocol.wire import RefusedMessage, RetryOutcome, TopicRemainder
 
 Port = TypeVar("Port")
 
@@ -56,6 +57,22 @@ class ForRefusals(Protocol):
 
     def retry_refused(self, message_ids: Sequence[str], /, *, topics: Sequence[str] | None) -> list[RetryOutcome]:
         """Publish them once more; one outcome per id, in order. Raises BrokerError if the target is out."""
+
+
+class ForOperators(Protocol):
+    """A server as a whole: whether it takes new messages, and what it still has to deliver."""
+
+    @property
+    def cordon(self) -> Cordon:
+        """Whether new messages are taken. Deliveries, settlements, cancels and dispatch go on in any case."""
+
+    def remainder(self) -> Iterator[TopicRemainder]:
+        """Yields each topic of which something is left, by name. What moves meanwhile may be counted twice; nothing is
+        missed.
+        """
+
+    def is_dispatching(self) -> bool:
+        """Returns whether messages that are due are on their way."""
 
 
 class Catalog(Protocol):
@@ -107,6 +124,8 @@ class ServicePorts:
     broker: Engine | None = None
     """What a delay service has not: deliveries, broadcast reads, groups and their administration."""
     refusals: ForRefusals | None = None
+    operations: ForOperators | None = None
+    """What a node of a cluster has not: `outbox delay drain` has it hand its shards to other nodes."""
     refusal: str = ""
 
     @classmethod
@@ -114,6 +133,7 @@ class ServicePorts:
         """Returns all ports of an engine."""
         return cls(
             producers=engine.publisher, catalog=engine.admin, measured=engine, broker=engine,
+            operations=engine.operations,
             refusal="a broker has no target that refuses messages: ask a delay service",
         )  # fmt: skip
 

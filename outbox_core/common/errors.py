@@ -14,6 +14,7 @@ OutboxError
 └── BrokerError
     ├── BrokerUnavailable            no answer, or a temporary failure: the request may have arrived; a retry can help
     │   └── BrokerThrottled          back-pressure: carries retry_after_ms; nothing was stored
+    │       └── BrokerCordoned       an operator has the broker take no new messages for now; nothing was stored
     ├── BrokerRefused                the broker will never accept this request as it is; a retry cannot help
     │   ├── InUse                    a topic or consumer group is in use, and is not deleted: stop its clients, or force
     │   ├── GroupDeleted             the consumer group was deleted while the pull waited; a new pull creates a new one
@@ -110,6 +111,10 @@ class BrokerThrottled(BrokerUnavailable):
     def __init__(self, message: str, *, retry_after_ms: int) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+
+
+class BrokerCordoned(BrokerThrottled):
+    """An operator has the broker take no new messages for now. Nothing of this request was stored."""
 
 
 class BrokerRefused(BrokerError):

@@ -60,6 +60,7 @@ class ProblemKind(StrEnum):
     THROTTLED = "throttled"
     OVERLOADED = "overloaded"
     STORAGE_FAILED = "storage-failed"
+    CORDONED = "cordoned"
     STOPPING = "stopping"
     INTERNAL = "internal"
 

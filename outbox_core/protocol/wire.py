@@ -486,6 +486,54 @@ class GroupAnswer(_Answer, frozen=True, kw_only=True):
     stall: GroupStall | None = None
 
 
+# -- the broker as a whole ------------------------------------------------------------------------------------------
+
+
+class CordonRequest(Request, frozen=True, kw_only=True):
+    """POST /v1/cordon. `reason` is shown to whoever asks for the status, and to publishers."""
+
+    reason: Annotated[str, Meta(max_length=500)] = ""
+
+
+class CordonNote(_Answer, frozen=True, kw_only=True):
+    """Since when the broker takes no new messages, and why."""
+
+    since_ms: int
+    reason: str
+
+
+class GroupRemainder(_Answer, frozen=True, kw_only=True):
+    """What a group has still to get: not delivered or waiting for another attempt, and in flight; its dead letters."""
+
+    group: str
+    ready: int
+    in_flight: int
+    dead: int
+
+
+class TopicRemainder(_Answer, frozen=True, kw_only=True):
+    """What is left of a topic: what is scheduled, and what its groups have."""
+
+    topic: str
+    scheduled: int
+    groups: list[GroupRemainder]
+
+
+class StatusAnswer(_Answer, frozen=True, kw_only=True):
+    """Whether the broker takes new messages (`cordon` is null), and what it still has to deliver: of all topics, then
+    by topic, those of which nothing is left left out. `drained`: nothing ready, in flight or scheduled.
+    """
+
+    cordon: CordonNote | None
+    drained: bool
+    ready: int
+    in_flight: int
+    scheduled: int
+    dead: int
+    topics: list[TopicRemainder]
+    next: str | None = None
+
+
 class Check(_Answer, frozen=True, kw_only=True):
     """The result of one health check."""
 

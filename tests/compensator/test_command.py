@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.http import HttpBroker
+from outbox_broker.engine.engine import Engine
 from tests.broker_adapter.servers import ServerProcess
 from tests.compensator.receiving import pull_some
 from tests.fixtures.databases import Database
@@ -63,6 +64,26 @@ def test_once_without_json_is_for_people_and_keeps_no_archive_where_told(sqlite_
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == "batches 1, claimed 1, accepted 1, retried 0, held 0, parked 0, stale 0"
     assert sqlite_shop.archived() == 0
+
+
+def test_rows_stay_while_the_broker_is_cordoned_and_are_sent_when_it_is_not(sqlite_shop: Shop, tmp_path: Path) -> None:
+    sqlite_shop.add_due(2)
+    engine = Engine.open(tmp_path / "data")
+    engine.operations.cordon.begin(reason="moving")
+    engine.close()
+
+    refused = once(*on(sqlite_shop, f"embedded:{tmp_path / 'data'}"), "--json")
+    rows = sqlite_shop.rows()
+    engine = Engine.open(tmp_path / "data")
+    engine.operations.cordon.end()
+    engine.close()
+    sqlite_shop.end_delays()
+    sent = once(*on(sqlite_shop, f"embedded:{tmp_path / 'data'}"), "--json")
+
+    report = json.loads(refused.stdout)
+    assert (refused.returncode, report["parked"], len(rows)) == (1, 0, 2)
+    assert "cordoned (moving)" in report["outage"]
+    assert (sent.returncode, json.loads(sent.stdout)["accepted"]) == (0, 2)
 
 
 def test_once_says_by_its_status_that_the_broker_was_out(sqlite_shop: Shop) -> None:

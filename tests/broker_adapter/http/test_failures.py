@@ -53,6 +53,7 @@ def test_every_kind_of_problem_is_an_error(kind: ProblemKind) -> None:
         ("invalid-message", errors.BrokerRefused),
         ("message-too-large", errors.BrokerRefused),
         ("throttled", errors.BrokerThrottled),
+        ("cordoned", errors.BrokerCordoned),
         ("storage-failed", errors.StorageFailed),
         ("internal", errors.BrokerUnavailable),
         ("unknown-route", errors.BrokerUnavailable),

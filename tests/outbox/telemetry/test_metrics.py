@@ -13,6 +13,7 @@ from outbox.telemetry import NO_TRACING, SendAttempt, SendPath
 from outbox.telemetry.metrics import COMMITS_KEPT_MAX, OutboxMetrics, reason_of
 from outbox_core import ManualClock, Message, PublishResult, PublishStatus
 from outbox_core.common.errors import (
+    BrokerCordoned,
     BrokerRefused,
     BrokerThrottled,
     BrokerUnavailable,
@@ -165,6 +166,7 @@ def test_two_objects_share_nothing_and_one_may_use_a_registry_of_the_users() -> 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
+        (BrokerCordoned("", retry_after_ms=1), "cordoned"),
         (BrokerThrottled("", retry_after_ms=1), "throttled"),
         (BrokerUnavailable(""), "unavailable"),
         (NotAuthorized(""), "not_authorized"),

@@ -12,6 +12,7 @@ import pytest
 from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit
 from outbox_broker.delay_service.cluster_shard import PermittedTarget
 from outbox_broker.delay_service.delay_proxy import CLAIM_AHEAD_MS, DelayProxy
+from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.storage import DiskStorage, Storage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMessage
@@ -60,12 +61,16 @@ class Opened:
 
     def front(
         self, target: PublishTarget, *, clock: Clock, storage: Storage | None = None, claim_ahead_ms: int = 0,
-        **options: Any,
+        is_shard: bool = False, **options: Any,
     ) -> DelayProxy:  # fmt: skip
-        """Open the delay service in front of a target, not started; the schedule as by open()."""
+        """Open the delay service in front of a target, not started; the schedule as by open(). `is_shard`: as one of a
+        cluster, which is not cordoned.
+        """
         syncs = TimedStorage(storage or DiskStorage(), clock_s=time.perf_counter)
         schedule = self.open(storage=syncs, **options)
-        return DelayProxy(schedule, target, clock=clock, syncs=syncs, claim_ahead_ms=claim_ahead_ms)
+        is_cordoned_by_a_file = self._opener is None and not is_shard
+        cordon = Cordon(self.folder, storage=syncs, clock=clock) if is_cordoned_by_a_file else None
+        return DelayProxy(schedule, target, clock=clock, syncs=syncs, claim_ahead_ms=claim_ahead_ms, cordon=cordon)
 
     def drop(self) -> None:
         """As a kill: nothing is written any more."""

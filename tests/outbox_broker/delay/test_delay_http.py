@@ -26,6 +26,9 @@ ANSWERED: Final[dict[tuple[str, str], Any]] = {
     ("GET", "/v1/scheduled/{id}"): None,
     ("GET", "/v1/refused"): None,
     ("POST", "/v1/refused/retry"): {"ids": ["later"]},
+    ("POST", "/v1/cordon"): {"reason": "moving"},
+    ("POST", "/v1/uncordon"): {},
+    ("GET", "/v1/status"): None,
     ("GET", "/v1/topics"): None,
     ("GET", TOPIC): None,
 }
@@ -40,6 +43,7 @@ REFUSED: Final[dict[tuple[str, str], list[Any]]] = {
     ("GET", GROUP): [None],
     ("DELETE", GROUP): [None],
     ("DELETE", TOPIC): [None],
+    ("POST", TOPIC + "/purge"): [None, {}],
     ("POST", GROUP + "/seek"): [{"to_offset": 0}],
     ("POST", GROUP + "/pause"): [None, {}],
     ("POST", GROUP + "/resume"): [None, {}],
@@ -151,3 +155,49 @@ def test_what_is_for_now_is_taken_in_either_codec(delay: Delay, codec: str) -> N
 
     assert [one.status for one in results] == ["stored", "stored"]
     assert [one.id for one in delay.target.pull("orders", "billing")] == ["a", "b"]
+
+
+def test_a_cordoned_delay_service_takes_nothing_new_and_delivers_what_it_has(delay: Delay, clock: ManualClock) -> None:
+    assert delay.ask("POST", "/v1/cordon", {"reason": "moving"}).status_code == 200
+    refused = delay.ask("POST", "/v1/publish", ANSWERED["POST", "/v1/publish"])
+    before = delay.ask("GET", "/v1/status").json()
+
+    clock.advance(1_500)
+    delay.deliver()
+
+    after = delay.ask("GET", "/v1/status").json()
+    assert (refused.status_code, refused.json()["type"]) == (503, "urn:outbox-mq:problem:cordoned")
+    assert (before["scheduled"], before["drained"]) == (1, False)
+    assert (before["cordon"]["reason"], before["topics"]) == (
+        "moving", [{"topic": "orders", "scheduled": 1, "groups": []}],
+    )  # fmt: skip
+    assert (after["scheduled"], after["drained"], after["topics"]) == (0, True, [])
+    assert [one.id for one in delay.target.pull("orders", "billing")] == ["later"]
+
+
+def test_what_the_target_has_not_taken_is_not_drained(delay: Delay, clock: ManualClock) -> None:
+    delay.target.close()
+
+    clock.advance(1_500)
+    delay.front.service.turn()
+
+    assert delay.ask("GET", "/v1/status").json()["drained"] is False
+
+
+def test_a_node_of_a_cluster_is_not_cordoned_and_says_what_is(
+    opened: Opened, tmp_path: Path, clock: ManualClock
+) -> None:
+    target = EmbeddedBroker(f"embedded:{tmp_path / 'target'}")
+    front = opened.front(target, clock=clock, is_shard=True)
+    with serving(front.served()) as server:
+        answers = [
+            requests.request(method, f"{server.url}{path}", timeout=120)
+            for method, path in (("POST", "/v1/cordon"), ("POST", "/v1/uncordon"), ("GET", "/v1/status"))
+        ]
+    front.close()
+    target.close()
+
+    assert {(answer.status_code, answer.json()["type"]) for answer in answers} == {
+        (422, "urn:outbox-mq:problem:not-supported")
+    }
+    assert all("outbox delay drain" in answer.json()["detail"] for answer in answers)

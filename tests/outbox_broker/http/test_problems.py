@@ -303,6 +303,7 @@ def test_every_kind_of_problem_has_its_status_and_title() -> None:
         (errors.NotAuthorized("x"), 403),
         (errors.BrokerRefused("x"), 422),
         (errors.BrokerThrottled("x", retry_after_ms=1), 429),
+        (errors.BrokerCordoned("x", retry_after_ms=1), 503),
         (errors.StorageFailed("x"), 503),
         (errors.BrokerUnavailable("x"), 503),
         (errors.DatabaseUnavailable("x"), 500),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from broker_adapter.http.admin_client import AdminClient
 from outbox_broker.filter import render
 from outbox_broker.http.routes import ROUTES
 from outbox_core.messages import limits
@@ -39,18 +40,24 @@ PROMISES = [
 
 
 @pytest.fixture(scope="module")
-def promised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The document of a server of its own: ids that are canceled here must not be missed elsewhere."""
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server of its own: ids that are canceled here must not be missed elsewhere."""
+    with served(tmp_path_factory.mktemp("broker")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def promised(url: str) -> Any:
+    """The server's document."""
     import schemathesis  # a second of each process that collects this file, most of which run no test of it
 
-    with served(tmp_path_factory.mktemp("broker")) as server:
-        yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    return schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "method", "mode"), CASES)
 def test_requests_made_from_the_document_are_answered_as_it_says(
-    promised: Any, path: str, method: str, mode: str
+    promised: Any, url: str, path: str, method: str, mode: str
 ) -> None:
     from schemathesis.checks import CHECKS, load_all_checks
     from schemathesis.generation import GenerationMode
@@ -66,7 +73,10 @@ def test_requests_made_from_the_document_are_answered_as_it_says(
             _as_a_schema_cannot_say(case, filtering=filtering)
         case.call_and_validate(checks=promises, timeout=120)
 
-    answered_as_promised()
+    try:
+        answered_as_promised()
+    finally:
+        AdminClient(url).uncordon()  # a cordoned broker takes no publishes of the next test
 
 
 def _as_a_schema_cannot_say(case: Any, *, filtering: str) -> None:
