@@ -8,36 +8,38 @@ dead letters is administered by the same commands, through their adapter.
 from __future__ import annotations
 
 import codecs
-import inspect
-import json
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
 from http import HTTPStatus
-from pathlib import Path
-from typing import Annotated, Any, Final, Protocol, cast, get_type_hints
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from broker_adapter.http import operations_cli
 from broker_adapter.http.admin_client import DEAD_PAGE_MAX, AdminClient
+from broker_adapter.http.shared_cli import (
+    AsJson,
+    Connection,
+    Yes,
+    confirm,
+    connected,
+    print_done,
+    print_json,
+    print_lines,
+    print_table,
+)
 from outbox_broker.server import cli as server_cli
-from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, NotSupported, UsageError
-from outbox_core.messages.broker_port import BrokerAdmin, GroupSettingsReader, TopicAdmin
-from outbox_core.messages.connect import connect
+from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, UsageError
+from outbox_core.messages.broker_port import GroupSettingsReader
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.limits import PULL_MESSAGES_MAX
 from outbox_core.messages.message import DeadLetter, GroupConfig, Message, Record
-from outbox_core.protocol.wire import GroupStall, StatusAnswer
+from outbox_core.protocol.wire import GroupStall
 from outbox_core.protocol.wire_conversion import group_settings_of, json_dead_letter, json_record
-from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app: Final = typer.Typer(no_args_is_help=True, help="Run the broker, and administer one.")
@@ -47,20 +49,16 @@ message_app: Final = typer.Typer(no_args_is_help=True, help="Publish messages, a
 schedule_app: Final = typer.Typer(no_args_is_help=True, help="List and cancel scheduled messages.")
 dead_app: Final = typer.Typer(no_args_is_help=True, help="List, show and redrive dead letters.")
 app.add_typer(server_cli.app)
+app.add_typer(operations_cli.app)
 app.add_typer(topic_app, name="topic")
 app.add_typer(group_app, name="group")
 app.add_typer(message_app, name="message")
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(dead_app, name="dead")
 
-_URL: Final = "http://127.0.0.1:7788"
-_TIMEOUT_MS: Final = 30_000
 _PREVIEW_CHARS: Final = 80
 _NO_ID: Final = "(damaged)"
-_PIPED_WIDTH: Final = 1_000
-"""Output to a file or another program uses one line per entry of a history."""
 _PROGRESS_S: Final = 2.0
-_POLL_S: Final = 0.5
 _BODY_STDIN: Final = "-"
 _GROUP_FIGURES: Final = ("backlog", "in_flight", "dead", "redriving", "position", "oldest_unacked_age_ms")
 _STALL_REASONS: Final = {
@@ -78,71 +76,7 @@ Topic = Annotated[str, typer.Argument(help="The topic.")]
 Group = Annotated[str, typer.Argument(help="The consumer group.")]
 Ids = Annotated[list[str], typer.Argument(help="Ids of messages.")]
 Force = Annotated[bool, typer.Option("--force", help="Also where it is in use.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option(min=1, max=1_000, help="So many at most.")]
-Url = Annotated[str, typer.Option("--url", "--broker", envvar="OUTBOX_BROKER__URL", help="The broker's URL.")]
-Timeout = Annotated[int, typer.Option(min=1, help="Time to wait for an answer, milliseconds.")]
-CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")]
-TokenFile = Annotated[
-    Path | None, typer.Option(envvar="OUTBOX_BROKER__TOKEN_FILE", help="File that holds the bearer token.")
-]
-
-
-# -- the connection, which each command has options for ----------------------------------------------------------------
-
-
-class _Admin(BrokerAdmin, TopicAdmin, Protocol):
-    """What is administered of our broker, and of Redis timers."""
-
-
-class Connection:
-    """The options by which a broker is reached."""
-
-    def __init__(self, *, url: str, timeout_ms: int, ca_file: Path | None, token_file: Path | None) -> None:
-        self._url, self._timeout_ms, self._ca_file, self._token_file = url, timeout_ms, ca_file, token_file
-
-    def client(self) -> AdminClient:
-        """Returns the client of our broker. Raises NotSupported for another."""
-        if self._url.startswith("redis"):
-            raise NotSupported("Redis timers cannot tell this: topic, group and dead have the commands that they know")
-        return AdminClient(self._url, timeout_ms=self._timeout_ms, ca_file=self._ca_file, token_file=self._token_file)
-
-    @contextmanager
-    def admin(self) -> Iterator[_Admin]:
-        """Yields what our broker and Redis timers have in common."""
-        if not self._url.startswith("redis"):
-            yield self.client()
-            return
-        ca_file = None if self._ca_file is None else str(self._ca_file)
-        with closing(connect(self._url, timeout_ms=self._timeout_ms, ca_file=ca_file)) as broker:
-            yield cast("_Admin", broker.admin)  # raises NotSupported for streams, which are not ours
-
-
-def _connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command, which takes a Connection first, the options of one behind its own."""
-
-    @wraps(command)
-    def with_options(
-        *arguments: Any, url: str, timeout_ms: int, ca_file: Path | None, token_file: Path | None, **options: Any
-    ) -> None:
-        connection = Connection(url=url, timeout_ms=timeout_ms, ca_file=ca_file, token_file=token_file)
-        command(connection, *arguments, **options)
-
-    hints = get_type_hints(command, include_extras=True)
-    _, *parameters = inspect.signature(command).parameters.values()
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    connection_options = [
-        inspect.Parameter("url", keyword, default=_URL, annotation=Url),
-        inspect.Parameter("timeout_ms", keyword, default=_TIMEOUT_MS, annotation=Timeout),
-        inspect.Parameter("ca_file", keyword, default=None, annotation=CaFile),
-        inspect.Parameter("token_file", keyword, default=None, annotation=TokenFile),
-    ]
-    own = [parameter.replace(annotation=hints[parameter.name], kind=keyword) for parameter in parameters]
-    with_options.__signature__ = inspect.Signature([*own, *connection_options])  # type: ignore[attr-defined]
-    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *connection_options)}
-    del with_options.__wrapped__  # typer would read the signature of what it wraps
-    return with_options
 
 
 @app.callback()
@@ -151,7 +85,7 @@ def _broker() -> None:
 
 
 @app.command()
-@_connected
+@connected
 def check(
     connection: Connection,
     live: Annotated[bool, typer.Option("--live/--ready", help="Ask only whether the process is alive.")] = False,
@@ -168,154 +102,11 @@ def check(
     print(escaped(text, but="\n"))
 
 
-# -- the broker as a whole ---------------------------------------------------------------------------------------------
-
-
-@app.command()
-@_connected
-def cordon(
-    connection: Connection,
-    reason: Annotated[str, typer.Option(help="Why; shown by status, and to publishers.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Have the broker take no new messages.
-
-    Publishes are refused, scheduled ones too, and stay in their outboxes; deliveries, acknowledgements and what falls
-    due go on. It outlasts a restart.
-
-    Examples:
-
-      outbox broker cordon --reason "moving to another machine"
-
-      outbox broker cordon --url http://10.0.0.5:7788 --json
-    """
-    connection.client().cordon(reason=reason)
-    _print_done({"cordoned": True, "reason": reason}, "cordoned: no new messages are taken", as_json=as_json)
-
-
-@app.command()
-@_connected
-def uncordon(connection: Connection, as_json: AsJson = False) -> None:
-    """Have the broker take new messages again.
-
-    Example: outbox broker uncordon
-    """
-    connection.client().uncordon()
-    _print_done({"cordoned": False}, "uncordoned: new messages are taken", as_json=as_json)
-
-
-@app.command()
-@_connected
-def status(connection: Connection, as_json: AsJson = False) -> None:
-    """Say whether new messages are taken, and what is left.
-
-    Of all topics, then by topic and group: what is ready, in flight and scheduled, and dead letters.
-
-    Examples:
-
-      outbox broker status
-
-      outbox broker status --json
-    """
-    client = connection.client()
-    answer = client.status()
-    topics, following = list(answer.topics), answer.next
-    while following is not None:
-        page = client.status(after=following)
-        topics += page.topics
-        following = page.next
-    if as_json:
-        _print_json(msgspec.structs.replace(answer, topics=topics, next=None))
-        return
-    if answer.cordon is None:
-        print("takes new messages")
-    else:
-        reason = f": {escaped(answer.cordon.reason)}" if answer.cordon.reason else ""
-        print(f"cordoned since {utc_text(answer.cordon.since_ms)}{reason}")
-    print("drained" if answer.drained else f"left: {_left_text(answer)}")
-    rows = [
-        [Text(escaped(topic.topic)), Text(escaped(name)), *(Text(str(count)) for count in counts)]
-        for topic in topics
-        for name, *counts in [
-            *([("", "", "", topic.scheduled, "")] if topic.scheduled else []),
-            *((group.group, group.ready, group.in_flight, "", group.dead) for group in topic.groups),
-        ]
-    ]
-    if rows:
-        _print_table(["topic", "group", "ready", "in_flight", "scheduled", "dead"], rows)
-
-
-@app.command()
-@_connected
-def drain(
-    connection: Connection,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until nothing is left.")] = False,
-    timeout: Annotated[str | None, typer.Option(help="Wait so long at most, as 90s or 10m (without end).")] = None,
-    reason: Annotated[str, typer.Option(help="Why; shown by status, and to publishers.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Cordon the broker, and say when nothing is left.
-
-    Drained is what has nothing ready, in flight or scheduled; dead letters stay, and are counted. Says every few
-    seconds what is left. Exits with 0 if the broker is drained, with 1 if it is not, or not in time; it stays cordoned.
-
-    Examples:
-
-      outbox broker drain --wait --timeout 10m
-
-      outbox broker drain --json
-    """
-    client = connection.client()
-    timeout_ms = None if timeout is None else _duration_ms(timeout)
-    client.cordon(reason=reason)
-    answer = _drained(client, timeout_ms=timeout_ms) if wait else client.status(limit=1)
-    outcome = {
-        "drained": answer.drained, "ready": answer.ready, "in_flight": answer.in_flight,
-        "scheduled": answer.scheduled, "dead": answer.dead,
-    }  # fmt: skip
-    text = f"drained; {answer.dead} dead letters stay" if answer.drained else f"not drained: {_left_text(answer)}"
-    _print_done(outcome, text, as_json=as_json)
-    if not answer.drained:
-        raise typer.Exit(1)
-
-
-def _drained(client: AdminClient, *, timeout_ms: int | None) -> StatusAnswer:
-    """Ask until nothing is left or the time is up; returns the last answer. A broker that restarts is asked again."""
-    pause, begun_s, said_s = threading.Event(), time.monotonic(), -_PROGRESS_S
-    while True:
-        is_last = timeout_ms is not None and (time.monotonic() - begun_s) * 1000 >= timeout_ms
-        try:
-            answer = client.status(limit=1)
-        except BrokerUnavailable:
-            if is_last:
-                raise
-        else:
-            if answer.drained or is_last:
-                return answer
-            if time.monotonic() - said_s >= _PROGRESS_S:
-                said_s = time.monotonic()
-                print(f"left: {_left_text(answer)}", file=sys.stderr)
-        pause.wait(_POLL_S)
-
-
-def _left_text(answer: StatusAnswer) -> str:
-    return (
-        f"{answer.ready} ready, {answer.in_flight} in flight, {answer.scheduled} scheduled; {answer.dead} dead letters"
-    )
-
-
-def _duration_ms(text: str) -> int:
-    try:
-        return parse_duration_ms(text)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 # -- topics ------------------------------------------------------------------------------------------------------------
 
 
 @topic_app.command("list")
-@_connected
+@connected
 def list_topics(connection: Connection, as_json: AsJson = False) -> None:
     """Print the names of topics.
 
@@ -326,13 +117,13 @@ def list_topics(connection: Connection, as_json: AsJson = False) -> None:
     with connection.admin() as admin:
         topics = admin.topics()
     if as_json:
-        _print_json(topics)
+        print_json(topics)
     else:
-        _print_lines(map(escaped, topics), none="no topics")
+        print_lines(map(escaped, topics), none="no topics")
 
 
 @topic_app.command("show")
-@_connected
+@connected
 def show_topic(connection: Connection, topic: Topic, as_json: AsJson = False) -> None:
     """Print a topic's figures and groups.
 
@@ -344,14 +135,14 @@ def show_topic(connection: Connection, topic: Topic, as_json: AsJson = False) ->
     answer = client.topic(topic)
     groups = {group: client.figures(topic, group) for group in answer.groups}
     if as_json:
-        _print_json({"topic": topic, "figures": answer.figures, "groups": groups})
+        print_json({"topic": topic, "figures": answer.figures, "groups": groups})
         return
     _print_figures(answer.figures)
     _print_groups(groups)
 
 
 @topic_app.command("delete")
-@_connected
+@connected
 def delete_topic(
     connection: Connection, topic: Topic, force: Force = False, yes: Yes = False, as_json: AsJson = False
 ) -> None:
@@ -369,16 +160,16 @@ def delete_topic(
     with connection.admin() as admin:
         if not yes:
             figures = admin.figures(topic)
-            _confirm(
+            confirm(
                 f"Delete the topic {topic}, with {figures['stored']} messages stored, {figures['scheduled']} scheduled,"
                 f" {figures['backlog']} for its consumer groups to get, and {figures['dead']} dead letters?"
             )
         admin.delete_topic(topic, force=force)
-    _print_done({"topic": topic, "deleted": True}, f"{topic} deleted", as_json=as_json)
+    print_done({"topic": topic, "deleted": True}, f"{topic} deleted", as_json=as_json)
 
 
 @topic_app.command("purge")
-@_connected
+@connected
 def purge_topic(
     connection: Connection,
     topic: Topic,
@@ -403,7 +194,7 @@ def purge_topic(
         answer = client.topic(topic)
         figures = answer.figures
         kept = "canceled, too" if scheduled else "kept"
-        _confirm(
+        confirm(
             f"Remove {figures['backlog']} waiting messages and {figures['in_flight']} in flight from the "
             f"{len(answer.groups)} consumer groups of {topic}? {figures['dead']} dead letters are kept, and "
             f"{figures['scheduled']} scheduled messages are {kept}."
@@ -414,14 +205,14 @@ def purge_topic(
         f"{purged.groups} consumer groups, {purged.scheduled_canceled} scheduled canceled; kept: "
         f"{purged.dead_kept} dead letters, {purged.scheduled_kept} scheduled"
     )
-    _print_done({"topic": topic, **msgspec.to_builtins(purged)}, text, as_json=as_json)
+    print_done({"topic": topic, **msgspec.to_builtins(purged)}, text, as_json=as_json)
 
 
 # -- consumer groups ---------------------------------------------------------------------------------------------------
 
 
 @group_app.command("list")
-@_connected
+@connected
 def list_groups(connection: Connection, topic: Topic, as_json: AsJson = False) -> None:
     """Print what waits for each group of a topic.
 
@@ -436,7 +227,7 @@ def list_groups(connection: Connection, topic: Topic, as_json: AsJson = False) -
     client = connection.client()
     groups = {group: client.group(topic, group) for group in client.topic(topic).groups}
     if as_json:
-        _print_json({name: {**answer.figures, "stall": answer.stall} for name, answer in groups.items()})
+        print_json({name: {**answer.figures, "stall": answer.stall} for name, answer in groups.items()})
         return
     _print_groups({name: answer.figures for name, answer in groups.items()})
     for name, answer in groups.items():
@@ -445,7 +236,7 @@ def list_groups(connection: Connection, topic: Topic, as_json: AsJson = False) -
 
 
 @group_app.command("show")
-@_connected
+@connected
 def show_group(connection: Connection, topic: Topic, group: Group, as_json: AsJson = False) -> None:
     """Print a group's figures and settings.
 
@@ -461,7 +252,7 @@ def show_group(connection: Connection, topic: Topic, group: Group, as_json: AsJs
     settings = {} if config is None else msgspec.to_builtins(group_settings_of(config))
     if as_json:
         shown = {"topic": topic, "group": group, "figures": dict(figures), "settings": settings, "stall": stall}
-        _print_json(shown)
+        print_json(shown)
         return
     _print_figures(figures)
     if stall is not None:
@@ -471,7 +262,7 @@ def show_group(connection: Connection, topic: Topic, group: Group, as_json: AsJs
 
 
 @group_app.command()
-@_connected
+@connected
 def declare(
     connection: Connection,
     topic: Topic,
@@ -495,13 +286,11 @@ def declare(
     if filter_ is not None:
         changes["filter"] = filter_ or None
     client.declare_group(topic, group, replace(config or GroupConfig(), **changes))
-    _print_done(
-        {"topic": topic, "group": group, "is_new": config is None}, f"{topic}/{group} declared", as_json=as_json
-    )
+    print_done({"topic": topic, "group": group, "is_new": config is None}, f"{topic}/{group} declared", as_json=as_json)
 
 
 @group_app.command()
-@_connected
+@connected
 def seek(
     connection: Connection,
     topic: Topic,
@@ -519,7 +308,7 @@ def seek(
     with connection.admin() as admin:
         admin.seek(topic, group, to_ms=to_ms, to_offset=to_offset)
         backlog = admin.figures(topic, group)["backlog"]
-    _print_done(
+    print_done(
         {"topic": topic, "group": group, "backlog": backlog},
         f"{topic}/{group} moved: {backlog} messages are ahead of it",
         as_json=as_json,
@@ -527,7 +316,7 @@ def seek(
 
 
 @group_app.command()
-@_connected
+@connected
 def pause(connection: Connection, topic: Topic, group: Group, as_json: AsJson = False) -> None:
     """Pause deliveries to a group.
 
@@ -539,7 +328,7 @@ def pause(connection: Connection, topic: Topic, group: Group, as_json: AsJson = 
 
 
 @group_app.command()
-@_connected
+@connected
 def resume(connection: Connection, topic: Topic, group: Group, as_json: AsJson = False) -> None:
     """Resume deliveries to a group.
 
@@ -552,11 +341,11 @@ def _pause(connection: Connection, topic: str, group: str, *, paused: bool, as_j
     with connection.admin() as admin:
         admin.pause(topic, group, paused=paused)
     text = f"{topic}/{group} {'is paused' if paused else 'goes on'}"
-    _print_done({"topic": topic, "group": group, "paused": paused}, text, as_json=as_json)
+    print_done({"topic": topic, "group": group, "paused": paused}, text, as_json=as_json)
 
 
 @group_app.command("delete")
-@_connected
+@connected
 def delete_group(
     connection: Connection, topic: Topic, group: Group, force: Force = False, yes: Yes = False, as_json: AsJson = False
 ) -> None:
@@ -573,12 +362,12 @@ def delete_group(
     with connection.admin() as admin:
         if not yes:
             figures = admin.figures(topic, group)
-            _confirm(
+            confirm(
                 f"Delete the consumer group {group} of {topic}, which has {figures['backlog']} messages to get, "
                 f"{figures['in_flight']} in flight and {figures['dead']} dead letters?"
             )
         admin.delete_group(topic, group, force=force)
-    _print_done(
+    print_done(
         {"topic": topic, "group": group, "deleted": True}, f"{topic}/{group} deleted", as_json=as_json
     )  # fmt: skip
 
@@ -587,7 +376,7 @@ def delete_group(
 
 
 @message_app.command("publish")
-@_connected
+@connected
 def publish(
     connection: Connection,
     topic: Topic,
@@ -620,13 +409,13 @@ def publish(
     except BrokerUnavailable as error:
         raise BrokerUnavailable(f"{error}; it may be stored: repeat it with --id {message.id}") from error
     text = f"{escaped(result.id)}\t{result.status}" + (f"\t{escaped(result.error)}" if result.error else "")
-    _print_done({"id": result.id, "status": result.status, "error": result.error}, text, as_json=as_json)
+    print_done({"id": result.id, "status": result.status, "error": result.error}, text, as_json=as_json)
     if not result.status.is_success:
         raise typer.Exit(1)
 
 
 @message_app.command("peek")
-@_connected
+@connected
 def peek(
     connection: Connection,
     topic: Topic,
@@ -655,7 +444,7 @@ def peek(
         messages += read.messages
         position = read.next_offset
     if as_json:
-        _print_json({"messages": list(map(json_record, messages)), "next_offset": position})
+        print_json({"messages": list(map(json_record, messages)), "next_offset": position})
         return
     _print_messages(messages)
     if position < end:
@@ -663,7 +452,7 @@ def peek(
 
 
 @message_app.command("find")
-@_connected
+@connected
 def find(
     connection: Connection,
     topic: Topic,
@@ -707,7 +496,7 @@ def find(
         if len(found) == limit or (wanted_ids and not missing_ids):
             break
     if as_json:
-        _print_json(list(map(json_record, found)))
+        print_json(list(map(json_record, found)))
     else:
         _print_messages(found)
     if missing_ids or not found:
@@ -733,7 +522,7 @@ def _read_all(client: AdminClient, topic: str, *, offset: int) -> Iterator[Recor
 
 
 @schedule_app.command("list")
-@_connected
+@connected
 def list_scheduled(
     connection: Connection,
     topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
@@ -750,13 +539,13 @@ def list_scheduled(
     """
     counts = connection.client().scheduled(topic, bucket=bucket)
     if as_json:
-        _print_json(list(counts))
+        print_json(list(counts))
         return
-    _print_lines((f"{utc_text(count.at_ms)}\t{count.messages}" for count in counts), none="nothing is scheduled")
+    print_lines((f"{utc_text(count.at_ms)}\t{count.messages}" for count in counts), none="nothing is scheduled")
 
 
 @schedule_app.command("show")
-@_connected
+@connected
 def show_scheduled(
     connection: Connection, message_id: Annotated[str, typer.Argument(help="Its id.")], as_json: AsJson = False
 ) -> None:
@@ -770,14 +559,14 @@ def show_scheduled(
     if message is None:
         raise BrokerRefused(f"no message is scheduled under the id {message_id}")
     if as_json:
-        _print_json(message)
+        print_json(message)
         return
     refused = f"\trefused: {escaped(message.refused)}" if message.refused else ""
     print(f"{utc_text(message.deliver_at_ms)}\t{escaped(message.topic)}\t{escaped(message.id)}{refused}")
 
 
 @schedule_app.command("cancel")
-@_connected
+@connected
 def cancel(connection: Connection, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> None:
     """Cancel scheduled messages.
 
@@ -786,16 +575,16 @@ def cancel(connection: Connection, ids: Ids, yes: Yes = False, as_json: AsJson =
     Example: outbox broker schedule cancel trip-17 trip-18 --yes
     """
     if not yes:
-        _confirm(f"Cancel {len(ids)} scheduled messages for good?")
+        confirm(f"Cancel {len(ids)} scheduled messages for good?")
     outcomes = connection.client().cancel(ids)
     if as_json:
-        _print_json(outcomes)
+        print_json(outcomes)
         return
-    _print_lines(f"{escaped(outcome.id)}\t{outcome.status}" for outcome in outcomes)
+    print_lines(f"{escaped(outcome.id)}\t{outcome.status}" for outcome in outcomes)
 
 
 @schedule_app.command("refused")
-@_connected
+@connected
 def list_refused(connection: Connection, as_json: AsJson = False) -> None:
     """List what a target refused for good.
 
@@ -805,16 +594,16 @@ def list_refused(connection: Connection, as_json: AsJson = False) -> None:
     """
     messages = connection.client().refused()
     if as_json:
-        _print_json(messages)
+        print_json(messages)
         return
-    _print_lines(
+    print_lines(
         (f"{escaped(message.topic)}\t{escaped(message.id)}\t{escaped(message.reason)}" for message in messages),
         none="nothing was refused",
     )
 
 
 @schedule_app.command("retry")
-@_connected
+@connected
 def retry_refused(connection: Connection, ids: Ids, as_json: AsJson = False) -> None:
     """Send refused messages once more.
 
@@ -824,10 +613,10 @@ def retry_refused(connection: Connection, ids: Ids, as_json: AsJson = False) -> 
     """
     outcomes = connection.client().retry_refused(ids)
     if as_json:
-        _print_json(outcomes)
+        print_json(outcomes)
     else:
         texts = ((outcome.id, outcome.status, outcome.error) for outcome in outcomes)
-        _print_lines("\t".join(escaped(text) for text in parts if text) for parts in texts)
+        print_lines("\t".join(escaped(text) for text in parts if text) for parts in texts)
     if any(outcome.status != "sent" for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -836,7 +625,7 @@ def retry_refused(connection: Connection, ids: Ids, as_json: AsJson = False) -> 
 
 
 @dead_app.command("list")
-@_connected
+@connected
 def list_dead(
     connection: Connection,
     topic: Topic,
@@ -854,13 +643,13 @@ def list_dead(
     with connection.admin() as admin:
         letters, following = admin.dead(topic, group, limit=limit, after=after)
     if as_json:
-        _print_json({"dead": [json_dead_letter(letter) for letter in letters], "next": following})
+        print_json({"dead": [json_dead_letter(letter) for letter in letters], "next": following})
     else:
         _print_dead(letters, following=following)
 
 
 @dead_app.command("show")
-@_connected
+@connected
 def show_dead(
     connection: Connection, topic: Topic, group: Group, message_id: Annotated[str, typer.Argument(help="Its id.")]
 ) -> None:
@@ -878,14 +667,14 @@ def show_dead(
             letters, after = admin.dead(topic, group, limit=DEAD_PAGE_MAX, after=after)
             for letter in letters:
                 if letter.id == message_id:
-                    _print_json(json_dead_letter(letter))
+                    print_json(json_dead_letter(letter))
                     return
             if after is None or after in seen:
                 raise BrokerRefused(f"{topic}/{group} has no dead letter of the id {message_id}")
 
 
 @dead_app.command("redrive")
-@_connected
+@connected
 def redrive(
     connection: Connection,
     topic: Topic,
@@ -908,18 +697,10 @@ def redrive(
     """
     with connection.admin() as admin:
         redriven = admin.redrive(topic, group, ids=message_id or None, per_second=per_second)
-    _print_done({"redriven": redriven}, f"{redriven} redriven", as_json=as_json)
+    print_done({"redriven": redriven}, f"{redriven} redriven", as_json=as_json)
 
 
 # -- output ------------------------------------------------------------------------------------------------------------
-
-
-def _confirm(question: str) -> None:
-    """Ask on the terminal. Raises UsageError where there is none, and for a no."""
-    if not sys.stdin.isatty():
-        raise UsageError("nothing was done: say --yes to do it without being asked")
-    if not typer.confirm(question, err=True):
-        raise UsageError("nothing was done")
 
 
 def _headers(given: Sequence[str]) -> dict[str, str]:
@@ -930,28 +711,6 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"a header is given as NAME=VALUE, not {text!r}")
         headers[name] = value
     return headers
-
-
-def _print_json(value: object) -> None:
-    # In ASCII: a body may have what a terminal takes for its own.
-    print(json.dumps(msgspec.to_builtins(value), indent=2).replace("\x7f", r"\u007f"))
-
-
-def _print_done(outcome: Mapping[str, object], text: str, *, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode(outcome).decode())
-    else:
-        print(text)
-
-
-def _print_lines(lines: Iterable[str], *, none: str = "") -> None:
-    """Print lines; `none` if there are none, not on stdout, which programs read line by line."""
-    count = 0
-    for line in lines:
-        print(line)
-        count += 1
-    if not count and none:
-        print(none, file=sys.stderr)
 
 
 def _print_figures(figures: Mapping[str, int]) -> None:
@@ -977,7 +736,7 @@ def _print_groups(groups: Mapping[str, Mapping[str, int]]) -> None:
         [Text(escaped(group)), *(Text(str(figures.get(name, ""))) for name in _GROUP_FIGURES)]
         for group, figures in groups.items()
     ]
-    _print_table(["group", *_GROUP_FIGURES], rows)
+    print_table(["group", *_GROUP_FIGURES], rows)
 
 
 def _print_messages(messages: Sequence[Record]) -> None:
@@ -991,7 +750,7 @@ def _print_messages(messages: Sequence[Record]) -> None:
         ]
         for message in messages
     ]  # fmt: skip
-    _print_table(["id", "key", "created", "body"], rows)
+    print_table(["id", "key", "created", "body"], rows)
 
 
 def _preview(body: bytes) -> str:
@@ -1017,18 +776,6 @@ def _print_dead(letters: Sequence[DeadLetter], *, following: str | None) -> None
         ]
         for letter in letters
     ]  # fmt: skip
-    _print_table(["id", "attempts", "when", "reason", "how they went"], rows)
+    print_table(["id", "attempts", "when", "reason", "how they went"], rows)
     if following is not None:
         print(f"more: --after {escaped(following)}")
-
-
-def _print_table(names: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
-    table = Table(box=None, pad_edge=False)
-    for index, name in enumerate(names):
-        table.add_column(name, overflow="fold", no_wrap=index == 0)  # what comes first is copied
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

@@ -385,9 +385,7 @@ def test_the_newest_segment_of_a_log_is_missed_until_it_is_back_or_its_note_is_g
     opened.close()
 
 
-def test_a_kill_at_either_step_of_a_delete_leaves_nothing_that_is_missed(
-    tmp_path: Path, disk: FailingStorage
-) -> None:
+def test_a_kill_at_either_step_of_a_delete_leaves_nothing_that_is_missed(tmp_path: Path, disk: FailingStorage) -> None:
     opened = LocalSegments.open(tmp_path, storage=disk)
     WrittenSegment.create(opened, "log-1").append_committed(b"x")
     for step in (1, 2):
