@@ -18,6 +18,7 @@ from typing import Self
 
 from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dead_letter_reader import DeadLetterReader
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
 from outbox_broker.engine.deletion import Deletion
 from outbox_broker.engine.dispatcher import Dispatcher
@@ -84,7 +85,8 @@ class Engine:
         self.puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
         self.settler = Settler(context, writer, wakeups, dead_letters, self.puller)
         self.reader = TopicReader(context, groups, index_repair, dispatcher, self.puller)
-        self.admin = GroupAdmin(context, writer, wakeups, groups, dead_letters, index_repair)
+        dead_letter_reader = DeadLetterReader(context, dead_letters, index_repair)
+        self.admin = GroupAdmin(context, writer, wakeups, groups, dead_letter_reader, index_repair)
         self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
         self.purger = Purger(context, writer, wakeups, groups, self.publisher)
         self.operations = Operations(context, groups, dispatcher, cordon=cordon)

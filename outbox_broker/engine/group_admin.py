@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Final
 
 from outbox_broker.engine.context import EngineContext
-from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
+from outbox_broker.engine.dead_letter_reader import DeadLetterReader
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.puller import DAMAGED, check_within
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.filter import parse
-from outbox_broker.group.consumer_group import Group
-from outbox_broker.group.dead_letters import DeadRun
-from outbox_broker.log.message_reader import message_of, read_runs
-from outbox_broker.log.topic_index import PlaceRun
+from outbox_broker.log.message_reader import message_of
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
-from outbox_broker.state.engine_state import Topic
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.messages.broker_port import topic_figures
@@ -29,16 +23,7 @@ from outbox_core.messages.message import DeadLetter, GroupConfig, Record, check_
 
 REDRIVE_PER_SECOND_MAX: Final = 1_000_000
 
-_CHAR_BYTES: Final = 4
 _READS_MAX: Final = 100
-
-
-@dataclass(slots=True)
-class DeadPage:
-    """Dead letters with their sequences and records (None: damaged), and the next dead sequence, if any."""
-
-    found: list[tuple[int, DeadRun, journal.MessageRecord | None]]
-    following: int | None
 
 
 class GroupAdmin:
@@ -46,7 +31,7 @@ class GroupAdmin:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        dead_letters: DeadLetterWriter, index_repair: IndexRepair,
+        dead_letters: DeadLetterReader, index_repair: IndexRepair,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
@@ -164,8 +149,8 @@ class GroupAdmin:
         with self._lock:
             self._context.refuse_if_closed()
             known_topic, known_group = self._groups.known_topic(topic), self._groups.known_group(topic, group)
-            self._bury_expired(topic, known_group)
-        page = self._dead_page(
+            self._dead_letters.bury_expired(topic, known_group)
+        page = self._dead_letters.page(
             known_topic, known_group, start=0 if after is None else int(after) + 1, count_max=limit,
             bytes_max=min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max),
         )  # fmt: skip
@@ -189,8 +174,10 @@ class GroupAdmin:
         with self._lock:
             self._context.refuse_if_closed()
             known_group = self._groups.known_group(topic, group)
-            self._bury_expired(topic, known_group)
-        named = None if ids is None else self._dead_of(self._groups.known_topic(topic), known_group, set(ids))
+            self._dead_letters.bury_expired(topic, known_group)
+        named = (
+            None if ids is None else self._dead_letters.of_ids(self._groups.known_topic(topic), known_group, set(ids))
+        )
         with self._lock:
             self._context.refuse_if_closed()
             dead = (
@@ -253,74 +240,3 @@ class GroupAdmin:
             "position": known_group.position,
             "oldest_unacked_age_ms": max(0, age_ms),
         }
-
-    def _bury_expired(self, topic: str, group: Group) -> None:
-        now_ms = self._clock.now_ms()
-        _, deaths = group.visible_again(now_ms=now_ms, count_max=len(group.unsettled))
-        self._dead_letters.bury(topic, group, deaths, at_ms=now_ms)
-
-    def _dead_page(self, topic: Topic, group: Group, *, start: int, count_max: int, bytes_max: int) -> DeadPage:
-        """Returns dead letters from the sequence `start` on, read without the lock; fewer than `count_max` if they are
-        large: always the first one, and what fits after it.
-        """
-        runs, following = self._index_repair.looked_up(
-            lambda: _dead_runs(topic, group, start=start, count_max=count_max)
-        )
-        page, bytes_left = DeadPage([], following), bytes_max
-        for run, locations in runs:
-            if bytes_left <= 0:
-                page.following = run.first
-                break
-            read = read_runs(self._messages, locations, first=run.first, end=run.end, bytes_max=bytes_left)
-            for sequence, record in read:
-                bytes_left -= _letter_bytes(run, record)
-                if bytes_left < 0 and page.found:
-                    page.following = sequence
-                    return page
-                page.found.append((sequence, run, record))
-            if run.first + len(read) < run.end:
-                page.following = run.first + len(read)
-                break
-        return page
-
-    def _dead_of(self, topic: Topic, group: Group, ids: set[str]) -> list[tuple[int, int]]:
-        """Returns the ranges (first, end) of dead letters with these ids. Scans all of them, without the lock."""
-        ranges: list[tuple[int, int]] = []
-        missing = set(ids)  # an id may be dead twice, if it was published again after its deduplication window
-        following: int | None = 0
-        while following is not None and missing:
-            page = self._dead_page(
-                topic, group, start=following, count_max=self._options.dead_search_messages_max,
-                bytes_max=self._options.pull_bytes_max,
-            )  # fmt: skip
-            for sequence, _, record in page.found:
-                if record is not None and record.id in ids:
-                    ranges.append((sequence, sequence + 1))
-                    missing.discard(record.id)
-            following = page.following
-        return ranges
-
-
-def _dead_runs(
-    topic: Topic, group: Group, *, start: int, count_max: int
-) -> tuple[list[tuple[DeadRun, list[PlaceRun]]], int | None]:
-    """Returns up to `count_max` dead letters from a sequence on, with locations; and the next dead sequence, if any."""
-    runs: list[tuple[DeadRun, list[PlaceRun]]] = []
-    count_left, following = count_max, None
-    for run in group.dead.runs(start):
-        if not count_left:
-            following = run.first if following is None else following
-            break
-        end = min(run.end, run.first + count_left)
-        runs.append((replace(run, end=end), list(topic.index.runs(run.first, end))))
-        count_left -= end - run.first
-        following = end if end < run.end else None
-    return runs, following
-
-
-def _letter_bytes(dead: DeadRun, record: journal.MessageRecord | None) -> int:
-    """Returns the approximate size of a dead letter, in bytes."""
-    size = _CHAR_BYTES * (len(dead.reason) + sum(len(reason) for reason, _ in dead.history))
-    if record is None:
-        return size
-    return size + len(record.body) + len(record.key or "") + sum(map(len, chain.from_iterable(record.headers.items())))
