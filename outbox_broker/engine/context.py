@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.journal.journal import Journal
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.segment_index import IndexFiles
 from outbox_broker.log.segmented_log import SegmentedLog
@@ -25,7 +26,8 @@ class EngineContext:
     """Shared by the collaborators of one engine. Callers of methods marked "under the lock" hold `lock`."""
 
     schedule: DelayStore
-    """Opened with the engine."""
+    actions: Journal
+    """Both are opened with the engine."""
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
         self.folder = folder
@@ -41,15 +43,9 @@ class EngineContext:
         """Offset of the first dispatched record whose batch the schedule does not know to be appended yet."""
         self.placed_to = -1
         """The number of the last batch of due messages that was placed in the message log. Written under the lock."""
-        self.messages, self.actions = (
-            SegmentedLog(
-                folder / name, kind=kind, segment_bytes=segment_bytes, durability=options.durability,
-                storage=storage, now_ms=clock.now_ms,
-            )
-            for name, kind, segment_bytes in (
-                ("messages", journal.SegmentKind.MESSAGES, options.segment_bytes),
-                ("actions", journal.SegmentKind.ACTIONS, min(options.segment_bytes, options.checkpoint_bytes)),
-            )
+        self.messages = SegmentedLog(
+            folder / "messages", kind=journal.SegmentKind.MESSAGES, segment_bytes=options.segment_bytes,
+            durability=options.durability, storage=storage, now_ms=clock.now_ms,
         )  # fmt: skip
 
     def refuse_if_closed(self) -> None:

@@ -48,7 +48,6 @@ class Deletion:
         self._lock = context.lock
         self._state = context.state
         self._messages = context.messages
-        self._actions = context.actions
         self._writer = writer
         self._wakeups = wakeups
         self._groups = groups
@@ -90,7 +89,7 @@ class Deletion:
                 DeletedTopic(
                     topic=topic, at_ms=self._clock.now_ms(), end=known_topic.index.end, groups=groups,
                     scheduled_end=self._context.schedule.next_seq() if has_scheduled else 0,
-                    messages_end=self._messages.end, actions_end=self._actions.end,
+                    messages_end=self._messages.end, actions_end=self._context.actions.end,
                 )
             )  # fmt: skip
             self._tell_deleted(topic, [*groups, READERS])
@@ -119,7 +118,7 @@ class Deletion:
                 with self._lock:
                     self._context.refuse_if_closed()
                     self._dispatcher.tell_void([(topic, message_id) for message_id in ids])
-                self._actions.commit()
+                self._context.actions.commit()
                 self._context.schedule.commit(
                     self._context.schedule.stop(ids, now_ms=self._clock.now_ms(), scope=scope).place
                 )
@@ -140,7 +139,7 @@ class Deletion:
     def _act_durably(self, action: journal.Action) -> None:
         """Log an action durably, then apply it: no index file may lack messages that a power failure brings back."""
         self._writer.write_action(action)
-        self._actions.commit()
+        self._context.actions.commit()
         self._state.replay_action(action)
 
     def _tell_deleted(self, topic: str, groups: Sequence[str]) -> None:

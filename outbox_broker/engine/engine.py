@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -36,6 +37,7 @@ from outbox_broker.engine.stall_watch import StallWatch
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.topic_reader import TopicReader
 from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
+from outbox_broker.journal.journal import Journal
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.folder_lock import FolderLock, refuse_nested
 from outbox_broker.log.storage import DiskStorage, Storage, UnsyncedStorage
@@ -47,6 +49,7 @@ from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
+from outbox_core.journal.block import SegmentKind
 
 __all__ = ["BUCKETS_MS", "Engine"]
 
@@ -65,7 +68,7 @@ class Engine:
         """Called by open(), which creates engines."""
         self.syncs = TimedStorage(storage, clock_s=time.perf_counter)
         self._folder_lock = FolderLock(folder)
-        self._segments: LocalSegments | None = None
+        self._opened: list[LocalSegments] = []
         self.context = context = EngineContext(folder, clock=clock, options=options, storage=self.syncs)
         self.wakeups = wakeups = Wakeups(context)
         self.writer = writer = LogWriter(context)
@@ -77,9 +80,7 @@ class Engine:
         self.lateness = dispatcher.lateness
         self.retention = LogRetention(context, writer, wakeups, groups, dispatcher)
         self.stalls = StallWatch(context, wakeups, groups)
-        self.timer = EngineTimer(
-            context, wakeups, dispatcher, keep_house=self.retention.check, check_stalls=self.stalls.check
-        )  # fmt: skip
+        self.timer = EngineTimer(context, wakeups, dispatcher, keep_house=self._keep_house)
         self._cordon = cordon = Cordon(folder, storage=self.syncs, clock=clock)
         self.publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer, cordon=cordon)
         self.puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
@@ -145,7 +146,8 @@ class Engine:
             try:
                 context.schedule.close()
                 context.messages.sync_and_close()
-                context.actions.sync_and_close()
+                with suppress(StorageFailed):  # if the disk failed, nobody was told that all is durable
+                    context.actions.seal()
             finally:
                 self._let_go()
 
@@ -171,7 +173,7 @@ class Engine:
             return {
                 "messages_bytes": context.messages.size_bytes,
                 "actions_bytes": context.actions.size_bytes,
-                "syncs": context.messages.syncs + context.actions.syncs,
+                "syncs": sum(count for _, count in self.syncs.counts()),
                 "scheduled": schedule["scheduled"],
                 "publishes_refused": 0 if context.reserve.has_room_beside() else 1,
                 "disk_free_bytes": disk.free_bytes,
@@ -179,7 +181,7 @@ class Engine:
                 "schedule_buckets": schedule["buckets"],
                 "quarantined_runs": schedule["quarantined_runs"],
                 "quarantined_scheduled": schedule["quarantined_messages"],
-                "quarantined_bytes": context.messages.quarantined_bytes + context.actions.quarantined_bytes,
+                "quarantined_bytes": context.messages.quarantined_bytes + context.actions.recovered.damaged_bytes,
             }
 
     def check_ready(self) -> None:
@@ -190,7 +192,7 @@ class Engine:
         with context.lock:
             context.refuse_if_closed()
             context.messages.refuse_if_failed()
-            context.actions.refuse_if_failed()
+            self._check_segments()
             self._index_repair.refuse_if_unmended()
         context.schedule.check_ready()
         self.dispatcher.check_ready()
@@ -198,15 +200,31 @@ class Engine:
     def check_usable(self) -> None:
         """Raise StorageFailed if nothing can be made durable until the folder is reopened, as after a failed sync."""
         self.context.messages.refuse_if_failed()
-        self.context.actions.refuse_if_failed()
+        self._check_segments()
         self.context.schedule.check_ready()
+
+    def _keep_house(self) -> None:
+        self.writer.write_checkpoint_if_due()
+        self.retention.check()
+        self.stalls.check()
+
+    def _check_segments(self) -> None:
+        for segments in self._opened:
+            segments.check()
+
+    def _open_segments(self, name: str) -> LocalSegments:
+        context = self.context
+        is_synced = context.options.durability is Durability.FSYNC
+        storage = context.storage if is_synced else UnsyncedStorage(context.storage)
+        segments = LocalSegments.open(context.folder / name, storage=storage, clock=context.clock)
+        self._opened.append(segments)
+        return segments
 
     def _let_go(self) -> None:
         context = self.context
         context.messages.close()
-        context.actions.close()
-        if self._segments is not None:
-            self._segments.close()
+        for segments in self._opened:
+            segments.close()
         self._folder_lock.release()
 
     def _recover(self) -> None:
@@ -214,14 +232,16 @@ class Engine:
         context.reserve.release()
         self._cordon.load()
         unsettled = self._open_schedule()
+        context.actions = Journal(
+            self._open_segments("actions"), name="actions", kind=SegmentKind.ACTIONS,
+            segment_bytes=min(context.options.segment_bytes, context.options.checkpoint_bytes),
+        )  # fmt: skip
         out = [topic_and_id for batch in unsettled for topic_and_id in zip(batch.topics, batch.ids, strict=True)]
-        restored = recover(state, context.messages, context.actions, options=context.options, out=out)
+        recover(state, context.messages, context.actions, options=context.options, out=out)
         context.dispatching_from = state.dispatched_from  # no checkpoint may pass it before the schedule has settled
         for topic in context.schedule.topics():
             if topic not in state.deleted:
                 state.topic(topic)
-        if not restored.is_newest:
-            self.writer.write_checkpoint_if_possible()
         self.writer.act(journal.Opened(at_ms=context.clock.now_ms(), number=state.epoch + 1))
         self.deletion.finish_deletions()
         context.reserve.take()
@@ -230,15 +250,15 @@ class Engine:
     def _open_schedule(self) -> Sequence[DueBatch]:
         """Open the schedule; returns the batches that it dispatched and does not know to be appended."""
         context, options = self.context, self.context.options
-        storage = context.storage if options.durability is Durability.FSYNC else UnsyncedStorage(context.storage)
-        self._segments = LocalSegments.open(context.folder / "schedule", storage=storage, clock=context.clock)
         delay_options = DelayOptions(
             batch_messages_max=options.fire_batch_max,
             memory_messages_max=options.schedule_memory_messages_max,
             memory_bytes_max=options.schedule_memory_bytes_max,
             cancels_remembered_max=options.cancel_tombstones_max,
         )
-        context.schedule = DelayStore.open(self._segments, options=delay_options, reserve=context.reserve)
+        context.schedule = DelayStore.open(
+            self._open_segments("schedule"), options=delay_options, reserve=context.reserve
+        )  # fmt: skip
         unsettled = context.schedule.unsettled()
         self.dispatcher.resume(unsettled)
         return unsettled

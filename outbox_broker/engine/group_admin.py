@@ -39,7 +39,6 @@ class GroupAdmin:
         self._lock = context.lock
         self._state = context.state
         self._messages = context.messages
-        self._actions = context.actions
         self._writer = writer
         self._wakeups = wakeups
         self._groups = groups
@@ -60,7 +59,7 @@ class GroupAdmin:
         if config.start != "earliest":
             self._messages.commit()
         end = self._index_repair.looked_up(lambda: self._declared(topic, group, config, quota))
-        self._actions.commit(end)
+        self._context.actions.commit(end)
         self._wakeups.wake(topic, group)
 
     def topics(self) -> list[str]:
@@ -125,9 +124,9 @@ class GroupAdmin:
                     generation=known_group.generation + 1,
                 )
             )
-            end = self._actions.end
+            end = self._context.actions.end
             self._wakeups.wake_next(topic, known_group)
-        self._actions.commit(end)
+        self._context.actions.commit(end)
         self._wakeups.wake(topic, group)
 
     def pause(self, topic: str, group: str, *, paused: bool) -> None:
@@ -136,8 +135,8 @@ class GroupAdmin:
             self._context.refuse_if_closed()
             self._groups.known_group(topic, group)
             self._writer.act(journal.Paused(topic=topic, group=group, at_ms=self._clock.now_ms(), paused=paused))
-            end = self._actions.end
-        self._actions.commit(end)
+            end = self._context.actions.end
+        self._context.actions.commit(end)
         self._wakeups.wake(topic, group)
 
     def dead(
@@ -200,8 +199,8 @@ class GroupAdmin:
                         )
                     )  # fmt: skip
             count -= len(known_group.dead)
-            end = self._actions.end
-        self._actions.commit(end)
+            end = self._context.actions.end
+        self._context.actions.commit(end)
         self._wakeups.wake(topic, group)
         return count
 
@@ -209,7 +208,7 @@ class GroupAdmin:
         """Declare a group; returns the end of the action log, to be committed."""
         self._context.refuse_if_closed()
         self._groups.declare(topic, group, config, quota)
-        return self._actions.end
+        return self._context.actions.end
 
     def _with_scheduled(self, topic: str, read: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
         """Returns these figures with how many messages are scheduled: claimed ones until they are placed in the topic.

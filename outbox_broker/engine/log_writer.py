@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from outbox_broker.engine.context import EngineContext
+from outbox_broker.journal.journal import frames
 from outbox_broker.log.disk_reserve import cure_for, may_pass
 from outbox_broker.log.frame_batching import PIECE_BYTES, Piece, pieces
 from outbox_broker.log.segment_index import write_index
@@ -13,21 +15,23 @@ from outbox_broker.log.topic_index import RUN_BYTES_MAX, RUN_MESSAGES_MAX
 from outbox_broker.state import checkpoint
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
+from outbox_core.journal.block import FrameKind
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
 
 class LogWriter:
-    """Writes actions, messages, checkpoints and their segments. All under the lock."""
+    """Writes actions, messages, checkpoints and their segments. All under the lock, but for checkpoints."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._clock = context.clock
         self._state = context.state
         self._messages = context.messages
-        self._actions = context.actions
         self._reserve = context.reserve
+        self._checkpointing = threading.Lock()
+        """Held while a checkpoint is written; acquired before the lock."""
 
     def act(self, action: journal.Action) -> None:
         """Log an action, then apply it, by the same code that replays it."""
@@ -35,37 +39,41 @@ class LogWriter:
         self._state.replay_action(action)
 
     def write_action(self, action: journal.Action) -> None:
-        """Log an action; if the segment is full, in a new one, after a checkpoint."""
-        if self._actions.is_full:
-            self.write_checkpoint_if_possible()
-        payloads = [journal.encode_record(action)]
-        self._reserve.spend(lambda: self._actions.append(payloads))
+        """Log an action."""
+        changes = frames(FrameKind.CHANGE, [journal.encode_record(action)])
+        self._reserve.spend(lambda: self._context.actions.append(changes, at_ms=action.at_ms))
 
-    def write_checkpoint_if_possible(self) -> None:
-        """Start a segment with a checkpoint; without space for it, actions continue in the old one."""
+    def write_checkpoint_if_due(self) -> None:
+        """Write a checkpoint once a restart would have to replay as much as is allowed, or as much as the last one had.
+        Not under the lock. Without room for it, it is tried again once as much again was logged.
+        """
+        context = self._context
+        if context.actions.grown_bytes < max(context.options.checkpoint_bytes, context.actions.checkpoint_bytes):
+            return
         try:
             self.write_checkpoint()
         except StorageFailed as error:
             if not may_pass(error):
                 raise
-            self._actions.put_off_roll()
             logger.warning("checkpoint_deferred", extra={"error": str(error)})
 
     def write_checkpoint(self) -> None:
-        """Start a segment of actions with a checkpoint of all earlier ones.
+        """Write a checkpoint of all actions so far; it is durable then. Not under the lock, but for its capture.
 
-        The messages that it refers to are durable before it is written, so it is never ahead of them.
+        The messages that it refers to are durable before its first part is appended, so it is never ahead of them.
         """
-        self._messages.commit()
-        self._context.schedule.commit()
-        messages_end = (
-            self._messages.durable_end if self._context.dispatching_from is None else self._context.dispatching_from
-        )
-        records = checkpoint.records_of(self._state, messages_end=messages_end, at_ms=self._clock.now_ms())
-        try:
-            self._actions.roll(records)
-        except OSError as error:
-            raise StorageFailed(f"cannot begin a segment: {error.strerror}; {cure_for(error)}") from error
+        context = self._context
+        with self._checkpointing:
+            with context.lock:
+                context.refuse_if_closed()
+                captured, messages_end = context.actions.end, self._messages.end
+                settled_end = messages_end if context.dispatching_from is None else context.dispatching_from
+                parts = checkpoint.parts_of(self._state, messages_end=settled_end)
+            self._messages.commit(messages_end)
+            context.schedule.commit()
+            context.actions.write_checkpoint(
+                parts, captured=captured, at_ms=self._clock.now_ms(), lock=context.lock
+            )  # fmt: skip
 
     def write_messages(
         self, counts: Mapping[str, int], records: Sequence[journal.MessageRecord], *, ready_at_ms: int

@@ -55,7 +55,6 @@ class Publisher:
         self._lock = context.lock
         self._state = context.state
         self._messages = context.messages
-        self._actions = context.actions
         self._reserve = context.reserve
         self._writer = writer
         self._wakeups = wakeups
@@ -308,8 +307,8 @@ class Publisher:
                     messages_end=self._messages.end, topics=[topic for _, topic in gone], scope=scope,
                 )
             )  # fmt: skip
-            end = self._actions.end
-        self._actions.commit(end)
+            end = self._context.actions.end
+        self._context.actions.commit(end)
 
 
 def _gone(message_ids: Sequence[str], stopped: CancelResult) -> list[tuple[str, str]]:

@@ -120,7 +120,6 @@ class Puller:
         self._lock = context.lock
         self._state = context.state
         self._messages = context.messages
-        self._actions = context.actions
         self._writer = writer
         self._wakeups = wakeups
         self._groups = groups
@@ -195,8 +194,8 @@ class Puller:
                 or found_group.order is not None
             ):
                 return None
-            if self._actions.is_full or not found_group.pulling.acquire(blocking=False):
-                return None  # a checkpoint is due, which needs a sync
+            if not found_group.pulling.acquire(blocking=False):
+                return None
             try:
                 now_ms = self._clock.now_ms()
                 if not _is_chosen_at_once(found_topic.index, found_group, now_ms=now_ms, count_max=max_messages):

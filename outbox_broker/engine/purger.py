@@ -49,7 +49,6 @@ class Purger:
         self._clock = context.clock
         self._lock = context.lock
         self._messages = context.messages
-        self._actions = context.actions
         self._writer = writer
         self._wakeups = wakeups
         self._groups = groups
@@ -81,11 +80,11 @@ class Purger:
                         groups=[(group.name, group.generation + 1) for group in groups],
                     )
                 )  # fmt: skip
-            actions_end = self._actions.end
+            actions_end = self._context.actions.end
             for group in groups:
                 self._wakeups.wake_next(topic, group)
             dead = sum(len(group.dead) for group in groups)
-        self._actions.commit(actions_end)
+        self._context.actions.commit(actions_end)
         purge = Purge(
             groups=len(groups), waiting=waiting, in_flight=in_flight, scheduled_canceled=canceled,
             scheduled_kept=self._context.schedule.count(topic), dead_kept=dead,

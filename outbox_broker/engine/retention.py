@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
 
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.context import EngineContext
@@ -21,7 +20,6 @@ from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.log.segment_scan import Segment
-from outbox_broker.state import checkpoint
 from outbox_broker.state.engine_state import BrokerState, Topic
 from outbox_core.journal import journal
 from outbox_core.runtime.event_logger import EventLogger
@@ -29,22 +27,23 @@ from outbox_core.runtime.retention_hold import EvidenceRetention, Purgeable
 
 logger: EventLogger = EventLogger(__name__)
 
-_KEPT_CHECKPOINTS: Final = 2
+LogBegin = tuple[int, int]
+"""The offset at which a segment begins, and when it was created, in epoch milliseconds."""
 
 
-def outdated(segments: Sequence[Segment], *, now_ms: int, options: EngineOptions) -> int:
+def outdated(begins: Sequence[LogBegin], *, end: int, now_ms: int, options: EngineOptions) -> int:
     """Returns how many of the oldest sealed segments exceed the retention time or size. A segment's age is that of its
-    last record: the start of the next segment.
+    last record: the start of the next segment. `end`: of the log, an offset.
     """
     count = 0
-    total = segments[-1].end - segments[0].first_offset if segments else 0
-    for segment, following in pairwise(segments):
-        aged = options.retention_ms is not None and following.created_at_ms <= now_ms - options.retention_ms
+    total = end - begins[0][0] if begins else 0
+    for (first, _), (following, created_at_ms) in pairwise(begins):
+        aged = options.retention_ms is not None and created_at_ms <= now_ms - options.retention_ms
         beyond = options.retention_bytes is not None and total > options.retention_bytes
         if not (aged or beyond):
             break
         count += 1
-        total -= segment.end - segment.first_offset
+        total -= following - first
     return count
 
 
@@ -64,7 +63,7 @@ def _is_needed(topic: Topic, segment: Segment) -> bool:
 
 
 class LogRetention:
-    """Drops segments of the two logs."""
+    """Drops segments of the two logs. Not under the lock."""
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
@@ -76,7 +75,6 @@ class LogRetention:
         self._lock = context.lock
         self._state = context.state
         self._messages = context.messages
-        self._actions = context.actions
         self._reserve = context.reserve
         self._index_files = context.index_files
         self._writer = writer
@@ -88,7 +86,7 @@ class LogRetention:
         self._retention = None if file is None else EvidenceRetention(file, clock=context.clock)
 
     def check(self) -> None:
-        """Check for segments to drop, every `retention_check_ms`; called by the timer."""
+        """Check for segments to drop, every `retention_check_ms`; called by the keeper."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._looked_at_ms >= self._options.retention_check_ms:
             self._looked_at_ms = now_ms
@@ -99,50 +97,62 @@ class LogRetention:
         with self._lock:
             self._context.refuse_if_closed()
             now_ms = self._clock.now_ms()
-            dropped = self._drop_messages(now_ms)
+            old = self._outdated_messages(now_ms)
+            if old and self._options.retention_drops_unread:
+                self._move_groups_behind(old[-1])
+        if old and self._unneeded(old):
+            # A power failure must not lose what groups have settled, and where topics end, once the messages are gone.
+            self._reserve.spend(self._writer.write_checkpoint)
+        with self._lock:
+            self._context.refuse_if_closed()
+            dropped = self._drop_messages(self._unneeded(old))
             self._drop_actions(now_ms)
             if self._state.deleted and not self._dispatcher.has_taken():
                 self._state.forget_deleted(
-                    messages_start=self._messages.segments[0].first_offset,
-                    actions_start=self._actions.segments[0].first_offset,
+                    messages_start=self._messages.segments[0].first_offset, actions_start=self._context.actions.start
                 )
             return dropped
 
-    def _outdated(self, segments: Sequence[Segment], now_ms: int) -> int:
+    def _outdated(self, begins: Sequence[LogBegin], *, end: int, now_ms: int) -> int:
         """Returns how many of the oldest may go; if any, messages that are not evaluated yet are taken into account."""
         options = self._options
-        count = outdated(segments, now_ms=now_ms, options=options)
+        count = outdated(begins, end=end, now_ms=now_ms, options=options)
         if not count or self._retention is None or options.retention_ms is None:
             return count
         age_ms = self._retention.age_ms(Purgeable.BROKER, keep_ms=options.retention_ms)
-        return outdated(segments, now_ms=now_ms, options=replace(options, retention_ms=age_ms))
+        return outdated(begins, end=end, now_ms=now_ms, options=replace(options, retention_ms=age_ms))
 
-    def _drop_messages(self, now_ms: int) -> int:
+    def _outdated_messages(self, now_ms: int) -> Sequence[Segment]:
         segments = self._messages.segments
-        old = segments[: self._outdated(segments, now_ms)]
+        begins = [(segment.first_offset, segment.created_at_ms) for segment in segments]
+        return segments[: self._outdated(begins, end=self._messages.end, now_ms=now_ms)]
+
+    def _unneeded(self, old: Sequence[Segment]) -> Sequence[Segment]:
+        """Returns the outdated segments that may go. Between a checkpoint and the drop a group may have been moved
+        back, so this is asked again.
+        """
         if not old:
-            return 0
-        for topic in self._state.topics.values():
-            for group in topic.groups.values() if topic.matcher else ():
-                self._groups.skip_filtered(topic, group)
-        drops_unread = self._options.retention_drops_unread
-        end = held_from(self._state, old, drops_unread=drops_unread)
-        if self._context.dispatching_from is not None:
-            # A restart looks in the log for what the schedule has not settled, and would append it a second time.
-            end = min(end, self._context.dispatching_from)
-        going = [segment for segment in old if segment.end <= end]
+            return ()
+        with self._lock:
+            for topic in self._state.topics.values():
+                for group in topic.groups.values() if topic.matcher else ():
+                    self._groups.skip_filtered(topic, group)
+            end = held_from(self._state, old, drops_unread=self._options.retention_drops_unread)
+            if self._context.dispatching_from is not None:
+                # A restart looks in the log for what the schedule has not settled, and would append it a second time.
+                end = min(end, self._context.dispatching_from)
+            return [segment for segment in old if segment.end <= end]
+
+    def _drop_messages(self, going: Sequence[Segment]) -> int:
         if not going:
             return 0
-        if drops_unread:
-            self._move_groups_behind(going[-1])
-        # A power failure must not lose what groups have settled, and where topics end, once the messages are gone.
-        self._reserve.spend(self._writer.write_checkpoint)
-        self._actions.commit()
         for topic in self._state.topics.values():
             topic.index.drop(going[-1].first_offset)
-        for segment in self._messages.drop_before(end):
+        for segment in self._messages.drop_before(going[-1].end):
             self._index_files.remove(segment.first_offset)
-        logger.info("segments_dropped", extra={"log": "messages", "segments": len(going), "first_offset": end})
+        logger.info(
+            "segments_dropped", extra={"log": "messages", "segments": len(going), "first_offset": going[-1].end}
+        )
         return len(going)
 
     def _move_groups_behind(self, segment: Segment) -> None:
@@ -163,11 +173,11 @@ class LogRetention:
         """Drop segments before the second newest whole checkpoint; the reconciliation reads them too, so they stay for
         the retention time.
         """
-        segments = self._actions.segments
-        count = self._outdated(segments, now_ms) if len(segments) > _KEPT_CHECKPOINTS else 0
+        actions = self._context.actions
+        begins = [(segment.first, segment.created_at_ms) for segment in actions.segments]
+        count = self._outdated(begins, end=actions.end, now_ms=now_ms)
         if count > 0:
-            self._actions.commit()
-            count = min(count, checkpoint.second_newest(segments))
-        if count > 0:
-            self._actions.drop_before(segments[count].first_offset)
-            logger.info("segments_dropped", extra={"log": "actions", "segments": count})
+            actions.commit()
+            dropped = actions.drop_before(begins[count][0])
+            if dropped:
+                logger.info("segments_dropped", extra={"log": "actions", "segments": len(dropped)})

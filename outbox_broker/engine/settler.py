@@ -33,7 +33,6 @@ class Settler:
         self._clock = context.clock
         self._lock = context.lock
         self._state = context.state
-        self._actions = context.actions
         self._writer = writer
         self._wakeups = wakeups
         self._dead_letters = dead_letters
@@ -48,8 +47,8 @@ class Settler:
                 group = self._state.group(topic, name)
                 if group is not None:
                     self._settle(topic, group, _decide_acks(group, runs, statuses))
-            end = self._actions.end
-        self._actions.commit(end)
+            end = self._context.actions.end
+        self._context.actions.commit(end)
         return statuses
 
     def _settle(self, topic: str, group: Group, ranges: Sequence[tuple[int, int]]) -> None:
@@ -86,9 +85,9 @@ class Settler:
                 self._dead_letters.bury(topic, group, deaths, at_ms=now_ms)
                 if decisions:
                     self._wakeups.wake_short()
-            end = self._actions.end
+            end = self._context.actions.end
             self._wakeups.changed.notify_all()
-        self._actions.commit(end)
+        self._context.actions.commit(end)
         return statuses
 
     def extend(self, receipts: Sequence[str], *, invisible_ms: int, begun: bool = False) -> list[ExtendStatus]:

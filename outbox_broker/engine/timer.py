@@ -1,7 +1,7 @@
 """Schedules the engine's timed work: dispatch of due messages, wake-ups of waiting pulls, housekeeping.
 
-Two threads: the timer, which must not be delayed, and the housekeeping of the schedule, whose steps may take long, and
-which checks for groups that get nothing.
+Two threads: the timer, which must not be delayed, and the housekeeping of the logs and the schedule, whose steps may
+take long, and which checks for groups that get nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class EngineTimer:
 
     def __init__(
         self, context: EngineContext, wakeups: Wakeups, dispatcher: Dispatcher, *, keep_house: Callable[[], None],
-        check_stalls: Callable[[], None],
     ) -> None:  # fmt: skip
+        """`keep_house`: a step of the housekeeping of the logs, which may take long."""
         self._context = context
         self._clock = context.clock
         self._options = context.options
@@ -36,7 +36,6 @@ class EngineTimer:
         self._wakeups = wakeups
         self._dispatcher = dispatcher
         self._keep_house = keep_house
-        self._check_stalls = check_stalls
         self._kept = threading.Condition()
         self._is_to_keep = False
         self._threads = [
@@ -67,7 +66,6 @@ class EngineTimer:
                     continue
                 with self._wakeups.changed:
                     woken_to_ms = self._wake_visible()
-                    self._keep_house()
                     failed = False
                     wait_ms = self.next_wake_ms(woken_to_ms)
                     if wait_ms > 0 and not self._is_closing():
@@ -124,7 +122,7 @@ class EngineTimer:
     # -- the keeper --------------------------------------------------------------------------------------------------
 
     def wake_keeper(self) -> None:
-        """Run a step of the schedule's housekeeping now."""
+        """Run a step of all housekeeping now."""
         with self._kept:
             self._is_to_keep = True
             self._kept.notify_all()
@@ -133,13 +131,13 @@ class EngineTimer:
         while not self._context.closed:
             more = False
             try:
-                self._check_stalls()
+                self._keep_house()
                 more = self._context.schedule.maintain(self._clock.now_ms())
             except OutboxError as error:
                 if not self._is_closing():
-                    logger.warning("schedule_housekeeping_failed", extra={"error": str(error)})
+                    logger.warning("housekeeping_failed", extra={"error": str(error)})
             except Exception:  # the thread boundary: without this thread memory would fill up
-                logger.exception("schedule_housekeeping_failed")
+                logger.exception("housekeeping_failed")
             with self._kept:
                 if not (more or self._is_to_keep or self._is_closing()):
                     self._clock.wait(self._kept, self._options.clock_slice_ms)

@@ -20,11 +20,12 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
 from outbox_broker.journal.replay import JournalReplay, number_of, segment_name
+from outbox_broker.log.disk_reserve import may_pass
 from outbox_broker.segments.port import SegmentInfo, Segments, SegmentWriter
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.block import (
@@ -55,6 +56,8 @@ class _Tail:
 
     writer: SegmentWriter
     first: int
+    roll_at: int
+    """How long it may be. A roll that failed has it doubled."""
     is_confirmed: bool = False
 
 
@@ -89,6 +92,8 @@ class Journal:
         self._kept: deque[int] = deque(maxlen=CHECKPOINTS_KEPT)  # where durable checkpoints were captured
         if self.recovered.checkpoint is not None:
             self._kept.append(self.recovered.checkpoint.captured)
+        self.checkpoint_bytes = sum(map(len, self.recovered.checkpoint.parts)) if self.recovered.checkpoint else 0
+        """How much the newest checkpoint has."""
         self._grown_from = self._kept[-1] if self._kept else 0
         self._parts_bytes = self.recovered.parts_bytes  # of checkpoints, from there on
 
@@ -119,7 +124,7 @@ class Journal:
         if writer is None:
             self._durable = self._end
             return
-        self._tails.append(_Tail(writer, newest.first, is_confirmed=True))
+        self._tails.append(_Tail(writer, newest.first, self._segment_bytes, is_confirmed=True))
         self._note_durable(newest.first, writer.commit(0))
 
     # -- appends -----------------------------------------------------------------------------------------------------
@@ -133,6 +138,12 @@ class Journal:
     def durable(self) -> int:
         """The offset up to which all is known to be durable; it may lag. 0 where syncs are left to the system."""
         return self._durable
+
+    @property
+    def start(self) -> int:
+        """The offset at which the oldest segment begins that is there."""
+        with self._guard:
+            return self._infos[0].first if self._infos else self._end
 
     @property
     def grown_bytes(self) -> int:
@@ -160,8 +171,9 @@ class Journal:
         if not 0 < len(frames) <= FRAMES_MAX:
             raise ValueError(f"a block has 1 to {FRAMES_MAX} frames, not {len(frames)}")
         tail = self._tails[-1] if self._tails else None
-        if tail is None or self._is_roll_due(tail):
-            return self._append_rolled(frames, at_ms=at_ms)
+        if (tail is None or self._is_roll_due(tail)) and self._append_rolled(frames, tail, at_ms=at_ms):
+            return self._end
+        assert tail is not None  # noqa: S101 - else the append would have failed
         self._write(tail, frames, at_ms=at_ms, frames_before=self._frames if tail.writer.end else 0)
         return self._end
 
@@ -200,6 +212,7 @@ class Journal:
             raise ValueError("a checkpoint has a part")
         with lock:
             self._grown_from, self._parts_bytes = captured, 0
+            self.checkpoint_bytes = sum(map(len, parts))
         for number, part in enumerate(parts):
             is_last = number + 1 == len(parts)
             frames = checkpoint_part(part, captured=captured, number=number, is_last=is_last)
@@ -259,25 +272,35 @@ class Journal:
         """Returns whether the next block begins a segment. Not before a commit has returned for the newest one, and the
         one before it is sealed: so the newest alone can be there without all before it, and none is ever missing.
         """
-        is_wanted = tail.writer.end >= self._segment_bytes or (self._is_roll_wanted and tail.writer.end > 0)
+        is_wanted = tail.writer.end >= tail.roll_at or (self._is_roll_wanted and tail.writer.end > 0)
         return is_wanted and tail.is_confirmed and len(self._tails) == 1
 
-    def _append_rolled(self, frames: Framed, *, at_ms: int) -> int:
-        """Append a block that begins a segment. If that fails, the log goes on in the one before."""
+    def _append_rolled(self, frames: Framed, before: _Tail | None, *, at_ms: int) -> bool:
+        """Append a block that begins a segment, behind the newest one if there is one. If there is no room for it, or
+        no file descriptor, returns False: the log goes on in that one, once nothing is left of the new one. Raises
+        StorageFailed.
+        """
         if self._is_sealed:
             raise StorageFailed(f"{self._name} is sealed")
         number = number_of(self._infos[-1]) + 1 if self._infos else 1
         name, first = segment_name(self._name, number), self._end
-        tail = _Tail(self._segments.create(name, kind=self._kind, first=first), first)
+        tail = _Tail(self._segments.create(name, kind=self._kind, first=first), first, self._segment_bytes)
         try:
             self._write(tail, frames, at_ms=at_ms, frames_before=0)
-        except StorageFailed:
+        except StorageFailed as error:
             tail.writer.abandon()
-            with suppress(StorageFailed):  # the next attempt replaces it
+            try:
                 self._segments.delete([name])
-            raise
-        self._is_roll_wanted = False
-        return self._end
+            except StorageFailed:  # the next attempt replaces it: behind it nothing may be appended to the one before
+                raise error from error.__cause__
+            if before is None or not may_pass(error):
+                raise
+            before.roll_at = 2 * before.writer.end
+            logger.warning("roll_put_off", extra={"segment": before.writer.name, "error": str(error)})
+            return False
+        finally:
+            self._is_roll_wanted = False
+        return True
 
     def _write(self, tail: _Tail, frames: Framed, *, at_ms: int, frames_before: int) -> None:
         offset = tail.first + tail.writer.end

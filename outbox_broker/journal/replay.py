@@ -64,6 +64,8 @@ class JournalReplay:
         """How many frames that block has."""
         self.durable = 0
         """Up to where a block says that the log is durable."""
+        self.damaged_bytes = 0
+        """Of the blocks that were read and are damaged, though nothing may be lost of them."""
         self.checkpoint: JournalCheckpoint | None = None
         """None: the log has none, and begins with the beginning."""
         self.parts_bytes = 0
@@ -71,12 +73,13 @@ class JournalReplay:
         if self.segments:
             self._find_checkpoint(self._find_end())
 
-    def blocks(self, wanted: Container[int]) -> Iterator[Block]:
+    def blocks(self, wanted: Container[int], *, may_lose_changes: bool = False) -> Iterator[Block]:
         """Yields the blocks of wanted kinds from the checkpoint on, or from the beginning; `position` and `end` are
         offsets of the log. Where frames are damaged, the block says how many; one of unknown kind comes, too.
 
-        Changes come once each, in order. One of which no copy is whole is never passed over, since what follows it
-        cannot be applied. Raises SegmentDamaged then, and at a segment that ends too early; StorageFailed.
+        Changes come once each, in order. One of which no copy is whole is not passed over: what follows it cannot be
+        applied, unless the caller knows how (`may_lose_changes`: `damaged` says then that some are lost). Raises
+        SegmentDamaged at one, and at a segment that ends too early; StorageFailed.
         """
         begin = 0 if self.checkpoint is None else self.checkpoint.captured
         for info, limit, is_newest in self._spans():
@@ -90,11 +93,31 @@ class JournalReplay:
                     break  # of an append that failed halfway, before the next segment was begun
                 end = min(found.end, limit)
                 if info.first + found.position >= begin and (found.kind is None or found.kind in wanted):
-                    yield _told(info, found, wanted)._replace(
-                        position=info.first + found.position, end=info.first + end
-                    )
+                    told = self._told(info, found, wanted, may_lose_changes=may_lose_changes)
+                    yield told._replace(position=info.first + found.position, end=info.first + end)
             if end < limit:
                 raise _ends_early(info, end, limit)
+
+    def _told(self, info: SegmentInfo, found: Block, wanted: Container[int], *, may_lose_changes: bool) -> Block:
+        """Returns a block with each change once, and logs what is damaged. Raises SegmentDamaged."""
+        if found.damaged is None or found.damaged > 0 or found.at_ms is None:
+            self.damaged_bytes += found.end - found.position
+            logger.error(
+                "block_damaged",
+                extra={"segment": info.name, "position": found.position, "frames_damaged": found.damaged},
+            )
+        if FrameKind.CHANGE not in wanted or found.kind not in {None, FrameKind.CHANGE}:
+            return found
+        changes = changes_of(found.frames)
+        count = None if found.damaged is None else len(found.frames) + found.damaged
+        # A block of changes has two frames of each, and nothing else. One of unknown kind may have been of changes.
+        is_whole = found.kind is not None and count == 2 * len(changes)
+        if not is_whole and not may_lose_changes:
+            raise SegmentDamaged(
+                f"{info.name}: a change of state at {found.position} is lost; restore {info.name} from a copy"
+            )
+        frames = [Frame(FrameKind.CHANGE, number, changes[number]) for number in sorted(changes)]
+        return found._replace(frames=frames, damaged=0 if is_whole else found.damaged or 1)
 
     # -- end and checkpoint ------------------------------------------------------------------------------------------
 
@@ -190,26 +213,6 @@ def _segments_of(infos: Sequence[SegmentInfo], log: str) -> list[SegmentInfo]:
             missing = segment_name(log, number_of(info) - 1)
             raise SegmentDamaged(f"{missing} is missing before {info.name}; restore it from a copy")
     return found
-
-
-def _told(info: SegmentInfo, found: Block, wanted: Container[int]) -> Block:
-    """Returns a block with each change once, and says in the log what is damaged. Raises SegmentDamaged."""
-    is_damaged = found.damaged is None or found.damaged > 0 or found.at_ms is None
-    if is_damaged:
-        logger.error(
-            "block_damaged", extra={"segment": info.name, "position": found.position, "frames_damaged": found.damaged}
-        )  # fmt: skip
-    if FrameKind.CHANGE not in wanted or found.kind not in {None, FrameKind.CHANGE}:
-        return found
-    changes = changes_of(found.frames)
-    count = None if found.damaged is None else len(found.frames) + found.damaged
-    # A block of changes has two frames of each, and nothing else. One of unknown kind may have been of changes.
-    if found.kind is None or count is None or 2 * len(changes) != count:
-        raise SegmentDamaged(
-            f"{info.name}: a change of state at {found.position} is lost; restore {info.name} from a copy"
-        )  # fmt: skip
-    frames = [Frame(FrameKind.CHANGE, number, changes[number]) for number in sorted(changes)]
-    return found._replace(frames=frames, damaged=0)
 
 
 def _ends_early(info: SegmentInfo, end: int, limit: int) -> SegmentDamaged:

@@ -1,7 +1,7 @@
 """Rebuilds the in-memory state from the data folder when a broker starts. Everything comes from the two logs.
 
-Checkpoints and index files only save time: replay begins at an action segment that starts with a whole checkpoint, and
-a sealed message segment whose index file is intact need not be read.
+Checkpoints and index files only save time: replay begins where the newest whole checkpoint of the actions was captured,
+and a sealed message segment whose index file is intact need not be read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.in_flight import InFlightRun
+from outbox_broker.journal.journal import Journal
 from outbox_broker.log.disk_reserve import cure_for
 from outbox_broker.log.message_reader import read_runs, record_at
 from outbox_broker.log.missing_segments import content_bytes
@@ -24,43 +25,42 @@ from outbox_broker.state.checkpoint import CheckpointView
 from outbox_broker.state.engine_state import BrokerState
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
+from outbox_core.journal.block import FrameKind
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.journal.order_records import Filed
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
+_CHANGES: Final = frozenset({FrameKind.CHANGE})
 _NIL: Final = 0xC0
 """The first byte of a record's first field if that is None; the byte before it holds the number of fields."""
 
 
 def recover(
-    state: BrokerState, messages: SegmentedLog, actions: SegmentedLog, *, options: EngineOptions,
+    state: BrokerState, messages: SegmentedLog, actions: Journal, *, options: EngineOptions,
     out: Collection[tuple[str, str]] = (),
-) -> CheckpointView:  # fmt: skip
-    """Open both logs and replay them into an empty state; returns where replay began. `out`: topics and ids of messages
-    that the schedule will dispatch again.
+) -> None:  # fmt: skip
+    """Open the message log, replay both logs into an empty state, and become able to append to them. `out`: topics and
+    ids of messages that the schedule will dispatch again.
 
-    Raises SegmentDamaged if a segment is missing, StorageFailed if no checkpoint is whole and the start of the action
-    log was dropped.
+    Raises SegmentDamaged if a segment is missing, StorageFailed.
     """
     messages.open()
-    actions.open()
     _refuse_if_a_log_is_missing(messages, actions)
-    restored, replayed = _restore_checkpoint(state, actions)
+    stored = actions.recovered.checkpoint
+    restored = CheckpointView() if stored is None else checkpoint.restore(state, b"".join(stored.parts))
     MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max).run(out)
     for name, tombstone in restored.deleted.items():  # the log still holds their messages
         state.delete_topic(name, tombstone, is_kept=name in restored.topics)
     replay = state.replay_action
-    for segment in replayed:
-        for frame in actions.scan(segment):
-            if isinstance(frame, Gap):
-                replay = LostActions(state, messages).replay
-            else:
-                replay(journal.decode_action(frame.payload))
-    actions.ready()
+    for block in actions.recovered.blocks(_CHANGES, may_lose_changes=True):
+        if block.damaged:
+            replay = LostActions(state, messages).replay
+        for frame in block.frames:
+            replay(journal.decode_action(frame.payload))
+    actions.resume()
     _let_go_of_dropped(state)
-    return restored
 
 
 class MessageRecovery:
@@ -146,40 +146,19 @@ class MessageRecovery:
             _go_on_at(self._state, name, end)
 
 
-def _refuse_if_a_log_is_missing(messages: SegmentedLog, actions: SegmentedLog) -> None:
+def _refuse_if_a_log_is_missing(messages: SegmentedLog, actions: Journal) -> None:
     """Raise SegmentDamaged if one log has segments, and the other, which is created with it, has none.
 
-    The first start creates the message log first, and nothing is written to it before both exist.
+    The first start creates the message log first, and nothing is written to it before the actions have a record.
     """
-    gone, there = (actions, messages) if messages.segments else (messages, actions)
-    if (
-        there.segments
-        and not gone.segments
-        and (there is actions or any(content_bytes(segment.path) for segment in there.segments))
-    ):
+    has_messages = any(content_bytes(segment.path) for segment in messages.segments)
+    if actions.segments if not messages.segments else has_messages and not actions.segments:
+        gone, there = ("actions", "messages") if messages.segments else ("messages", "actions")
+        folder = messages.folder.parent
         raise SegmentDamaged(
-            f"all segments in {gone.folder} are missing, and there are some in {there.folder}: restore them from a "
-            f"copy; or move {there.folder} away too, to begin anew"
+            f"all segments in {folder / gone} are missing, and there are some in {folder / there}: restore them from a "
+            f"copy; or move {folder / there} away too, to begin anew"
         )
-
-
-def _restore_checkpoint(state: BrokerState, actions: SegmentedLog) -> tuple[CheckpointView, list[Segment]]:
-    """Restore the newest whole checkpoint; returns it, and the segments to replay."""
-    newest = len(actions.segments) - 1
-    for index, segment in reversed(list(enumerate(actions.segments))):
-        stored = checkpoint.read_from(segment)
-        if stored is not None:
-            data, segment.grown_from = stored
-            return checkpoint.restore(state, data, is_newest=index == newest), actions.segments[index:]
-        if segment.first_offset == 0:
-            return CheckpointView(is_newest=index == newest), actions.segments
-        logger.warning("checkpoint_unusable", extra={"segment": segment.path.name})
-    if actions.segments:
-        raise StorageFailed(
-            f"no checkpoint in {actions.folder} is whole, and its first segments were dropped: restore the folder from "
-            "a copy"
-        )
-    return CheckpointView(), actions.segments
 
 
 def is_marker(payload: bytes) -> bool:

@@ -28,7 +28,7 @@ from outbox_broker.log.folder_lock import FolderLock
 from outbox_broker.log.storage import DiskStorage, Storage, UnsyncedStorage
 from outbox_broker.log.sync_proof import proven_copy
 from outbox_broker.segments.port import SegmentInfo, WriterFenced, require_name
-from outbox_broker.segments.writer_epoch import epoch_file, read_epoch, write_epoch
+from outbox_broker.segments.writer_epoch import EpochFile
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.block import (
@@ -52,7 +52,7 @@ logger: EventLogger = EventLogger(__name__)
 SUFFIX: Final = ".segment"
 OPEN_FILES_MAX: Final = 128
 _NOTE_SUFFIX: Final = ".proven"
-_EARLIER_SUFFIX: Final = ".delay"
+_EARLIER_SUFFIXES: Final = frozenset({".delay", ".log"})
 _LOGS: Final = frozenset({SegmentKind.MESSAGES, SegmentKind.ACTIONS})
 """Kinds of segments whose ends nothing else names, and which are gone on with: they have a note."""
 _READ_BYTES: Final = 1024 * 1024
@@ -120,6 +120,7 @@ class LocalSegments:
         self.is_synced = not isinstance(storage, UnsyncedStorage)
         """Without syncs nothing is known to be durable: a page may be missing before any place after a power loss."""
         self._epoch = epoch
+        self._epoch_file = EpochFile(folder)
         self._seen_epoch: tuple[int, int] | None = None  # the epoch file as last read, while it was ours
         self._folder_lock = lock
         self._infos = infos
@@ -162,8 +163,9 @@ class LocalSegments:
             _refuse_if_newest_is_missing(folder, {*infos, *(path.stem for path in unfinished)})
             if reserve is not None:
                 reserve.release()
-            epoch = read_epoch(folder) + 1
-            write_epoch(folder, epoch, storage)
+            epoch_file = EpochFile(folder)
+            epoch = epoch_file.read() + 1
+            epoch_file.write(epoch, storage)
             for path in unfinished:
                 if path.exists():  # an epoch's that was not renamed has been by now
                     logger.warning("unfinished_file_removed", extra={"file": path.name})
@@ -414,10 +416,7 @@ class LocalSegments:
         """Raise StorageFailed or WriterFenced if nothing may be written."""
         self.refuse_if_failed()
         self._refuse_if_closed()
-        found = epoch_file(self._folder)
-        if found is None or found != self._seen_epoch:
-            self._refuse_if_fenced()
-            self._seen_epoch = found
+        self._refuse_if_fenced()
 
     def refuse_if_failed(self) -> None:
         """Raise StorageFailed if a sync failed."""
@@ -471,8 +470,11 @@ class LocalSegments:
             raise StorageFailed("the segments are closed")
 
     def _refuse_if_fenced(self) -> None:
-        if read_epoch(self._folder) != self._epoch:
-            raise WriterFenced(f"another process writes to {self._folder} now; this one must end")
+        found = self._epoch_file.identity()
+        if found is None or found != self._seen_epoch:
+            if self._epoch_file.read() != self._epoch:
+                raise WriterFenced(f"another process writes to {self._folder} now; this one must end")
+            self._seen_epoch = found
 
     def _path(self, name: str) -> Path:
         require_name(name)
@@ -623,13 +625,13 @@ def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
 
     Raises ConfigurationError, with the cure, at segments of another format.
     """
-    for path in folder.glob(f"*{_EARLIER_SUFFIX}"):
+    for path in sorted(path for path in folder.iterdir() if path.suffix in _EARLIER_SUFFIXES):
         raise ConfigurationError(
             f"{folder} holds segments of an earlier format ({path.name}): drain it with the version that wrote it, and "
             "use an empty folder"
         )
     infos: dict[str, SegmentInfo] = {}
-    is_owned = epoch_file(folder) is not None
+    is_owned = EpochFile(folder).identity() is not None
     unfinished = sorted(folder.glob("*.new"))
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with path.open("rb") as file:

@@ -12,43 +12,47 @@ _NAME: Final = "epoch"
 _TEXT_BYTES_MAX: Final = 24
 
 
-def epoch_file(folder: Path) -> tuple[int, int] | None:
-    """Returns identity and write time of the epoch file: checked with each write, by one system call.
+class EpochFile:
+    """The file in a folder. It is asked with each write and each commit, so its path is made once."""
 
-    Each lets go of the interpreter's lock, and a thread at work takes up to 5 ms to give it back.
-    """
-    try:
-        status = (folder / _NAME).stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = os.fspath(folder / _NAME)
 
+    def identity(self) -> tuple[int, int] | None:
+        """Returns what tells that nobody has written it since: inode and write time, by one system call; None without
+        the file. Each call lets go of the interpreter's lock, and a thread at work takes up to 5 ms to give it back.
+        """
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - a Path is made anew with each call
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns
 
-def read_epoch(folder: Path) -> int:
-    """Returns the folder's epoch, 0 if it has none or a damaged one: the folder's lock still says who writes.
+    def read(self) -> int:
+        """Returns the folder's epoch, 0 if it has none or a damaged one: the folder's lock still says who writes.
 
-    With three system calls, where a file object makes eight.
-    """
-    try:
-        descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        text = os.read(descriptor, _TEXT_BYTES_MAX).strip()
-    finally:
-        os.close(descriptor)
-    return int(text) if text.isdigit() else 0
+        With three system calls, where a file object makes eight.
+        """
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            text = os.read(descriptor, _TEXT_BYTES_MAX).strip()
+        finally:
+            os.close(descriptor)
+        return int(text) if text.isdigit() else 0
 
-
-def write_epoch(folder: Path, epoch: int, storage: Storage) -> None:
-    """Write the epoch to a new file and rename it, so that a power failure leaves either the old or the new one."""
-    aside = folder / f"{_NAME}.new"
-    descriptor = storage.create(aside)
-    try:
-        storage.truncate(descriptor, 0)
-        storage.write(descriptor, f"{epoch}\n".encode(), position=0)
-        storage.sync(descriptor)
-    finally:
-        os.close(descriptor)
-    aside.replace(folder / _NAME)
-    storage.sync_folder(folder)
+    def write(self, epoch: int, storage: Storage) -> None:
+        """Write the epoch to a new file and rename it, so that a power failure leaves either the old or the new one."""
+        aside = self._folder / f"{_NAME}.new"
+        descriptor = storage.create(aside)
+        try:
+            storage.truncate(descriptor, 0)
+            storage.write(descriptor, f"{epoch}\n".encode(), position=0)
+            storage.sync(descriptor)
+        finally:
+            os.close(descriptor)
+        aside.replace(self._path)
+        storage.sync_folder(self._folder)

@@ -1,16 +1,15 @@
-"""Checkpoints: the state that results from the action log, written into the log itself at the start of a segment.
+"""Checkpoints: the state that results from the action log, written into the log itself.
 
-So replay begins at the newest segment, and older ones can be removed. A checkpoint is covered by the log's checksums
-and syncs: if one is torn or damaged, replay begins at the segment before, which is slower and gives the same state.
+So replay begins where the newest one was captured, and older segments can be removed. A checkpoint is covered by the
+log's checksums and syncs: if one is torn or damaged, replay begins with the one before, which is slower and gives the
+same state.
 State that follows from the message log alone (locations, recent ids) is not included: the segments' index files hold
 it. Nor is the schedule, which is durable by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -20,10 +19,8 @@ from outbox_broker.group.dead_letters import DeadState
 from outbox_broker.group.failure_reasons import ReasonTexts
 from outbox_broker.group.in_flight import InFlightRun, UnsettledRuns
 from outbox_broker.group.key_order import KeyOrder, OrderState
-from outbox_broker.log.segment_scan import Gap, Segment, scan
 from outbox_broker.state.engine_state import BrokerState, Tombstone, config_of, settings_of
 from outbox_core.common.rate_limit import RateLimit
-from outbox_core.journal import journal
 
 PART_BYTES: Final = 1024 * 1024
 
@@ -72,76 +69,27 @@ _ARRAY_32: Final = b"\xdd"
 _decode = msgspec.msgpack.Decoder(_Checkpoint).decode
 
 
-def records_of(state: BrokerState, *, messages_end: int, at_ms: int) -> list[bytes]:
-    """Encode the state as records of the action log.
+def parts_of(state: BrokerState, *, messages_end: int) -> list[bytes]:
+    """Encode the state, in parts of PART_BYTES.
 
     `messages_end`: records of the message log before this offset add nothing to the durable schedule.
     """
     data = _encode(_capture(state, messages_end))
-    parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
-    return [
-        journal.encode_record(journal.Checkpoint(at_ms=at_ms, part=part, last=part_number == len(parts)))
-        for part_number, part in enumerate(parts, 1)
-    ]
-
-
-def read(records: Iterator[journal.Action | None]) -> bytes | None:
-    """Returns the checkpoint at the start of a segment's records; None if there is none, or it is incomplete (None is
-    damage).
-
-    Consumes no more of the records than belong to it.
-    """
-    parts: list[bytes] = []
-    for record in records:
-        if not isinstance(record, journal.Checkpoint):
-            return None
-        parts.append(record.part)
-        if record.last:
-            return b"".join(parts)
-    return None
-
-
-def read_from(segment: Segment) -> tuple[bytes, int] | None:
-    """Returns the complete checkpoint at the start of a segment, and the offset after it; None if there is none."""
-    end = segment.first_offset
-
-    def records() -> Iterator[journal.Action | None]:
-        nonlocal end
-        for frame in scan(segment, start=segment.first_offset):
-            end = frame.end
-            yield None if isinstance(frame, Gap) else journal.decode_action(frame.payload)
-
-    data = read(records())
-    return None if data is None else (data, end)
-
-
-def second_newest(segments: Sequence[Segment]) -> int:
-    """Returns the index of the segment where replay begins if the newest complete checkpoint becomes damaged: the one
-    before it.
-
-    Determined by reading; 0 if there is none. The first segment of all needs no checkpoint.
-    """
-    whole = (
-        index
-        for index in reversed(range(len(segments)))
-        if segments[index].first_offset == 0 or read_from(segments[index]) is not None
-    )
-    return next(islice(whole, 1, None), 0)
+    return [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
     """A checkpoint's view of the message log: the offset from which records add to the schedule, the end of each topic,
-    and the deleted topics. `is_newest`: whether replay begins with the newest segment.
+    and the deleted topics.
     """
 
     messages_end: int = 0
     topics: dict[str, int] = field(default_factory=dict)
-    is_newest: bool = True
     deleted: dict[str, Tombstone] = field(default_factory=dict)
 
 
-def restore(state: BrokerState, data: bytes, *, is_newest: bool = True) -> CheckpointView:
+def restore(state: BrokerState, data: bytes) -> CheckpointView:
     """Load a checkpoint into an empty state; what it says of the messages must be checked against the message log."""
     decoded = _decode(data)
     state.epoch = decoded.epoch
@@ -153,7 +101,7 @@ def restore(state: BrokerState, data: bytes, *, is_newest: bool = True) -> Check
             group_state,
         )
     state.generation = decoded.generation
-    return CheckpointView(decoded.messages_end, decoded.topics, is_newest, decoded.deleted)
+    return CheckpointView(decoded.messages_end, decoded.topics, decoded.deleted)
 
 
 def _capture(state: BrokerState, messages_end: int) -> _Checkpoint:

@@ -211,12 +211,3 @@ def test_a_damaged_record_is_put_aside_by_who_may_wait(engine: Engine, folder: P
 
     assert engine.context.actions.end == before
     assert ids(engine.puller.take(TOPIC, GROUP, max_messages=10, invisible_ms=1_000)) == ["a"]
-
-
-def test_nothing_is_taken_where_a_checkpoint_is_to_be_written_first(open_engine: type_of_open) -> None:
-    engine = open_engine(checkpoint_bytes=1)
-    publish(engine, "a")
-    engine.puller.take(TOPIC, "another", max_messages=1, invisible_ms=1_000)
-    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
-
-    refuses(engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from outbox_broker.state.engine_state import BrokerState
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
+from outbox_core.journal.block import decode_segment_head
 from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.message import GroupConfig, Message
 from outbox_core.runtime.logs import event_name
+from tests.outbox_broker.action_log import action_segments, damage_checkpoints, whole_checkpoint
 
 TOPIC, GROUP = "orders", "billing"
 SMALL = {"segment_bytes": 4096, "checkpoint_bytes": 1024}
@@ -62,6 +65,7 @@ def busy_past(engine: Engine, clock: ManualClock) -> dict[str, str]:
             engine.settler.nack([deliveries[1].receipt], delay_ms=0, reason="broken")
     clock.advance(1_000)
     engine.publisher.cancel([])  # what is due has taken its place
+    engine.writer.write_checkpoint()
     publish(engine, "unborn")
     return settled
 
@@ -112,12 +116,9 @@ def exchange_indexes(folder: Path) -> None:
     first.write_bytes(last.read_bytes())
 
 
-def damage_checkpoints(folder: Path) -> None:
-    """Flip a bit of the checkpoints, in all segments but the first, which begins with none."""
-    for path in segment_paths(folder / "actions")[1:]:
-        data = bytearray(path.read_bytes())
-        data[data.index(b"checkpoint") + 30] ^= 1
-        path.write_bytes(data)
+def damage_all_checkpoints(folder: Path) -> None:
+    """Flip a bit in each part of each checkpoint."""
+    assert damage_checkpoints(folder)
 
 
 def nothing(folder: Path) -> None:
@@ -125,7 +126,7 @@ def nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [nothing, lose_indexes, empty_indexes, damage_indexes, exchange_indexes, damage_checkpoints]
+    "harm", [nothing, lose_indexes, empty_indexes, damage_indexes, exchange_indexes, damage_all_checkpoints]
 )
 def test_what_saves_time_may_be_lost_stale_or_damaged_and_nothing_changes(
     open_engine: type_of_open, folder: Path, clock: ManualClock, harm: Callable[[Path], None]
@@ -135,7 +136,7 @@ def test_what_saves_time_may_be_lost_stale_or_damaged_and_nothing_changes(
     before = seen(engine)
     engine.close()
     assert len(segment_paths(folder / "messages")) > 5
-    assert len(segment_paths(folder / "actions")) > 2
+    assert len(action_segments(folder)) > 2
 
     harm(folder)
     engine = open_engine(**SMALL)
@@ -187,14 +188,17 @@ def test_replay_begins_at_the_newest_checkpoint(
 ) -> None:
     engine = open_engine(**SMALL)
     busy_past(engine, clock)
+    engine.admin.pause(TOPIC, GROUP, paused=True)
     engine.close()
     decode, replayed = journal.decode_action, []
     monkeypatch.setattr(journal, "decode_action", lambda payload: replayed.append(payload) or decode(payload))
 
     open_engine(**SMALL)
 
-    last = segment_paths(folder / "actions")[-1]
-    assert 0 < sum(map(len, replayed)) <= 2 * last.stat().st_size
+    captured = whole_checkpoint(folder)
+    assert captured
+    behind = sum(path.stat().st_size for path in action_segments(folder)) - captured
+    assert 0 < sum(map(len, replayed)) <= behind
 
 
 def test_without_index_files_only_the_segments_that_lack_them_are_read(
@@ -225,16 +229,17 @@ def test_what_is_in_memory_does_not_grow_with_what_is_stored(open_engine: type_o
     assert index.end == 4_000
 
 
-def test_a_checkpoint_that_a_full_disk_cut_short_is_passed_over(
+def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(
     open_engine: type_of_open, folder: Path, clock: ManualClock
 ) -> None:
     engine = open_engine(**SMALL)
     busy_past(engine, clock)
+    engine.writer.write_checkpoint()
     before = held(engine)
     engine.close()
-    newest = segment_paths(folder / "actions")[-1]
-    whole = newest.read_bytes()
-    newest.write_bytes(whole[: whole.index(b"checkpoint") + 200])
+    newest = action_segments(folder)[-1]
+    newest.write_bytes(newest.read_bytes()[:-50])
+    newest.with_suffix(".proven").unlink()  # it was not closed in order
 
     engine = open_engine(**SMALL)
 
@@ -251,10 +256,7 @@ def with_dead_letters(count: int, *, reason: str) -> BrokerState:
 
 
 def data_of(state: BrokerState) -> bytes:
-    records = checkpoint.records_of(state, messages_end=0, at_ms=0)
-    found = checkpoint.read(journal.decode_action(one) for one in records)
-    assert found is not None
-    return found
+    return b"".join(checkpoint.parts_of(state, messages_end=0))
 
 
 def dead_of(state: BrokerState) -> list[DeadRun]:
@@ -284,8 +286,12 @@ def test_dead_letters_are_there_after_a_restart_from_a_checkpoint(open_engine: t
     before = engine.admin.dead(TOPIC, GROUP)
     engine.writer.write_checkpoint()
     engine.close()
-    for path in segment_paths(folder / "actions")[:-1]:
-        path.unlink()
+    captured = whole_checkpoint(folder)
+    assert captured
+    for path, following in pairwise(action_segments(folder)):
+        if decode_segment_head(following.read_bytes()).first <= captured:
+            path.unlink()
+    assert decode_segment_head(action_segments(folder)[0].read_bytes()).first > 0
 
     engine = open_engine(**SMALL)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import GroupDeleted, InUse, InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
-from outbox_core.journal.journal import read_segment, segment_paths
 from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.action_log import actions_of
 from tests.outbox_broker.failing_storage import HeldSyncs
 from tests.outbox_broker.polling import until
 
@@ -46,13 +46,6 @@ def publish(engine: Engine, *ids: str, topic: str = TOPIC, deliver_at_ms: int | 
 
 def pull_ids(engine: Engine, group: str = GROUP) -> list[str]:
     return [one.id for one in engine.puller.pull(TOPIC, group)]
-
-
-def actions_of(folder: Path) -> Iterator[journal.Action]:
-    """Everything in the action log, in order."""
-    for path in segment_paths(folder / "actions"):
-        for frame in read_segment(path)[1]:
-            yield journal.decode_action(frame.payload)
 
 
 class WatchedClock(ManualClock):
@@ -460,6 +453,8 @@ def test_deleted_topics_are_forgotten_once_retention_has_dropped_what_they_left(
             engine.admin.declare_group("t3", GROUP, GroupConfig(max_attempts=1 + attempts))
     engine.settler.ack([one.receipt for one in engine.puller.pull("t3", GROUP)])
     engine.deletion.delete_group("t3", GROUP)
+    engine.writer.write_checkpoint()
+    engine.writer.write_checkpoint()
     clock.advance(2 * HOUR_MS)
     assert engine.retention.drop_outdated() > 0
     engine.deletion.delete_topic("t3")

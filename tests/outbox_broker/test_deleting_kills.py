@@ -10,7 +10,7 @@ from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.journal import journal
-from outbox_core.journal.journal import read_segment, segment_paths
+from tests.outbox_broker.action_log import actions_of
 from tests.outbox_broker.killed_deletion import KEPT, deleting_run
 from tests.outbox_broker.killed_engine import DAY_MS, GROUP, RESERVE_BYTES, START_MS, TOPIC, copy_at_each_call
 from tests.outbox_broker.test_engine_kills import Told, told_in
@@ -29,12 +29,7 @@ def drained(engine: Engine, topic: str, group: str) -> list[str]:
 
 def canceled_in(folder: Path) -> set[str]:
     """What the action log says to be canceled."""
-    actions = (
-        journal.decode_action(frame.payload)
-        for path in segment_paths(folder / "actions")
-        for frame in read_segment(path)[1]
-    )
-    return {one for action in actions if isinstance(action, journal.Canceled) for one in action.ids}
+    return {one for action in actions_of(folder) if isinstance(action, journal.Canceled) for one in action.ids}
 
 
 def check_recovered(folder: Path, told: Told) -> str:

@@ -22,10 +22,12 @@ from outbox_broker.engine.timer import WOKEN_AGAIN_MS
 from outbox_broker.log.folder_lock import FolderLock
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
+from outbox_core.journal import journal
 from outbox_core.journal.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, SegmentKind, segment_paths
 from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX, DELAY_MAX_MS
 from outbox_core.messages.message import Delivery, GroupConfig, Message
 from tests.fixtures.forks import FORKS
+from tests.outbox_broker.action_log import action_segments, damage_action, stored_actions
 from tests.outbox_broker.failing_storage import FailingStorage, HeldSyncs
 from tests.outbox_broker.open_files import open_files
 
@@ -297,8 +299,8 @@ def test_a_full_disk_on_opening_is_told_as_such_and_the_folder_let_go(folder: Pa
 def test_a_refused_opening_keeps_no_descriptor(engine: Engine, folder: Path) -> None:
     publish(engine, "a", "b")
     engine.close()
-    [segment] = segment_paths(folder / "actions")
-    other = SegmentHeader(kind=SegmentKind.MESSAGES, first_offset=0, created_at_ms=0).encode()
+    [segment] = segment_paths(folder / "messages")
+    other = SegmentHeader(kind=SegmentKind.ACTIONS, first_offset=0, created_at_ms=0).encode()
     segment.write_bytes(other + segment.read_bytes()[HEADER_BYTES:])
 
     with pytest.raises(SegmentDamaged):
@@ -364,7 +366,7 @@ def test_everything_is_there_over_many_small_segments(open_engine: type_of_open,
     for one in taken:
         engine.settler.ack([one.receipt])
     assert len(segment_paths(folder / "messages")) > 3
-    assert len(segment_paths(folder / "actions")) >= 3
+    assert len(action_segments(folder)) >= 3
 
     engine = open_engine(segment_bytes=4096)
 
@@ -386,10 +388,10 @@ def test_a_torn_tail_of_either_log_is_recovered_at_every_byte(
     for name, found in sizes.items():
         found.append(size_of(folder, name))
     engine.close()
-    whole = segment_paths(folder / log)[0].read_bytes()
+    whole = only_segment(folder, log).read_bytes()
 
     for size in range(*sizes[log]):
-        segment_paths(folder / log)[0].write_bytes(whole[:size])
+        restore(folder, log, whole, size)
         engine = open_engine()
         torn = "stored" if log == "messages" else "duplicate"
         first = "already_acked" if log == "messages" else "acked"
@@ -419,20 +421,24 @@ def test_a_flipped_bit_found_on_opening_costs_its_message_alone_and_is_told(
     assert pull_ids(engine) == ["d"]
 
 
-def test_a_flipped_bit_in_the_action_log_costs_its_action_alone(open_engine: type_of_open, folder: Path) -> None:
+@pytest.mark.parametrize("both", [False, True], ids=["one copy", "both copies"])
+def test_a_damaged_action_costs_nothing_by_one_copy_and_itself_alone_by_both(
+    open_engine: type_of_open, folder: Path, both: bool
+) -> None:
     engine = open_engine()
     publish(engine, "a", "b", "c")
     for delivery in pull(engine):
         engine.settler.ack([delivery.receipt])
-    [segment] = segment_paths(folder / "actions")
-    data = bytearray(segment.read_bytes())
-    data[data.rindex(b"settled") + 30] ^= 1
-    data[data.index(b"settled") + 30] ^= 1
-    segment.write_bytes(data)
+    engine.close()
+    [segment] = action_segments(folder)
+    settled = [stored for stored in stored_actions(segment) if isinstance(stored.action, journal.Settled)]
+    for stored in (settled[0], settled[-1]):
+        damage_action(segment, stored, both=both)
 
     engine = open_engine()
 
     assert engine.log_figures()["quarantined_bytes"] > 0
+    assert engine.admin.group_figures(TOPIC, GROUP)["in_flight"] == (2 if both else 0)
     engine.admin.seek(TOPIC, GROUP, to_offset=0)
     assert pull_ids(engine) == ["a", "b", "c"]
 
@@ -912,13 +918,13 @@ def test_what_is_acknowledged_late_while_a_pull_reads_it_is_not_handed_out_again
 def test_receipts_that_follow_each_other_are_settled_as_one_run(engine: Engine) -> None:
     publish(engine, *(f"m{number}" for number in range(100)))
     deliveries = pull(engine)
-    before = engine.context.actions.bytes_written
+    before = engine.context.actions.end
 
     receipts = [one.receipt for one in deliveries]
     assert engine.settler.ack(receipts[10:90]) == ["acked"] * 80
     assert engine.settler.ack(receipts) == ["acked"] * 10 + ["already_acked"] * 80 + ["acked"] * 10
 
-    assert engine.context.actions.bytes_written - before < 1_000
+    assert engine.context.actions.end - before < 1_000
     assert engine.admin.group_figures(TOPIC, GROUP)["in_flight"] == 0
 
 
@@ -1280,7 +1286,7 @@ def test_a_page_of_hand_outs_that_a_power_cut_took_away_leaves_the_others(
     end = size_of(folder, "actions")
     [held_b] = engine.puller.pull(TOPIC, GROUP, max_messages=1, invisible_ms=HOUR_MS)
     engine.close()
-    [segment] = segment_paths(folder / "actions")
+    segment = only_segment(folder, "actions")
     data = segment.read_bytes()
     segment.write_bytes(data[:start] + bytes(end - start) + data[end:])
 
@@ -1532,16 +1538,21 @@ def test_many_consumers_get_each_message_once(engine: Engine) -> None:
 # -- on the disk ---------------------------------------------------------------------------------------------------
 
 
+def only_segment(folder: Path, log: str) -> Path:
+    [segment] = action_segments(folder) if log == "actions" else segment_paths(folder / log)
+    return segment
+
+
 def size_of(folder: Path, log: str) -> int:
     """How long the only segment of a log is."""
-    [segment] = segment_paths(folder / log)
-    return segment.stat().st_size
+    return only_segment(folder, log).stat().st_size
 
 
 def restore(folder: Path, log: str, content: bytes | None, size: int) -> None:
     """Put a log's only segment back to what it was: these bytes, or its own first `size`."""
-    [segment] = segment_paths(folder / log)
+    segment = only_segment(folder, log)
     segment.write_bytes((content or segment.read_bytes())[:size])
+    segment.with_suffix(".proven").unlink(missing_ok=True)  # its owner was killed
 
 
 def damage(folder: Path, needle: bytes) -> None:

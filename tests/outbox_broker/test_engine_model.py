@@ -23,8 +23,8 @@ from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage, StorageFailed
-from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.action_log import action_segments
 from tests.outbox_broker.powered_storage import PoweredStorage
 
 TOPIC, GROUP = "orders", "billing"
@@ -417,7 +417,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.synced_in = self.newest_of_actions()
 
     def newest_of_actions(self) -> str:
-        return segment_paths(self.folder / "actions")[-1].name
+        return action_segments(self.folder)[-1].name
 
     def live_on(self, copy: Callable[[Path, Path], None]) -> None:
         """On a copy of the folder, whatever the process that has it does meanwhile."""

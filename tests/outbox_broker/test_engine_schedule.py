@@ -22,6 +22,7 @@ from outbox_core.common.clock import ManualClock, SystemClock
 from outbox_core.journal import journal
 from outbox_core.messages.limits import DELAY_MAX_MS
 from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.action_log import actions_of
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -359,12 +360,7 @@ def test_a_batch_that_the_schedule_cannot_settle_yet_is_told_once_however_often_
 
 def dispatched(folder: Path) -> list[journal.Fired]:
     """What the action log says of dispatched messages."""
-    return [
-        record
-        for path in journal.segment_paths(folder / "actions")
-        for frame in journal.read_segment(path)[1]
-        if isinstance(record := journal.decode_action(frame.payload), journal.Fired)
-    ]
+    return [action for action in actions_of(folder) if isinstance(action, journal.Fired)]
 
 
 class FailingActions(DiskStorage):

@@ -1,4 +1,6 @@
-"""A damaged action costs no message: what it may have handed out comes again, to whoever it was for."""
+"""An action of which both copies are damaged costs no message: what it may have delivered comes again, to whoever it
+was for.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from outbox_core.common.clock import ManualClock
 from outbox_core.journal import journal
 from outbox_core.messages.message import Delivery, GroupConfig, Message
 from outbox_core.runtime.logs import event_name
+from tests.outbox_broker.action_log import action_segments, damage_action, stored_actions
 
 TOPIC = "orders"
 DAY_MS = 86_400_000
@@ -34,21 +37,6 @@ def messages(count: int) -> list[Message]:
         )
         for number in range(count)
     ]  # fmt: skip
-
-
-def frames(path: Path) -> list[tuple[int, journal.Action]]:
-    """Where the actions of a log begin in their file, and what they are."""
-    data = path.read_bytes()[journal.HEADER_BYTES :]
-    return [
-        (journal.HEADER_BYTES + one.offset, journal.decode_action(one.payload))
-        for one in journal.read_frames(data, first_offset=0)
-    ]
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at + journal.FRAME_BYTES + 3] ^= 1
-    path.write_bytes(data)
 
 
 def drained(engine: Engine, group: str, clock: ManualClock) -> set[str]:
@@ -98,16 +86,17 @@ def test_whatever_action_is_damaged_every_group_gets_all_that_it_has_not_acknowl
     engine = Engine.open(tmp_path / "whole", clock=clock, options=options)
     acked = some_hours(engine, clock, Random(seed))
     engine.close()
-    [log] = journal.segment_paths(tmp_path / "whole" / "actions")
+    [log] = action_segments(tmp_path / "whole")
     wanted = {group: {one.id for one in messages(60)} - acked[group] for group in GROUPS}
     wanted["picky"] = {one.id for one in messages(60) if one.headers["size"] == "large"} - acked["picky"]
 
-    for at, action in frames(log):
+    for stored in stored_actions(log):
+        action = stored.action
         if isinstance(action, journal.Declared | journal.Opened):
             continue
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path / "whole", copy)
-        flip(copy / "actions" / log.name, at)
+        damage_action(copy / "actions" / log.name, stored)
         engine = Engine.open(copy, clock=clock, options=options)
         try:
             for group in GROUPS:
@@ -127,8 +116,8 @@ def test_what_comes_again_is_told_and_comes_once_again_after_another_restart(
     engine.publisher.publish(messages(30))
     for _ in range(3):
         engine.puller.pull(TOPIC, "plain", max_messages=10)
-    [log] = journal.segment_paths(folder / "actions")
-    flip(log, [at for at, action in frames(log) if isinstance(action, journal.Handed)][1])
+    [log] = action_segments(folder)
+    damage_action(log, [stored for stored in stored_actions(log) if isinstance(stored.action, journal.Handed)][1])
 
     for _ in range(2):
         engine = open_engine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.journal.journal import SegmentDamaged, segment_paths
 from outbox_core.messages.message import Message
+from tests.outbox_broker.action_log import action_segments
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -27,12 +29,17 @@ def work(engine: Engine, name: str = "m", *, count: int = 60) -> list[str]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*.log")}
+    return {str(path): path.read_bytes() for path in [*folder.rglob("*.log"), *folder.rglob("*.segment")]}
+
+
+def segments_of(folder: Path, log: str) -> list[Path]:
+    return action_segments(folder) if log == "actions" else segment_paths(folder / log)
 
 
 def kill(engine: Engine) -> None:
     """Let the folder be as a kill leaves it: its notes are those of the last roll, not of an end in order."""
-    notes = {path: path.read_bytes() for path in engine.context.folder.glob("*/proven")}
+    folder = engine.context.folder
+    notes = {path: path.read_bytes() for path in [*folder.glob("*/proven"), *folder.glob("*/*.proven")]}
     engine.close()
     for path, data in notes.items():
         path.write_bytes(data)
@@ -46,13 +53,15 @@ def test_the_newest_segment_is_missed_however_the_broker_ended(
     engine = open_engine(**SMALL)
     work(engine)
     end(engine)
-    newest = segment_paths(folder / log)[-1]
+    newest = segments_of(folder, log)[-1]
     data = newest.read_bytes()
     newest.unlink()
     before = files(folder)
 
     for _ in range(2):
-        with pytest.raises(SegmentDamaged, match=rf"{newest.name} is missing in .*{log}.*restore it from a copy"):
+        with pytest.raises(
+            SegmentDamaged, match=rf"{newest.stem}(\.log)? is missing in .*{log}.*restore it from a copy"
+        ):
             open_engine(**SMALL)
 
     assert files(folder) == before
@@ -64,10 +73,10 @@ def test_the_only_action_segment_is_missed(open_engine: type_of_open, folder: Pa
     engine = open_engine()
     work(engine, count=3)
     engine.close()
-    [only] = segment_paths(folder / "actions")
+    [only] = action_segments(folder)
     only.unlink()
 
-    with pytest.raises(SegmentDamaged, match=f"{only.name} is missing"):
+    with pytest.raises(SegmentDamaged, match=f"{only.stem} is missing"):
         open_engine()
 
 
@@ -78,14 +87,13 @@ def test_a_log_that_is_gone_with_its_folder_is_missed(
     engine = open_engine()
     work(engine, count=3)
     engine.close()
-    (folder / log).rename(folder / "away")
+    away = (folder / log).rename(folder.parent / "away")
 
     with pytest.raises(SegmentDamaged, match=rf"all segments in .*{log} are missing.*{other}"):
         open_engine()
 
-    (folder / log / "proven").unlink(missing_ok=True)
-    (folder / log).rmdir()
-    (folder / "away").rename(folder / log)
+    shutil.rmtree(folder / log)
+    away.rename(folder / log)
     assert open_engine().admin.topic_figures(TOPIC)["stored"] == 3
 
 
@@ -103,6 +111,26 @@ def test_who_has_no_copy_goes_on_without_what_was_in_the_segment(open_engine: ty
 
     assert engine.admin.topic_figures(TOPIC)["stored"] == 60, "no sequence is given twice"
     assert work(engine, "after", count=1) == ["after0"]
+
+
+def test_who_has_no_copy_goes_on_without_what_was_in_the_segment_of_actions(
+    open_engine: type_of_open, folder: Path
+) -> None:
+    engine = open_engine(**SMALL)
+    work(engine)
+    engine.close()
+    newest = action_segments(folder)[-1]
+    newest.unlink()
+    with pytest.raises(SegmentDamaged) as refused:
+        open_engine(**SMALL)
+    assert str(newest.with_suffix(".proven")) in str(refused.value)
+    newest.with_suffix(".proven").unlink()
+
+    engine = open_engine(**SMALL)
+
+    assert engine.admin.topic_figures(TOPIC)["stored"] == 60
+    work(engine, "after", count=1)
+    assert engine.admin.group_figures(TOPIC, GROUP)["backlog"] == 0
 
 
 def test_what_retention_dropped_is_not_missed(open_engine: type_of_open, folder: Path, clock: ManualClock) -> None:

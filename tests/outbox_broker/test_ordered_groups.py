@@ -15,6 +15,7 @@ from outbox_broker.engine import puller
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import Delivery, GroupConfig, Message
+from tests.outbox_broker.action_log import action_segments
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -157,12 +158,13 @@ def test_a_checkpoint_keeps_the_order(open_engine: type_of_open) -> None:
     declare(engine)
     publish(engine, *["a", "b", "-"] * 100)
     held = pull(engine, count=5)
-    for _ in range(40):  # enough actions for several segments, each of which begins with a checkpoint
+    for _ in range(40):  # enough actions for several segments
         engine.settler.extend([one.receipt for one in held] * 20, invisible_ms=30_000)
+    engine.writer.write_checkpoint()
 
     engine = open_engine(segment_bytes=4096)
 
-    assert len(list((engine.context.folder / "actions").iterdir())) > 1
+    assert len(action_segments(engine.context.folder)) > 1
     gone: defaultdict[str, list[int]] = defaultdict(list)
     ack(engine, held)
     while found := pull(engine, count=5):

@@ -18,10 +18,10 @@ from outbox_broker.state.engine_state import BrokerState
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
-from outbox_core.journal.journal import read_segment, segment_paths
 from outbox_core.messages.failure_history import EXPIRED, HISTORY_MAX, REFUSED
 from outbox_core.messages.limits import REASON_CHARS_MAX
 from outbox_core.messages.message import DeadLetter, GroupConfig, Message
+from tests.outbox_broker.action_log import actions_of
 
 TOPIC, GROUP = "orders", "billing"
 LONG = "\N{COLLISION SYMBOL}" * (REASON_CHARS_MAX - 24)
@@ -52,10 +52,7 @@ def state_with_retries(
 
 
 def data_of(state: BrokerState) -> bytes:
-    records = checkpoint.records_of(state, messages_end=0, at_ms=0)
-    found = checkpoint.read(journal.decode_action(one) for one in records)
-    assert found is not None
-    return found
+    return b"".join(checkpoint.parts_of(state, messages_end=0))
 
 
 def texts_of(group: Group) -> list[tuple[str | None, tuple[tuple[str, int], ...]]]:
@@ -272,9 +269,7 @@ def test_histories_of_long_reasons_make_no_more_dead_letters_than_there_is_room_
 def _logged_reasons(folder: Path) -> set[str]:
     """All reasons that the action log tells."""
     found = set()
-    for path in segment_paths(folder / "actions"):
-        for frame in read_segment(path)[1]:
-            action = journal.decode_action(frame.payload)
-            if isinstance(action, journal.Requeued | journal.Died):
-                found.add(action.reason or "")
+    for action in actions_of(folder):
+        if isinstance(action, journal.Requeued | journal.Died):
+            found.add(action.reason or "")
     return found

@@ -21,6 +21,7 @@ from outbox_core.common.clock import ManualClock
 from outbox_core.journal import journal
 from outbox_core.messages.message import Message
 from tests.broker_adapter.servers import served
+from tests.outbox_broker.action_log import actions_of
 from tests.outbox_broker.http.publish_bodies import of_topic
 from tests.outbox_broker.powered_storage import PoweredStorage
 
@@ -184,12 +185,7 @@ def test_the_action_log_says_of_cancels_on_which_topics_they_were(
     engine.publisher.cancel(["same", "early", "came"], topics=["lim.*", "lim.*"])
     engine.publisher.cancel(["early"])
 
-    found = [
-        journal.decode_action(frame.payload)
-        for path in journal.segment_paths(folder / "actions")
-        for frame in journal.read_segment(path)[1]
-    ]
-    canceled = [(one.ids, one.topics, one.scope) for one in found if isinstance(one, journal.Canceled)]
+    canceled = [(one.ids, one.topics, one.scope) for one in actions_of(folder) if isinstance(one, journal.Canceled)]
     assert canceled == [
         (["same", "same", "early"], ["lim.a", "lim.b", ""], ("lim.*",)),
         (["early"], [""], None),

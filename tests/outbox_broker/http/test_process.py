@@ -19,6 +19,7 @@ import requests
 
 from outbox_broker.engine.engine import Engine
 from outbox_core import Message
+from outbox_core.journal.journal import HEADER_BYTES, SegmentHeader, SegmentKind
 from outbox_core.messages import limits
 from tests.broker_adapter.servers import ServerProcess
 from tests.fixtures.fork_server import environment, fork_server
@@ -122,7 +123,8 @@ def test_a_log_that_cannot_be_understood_is_one_clear_error_that_names_the_file(
     engine.publisher.publish([Message(id=f"m{number}", topic="t", body=b"x" * 100) for number in range(3)])
     engine.close()
     [segment] = (tmp_path / "data" / "messages").glob("*.log")
-    segment.write_bytes(next((tmp_path / "data" / "actions").glob("*.log")).read_bytes())
+    header = SegmentHeader(kind=SegmentKind.ACTIONS, first_offset=0, created_at_ms=0).encode()
+    segment.write_bytes(header + segment.read_bytes()[HEADER_BYTES:])
 
     result = outbox("broker", "serve", "--data", str(tmp_path / "data"), "--port", "0")
 

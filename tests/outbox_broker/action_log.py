@@ -1,0 +1,101 @@
+"""The broker's log of actions, as tests read, damage and count it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from outbox_core.journal.block import (
+    BLOCK_HEAD_BYTES,
+    FRAME_HEAD_BYTES,
+    SEGMENT_HEAD_BYTES,
+    Block,
+    FrameKind,
+    changes_of,
+    decode_segment_head,
+    scan,
+)
+from outbox_core.journal.checkpoint_parts import CheckpointParts
+from outbox_core.journal.journal import Action, decode_action
+
+
+class StoredAction(NamedTuple):
+    """An action, and where its block begins and ends in its file."""
+
+    action: Action
+    begin: int
+    end: int
+
+
+def action_segments(folder: Path) -> list[Path]:
+    """The files of a data folder's log of actions, oldest first."""
+    return sorted((folder / "actions").glob("actions-*.segment"))
+
+
+def blocks_in(path: Path) -> Iterator[Block]:
+    """The blocks of a file, positions counted from its first byte, up to a torn tail."""
+    data = path.read_bytes()
+    head = decode_segment_head(data)
+    for block in scan(data[SEGMENT_HEAD_BYTES:], first=head.first, proven=0, same_boot=True):
+        yield block._replace(position=block.position + SEGMENT_HEAD_BYTES, end=block.end + SEGMENT_HEAD_BYTES)
+
+
+def stored_actions(path: Path) -> list[StoredAction]:
+    """The actions of a file, each once."""
+    return [
+        StoredAction(decode_action(payload), block.position, block.end)
+        for block in blocks_in(path)
+        if block.kind == FrameKind.CHANGE
+        for payload in changes_of(block.frames).values()
+    ]
+
+
+def actions_of(folder: Path) -> list[Action]:
+    """All actions of a data folder."""
+    return [stored.action for path in action_segments(folder) for stored in stored_actions(path)]
+
+
+def damage_action(path: Path, stored: StoredAction, *, both: bool = True) -> None:
+    """Flip a bit in an action: in both of its copies, or in the first alone."""
+    data = bytearray(path.read_bytes())
+    begin = stored.begin + BLOCK_HEAD_BYTES + FRAME_HEAD_BYTES
+    data[begin + 3] ^= 1
+    if both:
+        data[(stored.end + stored.begin + BLOCK_HEAD_BYTES) // 2 + FRAME_HEAD_BYTES + 3] ^= 1
+    path.write_bytes(data)
+
+
+def checkpoints(folder: Path) -> list[Block]:
+    """The blocks of a data folder's log that are parts of checkpoints."""
+    return [
+        block for path in action_segments(folder) for block in blocks_in(path) if block.kind == FrameKind.CHECKPOINT
+    ]
+
+
+def whole_checkpoint(folder: Path) -> int | None:
+    """Where the newest whole checkpoint was captured; None if there is none."""
+    parts = CheckpointParts()
+    for block in checkpoints(folder):
+        parts.add(block.frames)
+    newest = parts.newest_whole()
+    return None if newest is None else newest.captured
+
+
+def damage_checkpoints(folder: Path, *, captured: int | None = None) -> int:
+    """Flip a bit in each part of all checkpoints, or of the one that was captured there; returns how many."""
+    count = 0
+    for path in action_segments(folder):
+        data = bytearray(path.read_bytes())
+        for block in blocks_in(path):
+            if block.kind == FrameKind.CHECKPOINT and captured in {None, captured_of(block)}:
+                data[block.end - 10] ^= 1
+                count += 1
+        path.write_bytes(data)
+    return count
+
+
+def captured_of(part: Block) -> int:
+    """Where the checkpoint was captured that this is a part of."""
+    [frame] = part.frames
+    return int.from_bytes(frame.payload[:8], "little")
