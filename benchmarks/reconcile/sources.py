@@ -36,6 +36,7 @@ from benchmarks.reconcile.records import (
 from outbox.store.schema import outbox_tables
 from outbox_core.common.table_namespace import SQLITE_NAMESPACE
 from outbox_core.journal import journal
+from outbox_core.journal.block import SegmentHead, SegmentKind, block, framed_changes
 
 ALL_KINDS: Final = (*KINDS, *MORE_KINDS, *DELIVERY_KINDS)
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
@@ -158,26 +159,47 @@ class _Broker:
 
 
 class LogWriter:
-    """A log of segments."""
+    """A log of segments: of records, or of actions, in a block each."""
 
     def __init__(self, folder: Path, kind: journal.SegmentKind, segment_bytes: int) -> None:
         folder.mkdir(parents=True)
         self._folder, self._kind, self._segment_bytes = folder, kind, segment_bytes
-        self._offset, self._frames, self._bytes = 0, list[bytes](), 0
+        self._offset, self._parts, self._bytes = 0, list[bytes](), 0
+        self._segments, self._frames_before = 0, 0
 
     def add(self, one: Any) -> None:
         """Append a record."""
-        frame = journal.frame(journal.encode_record(one))
-        self._frames.append(frame)
-        self._bytes += len(frame)
+        payload = journal.encode_record(one)
+        is_action = self._kind is journal.SegmentKind.ACTIONS
+        part = self._block(payload, at_ms=one.at_ms) if is_action else journal.frame(payload)
+        self._parts.append(part)
+        self._bytes += len(part)
         if self._bytes >= self._segment_bytes:
             self.close()
 
     def close(self) -> None:
         """Write the segment, and begin another."""
-        header = journal.SegmentHeader(kind=self._kind, first_offset=self._offset, created_at_ms=START_MS)
-        journal.segment_path(self._folder, self._offset).write_bytes(header.encode() + b"".join(self._frames))
-        self._offset, self._frames, self._bytes = self._offset + self._bytes, [], 0
+        self._segments += 1
+        if self._kind is journal.SegmentKind.ACTIONS:
+            head = SegmentHead(kind=SegmentKind.ACTIONS, epoch=1, first=self._offset, created_at_ms=START_MS).encode()
+            path = self._folder / f"actions-{self._segments:012d}.segment"
+        else:
+            head = journal.SegmentHeader(
+                kind=self._kind, first_offset=self._offset, created_at_ms=START_MS
+            ).encode()  # fmt: skip
+            path = journal.segment_path(self._folder, self._offset)
+        path.write_bytes(head + b"".join(self._parts))
+        self._offset, self._parts, self._bytes = self._offset + self._bytes, [], 0
+        self._frames_before = 0
+
+    def _block(self, payload: bytes, *, at_ms: int) -> bytes:
+        frames, copies = framed_changes([payload])
+        frames.extend(copies)
+        data = block(
+            frames, offset=self._offset + self._bytes, durable=0, at_ms=at_ms, frames_before=self._frames_before
+        )  # fmt: skip
+        self._frames_before = len(frames)
+        return data
 
 
 def _bulk(duck: duckdb.DuckDBPyConnection) -> Iterator[list[Message]]:

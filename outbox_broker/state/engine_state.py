@@ -169,8 +169,6 @@ class BrokerState:
                 pass  # for readers of the log: the schedule has a log of its own
             case journal.Opened():
                 self.epoch = action.number
-            case journal.Checkpoint():
-                pass  # restored before, or made from what has been replayed
             case journal.Declared():
                 if action.is_new:  # if one of this name still exists, the record of its deletion is damaged
                     self.delete_group(action.topic, action.group)

@@ -230,17 +230,9 @@ class Dropped(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="d
     position: int
 
 
-class Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="checkpoint"):
-    """A part of the state that all earlier actions result in, in the broker's own format; a segment begins with it."""
-
-    at_ms: int
-    part: bytes
-    last: bool
-
-
 Action = (
     Fired | Canceled | Declared | Requeued | Extended | Died | Redriven | Sought | Paused
-    | Opened | Dropped | Checkpoint | Filed | Handed | Settled | DeletedGroup | DeletedTopic | PurgedTopic
+    | Opened | Dropped | Filed | Handed | Settled | DeletedGroup | DeletedTopic | PurgedTopic
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from outbox_core.journal import journal
+from outbox_core.journal.block import SegmentRefused, block_head_at
 from outbox_core.journal.frame_scan import payload_bounds
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.sources.broker_logs import DELIVERY_KINDS, LogSegment, begins_whole, data_of
+from spark_reconcile.sources.broker_logs import DELIVERY_KINDS, LogSegment, begins_whole, blocks_of, data_of
 
 if TYPE_CHECKING:
     from spark_reconcile.core.plausible_times import InputCount
@@ -41,25 +42,41 @@ class LogEnd:
 
 def log_end(segments: Sequence[LogSegment], *, settled_ms: int = 0) -> LogEnd:
     """Find where a log ends, and where it ended at `settled_ms`; reading rows detects damage before its end."""
-    last, start = segments[-1], journal.HEADER_BYTES
-    shift = last.first_offset - journal.HEADER_BYTES
-    newest: list[tuple[int, int]] = []
+    last = segments[-1]
     try:
-        data = data_of(last)
-        while (bounds := payload_bounds(data, start=start, frames_max=FRAMES_AT_ONCE))[0]:
-            # Each record ends where the frame of the next one begins.
-            ends = [*(begin - journal.FRAME_BYTES for begin in bounds[0][1:]), bounds[1]]
-            newest = [*newest, *zip(bounds[0], ends, strict=True)][-FRAMES_AT_ONCE:]
-            start = bounds[1]
-        last_ms = _time_ms(data, *newest[-1]) if newest else 0
-        settled = _settled_end(data, newest, settled_ms) if settled_ms else journal.HEADER_BYTES
-    except (journal.SegmentDamaged, OSError, msgspec.MsgspecError):
+        found = _end_of_blocks(last, settled_ms) if last.has_blocks else _end_of_records(last, settled_ms)
+    except (journal.SegmentDamaged, SegmentRefused, OSError, msgspec.MsgspecError):
         return LogEnd(offset=last.first_offset, settled_offset=last.first_offset)
-    is_torn = bool(data[start:].strip(b"\0")) and not _is_whole_by_now(last, start)
-    return LogEnd(
-        offset=shift + start, last_ms=last_ms, settled_offset=shift + settled,
-        torn=f"torn tail of {len(data) - start:,} bytes at {last.path}: read up to it" if is_torn else "",
-    )  # fmt: skip
+    tail = _tail_of(last, found.offset)
+    is_torn = bool(tail.strip(b"\0")) and not _is_whole_by_now(last, found.offset)
+    torn = f"torn tail of {len(tail):,} bytes at {last.path}: read up to it" if is_torn else ""
+    return replace(found, torn=torn)
+
+
+def _end_of_blocks(last: LogSegment, settled_ms: int) -> LogEnd:
+    end = settled = last.first_offset
+    last_ms = 0
+    for block in blocks_of(last, wanted=()):
+        end = block.end
+        last_ms = last_ms if block.stored_ms is None else block.stored_ms
+        if block.stored_ms is not None and block.stored_ms <= settled_ms:
+            settled = block.end
+    return LogEnd(offset=end, last_ms=last_ms, settled_offset=settled)
+
+
+def _end_of_records(last: LogSegment, settled_ms: int) -> LogEnd:
+    start = journal.HEADER_BYTES
+    shift = last.first_offset - start
+    newest: list[tuple[int, int]] = []
+    data = data_of(last)
+    while (bounds := payload_bounds(data, start=start, frames_max=FRAMES_AT_ONCE))[0]:
+        # Each record ends where the frame of the next one begins.
+        ends = [*(begin - journal.FRAME_BYTES for begin in bounds[0][1:]), bounds[1]]
+        newest = [*newest, *zip(bounds[0], ends, strict=True)][-FRAMES_AT_ONCE:]
+        start = bounds[1]
+    settled = _settled_end(data, newest, settled_ms) if settled_ms else journal.HEADER_BYTES
+    last_ms = _stored_ms(data, *newest[-1]) if newest else 0
+    return LogEnd(offset=shift + start, last_ms=last_ms, settled_offset=shift + settled)
 
 
 def torn_tail(segments: Sequence[LogSegment]) -> str:
@@ -116,20 +133,29 @@ def _settled_end(data: bytes, newest: Sequence[tuple[int, int]], settled_ms: int
 
     A sealed segment was synced before the next one was created: the start of the last one is always settled.
     """
-    ends = (end for begin, end in reversed(newest) if _time_ms(data, begin, end) <= settled_ms)
+    ends = (end for begin, end in reversed(newest) if _stored_ms(data, begin, end) <= settled_ms)
     return next(ends, journal.HEADER_BYTES)
 
 
-def _time_ms(data: bytes, begin: int, end: int) -> int:
-    """The time of a record of either log, by the broker's clock."""
-    if journal.SegmentHeader.decode(data[: journal.HEADER_BYTES]).kind is journal.SegmentKind.MESSAGES:
-        return journal.decode_message(data[begin:end]).stored_at_ms
-    action: journal.Action = journal.decode_action(data[begin:end])
-    return action.at_ms
+def _stored_ms(data: bytes, begin: int, end: int) -> int:
+    """The time of a record of the message log, by the broker's clock."""
+    return journal.decode_message(data[begin:end]).stored_at_ms
 
 
-def _is_whole_by_now(segment: LogSegment, start: int) -> bool:
-    """Whether a record was being written at the time: the broker may be running."""
+def _tail_of(segment: LogSegment, end: int) -> bytes:
+    """Returns the bytes that the survey found behind a log's end."""
+    position = segment.head_bytes + end - segment.first_offset
     with Path(segment.path).open("rb") as file:
-        file.seek(start)
-        return bool(payload_bounds(file.read(), start=0, frames_max=1)[0])
+        file.seek(position)
+        return file.read(max(0, segment.size_bytes - position))
+
+
+def _is_whole_by_now(segment: LogSegment, end: int) -> bool:
+    """Whether a record, or a block, was being written at the time: the broker may be running."""
+    with Path(segment.path).open("rb") as file:
+        file.seek(segment.head_bytes + end - segment.first_offset)
+        data = file.read()
+    if not segment.has_blocks:
+        return bool(payload_bounds(data, start=0, frames_max=1)[0])
+    head = block_head_at(data, 0, first=end)
+    return head is not None and head.end <= len(data)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal.checkpoint_group_reader import read_groups
-from outbox_core.journal.journal import HEADER_BYTES
+from outbox_core.journal.checkpoint_parts import CheckpointParts
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import InboxSource, Settings
 from spark_reconcile.load.read_plan import TableExtent
-from spark_reconcile.sources.broker_logs import LogSegment, begins_whole, data_of, frames_behind
+from spark_reconcile.sources.broker_logs import CHECKPOINT_KINDS, LogSegment, begins_whole, blocks_of
 from spark_reconcile.sources.sql_statements import CANCELS, InputKind
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def known_groups(
 ) -> KnownGroups:
     """Find groups from the counts of the action log's rows, the facts of groups, and the log's segments.
 
-    The broker drops old actions. Groups without remaining actions are in the checkpoint of the newest segment.
+    The broker drops old actions. Groups without remaining actions are in the log's newest checkpoint.
     """
     named = {(count.topic, count.note.partition(" ")[2]) for count in counts if count.input_kind == "actions"}
     pairs = {(topic, group) for topic, group in named if topic and group}
@@ -122,11 +122,13 @@ def _unknown(name: str, known: KnownGroups, *, topics: Sequence[str] = (), whole
 
 def _carried(segments: Sequence[LogSegment]) -> list[tuple[str, str]] | None:
     """Returns the groups of the newest complete checkpoint; None if there is none."""
-    for segment in reversed(segments):
-        frames = frames_behind(segment, data_of(segment), HEADER_BYTES)
-        groups = read_groups(frame.payload for frame in frames)
-        if groups is not None:
-            return groups
+    parts = CheckpointParts()
+    for segment in reversed(segments):  # a checkpoint's parts may be in several
+        for block in blocks_of(segment, wanted=CHECKPOINT_KINDS):
+            parts.add(block.frames)
+        checkpoint = parts.newest_whole()
+        if checkpoint is not None:
+            return read_groups(b"".join(checkpoint.parts))
     return None
 
 

@@ -1,24 +1,37 @@
 """The broker's logs: surveys their segments, and converts the records to rows. Without Spark, but for `named_runs`.
 
-The only module that knows the format of the logs. It relies only on outbox_core.journal: the segment's header,
-`read_frames` (checksums, torn tails), and the records MessageRecord and Action. An unknown kind of record is an error,
-not skipped.
+The only module that knows the format of the logs. It relies only on outbox_core.journal: its blocks (checksums, torn
+tails, damage) for the actions, its frames for the messages, and the records MessageRecord and Action. An unknown kind
+of record is an error, not skipped.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
+from outbox_core.journal.block import (
+    SEGMENT_HEAD_BYTES,
+    Block,
+    Frame,
+    FrameKind,
+    SegmentHead,
+    SegmentKind,
+    SegmentRefused,
+    changes_of,
+    decode_segment_head,
+    scan,
+)
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic, PurgedTopic
 from outbox_core.messages.message import DUE_HEADER
 from spark_reconcile.core.errors import NotComparable
@@ -35,18 +48,40 @@ a segment's times.
 """
 
 
+BLOCK_LOGS: Final = {"actions": SegmentKind.ACTIONS}
+"""The logs that are written in blocks (outbox_core.journal.block), and the kind of their segments."""
+ACTION_KINDS: Final = frozenset({FrameKind.CHANGE})
+"""The kind of the frames that are actions."""
+CHECKPOINT_KINDS: Final = frozenset({FrameKind.CHECKPOINT})
+"""The kind of the frames that are parts of a checkpoint, between the actions."""
+_KINDS: Final = frozenset(FrameKind)
+_SEGMENT: Final = re.compile(r"[a-z]+-(\d{12})\.segment")
+_EARLIER_SUFFIX: Final = ".log"
+
+
 class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment file at the time of the survey: records appended later are not read."""
+    """A segment file at the time of the survey: what was appended later is not read."""
 
     path: str
     first_offset: int
     created_at_ms: int
     size_bytes: int
+    """Of the file, up to where the next segment begins: bytes behind that are of an append that failed."""
     last: bool
     changed_ns: int = 0
     """The modification time of the file: a folder restored from a copy has other files of the same names."""
     known_bytes: int = 0
-    """Records that end within so many bytes were read before, and are skipped."""
+    """Records, or blocks of them, that end within so many bytes were read before, and are skipped."""
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether it is one of blocks."""
+        return _SEGMENT.fullmatch(Path(self.path).name) is not None
+
+    @property
+    def head_bytes(self) -> int:
+        """The length of what is before the first record, and counts for no offset."""
+        return SEGMENT_HEAD_BYTES if self.has_blocks else journal.HEADER_BYTES
 
 
 def survey(folder: Path, log: str) -> list[LogSegment]:
@@ -55,12 +90,19 @@ def survey(folder: Path, log: str) -> list[LogSegment]:
     Raises ConfigurationError if this is no broker's data folder, and NotComparable if a segment is missing in the
     middle, truncated or damaged in its header.
     """
-    paths = journal.segment_paths(folder / log)
-    if not paths:
+    kind = BLOCK_LOGS.get(log)
+    segments = _with_records(folder / log) if kind is None else _with_blocks(folder / log, log, kind)
+    if not segments:
         raise ConfigurationError(
             f"{folder} is not a broker's data folder: it has no segments in {log}/; name the folder that was given to "
             "`outbox broker serve --data`"
         )
+    return segments
+
+
+def _with_records(folder: Path) -> list[LogSegment]:
+    """Lists the segments of a log of records."""
+    paths = journal.segment_paths(folder)
     segments = [_segment(path, last=index == len(paths) - 1) for index, path in enumerate(paths)]
     for segment, following in pairwise(segments):
         if segment.first_offset + segment.size_bytes - journal.HEADER_BYTES != following.first_offset:
@@ -68,6 +110,67 @@ def survey(folder: Path, log: str) -> list[LogSegment]:
                 f"the broker's log has a hole between {segment.path} and {following.path}; restore the missing segment"
             )
     return segments
+
+
+def _with_blocks(folder: Path, log: str, kind: SegmentKind) -> list[LogSegment]:
+    """Lists the segments of a log of blocks. The newest is left out until it has its head."""
+    paths = sorted(path for path in folder.glob(f"{log}-*") if _SEGMENT.fullmatch(path.name))
+    if not paths and (earlier := sorted(folder.glob(f"*{_EARLIER_SUFFIX}"))):
+        raise ConfigurationError(
+            f"{folder} holds segments of an earlier format ({earlier[0].name}): reconcile it with the version that "
+            "wrote it"
+        )
+    segments: list[LogSegment] = []
+    try:
+        if paths and _is_unfinished(paths[-1]):
+            if len(paths) == 1:  # the broker is making its first segment
+                return [LogSegment(path=str(paths[0]), first_offset=0, created_at_ms=0, size_bytes=0, last=True)]
+            paths.pop()
+        for path in paths:
+            head, stat = _head_of(path, kind), path.stat()
+            segments.append(
+                LogSegment(
+                    path=str(path), first_offset=head.first, created_at_ms=head.created_at_ms,
+                    size_bytes=stat.st_size, last=path == paths[-1], changed_ns=stat.st_mtime_ns,
+                )
+            )  # fmt: skip
+    except OSError as error:
+        raise NotComparable(f"cannot read the broker's segment {error.filename}: {error.strerror}") from error
+    return [*(_ended(segment, following) for segment, following in pairwise(segments)), *segments[-1:]]
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Returns whether a file is a segment that is being made, or was when the machine lost power."""
+    with path.open("rb") as file:
+        head = file.read(SEGMENT_HEAD_BYTES)
+        return len(head) < SEGMENT_HEAD_BYTES or not (any(head) or file.read().strip(b"\0"))
+
+
+def _head_of(path: Path, kind: SegmentKind) -> SegmentHead:
+    with path.open("rb") as file:
+        data = file.read(SEGMENT_HEAD_BYTES)
+    try:
+        head = decode_segment_head(data)
+    except SegmentRefused as refused:
+        raise NotComparable(f"the broker's segment {path} cannot be read: {refused}") from refused
+    if head.kind is not kind:
+        raise NotComparable(f"the broker's segment {path} is one of another log; restore it from a copy")
+    return head
+
+
+def _ended(segment: LogSegment, following: LogSegment) -> LogSegment:
+    """Returns a segment that ends where the next one begins. Raises NotComparable if it ends before."""
+    numbers = [_SEGMENT.fullmatch(Path(one.path).name) for one in (segment, following)]
+    before, number = (0 if match is None else int(match[1]) for match in numbers)
+    size_bytes = SEGMENT_HEAD_BYTES + following.first_offset - segment.first_offset
+    if number != before + 1 or not SEGMENT_HEAD_BYTES <= size_bytes <= segment.size_bytes:
+        # The broker begins a segment before the one before it is on the disk, and removes it where that ends early.
+        power = "; where its machine lost power, start the broker" if following.last else ""
+        raise NotComparable(
+            f"the broker's log has a hole between {segment.path} and {following.path}; restore the missing "
+            f"segment{power}"
+        )
+    return msgspec.structs.replace(segment, size_bytes=size_bytes)
 
 
 def grown(before: list[LogSegment], now: list[LogSegment]) -> list[LogSegment]:
@@ -154,6 +257,79 @@ def frames_behind(segment: LogSegment, data: bytes, start: int) -> Iterator[jour
         raise journal.SegmentDamaged(f"its last {missing} bytes are no whole record, and it is not the last segment")
 
 
+class LoggedBlock(NamedTuple):
+    """A block of a log, from the offset `offset` to `end`, with each change of state once.
+
+    `kind` and `stored_ms` (when it was stored) are None where its head is damaged, and nothing else tells. `is_lost`:
+    a frame that is wanted may be lost, with its copy if it has one.
+    """
+
+    kind: int | None
+    stored_ms: int | None
+    frames: list[Frame]
+    offset: int
+    end: int
+    is_lost: bool
+
+
+class LoggedFrame(NamedTuple):
+    """A frame of a log. `position` is unique in its log, and grows: the offset of its block, and its number there."""
+
+    kind: int
+    number: int
+    payload: bytes
+    position: int
+
+
+def blocks_of(segment: LogSegment, *, wanted: Container[int]) -> Iterator[LoggedBlock]:
+    """Yields the blocks of a segment, except those that were read before; in the last one, up to a torn tail.
+
+    `wanted`: the kinds of blocks whose frames are read; others may have none. Raises SegmentDamaged if the segment ends
+    too early, SegmentRefused at what a newer version wrote, and OSError.
+    """
+    with Path(segment.path).open("rb") as file:
+        file.seek(SEGMENT_HEAD_BYTES)
+        data = file.read(max(0, segment.size_bytes - SEGMENT_HEAD_BYTES))
+    first, end = segment.first_offset, 0
+    proven = 0 if segment.last else first + segment.size_bytes - SEGMENT_HEAD_BYTES
+    # As if the machine had not been started anew: only the last append can be cut short then, and all else that is not
+    # whole is told as damage. The broker may cut it away at its next start; here nothing may be passed over silently.
+    for found in scan(data, first=first, proven=proven, same_boot=True, wanted=wanted):
+        end = found.end
+        if SEGMENT_HEAD_BYTES + end > segment.known_bytes:
+            yield _logged(found, first, wanted)
+    missing = segment.size_bytes - SEGMENT_HEAD_BYTES - end
+    if missing > 0 and not segment.last:
+        raise journal.SegmentDamaged(f"its last {missing} bytes are missing, and it is not the last segment")
+
+
+def _logged(found: Block, first: int, wanted: Container[int]) -> LoggedBlock:
+    changes = changes_of(found.frames)
+    others = [frame for frame in found.frames if frame.kind != FrameKind.CHANGE]
+    copies_lost = 2 * len(changes) - (len(found.frames) - len(others))
+    # Without the head, the kind is that of the first whole frame, and the damaged ones may be of another kind.
+    is_wanted = found.at_ms is None or found.kind in wanted
+    return LoggedBlock(
+        kind=found.kind, stored_ms=found.at_ms, offset=first + found.position, end=first + found.end,
+        frames=[*(Frame(FrameKind.CHANGE, number, changes[number]) for number in sorted(changes)), *others],
+        is_lost=found.damaged is None or (is_wanted and found.damaged > copies_lost),
+    )  # fmt: skip
+
+
+def frames_of(segment: LogSegment, *, wanted: Container[int]) -> Iterator[LoggedFrame]:
+    """Yields the frames of the wanted kinds, each change of state once. Raises as blocks_of() does, and SegmentDamaged
+    at a block of which one is lost.
+    """
+    for block in blocks_of(segment, wanted=wanted):
+        if block.kind is not None and block.kind not in _KINDS:
+            raise journal.SegmentDamaged(f"a block of the unknown kind {block.kind:#x} at offset {block.offset}")
+        if block.is_lost:
+            raise journal.SegmentDamaged(f"damaged block at offset {block.offset}")
+        for index, frame in enumerate(block.frames):
+            if frame.kind in wanted:
+                yield LoggedFrame(*frame, position=block.offset + index)
+
+
 def message_rows(frame: journal.Frame) -> Iterator[Row]:
     """Yields a stored message as a row of MESSAGE_SCHEMA; `stored_ms` is null for the copy written when it fell due."""
     yield (*_message(journal.decode_message(frame.payload)), None)
@@ -183,9 +359,9 @@ def asked_due_ms(headers: Mapping[str, str]) -> int | None:
     return int(value) if len(value) <= DUE_DIGITS_MAX and value.isascii() and value.isdigit() else None
 
 
-def action_rows(frame: journal.Frame) -> Iterator[Row]:  # noqa: C901 - one arm an action, no logic
+def action_rows(frame: LoggedFrame) -> Iterator[Row]:  # noqa: C901 - one arm an action, no logic
     """Yields an action as rows of RUN_SCHEMA: one for each run of its messages, or one for a whole group."""
-    at = frame.offset
+    at = frame.position
     match journal.decode_action(frame.payload):
         case journal.Handed(topic=topic, group=group, at_ms=at_ms, visible_at_ms=visible, runs=delivered):
             for run in delivered:

@@ -30,9 +30,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from outbox_core.journal import journal
+from outbox_core.journal.block import SegmentRefused
 from outbox_core.journal.frame_scan import payload_bounds
 from spark_reconcile.sources.arrow_decoding import WIDEST_BYTES, UnusualEncoding, message_columns
 from spark_reconcile.sources.broker_logs import (
+    ACTION_KINDS,
     HEADER_SCHEMA,
     MESSAGE_SCHEMA,
     RUN_SCHEMA,
@@ -42,6 +44,7 @@ from spark_reconcile.sources.broker_logs import (
     action_rows,
     data_of,
     frames_behind,
+    frames_of,
     header_rows,
     message_rows,
 )
@@ -51,7 +54,8 @@ BATCH_ROWS: Final = 16_384
 
 _TEXTS: Final = frozenset({"id", "topic", "message_key", "body_sha256", "damage", "kind", "consumer_group", "reason"})
 _TIMES: Final = frozenset({"stored_ms", "at_ms"})
-_RowsOf = Callable[[journal.Frame], Iterator[Row]]
+_RowsOf = Callable[..., Iterator[Row]]
+"""Of a LoggedFrame of a log of blocks, or of a journal.Frame of the message log."""
 _WHOLE: Final[dict[_RowsOf, str]] = {
     message_rows: MESSAGE_SCHEMA, header_rows: HEADER_SCHEMA, action_rows: RUN_SCHEMA,
 }  # fmt: skip
@@ -123,23 +127,28 @@ class LogReader(DataSourceReader):
         try:
             for batch in self._batches(segment):
                 yield self._wanted(batch)
-        except (journal.SegmentDamaged, msgspec.MsgspecError, OSError) as error:
+        except (journal.SegmentDamaged, SegmentRefused, msgspec.MsgspecError, OSError) as error:
             nothing = [None] * len(self._names[:-1])
             yield self._arrow([(*nothing, f"{segment.path}: {error}")])
 
     def _batches(self, segment: LogSegment) -> Iterator[pa.RecordBatch]:
         """Yields message records in batches; records of unusual encoding, and all actions, one by one."""
+        if segment.has_blocks:
+            yield from self._in_batches(map(self._rows_of, frames_of(segment, wanted=ACTION_KINDS)))
+            return
         data = data_of(segment)
         if not data:
             return
         start = journal.HEADER_BYTES
-        if self._rows_of is not action_rows:
-            while (bounds := payload_bounds(data, start=start, frames_max=BATCH_ROWS))[0]:
-                yield from self._plain(segment, data, *bounds, start)
-                start = bounds[1]
+        while (bounds := payload_bounds(data, start=start, frames_max=BATCH_ROWS))[0]:
+            yield from self._plain(segment, data, *bounds, start)
+            start = bounds[1]
+        yield from self._in_batches(map(self._rows_of, frames_behind(segment, data, start)))
+
+    def _in_batches(self, rows_of_frames: Iterable[Iterator[Row]]) -> Iterator[pa.RecordBatch]:
         batch: list[Row] = []
-        for frame in frames_behind(segment, data, start):
-            batch.extend(self._rows_of(frame))
+        for rows in rows_of_frames:
+            batch.extend(rows)
             if len(batch) >= BATCH_ROWS:
                 yield self._arrow(batch)
                 batch = []

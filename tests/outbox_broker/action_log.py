@@ -1,8 +1,8 @@
-"""The broker's log of actions, as tests read, damage and count it."""
+"""The broker's log of actions, as tests write, read, damage and count it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,13 +11,18 @@ from outbox_core.journal.block import (
     FRAME_HEAD_BYTES,
     SEGMENT_HEAD_BYTES,
     Block,
+    Framed,
     FrameKind,
+    SegmentHead,
+    SegmentKind,
     changes_of,
     decode_segment_head,
+    framed_changes,
     scan,
 )
+from outbox_core.journal.block import block as block_of
 from outbox_core.journal.checkpoint_parts import CheckpointParts
-from outbox_core.journal.journal import Action, decode_action
+from outbox_core.journal.journal import Action, decode_action, encode_record
 
 
 class StoredAction(NamedTuple):
@@ -99,3 +104,40 @@ def captured_of(part: Block) -> int:
     """Where the checkpoint was captured that this is a part of."""
     [frame] = part.frames
     return int.from_bytes(frame.payload[:8], "little")
+
+
+def write_actions(
+    folder: Path, records: Sequence[object], records_a_segment: int, *, created_at_ms: int, first_offset: int = 0,
+    first_number: int = 1,
+) -> list[Path]:  # fmt: skip
+    """Write a log of actions, `actions` in a data folder or what `folder` is called, each in a block of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("actions-*.segment"):
+        old.unlink()
+    paths: list[Path] = []
+    for start in range(0, max(len(records), 1), records_a_segment):
+        head = SegmentHead(kind=SegmentKind.ACTIONS, epoch=1, first=first_offset, created_at_ms=created_at_ms)
+        path = folder / f"actions-{first_number + len(paths):012d}.segment"
+        path.write_bytes(head.encode())
+        append_actions(path, records[start : start + records_a_segment])
+        paths.append(path)
+        first_offset += path.stat().st_size - SEGMENT_HEAD_BYTES
+    return paths
+
+
+def append_actions(path: Path, records: Sequence[object], *, together: bool = False) -> None:
+    """Append actions to a file that is whole, each in a block of its own, or all in one."""
+    for some in [records] if together else [[record] for record in records]:
+        frames, copies = framed_changes([encode_record(record) for record in some])
+        frames.extend(copies)
+        append_block(path, frames, at_ms=max(getattr(record, "at_ms", 0) for record in some))
+
+
+def append_block(path: Path, frames: Framed, *, at_ms: int) -> None:
+    """Append a block to a file that is whole."""
+    data = path.read_bytes()
+    end = decode_segment_head(data).first + len(data) - SEGMENT_HEAD_BYTES
+    *_, before = [None, *blocks_in(path)]
+    frames_before = 0 if before is None else len(before.frames)
+    with path.open("ab") as file:
+        file.write(block_of(frames, offset=end, durable=0, at_ms=at_ms, frames_before=frames_before))

@@ -11,8 +11,8 @@ import pytest
 
 from outbox_broker.common.cancel_topic_patterns import covers
 from outbox_core.journal import journal
-from outbox_core.journal.journal import Frame
-from spark_reconcile.sources.broker_logs import action_rows
+from outbox_core.journal.block import FrameKind
+from spark_reconcile.sources.broker_logs import LoggedFrame, action_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,7 @@ def test_the_rows_of_a_cancel_name_the_topics_that_the_broker_takes_it_for(
         "begin.x.end",
     ]
     cancel = journal.Canceled(at_ms=1, ids=["m"], topics=[""], scope=scope)
-    (row,) = action_rows(Frame(0, journal.encode_record(cancel)))
+    (row,) = action_rows(LoggedFrame(FrameKind.CHANGE, 0, journal.encode_record(cancel), position=0))
     frame = spark.createDataFrame([(one, row[9]) for one in topics], "topic string, within string")
 
     found = [row["topic"] for row in frame.where("rlike(topic, within)").collect()]

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from outbox_core.journal import journal
 from spark_reconcile import InboxSource, Settings, State, Summary, run
 from spark_reconcile.classify.classification import RULES
 from spark_reconcile.core.settings import RunLimits
 from spark_reconcile.sources.dbapi_reader import DbApiReader
 from tests.fixtures.databases import Database
+from tests.outbox_broker.action_log import action_segments
 from tests.spark_reconcile.faults import Planted, Verdict, plant_all
 from tests.spark_reconcile.other_worlds import LIMITS, OTHERS, PICKED, REFUND, REFUNDS, SECRET, write_refunds
 from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, SECOND_MS, TICKETS, World
@@ -208,7 +208,7 @@ def test_what_a_source_does_not_reach_back_to_or_has_dropped_is_unknown_and_neve
     world.orders = world.orders[:-1]
     settings = _complete_since(world.write(sqlite, tmp_path, records_a_segment=1), NOW_MS - 2 * HOUR_MS)
     settings = replace(settings, complete_since_ms=NOW_MS - 3 * HOUR_MS)
-    for path in journal.segment_paths(settings.broker_data / "actions")[:4]:
+    for path in action_segments(settings.broker_data)[:4]:
         path.unlink()  # three declarations, and the first hand-out
 
     summary = run(settings, session=spark, now_ms=NOW_MS)

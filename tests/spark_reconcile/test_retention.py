@@ -18,6 +18,7 @@ from spark_reconcile import InboxSource, Summary, run
 from spark_reconcile.evidence.delivery_evidence import GroupFacts, group_facts
 from spark_reconcile.sources.broker_logs import begins_whole, survey
 from tests.fixtures.databases import Database
+from tests.outbox_broker.action_log import actions_of
 from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, REMINDER, TICKETS, World
 
 if TYPE_CHECKING:
@@ -137,13 +138,7 @@ def _message(name: str, topic: str, key: str, *, now_ms: int, deliver_at_ms: int
 
 
 def _declared(folder: Path) -> set[str]:
-    found = set()
-    for path in journal.segment_paths(folder / "actions"):
-        for frame in journal.read_segment(path)[1]:
-            action = journal.decode_action(frame.payload)
-            if isinstance(action, journal.Declared):
-                found.add(action.group)
-    return found
+    return {action.group for action in actions_of(folder) if isinstance(action, journal.Declared)}
 
 
 def _verdicts(summary: Summary) -> set[tuple[str, str, str, str]]:

@@ -32,7 +32,7 @@ from spark_reconcile.sources.sql_source import Part, PushingSqlReader, SqlReader
 from spark_reconcile.sources.sql_statements import InputKind, Statement, business_statement
 from tests.fixtures.certificate_authority import Authority
 from tests.fixtures.databases import Database
-from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World, write_log
+from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World, append, write_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,9 +94,7 @@ def test_a_missing_segment_is_a_hole(written: Settings) -> None:
 
 
 def test_a_record_of_a_newer_kind_is_refused_rather_than_passed_over(written: Settings, tmp_path: Path) -> None:
-    path = Path(survey(written.broker_data, "actions")[-1].path)
-    with path.open("ab") as file:
-        file.write(journal.frame(msgspec.msgpack.encode(["teleported", "topic"])))
+    append(written, "actions", [["teleported", "topic"]])
 
     damage = [row["damage"] for row in _log_rows(written, "actions") if row["damage"]]
 

@@ -44,6 +44,7 @@ from spark_reconcile.runs.lost_evidence_check import (
 from spark_reconcile.sources.broker_logs import LogSegment, survey
 from spark_reconcile.sources.sql_statements import InputKind
 from tests.fixtures.databases import Database
+from tests.outbox_broker.action_log import actions_of, blocks_in
 from tests.spark_reconcile.world import (
     HOUR_MS,
     MAIL,
@@ -82,7 +83,7 @@ def test_an_action_log_that_lost_its_end_is_refused_and_one_that_a_power_cut_sho
 ) -> None:
     settings = world.write(sqlite, tmp_path)
     path = Path(survey(settings.broker_data, "actions")[-1].path)
-    whole, ends = path.read_bytes(), frame_ends(path)
+    whole, ends = path.read_bytes(), record_ends(path)
 
     path.write_bytes(whole[: ends[len(ends) // 2]])
     told = rf"inbox of {TICKETS} has 2 effects of messages of {PAID} from .*T.* to .*last action is of.*Restore {path}"
@@ -152,7 +153,7 @@ def test_the_end_of_a_log_and_the_place_where_it_stood_a_minute_ago(sqlite: Data
     settings = world.write(sqlite, tmp_path)
     for log, behind in (("messages", 1), ("actions", 4)):
         segments = survey(settings.broker_data, log)
-        ends = [end - journal.HEADER_BYTES for end in frame_ends(Path(segments[-1].path))]
+        ends = [end - segments[-1].head_bytes for end in record_ends(Path(segments[-1].path))]
 
         now, then, before = (log_end(segments, settled_ms=NOW_MS - age * MINUTE_MS) for age in (0, 90, 1800))
 
@@ -617,8 +618,7 @@ def test_groups_of_which_old_actions_were_dropped_are_known_by_the_checkpoint(tm
 
     assert segments[0].first_offset > 0
     assert (found.live, found.is_complete) == ({(PAID, "idle"), (PAID, "busy")}, True)
-    bare = Path(segments[-1].path).with_name(f"{segments[-1].first_offset:020d}.log")
-    write_log(bare.parent, journal.SegmentKind.ACTIONS, [RESTARTED], 9, first_offset=64)
+    write_log(tmp_path / "engine" / "actions", journal.SegmentKind.ACTIONS, [RESTARTED], 9, first_offset=64)
     assert not known_groups(counts, facts, survey(tmp_path / "engine", "actions")).is_complete
 
 
@@ -647,7 +647,7 @@ def test_the_exit_statuses_of_the_command(
     assert outbox(config, "--accept-missing", inbox) == 0
     world.write_tables(sqlite)
     path = Path(survey(settings.broker_data, "actions")[-1].path)
-    path.write_bytes(path.read_bytes()[: frame_ends(path)[10]])
+    path.write_bytes(path.read_bytes()[: record_ends(path)[10]])
     capfd.readouterr()
     assert outbox(config, "--output", str(tmp_path / "another")) == 3
     cut = capfd.readouterr()
@@ -694,15 +694,16 @@ def note_of(summary: Summary, what: str) -> str:
     return next(one.note for one in summary.inputs if one.what == what)
 
 
-def frame_ends(path: Path) -> list[int]:
-    """Behind which bytes of a segment's file its frames end."""
+def record_ends(path: Path) -> list[int]:
+    """Behind which bytes of a segment's file its records end; actions are in a block each."""
+    if path.parent.name == "actions":
+        return [block.end for block in blocks_in(path)]
     header, frames = journal.read_segment(path)
     return [journal.HEADER_BYTES + frame.end - header.first_offset for frame in frames]
 
 
 def decoded(settings: Settings) -> list[journal.Action]:
-    _, frames = journal.read_segment(Path(survey(settings.broker_data, "actions")[-1].path))
-    return [journal.decode_action(frame.payload) for frame in frames]
+    return actions_of(settings.broker_data)
 
 
 def write_actions(settings: Settings, actions: Sequence[journal.Action]) -> None:

@@ -22,6 +22,7 @@ from outbox_core.journal import journal
 from spark_reconcile import BusinessRule, Condition, Grace, InboxSource, Settings
 from spark_reconcile.sources.broker_logs import survey
 from tests.fixtures.databases import Database
+from tests.outbox_broker.action_log import append_actions, write_actions
 
 NOW_MS = 1_800_001_800_000
 """Half past an hour: what is an hour old lies in an hour that is over."""
@@ -298,6 +299,12 @@ def write_log(
     folder: Path, kind: journal.SegmentKind, records: Sequence[object], records_a_segment: int, *, first_offset: int = 0
 ) -> list[Path]:
     """A log of segments, as the broker writes them."""
+    created_at_ms = NOW_MS - 24 * HOUR_MS
+    if kind is journal.SegmentKind.ACTIONS:
+        return write_actions(
+            folder, records, records_a_segment, created_at_ms=created_at_ms, first_offset=first_offset,
+            first_number=1 if not first_offset else 2,
+        )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     for old in journal.segment_paths(folder):
         old.unlink()
@@ -306,7 +313,7 @@ def write_log(
         frames = b"".join(
             journal.frame(journal.encode_record(record)) for record in records[start : start + records_a_segment]
         )
-        header = journal.SegmentHeader(kind=kind, first_offset=offset, created_at_ms=NOW_MS - 24 * HOUR_MS)
+        header = journal.SegmentHeader(kind=kind, first_offset=offset, created_at_ms=created_at_ms)
         path = journal.segment_path(folder, offset)
         path.write_bytes(header.encode() + frames)
         paths.append(path)
@@ -316,7 +323,11 @@ def write_log(
 
 def append(settings: Settings, log: str, records: Sequence[object]) -> None:
     """Records behind what a log of the broker's (`messages`, `actions`) holds already."""
-    with Path(survey(settings.broker_data, log)[-1].path).open("ab") as file:
+    path = Path(survey(settings.broker_data, log)[-1].path)
+    if log == "actions":
+        append_actions(path, records)
+        return
+    with path.open("ab") as file:
         file.write(b"".join(journal.frame(journal.encode_record(record)) for record in records))
 
 
