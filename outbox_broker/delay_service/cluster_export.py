@@ -10,20 +10,25 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
 from outbox_broker.delay_service.exported_segments import ExportedSegments
 from outbox_broker.delay_service.target_publisher import published
+from outbox_broker.journal.journal import Journal, frames
+from outbox_broker.log.storage import DiskStorage, UnsyncedStorage
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
 from outbox_broker.schedule.schedule_view import ScheduleView
 from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
+from outbox_broker.segments.local import LocalSegments
 from outbox_broker.segments.port import SegmentReader
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
-from outbox_core.journal import journal
+from outbox_core.journal import block, journal
+from outbox_core.journal.block import FrameKind
 from outbox_core.journal.journal import SegmentDamaged, SegmentKind
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -31,6 +36,8 @@ logger: EventLogger = EventLogger(__name__)
 
 _DAMAGED_AFTER: Final = 3
 """A run that is unreadable in so many attempts is damaged, not deleted."""
+_CANCELS_A_BLOCK: Final = 4_096
+"""A block has two frames of each, and at most block.FRAMES_MAX."""
 
 
 class ShardViews(Protocol):
@@ -84,14 +91,16 @@ class ClusterExport:
         now_ms = self.clock.now_ms()
         report = ExportReport(begun_ms=now_ms, cancels_since_ms=now_ms - CANCEL_MEMORY_MS)
         messages = ExportedSegments(folder / "messages", kind=SegmentKind.MESSAGES, created_at_ms=now_ms)
-        actions = ExportedSegments(folder / "actions", kind=SegmentKind.ACTIONS, created_at_ms=now_ms)
-        for shard in self.shards:
-            self._write_shard(shard, messages, actions, report)
+        # Not durable either: without a cancel the log of actions has no segment.
+        storage = UnsyncedStorage(DiskStorage())
+        with closing(LocalSegments.open(folder / "actions", storage=storage, clock=self.clock)) as segments:
+            actions = Journal(segments, name="actions", kind=block.SegmentKind.ACTIONS)
+            for shard in self.shards:
+                self._write_shard(shard, messages, actions, report)
+            actions.seal()
         return report
 
-    def _write_shard(
-        self, shard: str, messages: ExportedSegments, actions: ExportedSegments, report: ExportReport
-    ) -> None:
+    def _write_shard(self, shard: str, messages: ExportedSegments, actions: Journal, report: ExportReport) -> None:
         damages: Counter[int] = Counter()
         begin = messages.end
         for attempt in range(1, self.options.attempts_max + 1):
@@ -121,8 +130,11 @@ class ClusterExport:
             self._write_cancels(snapshot.cancels(), actions, report)
             return
 
-    def _write_cancels(self, cancels: Sequence[Cancel], actions: ExportedSegments, report: ExportReport) -> None:
-        actions.append([_action(one) for one in cancels])
+    def _write_cancels(self, cancels: Sequence[Cancel], actions: Journal, report: ExportReport) -> None:
+        for start in range(0, len(cancels), _CANCELS_A_BLOCK):
+            records = [_action(cancel) for cancel in cancels[start : start + _CANCELS_A_BLOCK]]
+            actions.append(frames(FrameKind.CHANGE, records), at_ms=report.begun_ms)
+            actions.commit()  # a full segment is followed by another one only then
         report.cancels += len(cancels)
         if len(cancels) >= self.options.cancels_max:  # then older ones of a scope were forgotten
             oldest_ms = {one.scope: one.at_ms for one in reversed(cancels)}

@@ -1,4 +1,4 @@
-"""Writes records as segments of a log, in the broker's file format. Not durable: for readers on this machine."""
+"""Writes records as segments of a log, in the format of the broker's messages. Not durable: for readers here."""
 
 from __future__ import annotations
 

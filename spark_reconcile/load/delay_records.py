@@ -18,10 +18,11 @@ import msgspec
 
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.protocol.decoder_cache import json_decoder
+from spark_reconcile.core.dataframes import listed
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import DelaySource, Settings
 from spark_reconcile.evidence.message_evidence import HELD_SEQUENCE
-from spark_reconcile.sources.broker_logs import MESSAGE_SCHEMA, LogSegment, single, survey
+from spark_reconcile.sources.broker_logs import MESSAGE_SCHEMA, RUN_SCHEMA, LogSegment, single, survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,7 +110,9 @@ def read_delay(session: SparkSession, settings: Settings, source: DelaySource) -
             f"the export of the delay cluster in {folder} has {export.messages:,} messages, and {read:,} were read: "
             "the folder must be one that all of Spark's workers see"
         )
-    return DelayRecords(export, messages, single(_frame(session, folder, "actions")))
+    # Without a cancel there is no log of actions.
+    runs = _frame(session, folder, "actions") if export.cancels else listed(session, [], RUN_SCHEMA)
+    return DelayRecords(export, messages, single(runs))
 
 
 def _frame(session: SparkSession, folder: Path, log: str) -> DataFrame:

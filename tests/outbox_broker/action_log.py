@@ -93,7 +93,7 @@ def damage_checkpoints(folder: Path, *, captured: int | None = None) -> int:
     for path in action_segments(folder):
         data = bytearray(path.read_bytes())
         for block in blocks_in(path):
-            if block.kind == FrameKind.CHECKPOINT and captured in {None, captured_of(block)}:
+            if block.kind == FrameKind.CHECKPOINT and block.frames and captured in {None, captured_of(block)}:
                 data[block.end - 10] ^= 1
                 count += 1
         path.write_bytes(data)

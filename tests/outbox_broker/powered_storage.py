@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -61,12 +62,12 @@ class PoweredStorage(DiskStorage):
     def is_synced(self, folder: Path) -> bool:
         """Whether all that was written to the logs of a folder was synced."""
         with self._lock:
-            return all(self._unsynced(path) == 0 for path in folder.glob("*.log"))
+            return all(self._unsynced(path) == 0 for path in [*folder.glob("*.log"), *folder.glob("*.segment")])
 
     def copy_after_kill(self, folder: Path, to: Path) -> None:
         """The folder as a kill of the process leaves it: all that was written."""
         with self._lock:
-            shutil.copytree(folder, to)
+            _copy(folder, to)
 
     def copy_after_power_cut(self, folder: Path, to: Path, *, random: Random, whole_in: str) -> None:
         """The folder as a power cut leaves it: all that was synced, and of the rest perhaps torn and damaged bytes.
@@ -74,7 +75,7 @@ class PoweredStorage(DiskStorage):
         In the folder of this name, some of the rest may be whole before that.
         """
         with self._lock:
-            shutil.copytree(folder, to)
+            _copy(folder, to)
             for path in folder.rglob("*"):
                 size_bytes = self._unsynced(path)
                 if size_bytes:
@@ -87,6 +88,16 @@ class PoweredStorage(DiskStorage):
     def _unsynced(self, path: Path) -> int:
         status = path.stat()
         return max(0, status.st_size - self._synced.get(status.st_ino, status.st_size)) if path.is_file() else 0
+
+
+def _copy(folder: Path, to: Path) -> None:
+    """Copy a folder. Notes are renamed meanwhile, by threads that write nothing else: one that is gone is left out."""
+
+    def copy_file(source: str, target: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.copy2(source, target)
+
+    shutil.copytree(folder, to, copy_function=copy_file)
 
 
 def start_anew(folder: Path) -> None:

@@ -17,7 +17,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
-from outbox_core.journal.block import BLOCK_HEAD_BYTES, SEGMENT_HEAD_BYTES, FrameKind
+from outbox_core.journal.block import BLOCK_HEAD_BYTES, SEGMENT_HEAD_BYTES
 from outbox_core.journal.checkpoint_parts import checkpoint_part
 from outbox_core.messages.message import GroupConfig
 from spark_reconcile import NotComparable
@@ -26,13 +26,13 @@ from spark_reconcile.load.name_checks import known_groups
 from spark_reconcile.sources.broker_logs import RUN_SCHEMA, LogSegment, action_rows, grown, survey
 from spark_reconcile.sources.log_source import LogReader
 from tests.outbox_broker.action_log import (
-    action_segments,
     append_actions,
     append_block,
     blocks_in,
     damage_action,
     damage_checkpoints,
     stored_actions,
+    whole_checkpoint,
     write_actions,
 )
 from tests.spark_reconcile.world import NOW_MS
@@ -228,15 +228,18 @@ def test_groups_are_known_by_the_newest_checkpoint_that_is_whole(tmp_path: Path)
         for _ in range(300):
             engine.admin.declare_group("t", "busy", GroupConfig())
             clock.advance(100)
+        engine.writer.write_checkpoint()
+        engine.writer.write_checkpoint()
         engine.retention.drop_outdated()
     assert survey(tmp_path, "actions")[0].first_offset > 0
-    with_checkpoints = [path for path in action_segments(tmp_path) if has_checkpoint(path)]
+    read: list[int] = []
 
-    for path in reversed(with_checkpoints):
+    while (captured := whole_checkpoint(tmp_path)) is not None:
         assert groups_of(tmp_path) == {("t", "idle"), ("t", "busy")}
-        damage_checkpoints(path)
+        damage_checkpoints(tmp_path, captured=captured)
+        read.append(captured)
     assert groups_of(tmp_path) is None
-    assert len(with_checkpoints) > 1
+    assert len(read) > 1
 
 
 def test_a_checkpoint_whose_parts_are_in_several_segments_is_whole(tmp_path: Path) -> None:
@@ -260,11 +263,6 @@ def groups_of(folder: Path) -> frozenset[tuple[str, str]] | None:
     """The groups of a log whose beginning was dropped; None if they are not known."""
     known = known_groups([], [], survey(folder, "actions"))
     return known.pairs if known.is_complete else None
-
-
-def has_checkpoint(path: Path) -> bool:
-    """Whether a file has a part of a checkpoint."""
-    return any(block.kind == FrameKind.CHECKPOINT for block in blocks_in(path))
 
 
 def test_a_survey_goes_to_sparks_workers_as_json(tmp_path: Path, paths: list[Path]) -> None:

@@ -28,6 +28,7 @@ from outbox_core.journal import journal
 from spark_reconcile.core.settings import DelaySource
 from spark_reconcile.load.delay_records import export_delay
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
+from tests.outbox_broker.action_log import actions_of
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish
 
@@ -74,9 +75,7 @@ def records(folder: Path) -> list[journal.MessageRecord]:
 
 
 def cancels(folder: Path) -> set[str]:
-    paths = journal.segment_paths(folder / "actions")
-    actions = [journal.decode_action(frame.payload) for path in paths for frame in journal.read_segment(path)[1]]
-    return {id_ for one in actions if isinstance(one, journal.Canceled) for id_ in one.ids}
+    return {id_ for action in actions_of(folder) if isinstance(action, journal.Canceled) for id_ in action.ids}
 
 
 def epochs(running: RunningCluster) -> dict[str, int]:

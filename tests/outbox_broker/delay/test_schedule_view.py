@@ -20,6 +20,7 @@ from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal import journal
+from tests.outbox_broker.action_log import actions_of
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, settle
 from tests.outbox_broker.segments.ledger_cluster import SHARD, LedgerCluster
 
@@ -62,9 +63,7 @@ def exported(folder: Path) -> list[journal.MessageRecord]:
 
 
 def canceled(folder: Path) -> set[str]:
-    [path] = journal.segment_paths(folder / "actions")
-    actions = [journal.decode_action(frame.payload) for frame in journal.read_segment(path)[1]]
-    return {id_ for one in actions if isinstance(one, journal.Canceled) for id_ in one.ids}
+    return {id_ for action in actions_of(folder) if isinstance(action, journal.Canceled) for id_ in action.ids}
 
 
 @pytest.mark.parametrize("seed", range(8))
