@@ -97,15 +97,15 @@ class LogRetention:
         with self._lock:
             self._context.refuse_if_closed()
             now_ms = self._clock.now_ms()
-            old = self._outdated_messages(now_ms)
-            if old and self._options.retention_drops_unread:
-                self._move_groups_behind(old[-1])
-        if old and self._unneeded(old):
+            going = self._unneeded(self._outdated_messages(now_ms))
+            if going and self._options.retention_drops_unread:
+                self._move_groups_behind(going[-1])
+        if going:
             # A power failure must not lose what groups have settled, and where topics end, once the messages are gone.
             self._reserve.spend(self._writer.write_checkpoint)
         with self._lock:
             self._context.refuse_if_closed()
-            dropped = self._drop_messages(self._unneeded(old))
+            dropped = self._drop_messages(self._unneeded(going))
             self._drop_actions(now_ms)
             if self._state.deleted and not self._dispatcher.has_taken():
                 self._state.forget_deleted(
