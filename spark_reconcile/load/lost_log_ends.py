@@ -45,10 +45,10 @@ def log_end(segments: Sequence[LogSegment], *, settled_ms: int = 0) -> LogEnd:
     last = segments[-1]
     try:
         found = _end_of_blocks(last, settled_ms) if last.has_blocks else _end_of_records(last, settled_ms)
+        tail = _tail_of(last, found.offset)
+        is_torn = bool(tail.strip(b"\0")) and not _is_whole_by_now(last, found.offset)
     except (journal.SegmentDamaged, SegmentRefused, OSError, msgspec.MsgspecError):
         return LogEnd(offset=last.first_offset, settled_offset=last.first_offset)
-    tail = _tail_of(last, found.offset)
-    is_torn = bool(tail.strip(b"\0")) and not _is_whole_by_now(last, found.offset)
     torn = f"torn tail of {len(tail):,} bytes at {last.path}: read up to it" if is_torn else ""
     return replace(found, torn=torn)
 

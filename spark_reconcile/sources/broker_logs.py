@@ -56,6 +56,8 @@ CHECKPOINT_KINDS: Final = frozenset({FrameKind.CHECKPOINT})
 """The kind of the frames that are parts of a checkpoint, between the actions."""
 _KINDS: Final = frozenset(FrameKind)
 _SEGMENT: Final = re.compile(r"[a-z]+-(\d{12})\.segment")
+_NOTE_SUFFIX: Final = ".proven"
+"""Of the broker's notes on how far a segment is known to be durable."""
 _EARLIER_SUFFIX: Final = ".log"
 
 
@@ -114,7 +116,14 @@ def _with_records(folder: Path) -> list[LogSegment]:
 
 def _with_blocks(folder: Path, log: str, kind: SegmentKind) -> list[LogSegment]:
     """Lists the segments of a log of blocks. The newest is left out until it has its head."""
+    # The notes first: one is made behind its segment, and removed before it.
+    notes = sorted(path.stem for path in folder.glob(f"{log}-*{_NOTE_SUFFIX}"))
     paths = sorted(path for path in folder.glob(f"{log}-*") if _SEGMENT.fullmatch(path.name))
+    if notes and notes[-1] > (paths[-1].stem if paths else ""):
+        raise NotComparable(
+            f"{notes[-1]} is missing in {folder}, the newest segment of the broker's log, of which there is a note: "
+            "restore it from a copy"
+        )
     if not paths and (earlier := sorted(folder.glob(f"*{_EARLIER_SUFFIX}"))):
         raise ConfigurationError(
             f"{folder} holds segments of an earlier format ({earlier[0].name}): reconcile it with the version that "

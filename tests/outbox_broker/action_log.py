@@ -112,7 +112,7 @@ def write_actions(
 ) -> list[Path]:  # fmt: skip
     """Write a log of actions, `actions` in a data folder or what `folder` is called, each in a block of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("actions-*.segment"):
+    for old in folder.glob("actions-*"):
         old.unlink()
     paths: list[Path] = []
     for start in range(0, max(len(records), 1), records_a_segment):
@@ -127,17 +127,23 @@ def write_actions(
 
 def append_actions(path: Path, records: Sequence[object], *, together: bool = False) -> None:
     """Append actions to a file that is whole, each in a block of its own, or all in one."""
-    for some in [records] if together else [[record] for record in records]:
-        frames, copies = framed_changes([encode_record(record) for record in some])
-        frames.extend(copies)
-        append_block(path, frames, at_ms=max(getattr(record, "at_ms", 0) for record in some))
+    groups = [records] if together else [[record] for record in records]
+    append_blocks(path, [(_framed(some), max(getattr(record, "at_ms", 0) for record in some)) for some in groups])
 
 
-def append_block(path: Path, frames: Framed, *, at_ms: int) -> None:
-    """Append a block to a file that is whole."""
+def append_blocks(path: Path, blocks: Sequence[tuple[Framed, int]]) -> None:
+    """Append blocks to a file that is whole: the frames of each, and when it is stored."""
     data = path.read_bytes()
     end = decode_segment_head(data).first + len(data) - SEGMENT_HEAD_BYTES
     *_, before = [None, *blocks_in(path)]
     frames_before = 0 if before is None else len(before.frames)
     with path.open("ab") as file:
-        file.write(block_of(frames, offset=end, durable=0, at_ms=at_ms, frames_before=frames_before))
+        for frames, at_ms in blocks:
+            written = file.write(block_of(frames, offset=end, durable=0, at_ms=at_ms, frames_before=frames_before))
+            end, frames_before = end + written, len(frames)
+
+
+def _framed(records: Sequence[object]) -> Framed:
+    frames, copies = framed_changes([encode_record(record) for record in records])
+    frames.extend(copies)
+    return frames

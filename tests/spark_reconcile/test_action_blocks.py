@@ -27,7 +27,7 @@ from spark_reconcile.sources.broker_logs import RUN_SCHEMA, LogSegment, action_r
 from spark_reconcile.sources.log_source import LogReader
 from tests.outbox_broker.action_log import (
     append_actions,
-    append_block,
+    append_blocks,
     blocks_in,
     damage_action,
     damage_checkpoints,
@@ -116,6 +116,19 @@ def test_a_segment_ends_where_the_next_one_begins(tmp_path: Path, paths: list[Pa
     paths[1].unlink()
     append_actions(paths[0], [acked(number) for number in range(20)])
     with pytest.raises(NotComparable, match="restore the missing segment"):
+        survey(tmp_path, "actions")
+
+
+def test_a_newest_segment_that_only_its_note_tells_of_is_missing(tmp_path: Path, paths: list[Path]) -> None:
+    for path in paths:
+        path.with_suffix(".proven").write_text("0 boot\n")
+    survey(tmp_path, "actions")
+
+    paths[-1].unlink()
+
+    with pytest.raises(
+        NotComparable, match=f"{paths[-1].stem} is missing .*the newest segment.*restore it from a copy"
+    ):
         survey(tmp_path, "actions")
 
 
@@ -248,13 +261,13 @@ def test_a_checkpoint_whose_parts_are_in_several_segments_is_whole(tmp_path: Pat
     )
     state = msgspec.msgpack.encode([0, 1, {}, [["t", "idle"], ["t", "busy"]]])
     first.write_bytes(first.read_bytes()[:SEGMENT_HEAD_BYTES])
-    append_block(first, checkpoint_part(state[:9], captured=64, number=0, is_last=False), at_ms=AT_MS)
+    append_blocks(first, [(checkpoint_part(state[:9], captured=64, number=0, is_last=False), AT_MS)])
     [part] = blocks_in(first)
     write_actions(tmp_path / "rest", [], 1, created_at_ms=AT_MS, first_offset=64 + part.end - SEGMENT_HEAD_BYTES)
     (tmp_path / "rest" / "actions-000000000001.segment").replace(last)
 
     assert groups_of(tmp_path) is None
-    append_block(last, checkpoint_part(state[9:], captured=64, number=1, is_last=True), at_ms=AT_MS)
+    append_blocks(last, [(checkpoint_part(state[9:], captured=64, number=1, is_last=True), AT_MS)])
 
     assert groups_of(tmp_path) == {("t", "idle"), ("t", "busy")}
 
