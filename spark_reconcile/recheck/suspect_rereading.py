@@ -134,7 +134,11 @@ def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[D
         delayed = read_delay(session, settings, settings.delay)
         messages, actions = union(messages, delayed.messages), union(actions, delayed.actions)
     now = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
-    more = {log: grown(first.surveyed[log], now[log]) if log in first.surveyed else [] for log in now}
+    more = {
+        log: grown(first.surveyed[log], now[log], end_offset=first.ends[log].offset if log in first.ends else None)
+        for log in now
+        if log in first.surveyed
+    }
     appended = {log: read_log(session, log, some, counts).frame for log, some in more.items() if some}
     if "messages" in appended:
         messages = union(messages, appended["messages"])

@@ -182,13 +182,19 @@ def _ended(segment: LogSegment, following: LogSegment) -> LogSegment:
     return msgspec.structs.replace(segment, size_bytes=size_bytes)
 
 
-def grown(before: list[LogSegment], now: list[LogSegment]) -> list[LogSegment]:
-    """Returns what was appended between two surveys."""
-    sizes = {segment.path: segment.size_bytes for segment in before}
+def grown(before: list[LogSegment], now: list[LogSegment], *, end_offset: int | None = None) -> list[LogSegment]:
+    """Returns what was appended between two surveys. `end_offset`: where its last whole record ended at the first;
+    by default, where its last file did.
+    """
+    known = {segment.path: segment.size_bytes for segment in before}
+    if end_offset is not None:
+        # Behind it was a torn tail, in whose place a broker that was started since may have written something else.
+        last = before[-1]
+        known[last.path] = last.head_bytes + end_offset - last.first_offset
     return [
-        msgspec.structs.replace(segment, known_bytes=sizes.get(segment.path, 0))
+        msgspec.structs.replace(segment, known_bytes=known.get(segment.path, 0))
         for segment in now
-        if segment.size_bytes > sizes.get(segment.path, 0)
+        if segment.size_bytes > known.get(segment.path, 0)
     ]
 
 

@@ -187,6 +187,23 @@ def test_what_was_read_before_is_passed_over_and_a_block_that_was_half_written_t
     assert grown(now, now) == []
 
 
+def test_what_a_restarted_broker_writes_in_place_of_a_torn_tail_was_not_read_before(
+    tmp_path: Path, paths: list[Path]
+) -> None:
+    whole = paths[-1].read_bytes()
+    paths[-1].write_bytes(whole + b"torn" * 500)
+    before = survey(tmp_path, "actions")
+    end = log_end(before).offset
+    paths[-1].write_bytes(whole)
+    append_actions(paths[-1], [acked(9)])
+
+    now = survey(tmp_path, "actions")
+
+    assert now[-1].size_bytes < before[-1].size_bytes
+    assert sequences(grown(before, now, end_offset=end)) == [9]
+    assert grown(now, now, end_offset=log_end(now).offset) == []
+
+
 def test_the_end_of_the_log_is_that_of_its_last_block(tmp_path: Path, paths: list[Path]) -> None:
     segments = survey(tmp_path, "actions")
     first = segments[-1].first_offset
