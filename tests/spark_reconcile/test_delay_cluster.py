@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
 from outbox_broker.delay_service.exported_segments import ExportedSegments
+from outbox_broker.delay_service.target_publisher import timed
+from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
+from outbox_broker.segments.ledger_view import LedgerView
+from outbox_core import Message
+from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from outbox_core.messages.message import DUE_HEADER
+from spark_reconcile.core.settings import DelaySource
 from spark_reconcile.core.settings_file import settings_of
+from spark_reconcile.load.delay_records import DelayExport, read_delay
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
 from spark_reconcile.sources.broker_logs import header_rows, message_rows, survey
 from spark_reconcile.sources.log_source import LogReader, SegmentPart
-from tests.spark_reconcile.world import NOW_MS
+from tests.outbox_broker.segments.ledger_cluster import SHARD, LedgerCluster
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TABLES: dict[str, Any] = {"database": {"url": "sqlite:///shop.db"}, "broker": {"data": "broker"}}
 
@@ -76,3 +88,48 @@ def test_the_cluster_is_named_in_the_file_and_another_store_is_refused(tmp_path:
     with pytest.raises(ConfigurationError, match="bookkeeper://zk1,zk2,zk3/outbox/delay") as refused:
         settings_of({**TABLES, "delay": {"store": "/var/lib/delay"}})
     assert "what waits in it is not_in_broker until it is due" in str(refused.value)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("stopped", [[], ["one", "two"]], ids=["no cancel", "cancels"])
+def test_an_export_is_read_with_cancels_and_without(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: list[str]
+) -> None:
+    cluster = LedgerCluster()
+    owner = DelayStore.open(cluster.open(), options=DelayOptions())
+    waiting = Message(id="m", topic="t", body=b"b", created_at_ms=NOW_MS, deliver_at_ms=NOW_MS + HOUR_MS)
+    owner.schedule([timed(waiting, NOW_MS)], now_ms=NOW_MS)
+    owner.cancel(stopped, now_ms=NOW_MS)
+    cluster.ledgers.say_confirmed()
+
+    def exported(_: DelaySource, folder: Path, *, seconds_max: int) -> DelayExport:
+        assert seconds_max
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        options = ExportOptions(cancels_max=9)
+        export = ClusterExport(
+            shards=[SHARD], views=Views(cluster), clock=ManualClock(NOW_MS), options=options
+        )  # fmt: skip
+        report = export.write(folder)
+        return DelayExport(
+            begun_ms=report.begun_ms, messages=report.messages, cancels=report.cancels,
+            cancels_since_ms=report.cancels_since_ms,
+        )  # fmt: skip
+
+    monkeypatch.setattr("spark_reconcile.load.delay_records.export_delay", exported)
+    source = DelaySource(store="bookkeeper://zk/outbox/delay")
+
+    delayed = read_delay(spark, settings_of(TABLES, folder=tmp_path), source)
+
+    assert [row["id"] for row in delayed.messages.collect()] == ["m"]
+    assert sorted(row["id"] for row in delayed.actions.collect() if row["kind"] == "canceled") == sorted(stopped)
+    assert delayed.rows == 1 + len(stopped)
+
+
+class Views:
+    """Views of a cluster's shards."""
+
+    def __init__(self, cluster: LedgerCluster) -> None:
+        self._cluster = cluster
+
+    def view(self, shard: str) -> LedgerView:
+        return LedgerView.open(self._cluster.shard(shard))

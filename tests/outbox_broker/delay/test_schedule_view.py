@@ -20,6 +20,7 @@ from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal import journal
+from outbox_core.journal.block import FRAMES_MAX
 from tests.outbox_broker.action_log import actions_of
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, settle
 from tests.outbox_broker.segments.ledger_cluster import SHARD, LedgerCluster
@@ -52,8 +53,10 @@ class Views:
         return LedgerView.open(self._cluster.shard(shard))
 
 
-def export(views: Views, folder: Path, *shards: str, attempts_max: int = 3) -> ExportReport:
-    options = ExportOptions(cancels_max=100, attempts_max=attempts_max, retry_ms=0)
+def export(
+    views: Views, folder: Path, *shards: str, attempts_max: int = 3, cancels_max: int = 100
+) -> ExportReport:  # fmt: skip
+    options = ExportOptions(cancels_max=cancels_max, attempts_max=attempts_max, retry_ms=0)
     return ClusterExport(shards=shards or (SHARD,), views=views, clock=ManualClock(), options=options).write(folder)
 
 
@@ -110,6 +113,22 @@ def test_what_waits_and_what_was_canceled_is_exported_while_the_owner_goes_on(tm
     assert (report.messages, report.cancels) == (len(found), len(stopped))
     assert len(cluster.ledgers.recovered) == 0, "nothing was fenced"
     put(owner, message("later", due_ms=now_ms + DAY_MS))
+
+
+def test_more_cancels_than_a_block_can_have_are_exported_each_once(tmp_path: Path) -> None:
+    cluster = LedgerCluster()
+    owner = DelayStore.open(cluster.open(), options=DelayOptions())
+    names = [f"m{number}" for number in range(FRAMES_MAX // 2 + 1)]  # two frames of each
+    owner.cancel(names, now_ms=NOW_MS)
+    cluster.ledgers.say_confirmed()
+
+    report = export(Views(cluster), tmp_path / "export", cancels_max=2 * len(names))
+
+    ids = [
+        id_ for action in actions_of(tmp_path / "export") if isinstance(action, journal.Canceled) for id_ in action.ids
+    ]
+    assert sorted(ids) == sorted(names)
+    assert report.cancels == len(names)
 
 
 def test_what_the_bookies_do_not_know_to_be_confirmed_is_not_seen(tmp_path: Path) -> None:
