@@ -1,10 +1,12 @@
-"""The commands of `outbox broker` on a broker as a whole: cordon, uncordon, status, drain."""
+"""The commands of `outbox broker` on a broker as a whole: cordon, uncordon, status, drain; export, import."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -12,7 +14,26 @@ import typer
 from rich.text import Text
 
 from broker_adapter.http.admin_client import AdminClient
-from broker_adapter.http.shared_cli import AsJson, Connection, connected, print_done, print_json, print_table
+from broker_adapter.http.metadata import (
+    MetadataDocument,
+    PositionPolicy,
+    StepKind,
+    apply_step,
+    export_topics,
+    parse_document,
+    plan_import,
+)
+from broker_adapter.http.shared_cli import (
+    AsJson,
+    Connection,
+    Yes,
+    confirm,
+    connected,
+    print_done,
+    print_json,
+    print_lines,
+    print_table,
+)
 from outbox_core.common.errors import BrokerUnavailable, UsageError
 from outbox_core.protocol.wire import StatusAnswer
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms
@@ -130,6 +151,93 @@ def drain(
     print_done(outcome, text, as_json=as_json)
     if not answer.drained:
         raise typer.Exit(1)
+
+
+@app.command("export")
+@connected
+def export_metadata(
+    connection: Connection,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file (standard output).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write groups, settings and positions as JSON.
+
+    One document of topics and groups with their filters and settings, and where each group is.
+
+    Of the topics that the token covers. With the role consume it notes by which messages positions are recognised.
+    Messages, dead letters, what is scheduled and tokens are not in it.
+
+    Examples:
+
+      outbox broker export --output metadata.json
+
+      outbox broker export --url http://10.0.0.5:7788 > metadata.json
+    """
+    client = connection.client()
+    document = MetadataDocument(
+        exported_at_ms=time.time_ns() // 1_000_000, source=client.shown_url, topics=list(export_topics(client))
+    )
+    if output is None:
+        print_json(document)
+        return
+    unfinished = output.with_name(f"{output.name}.new")
+    try:
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        unfinished.replace(output)
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}") from error
+    topics, groups = len(document.topics), sum(len(topic.groups) for topic in document.topics)
+    print_done(
+        {"file": str(output), "topics": topics, "groups": groups},
+        f"{topics} topics with {groups} consumer groups written to {output}",
+        as_json=as_json,
+    )
+
+
+@app.command("import")
+@connected
+def import_metadata(
+    connection: Connection,
+    document: Annotated[Path, typer.Argument(help="The file that export wrote.")],
+    positions: Annotated[
+        PositionPolicy, typer.Option(help="Where groups begin that are made: earliest skips no message.")
+    ] = PositionPolicy.EARLIEST,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Change groups that have other settings.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the consumer groups of an exported document.
+
+    Says what it will do. A group that is there is kept with its position; if its settings differ, nothing is done,
+    unless --overwrite changes them. Repeated, it does nothing more.
+
+    Examples:
+
+      outbox broker import metadata.json
+
+      outbox broker import metadata.json --positions copy-where-contents-match --yes
+    """
+    client = connection.client()
+    try:
+        content = document.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{document} cannot be read: {error.strerror}") from error
+    steps = plan_import(client, parse_document(content), policy=positions, overwrite=overwrite)
+    if not as_json:
+        print_lines((escaped(step.text) for step in steps), none="the document has no consumer groups")
+    changing = [step for step in steps if step.kind is not StepKind.KEEP]
+    if changing and not yes:
+        confirm(f"Make or change {len(changing)} consumer groups?")
+    for step in changing:
+        apply_step(client, step)
+    counts = Counter(step.kind for step in steps)
+    made, changed, kept = counts[StepKind.MAKE], counts[StepKind.CHANGE], counts[StepKind.KEEP]
+    outcome: dict[str, object] = {"made": made, "changed": changed, "kept": kept}
+    if as_json:
+        outcome["steps"] = [
+            {"kind": step.kind, "topic": step.topic, "group": step.group, "text": step.text} for step in steps
+        ]
+    print_done(outcome, f"{made} made, {changed} changed, {kept} kept as they were", as_json=as_json)
 
 
 def _drained(client: AdminClient, *, timeout_ms: int | None) -> StatusAnswer:

@@ -77,6 +77,13 @@ class GroupAdmin:
         with self._lock:
             return self._groups.known_group(topic, group).config
 
+    def group_progress(self, topic: str, group: str) -> tuple[bool, int]:
+        """Returns whether a group is paused, and the first offset that it may still get, dead letters apart."""
+        with self._lock:
+            known_topic, known_group = self._groups.known_topic(topic), self._groups.known_group(topic, group)
+            self._groups.skip_filtered(known_topic, known_group)
+            return known_group.paused, known_group.oldest_unsettled()
+
     def topic_figures(self, topic: str) -> Mapping[str, int]:
         """Returns stored (messages appended to the topic) and scheduled; and of its groups together backlog, in_flight,
         dead, and the longest oldest_unacked_age_ms. Locks once per group, to keep each lock short.

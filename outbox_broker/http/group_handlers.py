@@ -63,8 +63,10 @@ def group(call: Call) -> GroupAnswer:
         figures = call.broker.admin.group_figures(call.topic, call.group)
         config = call.broker.admin.group_config(call.topic, call.group)
         stall = call.broker.stalls.stall_of(call.topic, call.group)
+        paused, resume_offset = call.broker.admin.group_progress(call.topic, call.group)
     return GroupAnswer(
         topic=call.topic, group=call.group, figures=dict(figures), settings=group_settings_of(config),
+        paused=paused, resume_offset=resume_offset,
         stall=None if stall is None else msgspec.convert(stall, GroupStall, from_attributes=True),
     )  # fmt: skip
 

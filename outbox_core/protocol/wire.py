@@ -477,12 +477,16 @@ class GroupStall(_Answer, frozen=True, kw_only=True):
 
 
 class GroupAnswer(_Answer, frozen=True, kw_only=True):
-    """A group's statistics and settings; `stall` where messages wait and none is delivered."""
+    """A group's statistics and settings; `stall` where messages wait and none is delivered. `resume_offset`: the first
+    that the group may still get, in flight or waiting for another attempt; dead letters do not count.
+    """
 
     topic: str
     group: str
     figures: dict[str, int]
     settings: GroupSettings
+    paused: bool
+    resume_offset: int
     stall: GroupStall | None = None
 
 
