@@ -12,6 +12,7 @@ from outbox_broker.http.server import HttpServer, StorageWatch, bind
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.disk_reserve import FULL, Reserve
+from outbox_broker.log.folder_format import note_format, refuse_other_format
 from outbox_broker.log.folder_lock import refuse_nested
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
@@ -72,9 +73,11 @@ class _RunningService:
         self._forget()
         syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
         refuse_nested(self._config.data)
+        refuse_other_format(self._config.data)
         reserve = Reserve(self._config.data / "reserve", size_bytes=self._config.engine_options.reserve_bytes)
         self._store = LocalSegments.open(self._config.data, storage=syncs, reserve=reserve)
         try:
+            note_format(self._config.data)  # it is asked again, now that nobody else can write
             self._schedule = DelayStore.open(self._store, reserve=reserve)
             reserve.take()
             cordon = Cordon(self._config.data, storage=syncs, clock=SystemClock())

@@ -39,6 +39,7 @@ from outbox_broker.engine.topic_reader import TopicReader
 from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
 from outbox_broker.journal.journal import Journal
 from outbox_broker.log.cordon import Cordon
+from outbox_broker.log.folder_format import note_format, refuse_other_format
 from outbox_broker.log.folder_lock import FolderLock, refuse_nested
 from outbox_broker.log.storage import DiskStorage, Storage, UnsyncedStorage
 from outbox_broker.log.sync_times import TimedStorage
@@ -103,10 +104,12 @@ class Engine:
     ) -> Self:
         """Open a data folder, creating it if needed: take its lock, replay its logs, start the timer.
 
-        Raises ConfigurationError when another process uses the folder, or it is inside another data folder;
+        Raises ConfigurationError when another process uses the folder, or it is inside another data folder, or of a
+        format that this release does not open, before anything is changed;
         StorageFailed, or SegmentDamaged; RuntimeError if the process can have no more threads.
         """
         refuse_nested(folder)
+        refuse_other_format(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             engine = cls(
@@ -118,6 +121,7 @@ class Engine:
             reason = "a file has this name" if isinstance(error, FileExistsError) else error.strerror
             raise StorageFailed(f"cannot make the data folder {folder}: {reason}") from error
         try:
+            note_format(folder)  # it is asked again, now that nobody else can write
             engine._recover()
         except BaseException as error:
             engine._let_go()

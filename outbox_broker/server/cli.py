@@ -1,4 +1,4 @@
-"""The commands `outbox broker serve | token`, which need no client; broker_adapter/http/broker_cli.py adds the others.
+"""The commands `outbox broker serve | folder | token`, which need no client; broker_adapter/http adds the others.
 
 Only `serve` loads the server's libraries.
 """
@@ -62,6 +62,36 @@ def serve(
         "shutdown_timeout_ms": shutdown_timeout_ms, "log_level": log_level, "log_format": log_format,
     }  # fmt: skip
     run(load(flags, file=config))
+
+
+@app.command()
+def folder(
+    data: Annotated[Path, typer.Argument(help="The data folder of a broker or a delay service.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say whether this release opens a data folder.
+
+    It asks the folder alone, starts nothing and changes nothing: before an upgrade, or a way back. Exits with 2 if this
+    release does not open it, and says how it is opened.
+
+    Examples:
+
+      outbox broker folder /var/lib/broker
+
+      outbox broker folder ./broker-data --json
+    """
+    from outbox_broker.log.folder_format import FORMAT, refuse_other_format
+
+    if not data.is_dir():
+        raise ConfigurationError(f"there is no folder {data}")
+    found = refuse_other_format(data)
+    if as_json:
+        shown = None if found is None else {"format": found.format, "release": found.release}
+        print(json.dumps({"folder": str(data), "found": shown, "opens": True, "own_format": FORMAT}))
+    elif found is None:
+        print(f"{data} does not say its format: it is new, or was never opened by a release that notes it")
+    else:
+        print(f"{data} has format {found.format}, of release {found.release or 'unknown'}; this release opens it")
 
 
 @app.command()

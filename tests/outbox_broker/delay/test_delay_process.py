@@ -125,3 +125,14 @@ def test_a_wrong_start_says_the_cure(tmp_path: Path, options: list[str], said: s
 
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_a_folder_of_a_later_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "format").write_text('{"format": 1000, "opened_by": 1000, "release": "9.0"}')
+
+    done = fork_server().run(*COMMAND, "--target", "http://127.0.0.1:1", "--data", "d", cwd=tmp_path)
+
+    assert done.returncode != 0
+    assert "restore the backup" in done.stderr
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["format"]

@@ -1,0 +1,94 @@
+"""The format of a data folder: which release wrote it, and which may open it. Asked before anything in it is touched.
+
+Segments have versions of their own, which are found when they are read: too late to leave the folder as it was, since
+by then its reserve is released and indexes are rebuilt. The file `format` says it beforehand. It is a hint: where it is
+missing, or was cut by a power failure, the segments are asked.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.runtime.build_info import build
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
+
+FORMAT: Final = 1
+"""What this release writes. One that writes what this one cannot read has a higher number."""
+OLDEST_FORMAT: Final = 1
+"""The oldest format that this release opens, and writes on in its own."""
+FILE_NAME: Final = "format"
+_FILE_BYTES_MAX: Final = 64 * 1024
+
+
+class FolderFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The file's content."""
+
+    format: int
+    """What the folder has."""
+    opened_by: int
+    """The least format that a release must know to open it: that of an earlier release, where what is new in the
+    folder does not hinder that.
+    """
+    release: str
+    """The release that wrote this file; empty if it did not know its own."""
+
+
+_decode = msgspec.json.Decoder(FolderFormat).decode
+
+
+def format_of(folder: Path) -> FolderFormat | None:
+    """Returns a folder's format; None if it does not say one. Raises ConfigurationError if it cannot be read."""
+    try:
+        with (folder / FILE_NAME).open("rb") as file:
+            return _decode(file.read(_FILE_BYTES_MAX))
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        return None
+    except OSError as error:
+        raise ConfigurationError(f"{folder / FILE_NAME} cannot be read: {error.strerror}") from error
+
+
+def refuse_other_format(folder: Path) -> FolderFormat | None:
+    """Returns a folder's format, if this release may open it. Changes nothing. Raises ConfigurationError, which names
+    the cures.
+    """
+    found = format_of(folder)
+    if found is None:
+        return None
+    writer = f"release {found.release}" if found.release else "another release"
+    if found.opened_by > FORMAT:
+        raise ConfigurationError(
+            f"the data folder {folder} has format {found.format}, of {writer}, and this release opens formats up to "
+            f"{FORMAT}; nothing was changed. Run that release or a later one; or, to go back, restore the backup that "
+            "was taken before the upgrade into another folder: what came since is missing there"
+        )
+    if found.format < OLDEST_FORMAT:
+        raise ConfigurationError(
+            f"the data folder {folder} has format {found.format}, of {writer}, and this release opens formats from "
+            f"{OLDEST_FORMAT} on; nothing was changed. Open it with a release in between, or drain it with {writer}"
+        )
+    return found
+
+
+def note_format(folder: Path) -> None:
+    """Record that this release writes to a folder, whose lock is held; one of a later format, which this release may
+    open, keeps what it says. Raises ConfigurationError as refuse_other_format().
+    """
+    found = refuse_other_format(folder)
+    if found is not None and found.format >= FORMAT:
+        return
+    path = folder / FILE_NAME
+    unfinished = path.with_name(f"{FILE_NAME}.new")
+    here = FolderFormat(format=FORMAT, opened_by=FORMAT, release=build().version)
+    try:
+        unfinished.write_bytes(msgspec.json.encode(here) + b"\n")
+        os.chmod(unfinished, 0o600)  # noqa: PTH101 - as all files of the folder
+        unfinished.replace(path)
+    except OSError as error:  # a full disk: what is stored must be consumed all the same
+        logger.warning("folder_format_not_written", extra={"folder": str(folder), "error": error.strerror})
