@@ -1,24 +1,25 @@
-"""The commands `outbox compensator run` and `once`: turn options into a configured compensator. No logic."""
+"""The commands `outbox compensator run` and `once`: turn options into a configured compensator. No logic.
+
+What the extra `compensator` brings is imported only when a command runs, so that help pages are shown without it.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from compensator.core.batch_totals import BatchTotals
-from compensator.core.config import CompensatorConfig, load
-from compensator.entry.composition import Parts, wire
-from compensator.entry.process import serve
-from compensator.entry.single_pass import progress_line, run_single_pass
-from outbox.telemetry import trace_context
 from outbox_core.common.clock import SystemClock
-from outbox_core.runtime import logs
 from outbox_core.runtime.terminal_text import escaped
+
+if TYPE_CHECKING:
+    from compensator.core.batch_totals import BatchTotals
+    from compensator.core.config import CompensatorConfig
+    from compensator.entry.composition import Parts
 
 app = typer.Typer(help="Find what was committed and not sent, and send it.", no_args_is_help=True)
 talk = Console(stderr=True)
@@ -97,6 +98,10 @@ def once(
 
     Example: outbox compensator once --url sqlite:///shop.db --broker http://127.0.0.1:7788
     """
+    from compensator.core.config import load
+    from compensator.entry.composition import wire
+    from compensator.entry.single_pass import progress_line, run_single_pass
+
     flags = _flags(url, schema, password_file, broker, token_file)
     flags["compensator"] |= {
         "batch_rows": batch, "lease": _ms(lease_ms), "rate_limit": rate_limit, "archive": archive,
@@ -156,6 +161,8 @@ def run(
 
     Example: outbox compensator run --url mysql+pymysql://app@db/shop --broker http://broker:7788 --port 9100
     """
+    from compensator.core.config import load
+
     flags = _flags(url, schema, password_file, broker, token_file)
     flags |= {"log_format": log_format, "log_level": log_level, "timing": {"store": timing}}
     flags["compensator"] |= {
@@ -170,6 +177,9 @@ def run(
 
 def run_service(settings: CompensatorConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigurationError for settings or a store that cannot serve."""
+    from compensator.entry.composition import wire
+    from compensator.entry.process import serve
+
     clock = SystemClock()
     _configure_logs(settings, level=settings.log_level)
     parts = wire(settings, clock=clock)
@@ -210,6 +220,9 @@ def _check(parts: Parts) -> None:
 
 
 def _configure_logs(config: CompensatorConfig, *, level: str) -> None:
+    from outbox.telemetry import trace_context
+    from outbox_core.runtime import logs
+
     log_format = config.log_format or logs.fitting_format(sys.stderr)
     quiet = {"apscheduler": "error", **logs.QUIET_CLIENTS}
     logs.configure(format=log_format, level=level, context=trace_context, quiet=quiet)

@@ -36,7 +36,6 @@ from spark_reconcile.repair.plan import (
     unconfirmed_count,
     unpublished_rows,
 )
-from spark_reconcile.repair.plan_file import read_plan, still_to_do
 
 SHOWN_MAX = 20
 app = typer.Typer(help="Do later what a --dry-run planned.", no_args_is_help=True)
@@ -95,6 +94,8 @@ def apply(
 
       outbox reconcile repair apply repairs.jsonl --config repairs.toml --yes
     """
+    from spark_reconcile.repair.plan_file import read_plan, still_to_do
+
     settings = given_settings(
         config, url=url, schema=schema, broker_data=broker_data, output=None, grace_seconds=None,
         password_file=password_file,

@@ -15,7 +15,6 @@ from spark_reconcile.core.settings import check_local_folder
 from spark_reconcile.core.settings_file import read_config, settings_of
 from spark_reconcile.core.time_arguments import moment_ms
 from spark_reconcile.results.summary import Summary
-from spark_reconcile.runs.stored_results import stored_hours, stored_run, write_anew
 
 Run = Annotated[str | None, typer.Option("--run", help="A run's id, the name of its folder; default: the newest.")]
 SinceHour = Annotated[
@@ -44,6 +43,8 @@ def report(
 
       outbox reconcile report --config reconcile.toml --since 30d --to november
     """
+    from spark_reconcile.runs.stored_results import stored_run, write_anew
+
     folder = _output(output, config)
     if since is None and until is not None:
         raise ConfigurationError("--until goes with --since: name since when, e.g. --since 30d")
@@ -57,6 +58,8 @@ def report(
 
 
 def _hours(folder: Path, since: str, until: str | None) -> Summary:
+    from spark_reconcile.runs.stored_results import stored_hours
+
     now_ms = time.time_ns() // 1_000_000
     until_ms = now_ms if until is None else moment_ms(until, now_ms=now_ms)
     summary = stored_hours(folder, since_ms=moment_ms(since, now_ms=now_ms), until_ms=until_ms)

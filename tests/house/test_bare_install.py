@@ -100,6 +100,32 @@ def test_a_room_whose_extra_is_missing_says_which(command: str, tmp_path: Path) 
 
 
 @pytest.mark.processes
+def test_every_command_prints_its_help_without_the_extra_that_it_needs_to_run() -> None:
+    program = """
+import contextlib, io, re
+from outbox_core.runtime.command import SUMMARIES, main
+def walk(path):
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(shown):
+            main([*path, "--help"])
+    except SystemExit as ended:
+        print(ended.code, *path)
+    _, _, listed = shown.getvalue().partition("\\nCommands:\\n")
+    for name in re.findall(r"^  ([a-z-]+)", listed, re.MULTILINE):
+        walk([*path, name])
+for name in SUMMARIES:
+    walk([name])
+"""
+
+    ended = run_bare(program)
+
+    shown = ended.stdout.splitlines()
+    assert [line for line in shown if not line.startswith("0 ")] == [], ended.stderr
+    assert {"0 compensator run", "0 reconcile repair apply", "0 broker serve", "0 delay sweep", "0 demo"} <= set(shown)
+
+
+@pytest.mark.processes
 def test_the_help_page_names_the_extra_of_a_command_that_is_missing() -> None:
     program = "from outbox_core.runtime.command import main; main(['--help'])"
 

@@ -360,8 +360,10 @@ def _lengths(path: Path) -> Iterator[tuple[str, int, int]]:
 def _public_names(module: ast.Module) -> set[str]:
     names = {
         alias.asname or alias.name
-        for node in module.body
-        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for statement in module.body
+        # What is imported for type checkers alone is there by __getattr__.
+        for node in (statement.body if isinstance(statement, ast.If) else [statement])
+        if isinstance(node, ast.ImportFrom) and node.module not in {"__future__", "typing"}
         for alias in node.names
     }
     return {name for name in names if not name.startswith("_")}
