@@ -159,5 +159,15 @@ def _create_identity(schema: str | None, prefix: str) -> None:
     )
     columns = (sa.column("number", sa.Integer), sa.column("id", sa.String), sa.column("is_shared", sa.Boolean))
     identity = sa.table(name, *columns, schema=schema)
-    if op.get_bind().scalar(sa.select(identity.c.id)) is None:
+    if steps.is_offline():
+        # The script may be run on several databases, and each has an id of its own.
+        op.execute(identity.insert().values(number=1, id=_random_id(op.get_context().dialect.name), is_shared=False))
+    elif op.get_bind().scalar(sa.select(identity.c.id)) is None:
         op.execute(identity.insert().values(number=1, id=secrets.token_hex(16), is_shared=False))
+
+
+def _random_id(dialect_name: str) -> sa.ColumnElement[str]:
+    """Returns 32 hexadecimal digits that the database chooses."""
+    if dialect_name == "sqlite":
+        return sa.func.lower(sa.func.hex(sa.func.randomblob(16)))
+    return sa.func.replace(sa.func.uuid(), "-", "")

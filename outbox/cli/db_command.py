@@ -43,15 +43,29 @@ def upgrade(
         str | None, typer.Option("--owner", help="The database of the service whose schema it is; default: the URL's.")
     ] = None,
     shared: Annotated[bool, typer.Option("--shared", help="Services of several databases share the schema.")] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the SQL for a database without the tables; connect to nothing.")
+    ] = False,
 ) -> None:
     """Make the tables, or bring them up to date. Safe to run again.
+
+    --sql prints what a database administrator is to run instead, where the tables are not there yet.
 
     Examples:
 
       outbox db upgrade --url mysql+pymysql://root@127.0.0.1/shop
 
       outbox db upgrade --url mysql+pymysql://root@db/shop --schema outbox_0 --schema outbox_1 --tables 256
+
+      outbox db upgrade --url mysql+pymysql://db/shop --sql > outbox.sql
     """
+    if sql:
+        statements = schema_upgrade.upgrade_statements(
+            database_url(url, password_file=password_file), schema=schema or None, tables=tables, owner=owner,
+            is_shared=shared,
+        )  # fmt: skip
+        typer.echo(statements, nl=False)
+        return
     named = database_url(url, password_file=password_file)
     reached = schema_upgrade.upgrade(named, schema=schema or None, tables=tables, owner=owner, is_shared=shared)
     typer.echo(f"the outbox tables are at revision {reached}")

@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from alembic import command, context, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, inspect, or_, update
-from sqlalchemy.engine import URL
+from sqlalchemy import ClauseElement, Connection, Engine, inspect, or_, update
+from sqlalchemy.engine import URL, Dialect
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.schema import CreateSchema
+from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable
 from sqlalchemy.sql import quoted_name
 
 from outbox.alembic import is_of_outbox
@@ -44,6 +45,7 @@ from outbox.store.table_placement import (
     table_namespace,
     tables_in,
     tables_missing,
+    unconnected_dialect,
 )
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 from outbox_core.common.table_namespace import VERSION_TABLE, TableNamespace
@@ -79,7 +81,8 @@ def upgrade(
     if database is None or isinstance(database, MockConnection):  # `op.get_bind()` in alembic's offline mode
         raise ConfigurationError(
             "the outbox tables are upgraded on a connection, since each step asks what is there: run your revision "
-            "without --sql, or `outbox db upgrade` before it"
+            "without --sql, or `outbox db upgrade` before it; `outbox db upgrade --sql` prints the statements for a "
+            "database without them"
         )
     wanted_owner = SchemaOwner(owner, is_shared=is_shared)
     if isinstance(database, Connection):
@@ -99,6 +102,39 @@ def upgrade(
             engine.dispose()
 
 
+def upgrade_statements(
+    database: URL | str,
+    *,
+    schema: str | Sequence[str] | None = None,
+    tables: int = 1,
+    owner: str | None = None,
+    is_shared: bool = False,
+) -> str:
+    """Returns the statements that upgrade() runs where there are no outbox tables yet, for somebody else to run.
+
+    The arguments are those of upgrade(). Connects to nothing: the URL says which database it is, so a schema of its own
+    belongs to the database that the URL names. Raises ConfigurationError.
+    """
+    url = sync_url(database)
+    dialect = unconnected_dialect(url)
+    placement = placement_for(dialect, schema, tables)
+    script = StringIO()
+    for namespace in placement.namespaces:
+        if namespace.schema is not None and not namespace.prefix:
+            _write(script, dialect, CreateSchema(namespace.schema, if_not_exists=True))
+        config = alembic_config(script)
+        config.attributes["url"] = url.set(password=None)
+        config.attributes["namespace"] = _quoted(namespace)
+        command.upgrade(config, "head", sql=True)
+        _write_owner(script, dialect, namespace, owner=SchemaOwner(owner, is_shared=is_shared), business=url.database)
+        for name in placement.names_in(namespace) if placement.is_split else ():
+            table = message_table(namespace.schema, name)
+            _write(script, dialect, CreateTable(table))
+            for index in table.indexes:
+                _write(script, dialect, CreateIndex(index))
+    return script.getvalue()
+
+
 def current(connection: Connection, *, schema: str | None = None) -> str | None:
     """Returns the tables' revision; None if there are no tables."""
     namespace = table_namespace(connection.dialect, schema)
@@ -111,9 +147,9 @@ def head() -> str | None:
     return ScriptDirectory.from_config(alembic_config()).get_current_head()
 
 
-def alembic_config() -> Config:
-    """Returns alembic's settings for the revisions of the outbox tables."""
-    config = Config()
+def alembic_config(output: TextIO | None = None) -> Config:
+    """Returns alembic's settings for the revisions of the outbox tables; `output`: where it writes statements."""
+    config = Config(output_buffer=output)
     config.set_main_option("script_location", str(_location()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
@@ -203,10 +239,7 @@ def _refuse_without_owner(connection: Connection, namespace: TableNamespace, *, 
     """Raise ConfigurationError for another's schema, and for one of which nobody would know whose it is."""
     if namespace.schema is None or namespace.prefix:
         if wanted_owner != SchemaOwner():
-            raise ConfigurationError(
-                "owner and shared are said of a schema of its own (schema=, --schema): the business's own database is "
-                "nobody else's"
-            )
+            raise _owner_of_the_business()
         return
     if wanted_owner != SchemaOwner():
         return
@@ -214,11 +247,22 @@ def _refuse_without_owner(connection: Connection, namespace: TableNamespace, *, 
     if not recorded.admits(business):
         raise stranger_refused(namespace, owner=recorded, business=business)
     if recorded.name is None and not recorded.is_shared and not business:
-        raise ConfigurationError(
-            f"nobody has said yet to whom the schema {namespace.schema} belongs, and the connection is in no database: "
-            "name the business's database in the URL, or as its owner (owner=, --owner), or let several services share "
-            "it (is_shared=True, --shared)"
-        )
+        raise _nobodys(namespace)
+
+
+def _owner_of_the_business() -> ConfigurationError:
+    return ConfigurationError(
+        "owner and shared are said of a schema of its own (schema=, --schema): the business's own database is nobody "
+        "else's"
+    )
+
+
+def _nobodys(namespace: TableNamespace) -> ConfigurationError:
+    return ConfigurationError(
+        f"nobody has said yet to whom the schema {namespace.schema} belongs, and the connection is in no database: "
+        "name the business's database in the URL, or as its owner (owner=, --owner), or let several services share it "
+        "(is_shared=True, --shared)"
+    )
 
 
 def _record_owner(connection: Connection, namespace: TableNamespace, *, wanted_owner: SchemaOwner) -> None:
@@ -267,12 +311,37 @@ def _upgrade(connection: Connection, namespace: TableNamespace, *, revision: str
         connection.execute(CreateSchema(namespace.schema, if_not_exists=True))
     config = alembic_config()
     config.attributes["connection"] = connection
-    # Alembic would take a dot in a plain str for one between names.
-    quoted_schema = None if namespace.schema is None else quoted_name(namespace.schema, quote=None)
-    config.attributes["namespace"] = replace(namespace, schema=quoted_schema)
+    config.attributes["namespace"] = _quoted(namespace)
     with _inside_another_run():
         command.upgrade(config, revision)
     return current(connection, schema=namespace.schema)
+
+
+def _quoted(namespace: TableNamespace) -> TableNamespace:
+    """Returns it for alembic, which would take a dot in a plain str for one between names."""
+    schema = None if namespace.schema is None else quoted_name(namespace.schema, quote=None)
+    return replace(namespace, schema=schema)
+
+
+def _write_owner(
+    script: TextIO, dialect: Dialect, namespace: TableNamespace, *, owner: SchemaOwner, business: str | None
+) -> None:
+    """Write the statement that records whose schema it is. Raises ConfigurationError where upgrade() would."""
+    if namespace.schema is None or namespace.prefix:
+        if owner != SchemaOwner():
+            raise _owner_of_the_business()
+        return
+    name = owner.name or business
+    if not name and not owner.is_shared:
+        raise _nobodys(namespace)
+    identity = outbox_tables(namespace).identity
+    recorded = update(identity).where(identity.c.number == 1).values(owner=name, is_shared=owner.is_shared)
+    _write(script, dialect, recorded)
+
+
+def _write(script: TextIO, dialect: Dialect, statement: ClauseElement) -> None:
+    compiled = statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True})
+    script.write(f"{str(compiled).strip()};\n\n")
 
 
 @contextmanager

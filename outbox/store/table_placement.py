@@ -5,12 +5,12 @@ the CRC32 of the key, as business tables are commonly split, so that a message c
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from sqlalchemy import Connection, Engine, inspect, text
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import URL, Dialect
 
 from outbox.store.databases.supported import database_of
 from outbox.store.schema import TABLES_MAX, plain_message_table_name, split_message_table_name
@@ -74,6 +74,15 @@ def connect_once(engine: Engine) -> None:
     with engine.connect() as connection:
         if not _is_connected(engine.dialect):  # a pool of another engine, with connections that it has made
             engine.dialect.initialize(connection)
+
+
+def unconnected_dialect(url: URL) -> Dialect:
+    """Returns a dialect for statements that nobody runs: it knows the URL's database as though it had connected."""
+    create: Callable[..., Dialect] = url.get_dialect()
+    dialect = create(paramstyle="named")  # no per cent sign is doubled for a driver
+    dialect.default_schema_name = url.database
+    dialect.default_isolation_level = "READ COMMITTED"  # any: _is_connected() looks whether there is one
+    return dialect
 
 
 def _is_connected(dialect: Dialect) -> bool:

@@ -69,6 +69,69 @@ def test_upgrade_makes_exactly_the_tables_that_the_code_knows(database: Database
         assert schema_upgrade.current(connection, schema=database.schema) == revision == schema_upgrade.head()
 
 
+def run_by_hand(engine: Engine, script: str) -> None:
+    """Run a script as the database's own client does."""
+    lines = [line for line in script.splitlines() if not line.startswith("--")]
+    with engine.begin() as connection:
+        for statement in "\n".join(lines).split(";\n"):
+            if statement.strip():
+                connection.exec_driver_sql(statement.replace("%", "%%") if engine.name != "sqlite" else statement)
+
+
+def test_the_printed_statements_make_exactly_the_tables_that_the_code_knows(database: Database) -> None:
+    printed = outbox("db", "upgrade", "--sql", "--url", database.url, *schema_arguments(database))
+
+    assert (printed.returncode, printed.stderr) == (0, "")
+    with opened(database) as engine:
+        run_by_hand(engine, printed.stdout)
+        with engine.connect() as connection:
+            assert differences(connection, database.namespace) == []
+    checked = outbox("db", "current", "--url", database.url, *schema_arguments(database))
+    assert (checked.returncode, checked.stdout.strip()) == (0, schema_upgrade.head())
+    assert schema_upgrade.upgrade(database.url, schema=database.schema) == schema_upgrade.head()
+
+
+def test_the_printed_statements_have_every_table_of_a_split_and_the_schemas_owner(mysql_like: Database) -> None:
+    schema = str(mysql_like.schema)
+    script = schema_upgrade.upgrade_statements(mysql_like.url, schema=schema, tables=3, owner="shop")
+
+    with opened(mysql_like) as engine:
+        run_by_hand(engine, script)
+        with engine.connect() as connection:
+            names = inspect(connection).get_table_names(schema=schema)
+            owner = connection.exec_driver_sql(f"SELECT owner, LENGTH(id) FROM {schema}.identity").one()
+    assert {"message", "message_0000", "message_0001", "message_0002"} <= set(names)
+    assert tuple(owner) == ("shop", 32)
+
+
+def test_two_databases_made_by_one_script_are_told_apart(tmp_path: Path) -> None:
+    script = schema_upgrade.upgrade_statements("sqlite:///shop.db")
+    ids = set()
+
+    for name in ("one", "two"):
+        engine = open_engine(f"sqlite:///{tmp_path / name}.db")
+        run_by_hand(engine, script)
+        with engine.connect() as connection:
+            ids.add(connection.exec_driver_sql("SELECT id FROM outbox_identity").scalar_one())
+        engine.dispose()
+
+    assert len(ids) == 2
+
+
+def test_printing_connects_to_nothing_and_prints_no_password(tmp_path: Path) -> None:
+    script = schema_upgrade.upgrade_statements("mysql+pymysql://root:hunter2@127.0.0.1:1/shop")
+
+    assert "CREATE TABLE shop.outbox_message (" in script
+    assert "hunter2" not in script
+    for arguments, says in (
+        ({"schema": "outbox"}, "nobody has said yet to whom the schema outbox belongs"),
+        ({"owner": "shop"}, "the business's own database is nobody else's"),
+    ):
+        url = "mysql+pymysql://127.0.0.1:1/" if "schema" in arguments else "mysql+pymysql://127.0.0.1:1/shop"
+        with pytest.raises(ConfigurationError, match=says):
+            schema_upgrade.upgrade_statements(url, **arguments)
+
+
 def test_the_comparison_would_see_a_difference(database: Database) -> None:
     schema_upgrade.upgrade(database.url, schema=database.schema)
 
