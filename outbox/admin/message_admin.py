@@ -1,18 +1,20 @@
-"""Operators' access to messages: list, show, retry, park, discard.
+"""Operators' access to messages: list, show, retry, park, discard. Commands and consoles call SchemaAdmin.
 
 MessageAdmin has the statements on one message table; it opens and commits nothing. SchemaAdmin has all message tables
-of a schema, selects rows and changes them in batches, in short transactions of its own.
+of a schema, selects rows and changes them in batches, in short transactions of its own. Times and ages are in the
+units of the tables: `_us` microseconds, `_ms` milliseconds, since the Unix epoch by the database's clock.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
-from sqlalchemy import ColumnElement, Connection, Engine, delete, func, null, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, and_, delete, func, null, or_, select, update
 from sqlalchemy.engine import URL, Dialect
 
 from outbox.store.database import background_engine, database_errors, open_engine
@@ -20,10 +22,19 @@ from outbox.store.database_identity import refuse_stranger
 from outbox.store.databases.database_port import Write
 from outbox.store.databases.supported import database_of
 from outbox.store.order_table import OrderStore
-from outbox.store.schema import RowState, message_table, message_table_names, outbox_tables, plain_message_table_name
+from outbox.store.schema import (
+    RowKind,
+    RowState,
+    message_table,
+    message_table_names,
+    outbox_tables,
+    plain_message_table_name,
+)
 from outbox.store.table_placement import table_namespace, tables_missing
+from outbox_core.common.errors import UsageError
 
 PARKED_BY_HAND: Final = "parked by an operator"
+_DUE: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 class AdminAction(StrEnum):
@@ -42,6 +53,75 @@ class MessageSelection:
     topic: str | None = None
     key: str | None = None
     older_than_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsentMessage:
+    """A row of a message table, without what its producer wrote into it."""
+
+    id: str
+    kind: RowKind
+    topic: str
+    key: str | None
+    state: RowState
+    attempts: int
+    created_at_us: int
+    deliver_at_ms: int | None
+    last_error: str | None
+    due_at_us: int
+    due_in_us: int
+    """Until it is due, by the database's clock when it was read; negative since then."""
+    in_hand: bool
+    """Whether somebody is sending it: the lease on it has not ended."""
+    table: str
+
+    def place(self) -> tuple[RowState, int, str]:
+        """Returns its place in a list: by state, the longest due first."""
+        return self.state, self.due_at_us, self.id
+
+    @property
+    def cursor(self) -> str:
+        """Returns what a list that goes on behind this message begins with."""
+        return f"{self.state}:{self.due_at_us}:{self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageContent:
+    """What a producer wrote into a row: `headers` as JSON, and the beginning of a body of `body_bytes` bytes."""
+
+    headers: str | None
+    body: bytes
+    body_bytes: int
+    body_sha256: str
+    order_key: str | None
+    order_seq: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagePage:
+    """A page of a list, and the cursor of the next one; None: there is none."""
+
+    messages: tuple[UnsentMessage, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedMessage:
+    """A row of the archive: a message that left its table, when, and with which result of the broker's.
+
+    An outcome of WITHDRAWN says that its producer canceled it, and no broker was given it.
+    """
+
+    id: str
+    kind: RowKind
+    topic: str
+    message_key: str | None
+    body_sha256: str
+    deliver_at_ms: int | None
+    created_at_us: int
+    attempts: int
+    sent_at_us: int
+    outcome: str
 
 
 class MessageAdmin:
@@ -64,18 +144,22 @@ class MessageAdmin:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def rows(self, connection: Connection, selection: MessageSelection, *, limit: int) -> list[dict[str, Any]]:
-        """Returns rows without bodies and headers, the longest due first."""
+    def rows(
+        self, connection: Connection, selection: MessageSelection, *, limit: int, after: str | None = None
+    ) -> list[UnsentMessage]:
+        """Returns rows by state, the longest due first; `after`: those behind a cursor. Raises UsageError for none."""
         message = self._message
         statement = (
             select(*self._plain_columns())
-            .where(*self._conditions(selection))
+            .where(*self._conditions(selection), *self._behind(after))
             .order_by(message.c.state, message.c.due_at_us, message.c.id)
             .limit(limit)
         )
-        return [dict(row) for row in connection.execute(statement).mappings()]
+        return [self._unsent(row) for row in connection.execute(statement).mappings()]
 
-    def show(self, connection: Connection, message_id: str, *, body_bytes_max: int) -> dict[str, Any] | None:
+    def show(
+        self, connection: Connection, message_id: str, *, body_bytes_max: int
+    ) -> tuple[UnsentMessage, MessageContent] | None:
         """Returns a complete row, with at most `body_bytes_max` of its body; None if it is not in this table."""
         message = self._message
         statement = select(
@@ -88,7 +172,14 @@ class MessageAdmin:
             func.substr(message.c.body, 1, body_bytes_max).label(message.c.body.name),
         ).where(message.c.id == message_id)
         row = connection.execute(statement).mappings().one_or_none()
-        return None if row is None else {**row, "body": bytes(row["body"] or b"")}
+        if row is None:
+            return None
+        content = MessageContent(
+            headers=row["headers"], body=bytes(row["body"] or b""), body_bytes=row["body_bytes"],
+            body_sha256=row["body_sha256"],
+            order_key=row["order_key"], order_seq=row["order_seq"],
+        )  # fmt: skip
+        return self._unsent(row), content
 
     def ids(self, connection: Connection, selection: MessageSelection, *, action: AdminAction, limit: int) -> list[str]:
         """Returns ids of the selected rows to which the action can be applied now, the longest due first."""
@@ -187,19 +278,52 @@ class MessageAdmin:
             conditions.append(message.c.created_at_us <= self._now_us - selection.older_than_us)
         return conditions
 
+    def _behind(self, cursor: str | None) -> list[ColumnElement[bool]]:
+        """Conditions of the rows that come after a cursor in the list's order."""
+        if cursor is None:
+            return []
+        state, due, message_id = _parsed(cursor)
+        columns = self._message.c
+        later_due = or_(columns.due_at_us > due, and_(columns.due_at_us == due, columns.id > message_id))
+        following = [other for other in RowState if other > state]
+        # The states are named, so that the scan of the index begins at the cursor's.
+        return [
+            columns.state.in_([state, *following]),
+            or_(columns.state.in_(following), and_(columns.state == state, later_due)),
+        ]
+
+    def _unsent(self, row: RowMapping) -> UnsentMessage:
+        return UnsentMessage(
+            id=row["id"], kind=RowKind(row["kind"]), topic=row["topic"], key=row["key"], state=RowState(row["state"]),
+            attempts=row["attempts"], created_at_us=row["created_at_us"], deliver_at_ms=row["deliver_at_ms"],
+            last_error=row["last_error"], due_at_us=row["due_at_us"], due_in_us=row["due_in_us"],
+            in_hand=bool(row["in_hand"]),
+            table=self.table,
+        )  # fmt: skip
+
     def _plain_columns(self) -> list[ColumnElement[Any]]:
         message = self._message
         in_hand = (message.c.state == RowState.PENDING) & message.c.token.is_not(None)
         return [
             message.c.id, message.c.kind, message.c.topic, message.c.message_key.label("key"), message.c.state,
             message.c.attempts, message.c.created_at_us, message.c.deliver_at_ms, message.c.last_error,
-            (message.c.due_at_us - self._now_us).label("due_in_us"),
+            message.c.due_at_us, (message.c.due_at_us - self._now_us).label("due_in_us"),
             (in_hand & (message.c.due_at_us > self._now_us)).label("in_hand"),
         ]  # fmt: skip
 
 
+def _parsed(cursor: str) -> tuple[RowState, int, str]:
+    state, _, rest = cursor.partition(":")
+    due, colon, message_id = rest.partition(":")
+    # Beyond 18 digits the databases' integers end.
+    if state not in set(RowState) or not (colon and message_id) or not _DUE.fullmatch(due):
+        raise UsageError(f"{cursor!r} is no cursor of a list: name the one that the page before ended with")
+    return RowState(state), int(due), message_id
+
+
 # -- all message tables of a schema ------------------------------------------------------------------------------------
 
+PAGE_MAX: Final = 10_000
 BATCH_ROWS: Final = 200
 """Rows changed in one transaction: few, so that senders do not wait long for their locks."""
 
@@ -220,29 +344,40 @@ class SchemaAdmin:
             refuse_stranger(connection, engine.dialect, schema)
         self._admins = {name: MessageAdmin(dialect=engine.dialect, schema=schema, table=name) for name in names}
 
-    def rows(self, selection: MessageSelection, *, limit: int) -> list[dict[str, Any]]:
-        """Returns rows of all tables, without bodies and headers, the longest due of each state first."""
-        rows: list[dict[str, Any]] = []
-        with self._reading() as connection:
-            for name, admin in self._admins.items():
-                rows += ({**row, "table": name} for row in admin.rows(connection, selection, limit=limit))
-        return sorted(rows, key=lambda row: (row["state"], row["due_in_us"], row["id"]))[:limit]
+    def page(self, selection: MessageSelection, *, limit: int, after: str | None = None) -> MessagePage:
+        """Returns a page of unsent messages of all tables, by state, the longest due first.
 
-    def show(self, message_id: str, *, body_bytes_max: int) -> dict[str, Any] | None:
+        `limit`: its messages, 1 to PAGE_MAX; `after`: the cursor that the page before ended with. Raises UsageError for
+        others.
+        """
+        if not 1 <= limit <= PAGE_MAX:
+            raise UsageError(f"a page has 1 to {PAGE_MAX:,} messages, not {limit:,}")
+        messages: list[UnsentMessage] = []
+        with self._reading() as connection:
+            for admin in self._admins.values():
+                messages += admin.rows(connection, selection, limit=limit + 1, after=after)
+        messages.sort(key=UnsentMessage.place)
+        shown = tuple(messages[:limit])
+        return MessagePage(messages=shown, next_cursor=shown[-1].cursor if len(messages) > limit else None)
+
+    def show(self, message_id: str, *, body_bytes_max: int) -> tuple[UnsentMessage, MessageContent] | None:
         """Returns the complete row of a message; None if no table has it."""
         with self._reading() as connection:
-            for name, admin in self._admins.items():
-                row = admin.show(connection, message_id, body_bytes_max=body_bytes_max)
-                if row is not None:
-                    return {**row, "table": name}
+            for admin in self._admins.values():
+                found = admin.show(connection, message_id, body_bytes_max=body_bytes_max)
+                if found is not None:
+                    return found
         return None
 
-    def sent(self, message_id: str) -> list[dict[str, Any]]:
-        """Returns the archive's rows of a message: when it was sent, and the broker's result."""
+    def archived(self, message_id: str) -> list[ArchivedMessage]:
+        """Returns the archive's rows of a message, the oldest first: several if a repair wrote it again."""
         archive = outbox_tables(self._namespace).archive
-        statement = select(archive).where(archive.c.id == message_id).order_by(archive.c.sent_at_us)
+        statement = select(archive).where(archive.c.id == message_id).order_by(archive.c.sent_at_us).limit(PAGE_MAX)
         with self._reading() as connection:
-            return [dict(row) for row in connection.execute(statement).mappings()]
+            return [
+                ArchivedMessage(**{**row, "kind": RowKind(row["kind"])})
+                for row in connection.execute(statement).mappings()
+            ]
 
     def find(self, selection: MessageSelection, *, action: AdminAction, rows_max: int) -> dict[str, list[str]]:
         """Returns, by table, ids of at most `rows_max` selected rows to which the action can be applied."""

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from outbox.admin.message_admin import AdminAction, MessageSelection, SchemaAdmin, open_schema_admin
-from outbox.admin.message_output import print_list, print_message, print_sent
+from outbox.admin.message_admin import PAGE_MAX, AdminAction, MessageSelection, SchemaAdmin, open_schema_admin
+from outbox.admin.message_output import print_archived, print_message, print_page
 from outbox.store.database_url import database_url
 from outbox.store.schema import RowState
 from outbox_core.common.errors import UsageError
@@ -59,17 +59,24 @@ def list_messages(
     topic: Topic = None,
     key: Key = None,
     older_than: OlderThan = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000)] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=PAGE_MAX, help="So many at most.")] = 50,
+    after: Annotated[
+        str | None, typer.Option("--after", help="Go on behind the page that ended with this: `more: --after ...`.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """List unsent messages, the longest due first. Bodies are not shown; see `show --body`.
 
-    Example: outbox messages list --url sqlite:///shop.db --state parked --older-than 15m
+    Examples:
+
+      outbox messages list --url sqlite:///shop.db --state parked --older-than 15m
+
+      outbox messages list --url sqlite:///shop.db --topic payments --limit 1000 --json
     """
     selection = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
     with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
-        rows = admin.rows(selection, limit=limit)
-    print_list(rows, as_json=as_json)
+        page = admin.page(selection, limit=limit, after=after)
+    print_page(page, as_json=as_json)
 
 
 @app.command()
@@ -88,13 +95,13 @@ def show(
     Example: outbox messages show 019a0c5d7b7a7c1e9d0c3f5a6b7c8d9e --url sqlite:///shop.db
     """
     with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
-        row = admin.show(message_id, body_bytes_max=BODY_BYTES_MAX if body else 0)
-        sent = [] if row else admin.sent(message_id)
-    if row is not None:
-        print_message(row, with_body=body, as_json=as_json)
+        found = admin.show(message_id, body_bytes_max=BODY_BYTES_MAX if body else 0)
+        archived = [] if found else admin.archived(message_id)
+    if found is not None:
+        print_message(*found, with_body=body, as_json=as_json)
         return
-    print_sent(sent, as_json=as_json)
-    if not sent:
+    print_archived(archived, as_json=as_json)
+    if not archived:
         _stderr_console().print(f"no message {message_id} waits here, and the archive knows none", markup=False)
     raise typer.Exit(1)
 

@@ -19,7 +19,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.engine import make_url
 
 from compensator.assignment import LeaseOptions, open_assignment
-from outbox.admin.message_admin import BATCH_ROWS, AdminAction, MessageAdmin, MessageSelection, SchemaAdmin
+from outbox.admin.message_admin import BATCH_ROWS, PAGE_MAX, AdminAction, MessageAdmin, MessageSelection, SchemaAdmin
 from outbox.migrate import schema_upgrade
 from outbox.store.bounded_counts import RETRYING_ATTEMPTS
 from outbox.store.database import background_engine
@@ -28,6 +28,7 @@ from outbox.store.row import publish_row
 from outbox.store.schema import RowState, message_table
 from outbox_core import Message
 from outbox_core.assignment.even_assignment import Resource
+from outbox_core.common.errors import UsageError
 from tests.fixtures.command_line import Done
 from tests.fixtures.databases import Database, Server
 from tests.outbox.innodb_locks import rows_locked
@@ -106,6 +107,53 @@ def test_a_list_is_filtered_by_state_topic_key_and_age(sqlite_shop: Shop) -> Non
         "--key|order 7": ["of-key"],
         "--topic|topic|--limit|2": ["parked", "old"],
     }
+
+
+def test_pages_of_a_list_have_every_message_once_in_every_table(split_shop: Shop) -> None:
+    for number, table in enumerate(TABLES):
+        add(split_shop, f"p-{number}", f"q-{number}", table=table, state=RowState.PARKED)
+        add(split_shop, f"m-{number}", table=table)
+    whole = ids_in(split_shop.command("messages", "list", "--json"))
+
+    pages, after = list[list[str]](), list[str]()
+    while True:
+        done = split_shop.command("messages", "list", "--json", "--limit", "5", *after)
+        pages.append(ids_in(done))
+        if not done.stderr:
+            break
+        _, *after = done.stderr.split()
+
+    assert [len(page) for page in pages] == [5, 5, 2]
+    assert [one for page in pages for one in page] == whole
+    assert len(set(whole)) == 12
+    assert whole[:8] == sorted(whole[:8], key=lambda one: one[0] == "m")  # parked ones first
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "m-1", "sent:1:m-1", "parked:one:m-1", "parked:1", "parked:1:", f"parked:{9**30}:m"]
+)
+def test_a_cursor_that_no_page_ended_with_is_a_usage_error(sqlite_shop: Shop, cursor: str) -> None:
+    done = sqlite_shop.command("messages", "list", "--after", cursor)
+
+    assert done.returncode == 2
+    assert "is no cursor of a list" in done.stderr
+
+
+def test_a_console_reads_typed_pages_of_a_bounded_length(split_desks: SchemaAdmin, split_shop: Shop) -> None:
+    add(split_shop, "m-1", table="message_0001", key="order 7", state=RowState.PARKED)
+
+    page = split_desks.page(MessageSelection(topic="topic"), limit=1)
+    found = split_desks.show("m-1", body_bytes_max=3)
+
+    assert [(one.id, one.key, one.state, one.table) for one in page.messages] == [
+        ("m-1", "order 7", RowState.PARKED, "message_0001")
+    ]
+    assert page.next_cursor is None
+    assert found is not None
+    assert (found[0].id, found[1].body, found[1].body_bytes) == ("m-1", b"the", 10)
+    for limit in (0, PAGE_MAX + 1):
+        with pytest.raises(UsageError, match="a page has 1 to 10,000 messages"):
+            split_desks.page(MessageSelection(), limit=limit)
 
 
 def test_a_list_has_a_line_a_message_and_its_error_below_however_narrow_the_terminal(sqlite_shop: Shop) -> None:

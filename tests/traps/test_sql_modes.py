@@ -232,7 +232,7 @@ def _park_and_retry(shop: Shop, connection: Connection) -> None:
     ids = admin.ids(connection, MessageSelection(topic="topic"), action=AdminAction.PARK, limit=10)
     assert admin.park(connection, ids) == 2
     shown = [admin.show(connection, one, body_bytes_max=1_000) for one in ids]
-    assert sorted(row["body"] for row in shown if row) == sorted([BODY, b""])
+    assert sorted(found[1].body for found in shown if found) == sorted([BODY, b""])
     assert len(admin.rows(connection, MessageSelection(state=RowState.PARKED, key=INJECTION), limit=10)) == 1
     assert admin.retry(connection, ids) == 2
 
