@@ -114,6 +114,11 @@ class CompensatorConfig(ServiceSettings):
     log_format: Literal["text", "json"] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    def check(self) -> None:
+        """Raise ConfigurationError without a database, or for a login to ZooKeeper that cannot be used."""
+        self.source_tables()
+        _ = self.compensator.zookeeper_security
+
     def source_tables(self) -> list[SourceTable]:
         """The sources that are listed, else the instance of [database]. Raises ConfigurationError without either."""
         if self.compensator.sources:

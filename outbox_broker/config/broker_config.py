@@ -134,10 +134,17 @@ class BrokerConfig(_Options):
         return Access(loopback_hosts_only=True)
 
 
-class _BrokerTables(ServiceSettings):
+class BrokerTables(ServiceSettings):
+    """The tables of the file that a broker, or a delay service of one node, reads."""
+
     broker: BrokerConfig
+
+    def check(self) -> None:
+        """Raise ConfigurationError where the certificate, or who may come, cannot be served as it is."""
+        _ = self.broker.tls
+        self.broker.access()
 
 
 def load(flags: Mapping[str, Any], *, file: Path | None) -> BrokerConfig:
     """The configuration; flags that are None were not given. Raises ConfigurationError, see load_settings."""
-    return load_settings(_BrokerTables, {"broker": flags}, file=file).broker
+    return load_settings(BrokerTables, {"broker": flags}, file=file).broker

@@ -143,10 +143,17 @@ class ClusterSettings(ZooKeeperTable):
         return self.session_ms * 4 // 25
 
 
-class _ClusterTables(ServiceSettings):
+class ClusterTables(ServiceSettings):
+    """The tables of the file that a node of a delay cluster reads beside the broker's."""
+
     cluster: ClusterSettings
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an address, a login or a password file that cannot be used."""
+        cluster = self.cluster
+        _ = (cluster.address, cluster.session, cluster.ledgers_password, cluster.bookie_tls, cluster.peer_token)
 
 
 def load_cluster_settings(flags: Mapping[str, Any], *, file: Path | None) -> ClusterSettings:
     """Returns the settings; flags that are None were not given. Raises ConfigurationError, see load_settings."""
-    return load_settings(_ClusterTables, {"cluster": flags}, file=file).cluster
+    return load_settings(ClusterTables, {"cluster": flags}, file=file).cluster

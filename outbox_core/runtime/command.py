@@ -24,6 +24,7 @@ SUMMARIES: Final = {
     "db": "Make and upgrade the outbox tables.",
     "messages": "Show unsent messages, and decide about parked ones.",
     "status": "Show the state of an outbox.",
+    "config": "Show the settings of services, and what is wrong with them.",
     "compensator": "Find what was committed and not sent, and send it.",
     "broker": "Run the broker, and administer one.",
     "delay": "Run a delay service, or the timers of a timing store.",
@@ -31,7 +32,12 @@ SUMMARIES: Final = {
     "demo": "Kill the worker and the broker, and prove nothing was lost.",
 }
 """What the help page says of each command; a test compares it with the commands' own help."""
-_EXTRA_MODULES: Final = {"compensator": "pydantic_settings", "broker": "google_crc32c", "reconcile": "pyspark"}
+_EXTRA_MODULES: Final = {
+    "config": "pydantic_settings",
+    "compensator": "pydantic_settings",
+    "broker": "google_crc32c",
+    "reconcile": "pyspark",
+}
 """A module that comes with the extra of a command."""
 _COMPLETED_WORDS: Final = ("_TYPER_COMPLETE_ARGS", "COMP_WORDS")
 """Variables in which shells say what is to be completed."""
