@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
@@ -15,15 +16,21 @@ from outbox_broker.log.message_reader import read_runs
 from outbox_broker.log.topic_index import PlaceRun
 from outbox_broker.state.engine_state import Topic
 from outbox_core.journal import journal
+from outbox_core.messages import limits
+from outbox_core.messages.message import DeadFilter
 
 _CHAR_BYTES: Final = 4
 
 
+FoundLetter = tuple[int, DeadRun, journal.MessageRecord | None]
+"""A dead letter's sequence, how it died, and its record; None if that is damaged."""
+
+
 @dataclass(slots=True)
 class DeadPage:
-    """Dead letters with their sequences and records (None: damaged), and the next dead sequence, if any."""
+    """Dead letters, and the next dead sequence, if any."""
 
-    found: list[tuple[int, DeadRun, journal.MessageRecord | None]]
+    found: list[FoundLetter]
     following: int | None
 
 
@@ -33,6 +40,7 @@ class DeadLetterReader:
     def __init__(self, context: EngineContext, writer: DeadLetterWriter, index_repair: IndexRepair) -> None:
         self._clock = context.clock
         self._options = context.options
+        self._lock = context.lock
         self._messages = context.messages
         self._writer = writer
         self._index_repair = index_repair
@@ -67,22 +75,63 @@ class DeadLetterReader:
                 break
         return page
 
-    def of_ids(self, topic: Topic, group: Group, ids: set[str]) -> list[tuple[int, int]]:
-        """Returns the ranges (first, end) of dead letters with these ids. Scans all of them, without the lock."""
-        ranges: list[tuple[int, int]] = []
-        missing = set(ids)  # an id may be dead twice, if it was published again after its deduplication window
+    def chosen(
+        self, topic: Topic, group: Group, *, ids: Collection[str] | None, where: DeadFilter | None,
+        dead_before_ms: int | None,
+    ) -> list[tuple[int, int]]:  # fmt: skip
+        """Returns the ordered ranges (first, end) of the dead letters that have one of these ids, or that fit `where`;
+        without both, of all. Reads their messages if it has to, without the lock.
+        """
+        if ids is not None:
+            return self.of_ids(topic, group, set(ids))
+        before_ms = limits.TIME_MS_MAX if dead_before_ms is None else dead_before_ms
+
+        def fits(run: DeadRun) -> bool:
+            return run.dead_at_ms < before_ms and (
+                where is None or where.fits_death(reason=run.reason, dead_at_ms=run.dead_at_ms)
+            )
+
+        if where is None or not where.needs_messages:
+            with self._lock:
+                return [(run.first, run.end) for run in group.dead if fits(run)]
+        return _ranges(
+            sequence
+            for sequence, run, record in self._all(topic, group)
+            if record is not None and fits(run) and where.fits_message(key=record.key, headers=record.headers)
+        )
+
+    def _all(self, topic: Topic, group: Group) -> Iterator[FoundLetter]:
         following: int | None = 0
-        while following is not None and missing:
+        while following is not None:
             page = self.page(
                 topic, group, start=following, count_max=self._options.dead_search_messages_max,
                 bytes_max=self._options.pull_bytes_max,
             )  # fmt: skip
-            for sequence, _, record in page.found:
-                if record is not None and record.id in ids:
-                    ranges.append((sequence, sequence + 1))
-                    missing.discard(record.id)
+            yield from page.found
             following = page.following
-        return ranges
+
+    def of_ids(self, topic: Topic, group: Group, ids: set[str]) -> list[tuple[int, int]]:
+        """Returns the ranges (first, end) of dead letters with these ids. Scans all of them, without the lock."""
+        sequences: list[int] = []
+        missing = set(ids)  # an id may be dead twice, if it was published again after its deduplication window
+        for sequence, _, record in self._all(topic, group):
+            if record is not None and record.id in ids:
+                sequences.append(sequence)
+                missing.discard(record.id)
+            if not missing:
+                break
+        return _ranges(sequences)
+
+
+def _ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
+    """Returns ascending sequences as ranges (first, end)."""
+    ranges: list[tuple[int, int]] = []
+    for sequence in sequences:
+        if ranges and ranges[-1][1] == sequence:
+            ranges[-1] = (ranges[-1][0], sequence + 1)
+        else:
+            ranges.append((sequence, sequence + 1))
+    return ranges
 
 
 def _dead_runs(

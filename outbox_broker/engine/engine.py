@@ -19,6 +19,7 @@ from typing import Self
 
 from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dead_letter_operations import DeadLetterOperations
 from outbox_broker.engine.dead_letter_reader import DeadLetterReader
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
 from outbox_broker.engine.deletion import Deletion
@@ -59,9 +60,10 @@ class Engine:
     """One broker on one data folder. Thread-safe.
 
     Its operations are methods of its parts: `publisher` (publish, cancel, what is scheduled), `puller` (take, pull),
-    `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups and dead letters), `deletion`, `purger`,
-    `stalls` (why a group gets nothing), `operations` (cordon, what is left), `wakeups` (subscribe) and `retention`.
-    Errors of all: InvalidMessage (a name or value out of bounds), NotSupported, StorageFailed (nothing was
+    `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups; lists and redrives of dead letters),
+    `dead_letters` (discard), `deletion`, `purger`, `stalls` (why a group gets nothing), `operations` (cordon, what is
+    left), `wakeups` (subscribe) and `retention`. Errors of all: InvalidMessage (a name or value out of bounds),
+    NotSupported, StorageFailed (nothing was
     acknowledged).
     """
 
@@ -89,6 +91,7 @@ class Engine:
         self.reader = TopicReader(context, groups, index_repair, dispatcher, self.puller)
         dead_letter_reader = DeadLetterReader(context, dead_letters, index_repair)
         self.admin = GroupAdmin(context, writer, wakeups, groups, dead_letter_reader, index_repair)
+        self.dead_letters = DeadLetterOperations(context, writer, groups, dead_letter_reader)
         self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
         self.purger = Purger(context, writer, wakeups, groups, self.publisher)
         self.operations = Operations(context, groups, dispatcher, cordon=cordon)

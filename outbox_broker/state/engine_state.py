@@ -28,6 +28,7 @@ from outbox_broker.state.client_topic_quota import Coverage
 from outbox_broker.state.message_id_map import MessageIdMap
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
+from outbox_core.journal.dead_letter_records import Discarded
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic, PurgedTopic
 from outbox_core.journal.order_records import Filed
 from outbox_core.messages.message import GroupConfig
@@ -315,6 +316,8 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
             group.note_time(action.at_ms)
             group.redrive_pace = RateLimit(*action.pace)  # which a step of the clock may have moved since the last one
             group.redrive(ranges, now_ms=action.at_ms, per_second=action.per_second)
+        case Discarded():
+            group.dead.take([(first, first + count) for first, count in action.entries])
         case journal.Sought():
             group.seek(action.position, generation=action.generation)
         case journal.Dropped():

@@ -29,6 +29,7 @@ import msgspec
 
 from outbox_core.common.errors import OutboxError
 from outbox_core.journal import frame_search
+from outbox_core.journal.dead_letter_records import Discarded
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic, PurgedTopic
 from outbox_core.journal.order_records import Filed
 
@@ -233,6 +234,7 @@ class Dropped(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="d
 Action = (
     Fired | Canceled | Declared | Requeued | Extended | Died | Redriven | Sought | Paused
     | Opened | Dropped | Filed | Handed | Settled | DeletedGroup | DeletedTopic | PurgedTopic
+    | Discarded
 )  # fmt: skip
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -26,3 +26,5 @@ INVISIBLE_MS_MIN: Final = 1
 INVISIBLE_MS_MAX: Final = 12 * 60 * 60 * 1000
 ATTEMPTS_MAX_DEFAULT: Final = 16
 REASON_CHARS_MAX: Final = 1024
+TIME_MS_MAX: Final = 2**53 - 1
+"""The largest integer that every JSON parser represents exactly."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -239,6 +239,62 @@ class DeadLetter(_HoldsMessage, msgspec.Struct, frozen=True, kw_only=True, array
     """Whether the message has its key, headers and body: they are not for a caller that may not consume."""
 
 
+class DeadFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which dead letters of a group are meant: those that fit all that is given.
+
+    A time goes with something else, never alone: what nobody has looked at does not go because it is old.
+    """
+
+    reason: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    """Part of the last reason, as it is written."""
+    key: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    headers: Annotated[dict[str, str], msgspec.Meta(min_length=1)] | None = None
+    """All of these, with these values."""
+    from_ms: Annotated[int, msgspec.Meta(ge=0, le=limits.TIME_MS_MAX)] | None = None
+    """Dead at this time or later."""
+    to_ms: Annotated[int, msgspec.Meta(ge=0, le=limits.TIME_MS_MAX)] | None = None
+    """Dead before this time."""
+
+    def check(self) -> None:
+        """Raise InvalidMessage if it says no more than when."""
+        if not (self.reason or self.key or self.headers):
+            raise InvalidMessage("say which dead letters by a reason, a key or headers; a time alone chooses none")
+
+    @property
+    def needs_messages(self) -> bool:
+        """Whether the messages must be read to tell: what died, when and why is in memory."""
+        return self.key is not None or bool(self.headers)
+
+    def fits_death(self, *, reason: str, dead_at_ms: int) -> bool:
+        """Returns whether a dead letter fits as far as its reason and its time tell."""
+        return (
+            (self.reason is None or self.reason in reason)
+            and (self.from_ms is None or dead_at_ms >= self.from_ms)
+            and (self.to_ms is None or dead_at_ms < self.to_ms)
+        )
+
+    def fits_message(self, *, key: str | None, headers: Mapping[str, str]) -> bool:
+        """Returns whether a message fits as far as its key and its headers tell."""
+        return (self.key is None or self.key == key) and (self.headers or {}).items() <= dict(headers).items()
+
+
+class DeadCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many dead letters are meant, of those that were dead before `dead_before_ms`, the broker's time of counting.
+
+    A discard that is given this time leaves out what died since, so that it takes no more than were counted.
+    """
+
+    count: int
+    dead_before_ms: int
+
+
+def check_why(why: str) -> str:
+    """Return an operator's reason, or raise InvalidMessage: text of 1 to 1,024 characters."""
+    if not _is_text(why) or not 1 <= len(why) <= limits.REASON_CHARS_MAX or not _is_utf8(why):
+        raise InvalidMessage(f"say why, in 1 to {limits.REASON_CHARS_MAX:,} characters")
+    return why
+
+
 def encode_body(body: object) -> tuple[bytes, str | None]:
     """Encode a published body: returns its bytes and their content type (None for bytes and str).
 
@@ -409,6 +465,11 @@ def _is_name(name: str) -> bool:
 def _is_text(value: object) -> bool:
     """Checked at run time, for callers without a type checker."""
     return isinstance(value, str)
+
+
+def _is_utf8(text: str) -> bool:
+    """Returns whether a text has no half of a surrogate pair, as a command line has for bytes that are no UTF-8."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _shown(value: object) -> str:

@@ -205,6 +205,11 @@ class Client:
         dead = [one for (one, _), status in zip(held, statuses, strict=True) if status == "dead"]
         self._tell(answered="die", ids=dead)
 
+    def discard(self, *ids: str) -> None:
+        self._tell(asked="discard", ids=ids)
+        if self._engine.dead_letters.discard(TOPIC, GROUP, ids=ids, by="ops", why="wrong") == len(ids):
+            self._tell(answered="discard", ids=ids)
+
 
 def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
     """Every kind of call once or twice, over more than one segment of each log."""
@@ -236,6 +241,26 @@ def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None
         client.ack(client.pull(1))
     engine.admin.redrive(TOPIC, GROUP)
     client.ack(client.pull(1))
+    engine.close()
+
+
+def dead_letter_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
+    """Messages die; of those an operator discards some and redrives the others."""
+    clock = ManualClock(START_MS)
+    options = EngineOptions(segment_bytes=4096, reserve_bytes=RESERVE_BYTES)
+    engine = Engine.open(folder, clock=clock, options=options, storage=storage)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    client = Client(engine, tell)
+    client.publish(*(f"d{number}" for number in range(10)))
+    client.nack(client.pull(8))
+    client.discard("d1", "d2", "d5")
+    client.publish(*(f"e{number}" for number in range(10)))
+    client.nack(client.pull(6))
+    client.discard("d0", "e3")
+    engine.admin.redrive(TOPIC, GROUP, ids=["d3", "d4"])
+    client.ack(client.pull(1))
+    client.discard("e1")
+    client.publish("f0")
     engine.close()
 
 

@@ -102,7 +102,7 @@ def test_a_full_disk_refuses_a_publish_and_takes_it_when_there_is_room(open_engi
     assert pull_ids(engine) == ["before", "a", "b"]
 
 
-@pytest.mark.parametrize("what", ["pull", "ack", "nack", "extend", "cancel", "pause", "seek", "redrive"])
+@pytest.mark.parametrize("what", ["pull", "ack", "nack", "extend", "cancel", "pause", "seek", "redrive", "discard"])
 def test_a_full_disk_refuses_an_action_and_changes_nothing(
     open_engine: type_of_open, clock: ManualClock, what: str
 ) -> None:
@@ -123,6 +123,7 @@ def test_a_full_disk_refuses_an_action_and_changes_nothing(
         "pause": lambda: engine.admin.pause(TOPIC, GROUP, paused=True),
         "seek": lambda: engine.admin.seek(TOPIC, GROUP, to_offset=0),
         "redrive": lambda: engine.admin.redrive(TOPIC, GROUP),
+        "discard": lambda: engine.dead_letters.discard(TOPIC, GROUP, by="ops", why="wrong"),
     }[what]
     storage.room_bytes = 3
 
@@ -344,10 +345,13 @@ def test_a_sync_that_fails_on_closing_is_raised_and_the_folder_let_go(folder: Pa
         lambda engine: engine.admin.pause(TOPIC, GROUP, paused=True),
         lambda engine: engine.admin.redrive(TOPIC, GROUP),
         lambda engine: engine.admin.dead(TOPIC, GROUP),
+        lambda engine: engine.dead_letters.count(TOPIC, GROUP),
+        lambda engine: engine.dead_letters.discard(TOPIC, GROUP, by="ops", why="wrong"),
         lambda engine: engine.check_ready(),
     ],
-    ids=["publish", "pull", "ack", "nack", "extend", "cancel", "declare", "seek", "pause", "redrive", "dead", "ready"],
-)
+    ids=["publish", "pull", "ack", "nack", "extend", "cancel", "declare", "seek", "pause", "redrive", "dead", "count",
+         "discard", "ready"],
+)  # fmt: skip
 def test_a_closed_engine_refuses(engine: Engine, call: Callable[[Engine], object]) -> None:
     make_dead(engine, "a")
     engine.close()

@@ -26,6 +26,7 @@ from tests.outbox_broker.killed_engine import (
     START_MS,
     TOPIC,
     copy_at_each_call,
+    dead_letter_run,
     message,
     scheduling_run,
     short_run,
@@ -51,12 +52,12 @@ class Told:
                 self.due_ms.update(dict.fromkeys(line["ids"], line["due_ms"]))
 
     def must_come(self) -> set[str]:
-        """What was stored, and nobody even asked to have it settled or canceled."""
-        return self.answered["publish"] - self.asked["ack"] - self.asked["cancel"]
+        """What was stored, and nobody even asked to have it settled, canceled or discarded."""
+        return self.answered["publish"] - self.asked["ack"] - self.asked["cancel"] - self.asked["discard"]
 
     def must_not_come(self) -> set[str]:
-        """What was said to be acknowledged or canceled."""
-        return self.answered["ack"] | self.answered["cancel"]
+        """What was said to be acknowledged, canceled or discarded."""
+        return self.answered["ack"] | self.answered["cancel"] | self.answered["discard"]
 
 
 def drained(engine: Engine) -> list[Delivery]:
@@ -126,6 +127,17 @@ def test_whatever_storage_call_is_the_last_what_was_answered_holds(tmp_path: Pat
     assert len(told) > 40
     assert {"publish", "ack", "cancel", "die", "pull"} <= {what for what, ids in whole.answered.items() if ids}
     assert len(segment_paths(tmp_path / str(max(told)) / "messages")) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-actions"])
+def test_whatever_storage_call_is_the_last_what_was_discarded_stays_so_and_nothing_else_goes(
+    tmp_path: Path, way: str
+) -> None:
+    told = killed_at_each_call(tmp_path, way, dead_letter_run)
+
+    assert len(told) > 20
+    assert len(told[max(told)].answered["discard"]) == 6
 
 
 def test_a_busy_broker_that_is_killed_again_and_again_keeps_what_it_answered(tmp_path: Path, random_seed: int) -> None:

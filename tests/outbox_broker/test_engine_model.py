@@ -220,6 +220,13 @@ class Model:
         self.unsettled.update({sequence: Entry(now_ms, life=self.life, redriven=True) for sequence in dead})
         return len(dead)
 
+    def discard(self, message_ids: list[str], now_ms: int) -> int:
+        self.bury_expired(now_ms)
+        discarded = [sequence for sequence in self.dead if self.stored[sequence] in message_ids]
+        for sequence in discarded:
+            del self.dead[sequence]
+        return len(discarded)
+
     def seek(self, position: int) -> None:
         self.life += 1
         self.position, self.sought_in, self.unsettled = min(position, len(self.stored)), self.life, {}
@@ -315,6 +322,12 @@ class EngineMachine(RuleBasedStateMachine):
     def redrive(self) -> None:
         count = self.engine.admin.redrive(TOPIC, GROUP)
         assert count == self.model.redrive(self.clock.now_ms())
+        self.answered(count > 0)
+
+    @rule(ids=st.lists(IDS, min_size=1, max_size=6))
+    def discard(self, ids: list[str]) -> None:
+        count = self.engine.dead_letters.discard(TOPIC, GROUP, ids=ids, by="ops", why="wrong")
+        assert count == self.model.discard(ids, self.clock.now_ms())
         self.answered(count > 0)
 
     @rule(position=st.integers(0, 12))
