@@ -20,6 +20,8 @@ from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
+    DeadCount,
+    DeadFilter,
     DeadLetter,
     Delivery,
     ExtendStatus,
@@ -32,6 +34,8 @@ from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
 SCHEME: Final = "embedded:"
 T = TypeVar("T")
+_ACTOR: Final = "embedded"
+"""Who acts, in the broker's log: this process, without a token."""
 
 
 class EngineBroker(ABC):
@@ -224,6 +228,23 @@ class EmbeddedAdmin:
         """Send dead letters again."""
         with _unknown_is_refused():
             return self._opened().admin.redrive(topic, group, ids=ids, per_second=per_second)
+
+    def count_dead(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, where: DeadFilter | None = None
+    ) -> DeadCount:
+        """How many dead letters are meant."""
+        with _unknown_is_refused():
+            return self._opened().dead_letters.count(topic, group, ids=ids, where=where)
+
+    def discard(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, where: DeadFilter | None = None,
+        dead_before_ms: int | None = None, why: str,
+    ) -> int:  # fmt: skip
+        """Discard dead letters for good."""
+        with _unknown_is_refused():
+            return self._opened().dead_letters.discard(
+                topic, group, ids=ids, where=where, dead_before_ms=dead_before_ms, by=_ACTOR, why=why
+            )
 
 
 class _unknown_is_refused:  # noqa: N801 - reads as the statement that it is

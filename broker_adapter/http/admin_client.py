@@ -19,12 +19,15 @@ from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, Configur
 from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.limits import PULL_MESSAGES_MAX
 from outbox_core.messages.message import (
+    DeadCount,
+    DeadFilter,
     DeadLetter,
     GroupConfig,
     Message,
     PublishResult,
     check_message_id,
     check_topic,
+    check_why,
 )
 from outbox_core.protocol import wire
 from outbox_core.protocol.decoder_cache import json_decoder
@@ -218,6 +221,31 @@ class AdminClient:
             parts = [wire.RedriveRequest(ids=list(part), per_second=per_second) for part in slices(ids)]
         return sum(self._ask("POST", path, wire.RedriveAnswer, part).redriven for part in parts)
 
+    def count_dead(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, where: DeadFilter | None = None
+    ) -> DeadCount:
+        """Returns how many dead letters are meant, all, these, or those that fit; and until when they died."""
+        path = f"{group_path(topic, group)}/dead/count"
+        counts = [self._ask("POST", path, DeadCount, part) for part in _choices(ids, where)]
+        return DeadCount(
+            count=sum(counted.count for counted in counts), dead_before_ms=min(one.dead_before_ms for one in counts)
+        )
+
+    def discard(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, where: DeadFilter | None = None,
+        dead_before_ms: int | None = None, why: str,
+    ) -> int:  # fmt: skip
+        """Discard dead letters, all, these, or those that fit; returns how many. The broker notes the token's name."""
+        check_why(why)
+        path = f"{group_path(topic, group)}/dead/discard"
+        parts = [
+            wire.DiscardRequest(
+                ids=part.ids, where=part.where, all=part.all, why=why, dead_before_ms=dead_before_ms
+            )
+            for part in _choices(ids, where)
+        ]  # fmt: skip
+        return sum(self._ask("POST", path, wire.DiscardAnswer, part).discarded for part in parts)
+
     # -- messages
 
     def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
@@ -289,6 +317,16 @@ class AdminClient:
             raise BrokerRefused(
                 f"{self.shown_url} answered what is nothing of a broker's: {content[:_SHOWN_BYTES]!r}"
             ) from error
+
+
+def _choices(ids: Sequence[str] | None, where: DeadFilter | None) -> list[wire.DeadCountRequest]:
+    """Returns which dead letters are meant, in as many requests as their ids need."""
+    if where is not None:
+        where.check()
+        return [wire.DeadCountRequest(where=where)]
+    if ids is None:
+        return [wire.DeadCountRequest(all=True)]
+    return [wire.DeadCountRequest(ids=list(part)) for part in slices(ids)]
 
 
 def _topic_path(topic: str) -> str:

@@ -63,8 +63,7 @@ class Engine:
     `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups; lists and redrives of dead letters),
     `dead_letters` (discard), `deletion`, `purger`, `stalls` (why a group gets nothing), `operations` (cordon, what is
     left), `wakeups` (subscribe) and `retention`. Errors of all: InvalidMessage (a name or value out of bounds),
-    NotSupported, StorageFailed (nothing was
-    acknowledged).
+    NotSupported, StorageFailed (nothing was acknowledged).
     """
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:

@@ -48,6 +48,7 @@ _BY_GROUP: Final = {
     "delivered": ("broker_messages_delivered", "Deliveries."),
     "redelivered": ("broker_messages_redelivered", "Deliveries that were not a message's first to its group."),
     "acknowledged": ("broker_messages_acknowledged", "Deliveries acknowledged."),
+    "discarded": ("broker_messages_discarded", "Dead letters that operators discarded."),
     "filtered": ("broker_messages_filtered", "Messages that a group passed because its filter does not take them."),
 }
 _REASONS: Final = {
@@ -57,7 +58,7 @@ _REASONS: Final = {
 _FIGURES: Final = {
     "backlog": ("broker_ready_messages", "Messages that are ready for delivery."),
     "in_flight": ("broker_inflight_messages", "Messages that consumers hold."),
-    "dead": ("broker_dead_messages", "Messages that the group gave up on and that nobody redrove."),
+    "dead": ("broker_dead_messages", "Messages that the group gave up on and that nobody redrove or discarded."),
 }
 
 

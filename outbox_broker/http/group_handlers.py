@@ -16,10 +16,13 @@ from outbox_broker.http.delivery_handlers import ANSWER_COPIES
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
 from outbox_core.common.errors import InUse
-from outbox_core.messages.message import DeadLetter, Record
+from outbox_core.messages.message import DeadCount, DeadLetter, Record
 from outbox_core.protocol.problem import ProblemKind
 from outbox_core.protocol.wire import (
+    DeadCountRequest,
     DeleteQuery,
+    DiscardAnswer,
+    DiscardRequest,
     GroupAnswer,
     GroupSettings,
     GroupStall,
@@ -157,6 +160,32 @@ def redrive(call: Call) -> RedriveAnswer:
     with _not_found():
         count = call.broker.admin.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
     return RedriveAnswer(redriven=count)
+
+
+def count_dead(call: Call) -> DeadCount:
+    """Count the dead letters that are meant."""
+    request = call.read(DeadCountRequest)
+    _check_choice(call, request)
+    with _not_found():
+        return call.broker.dead_letters.count(call.topic, call.group, ids=request.ids, where=request.where)
+
+
+def discard(call: Call) -> DiscardAnswer:
+    """Discard dead letters."""
+    request = call.read(DiscardRequest)
+    _check_choice(call, request)
+    with _not_found():
+        count = call.broker.dead_letters.discard(
+            call.topic, call.group, ids=request.ids, where=request.where, dead_before_ms=request.dead_before_ms,
+            by=call.principal.name, why=request.why,
+        )  # fmt: skip
+    return DiscardAnswer(discarded=count)
+
+
+def _check_choice(call: Call, request: DeadCountRequest) -> None:
+    if [request.ids is not None, request.where is not None, request.all].count(True) != 1:
+        raise Problem(ProblemKind.WRONG_SHAPE, 'send {"ids": [...]}, {"where": {...}} or {"all": true}', where="$")
+    call.check_batch(request.ids or (), where="$.ids")
 
 
 def _pause(call: Call, *, paused: bool) -> NoAnswer:

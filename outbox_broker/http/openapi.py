@@ -90,8 +90,14 @@ _PACKED: Final[dict[type[msgspec.Struct], dict[str, Any]]] = {
     wire.DeadAnswer: _array_of(("next", _TEXT_OR_NONE), ("dead", _list_of(_DEAD_LETTER)), least=2),
 }  # fmt: skip
 """What MessagePack has of these in place of an object: an array, as its Struct. A later part goes last."""
+_CHOICES: Final = [_given(ids={"type": "array"}), _given(where={"type": "object"}), _given(all={"const": True})]
 _RULES: Final[dict[str, dict[str, Any]]] = {
     "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
+    "DeadCountRequest": {"oneOf": _CHOICES},
+    "DiscardRequest": {"oneOf": _CHOICES},
+    "DeadFilter": {
+        "anyOf": [_given(reason={"type": "string"}), _given(key={"type": "string"}), _given(headers={"type": "object"})]
+    },
     "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
     "JsonMessage": _PUBLISHED,
 }

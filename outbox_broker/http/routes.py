@@ -14,6 +14,7 @@ from outbox_broker.http.access_control import Role
 from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
+from outbox_core.messages.message import DeadCount
 from outbox_core.protocol import problem, wire
 from outbox_core.protocol.problem import ProblemKind
 
@@ -169,6 +170,16 @@ ROUTES: Final = (
         method="POST", path=GROUP + "/dead/redrive", role=Role.ADMIN, handler=group_handlers.redrive,
         body=wire.RedriveRequest, body_bytes_max=_IDS_BYTES, answer=wire.RedriveAnswer, problems=_NOT_FOUND,
         summary="Send dead letters again",
+    ),
+    Route(
+        method="POST", path=GROUP + "/dead/count", role=Role.ADMIN, handler=group_handlers.count_dead,
+        body=wire.DeadCountRequest, body_bytes_max=_IDS_BYTES, answer=DeadCount, problems=_NOT_FOUND,
+        summary="Count the dead letters that a discard would take",
+    ),
+    Route(
+        method="POST", path=GROUP + "/dead/discard", role=Role.ADMIN, handler=group_handlers.discard,
+        body=wire.DiscardRequest, body_bytes_max=_IDS_BYTES, answer=wire.DiscardAnswer, problems=_NOT_FOUND,
+        summary="Discard dead letters for good",
     ),
 )  # fmt: skip
 """Every route under /v1. Probes, metrics and the OpenAPI document are in probe_routes.py."""

@@ -16,6 +16,8 @@ import msgspec
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
+    DeadCount,
+    DeadFilter,
     DeadLetter,
     Delivery,
     ExtendStatus,
@@ -103,6 +105,28 @@ class TopicAdmin(Protocol):
         """Delete the topic: its messages are not delivered any more, and its scheduled messages are canceled.
 
         Raises InUse while it has groups or scheduled messages, unless forced.
+        """
+
+
+@runtime_checkable
+class DeadLetterAdmin(Protocol):
+    """Additional admin operations of our own broker, over HTTP or embedded: dead letters by their `ids`, or those that
+    fit `where`; without both, all of the group. Both are idempotent: an id that is not dead (any more) is passed over.
+    """
+
+    def count_dead(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, where: DeadFilter | None = None
+    ) -> DeadCount:
+        """Returns how many are meant, and until when they died. Raises InvalidMessage for a time without more."""
+
+    def discard(
+        self, topic: str, group: str, *, ids: Sequence[str] | None = None, where: DeadFilter | None = None,
+        dead_before_ms: int | None = None, why: str,
+    ) -> int:  # fmt: skip
+        """Discard dead letters for good: the group never gets them again. Returns how many.
+
+        `dead_before_ms`: only those that died before, as count_dead() says. The broker's log keeps who, when and `why`.
+        After BrokerUnavailable some or all may be discarded.
         """
 
 

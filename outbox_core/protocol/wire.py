@@ -18,6 +18,7 @@ from outbox_core.messages.broadcast_port import Start
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
+    DeadFilter,
     ExtendStatus,
     NackStatus,
     PublishStatus,
@@ -25,8 +26,7 @@ from outbox_core.messages.message import (
 
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
-TIME_MS_MAX: Final = 2**53 - 1
-"""The largest integer that every JSON parser represents exactly."""
+TIME_MS_MAX: Final = limits.TIME_MS_MAX
 JSON_BYTES_MAX: Final = 4 * 1024 * 1024
 """A publish of several messages has no more in JSON: it is decoded in one call, which holds the interpreter."""
 
@@ -404,6 +404,27 @@ class RedriveAnswer(_Answer, frozen=True, kw_only=True):
     """The number of dead letters that were redriven."""
 
     redriven: int
+
+
+class DeadCountRequest(Request, frozen=True, kw_only=True):
+    """POST .../dead/count: `{"ids": [...]}`, `{"where": {...}}` or `{"all": true}`."""
+
+    ids: list[str] | None = None
+    where: DeadFilter | None = None
+    all: bool = False
+
+
+class DiscardRequest(DeadCountRequest, frozen=True, kw_only=True):
+    """POST .../dead/discard: which ones as for a count. `dead_before_ms`: only those that died before, as it said."""
+
+    why: Annotated[str, Meta(min_length=1, max_length=limits.REASON_CHARS_MAX)]
+    dead_before_ms: TimeMs | None = None
+
+
+class DiscardAnswer(_Answer, frozen=True, kw_only=True):
+    """The number of dead letters that were discarded."""
+
+    discarded: int
 
 
 # -- all routes -------------------------------------------------------------------------------------------------------

@@ -79,6 +79,9 @@ def attempt(client: Client, url: str, who: str, what: str, topic: str = "payment
             return client("PUT", group, json={}, headers=headers).status_code
         case "pause":
             return client("POST", f"{group}/pause", headers=headers).status_code
+        case "count" | "discard":
+            body = {"all": True} | ({"why": "wrong"} if what == "discard" else {})
+            return client("POST", f"{group}/dead/{what}", json=body, headers=headers).status_code
         case "figures":
             return client("GET", group, headers=headers).status_code
         case _:
@@ -91,7 +94,7 @@ def attempt(client: Client, url: str, who: str, what: str, topic: str = "payment
         ("producer", {"publish"}),
         ("consumer", {"pull", "ack", "nack"}),
         ("reader", {"figures"}),
-        ("admin", {"declare", "pause", "figures"}),
+        ("admin", {"declare", "pause", "count", "discard", "figures"}),
     ],
 )
 def test_each_role_may_do_its_own_and_nothing_else(client: Client, guarded: str, who: str, allowed: set[str]) -> None:
@@ -99,7 +102,7 @@ def test_each_role_may_do_its_own_and_nothing_else(client: Client, guarded: str,
 
     seen = {
         what: attempt(client, guarded, who, what)
-        for what in ("publish", "pull", "ack", "nack", "declare", "pause", "figures")
+        for what in ("publish", "pull", "ack", "nack", "declare", "pause", "count", "discard", "figures")
     }
 
     assert {what for what, status in seen.items() if status == 200} == allowed

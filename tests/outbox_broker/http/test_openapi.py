@@ -39,6 +39,8 @@ PROTOCOL = {
     ("post", "/v1/topics/{topic}/groups/{group}/resume"),
     ("get", "/v1/topics/{topic}/groups/{group}/dead"),
     ("post", "/v1/topics/{topic}/groups/{group}/dead/redrive"),
+    ("post", "/v1/topics/{topic}/groups/{group}/dead/count"),
+    ("post", "/v1/topics/{topic}/groups/{group}/dead/discard"),
     ("get", "/metrics"),
     ("get", "/livez"),
     ("get", "/readyz"),

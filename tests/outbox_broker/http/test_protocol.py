@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -235,6 +236,50 @@ def test_dead_letters_are_listed_and_redriven(client: Client, shared_url: str, t
     assert (letter["id"], letter["reason"], letter["attempts"], letter["body"]) == (topic, "no", 1, "b")
     assert redriven == {"redriven": 1}
     assert client("GET", f"{group}/dead").json() == {"dead": [], "next": None}
+
+
+def test_dead_letters_are_counted_and_discarded(client: Client, shared_url: str, topic: str) -> None:
+    group = f"{shared_url}/v1/topics/{topic}/groups/g"
+    client("PUT", group, json={"max_attempts": 1})
+    messages = [{"id": f"{topic}-{number}", "key": f"k{number % 2}", "body": "b"} for number in range(4)]
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, *messages))
+    pulled = client("POST", f"{group}/pull", json={}).json()
+    receipts = [delivery["receipt"] for delivery in pulled["deliveries"]]
+    client("POST", f"{group}/nack", json={"receipts": receipts, "reason": "no such customer"})
+    chosen = {"where": {"reason": "customer", "key": "k1"}}
+
+    counted = client("POST", f"{group}/dead/count", json=chosen).json()
+    discarded = client(
+        "POST", f"{group}/dead/discard",
+        json={**chosen, "why": "deleted customers", "dead_before_ms": counted["dead_before_ms"]},
+    ).json()  # fmt: skip
+    by_id = client("POST", f"{group}/dead/discard", json={"ids": [messages[0]["id"]], "why": "wrong"}).json()
+
+    assert (counted["count"], discarded, by_id) == (2, {"discarded": 2}, {"discarded": 1})
+    assert [letter["id"] for letter in client("GET", f"{group}/dead").json()["dead"]] == [messages[2]["id"]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"why": "wrong"},
+        {"ids": [], "all": True, "why": "wrong"},
+        {"where": {"reason": "x"}, "all": True, "why": "wrong"},
+        {"where": {}, "why": "wrong"},
+        {"where": {"to_ms": 1}, "why": "wrong"},
+        {"where": {"headers": {}}, "why": "wrong"},
+        {"where": {"reason": "x", "age": 1}, "why": "wrong"},
+        {"all": True},
+        {"all": True, "why": ""},
+    ],
+)
+def test_a_discard_that_does_not_say_which_or_why_is_refused(
+    client: Client, shared_url: str, topic: str, body: dict[str, Any]
+) -> None:
+    group = f"{shared_url}/v1/topics/{topic}/groups/g"
+    client("PUT", group, json={})
+
+    assert client("POST", f"{group}/dead/discard", json=body).status_code == 422
 
 
 @pytest.mark.parametrize("after", ["x", "\u00b2", "-1", "1" * 19, "\u0661"])
