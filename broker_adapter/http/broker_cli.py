@@ -37,7 +37,7 @@ from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, UsageErr
 from outbox_core.messages.broker_port import GroupSettingsReader
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.limits import PULL_MESSAGES_MAX
-from outbox_core.messages.message import DeadLetter, GroupConfig, Message, Record
+from outbox_core.messages.message import DeadFilter, DeadLetter, GroupConfig, Message, Record
 from outbox_core.protocol.wire import GroupStall
 from outbox_core.protocol.wire_conversion import group_settings_of, json_dead_letter, json_record
 from outbox_core.runtime.terminal_text import escaped, utc_text
@@ -47,7 +47,7 @@ topic_app: Final = typer.Typer(no_args_is_help=True, help="List, show, purge and
 group_app: Final = typer.Typer(no_args_is_help=True, help="Declare, show, move and delete consumer groups.")
 message_app: Final = typer.Typer(no_args_is_help=True, help="Publish messages, and look at those that are stored.")
 schedule_app: Final = typer.Typer(no_args_is_help=True, help="List and cancel scheduled messages.")
-dead_app: Final = typer.Typer(no_args_is_help=True, help="List, show and redrive dead letters.")
+dead_app: Final = typer.Typer(no_args_is_help=True, help="List, show, redrive and discard dead letters.")
 app.add_typer(server_cli.app)
 app.add_typer(operations_cli.app)
 app.add_typer(topic_app, name="topic")
@@ -698,6 +698,65 @@ def redrive(
     with connection.admin() as admin:
         redriven = admin.redrive(topic, group, ids=message_id or None, per_second=per_second)
     print_done({"redriven": redriven}, f"{redriven} redriven", as_json=as_json)
+
+
+@dead_app.command("discard")
+@connected
+def discard(
+    connection: Connection,
+    topic: Topic,
+    group: Group,
+    why: Annotated[str, typer.Option(help="The reason, which the broker's log keeps.")],
+    message_id: Annotated[list[str] | None, typer.Option("--id", help="A dead letter's id; may be repeated.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Those whose last reason contains this.")] = None,
+    key: Annotated[str | None, typer.Option(help="Those with this key.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="Those with NAME=VALUE; may be repeated: all of them.")
+    ] = None,
+    from_ms: Annotated[int | None, typer.Option(min=0, help="Of those: dead at this time or later, ms.")] = None,
+    to_ms: Annotated[int | None, typer.Option(min=0, help="Of those: dead before this time, ms.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All dead letters of the group.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count them, and discard none.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Discard dead letters for good.
+
+    Says how many before it asks, and takes no more than those: the group never gets them again, and their room on the
+    disk is free. Other groups have theirs as before. The broker's log keeps who, when and why; the reconciliation calls
+    them discarded.
+
+    Examples:
+
+      outbox broker dead discard orders billing --id order-17 --why "paid by hand, ticket 4711"
+
+      outbox broker dead discard orders billing --reason "no such customer" --dry-run --why "deleted customers"
+
+      outbox broker dead discard orders billing --all --why "a load test's" --yes
+    """
+    where = _dead_filter(reason=reason, key=key, headers=_headers(header or ()), from_ms=from_ms, to_ms=to_ms)
+    if [bool(message_id), where is not None, all_].count(True) != 1:
+        raise UsageError("say which: --id, or --reason, --key and --header, or --all")
+    client, ids, before_ms = connection.client(), message_id or None, None
+    if dry_run or not yes:
+        counted = client.count_dead(topic, group, ids=ids, where=where)
+        before_ms = counted.dead_before_ms
+        text = f"{counted.count} dead letters of {topic}/{group}"
+        if dry_run:
+            outcome = {"topic": topic, "group": group, "would_discard": counted.count}
+            print_done(outcome, f"would discard {text}", as_json=as_json)
+            return
+        confirm(f"Discard {text} for good?")
+    count = client.discard(topic, group, ids=ids, where=where, dead_before_ms=before_ms, why=why)
+    print_done({"topic": topic, "group": group, "discarded": count}, f"{count} discarded", as_json=as_json)
+
+
+def _dead_filter(
+    *, reason: str | None, key: str | None, headers: dict[str, str], from_ms: int | None, to_ms: int | None
+) -> DeadFilter | None:
+    """Returns what these options choose; None if there is none of them."""
+    where = DeadFilter(reason=reason or None, key=key or None, headers=headers or None, from_ms=from_ms, to_ms=to_ms)
+    return None if where == DeadFilter() else where
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

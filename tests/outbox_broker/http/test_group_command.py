@@ -221,3 +221,43 @@ def test_a_group_that_is_served_says_nothing_of_the_kind(
     assert json.loads(capsys.readouterr().out)["stall"] is None
     assert outbox("show", url=url) == 0
     assert "stalled" not in capsys.readouterr().out
+
+
+def test_dead_letters_are_discarded_after_they_were_counted(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(broker, "a", "b", "c", reason="no such customer")
+    die(broker, "d", reason="time out")
+    why = ("--why", "deleted customers")
+
+    assert outbox("dead", "discard", "--reason", "customer", "--dry-run", "--json", *why, url=url) == 0
+    assert json.loads(capsys.readouterr().out)["would_discard"] == 3
+    assert outbox("dead", "discard", "--reason", "customer", *why, url=url) == 2
+    assert "say --yes" in capsys.readouterr().err
+    assert outbox("dead", "discard", "--id", "a", *why, "--yes", url=url) == 0
+    assert outbox("dead", "discard", "--reason", "customer", *why, "--yes", "--json", url=url) == 0
+
+    by_id, by_reason = capsys.readouterr().out.splitlines()
+    assert (by_id, json.loads(by_reason)["discarded"]) == ("1 discarded", 2)
+    assert [letter.id for letter in broker.admin.dead(TOPIC, GROUP)[0]] == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "say which"),
+        (("--id", "a", "--all"), "say which"),
+        (("--to-ms", "1"), "a time alone"),
+        (("--all", "--why", ""), "say why"),
+    ],
+)
+def test_a_discard_that_does_not_say_which_is_not_sent(
+    options: tuple[str, ...], told: str, url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(broker, "a", reason="no")
+    capsys.readouterr()
+
+    assert outbox("dead", "discard", "--yes", "--why", "wrong", *options, url=url) != 0
+
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert len(broker.admin.dead(TOPIC, GROUP)[0]) == 1
