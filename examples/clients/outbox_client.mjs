@@ -14,7 +14,7 @@ const PUBLISH_BYTES_MAX = 4_000_000
 const TRIES_MAX = 4
 const PAUSE_MS_MAX = 30_000
 const MAY_BE_REPEATED = new Set([ // the kinds of problems after which the same request may be sent again
-  'head-too-slow', 'body-too-slow', 'throttled', 'overloaded', 'storage-failed', 'stopping', 'internal',
+  'head-too-slow', 'body-too-slow', 'throttled', 'overloaded', 'storage-failed', 'cordoned', 'stopping', 'internal',
 ])
 
 export class BrokerError extends Error {
