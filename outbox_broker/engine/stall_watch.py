@@ -21,8 +21,8 @@ from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
-GROUPS_PER_STEP: Final = 500
-"""How many groups a step of check() looks at: the others have their turn with the next steps."""
+LOOKS_PER_STEP: Final = 500
+"""How many topics and groups a step of check() looks at: the others have their turn with the next steps."""
 EVENTS_PER_STEP: Final = 20
 """How many stalls a step tells: those beyond are told by the next steps, if they last."""
 _WANTED_BY_OPERATORS: Final = frozenset({StallReason.PAUSED, StallReason.RETRY_LATER})
@@ -71,7 +71,8 @@ class StallWatch:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._ended: list[tuple[tuple[str, str], StallReason, int]] = []
         """Ends of stalls that were logged: group, reason, duration. As many as were logged since the last step."""
-        self._to_check: deque[tuple[str, str]] = deque()
+        self._topics_to_check: deque[str] = deque()
+        self._groups_to_check: deque[tuple[str, str]] = deque()
         self._checked_at_ms = context.clock.monotonic_ms()
 
     def stall_of(self, topic: str, group: str) -> Stall | None:
@@ -84,22 +85,28 @@ class StallWatch:
         `stall_event_ms`, and what is delivered again.
         """
         now_ms = self._clock.monotonic_ms()
-        if not self._to_check:
+        if not (self._topics_to_check or self._groups_to_check):
             if now_ms - self._checked_at_ms < self._options.stall_check_ms:
                 return
             self._checked_at_ms = now_ms
-            self._begin_round()
+            with self._lock:  # names alone: 40,000 topics with their groups would hold up everybody
+                self._topics_to_check.extend(self._state.topics)
+                self._groups_to_check.extend(self._seen)  # among which are those that were deleted since
         events_left = EVENTS_PER_STEP
-        for _ in range(min(GROUPS_PER_STEP, len(self._to_check))):
-            events_left -= self._check_one(*self._to_check.popleft(), may_tell=events_left > 0)
+        for _ in range(LOOKS_PER_STEP):
+            if self._groups_to_check:
+                events_left -= self._check_one(*self._groups_to_check.popleft(), may_tell=events_left > 0)
+            elif self._topics_to_check:
+                self._queue_groups(self._topics_to_check.popleft())
+            else:
+                break
         self._tell_ended()
 
-    def _begin_round(self) -> None:
+    def _queue_groups(self, topic: str) -> None:
         with self._lock:
-            present = {(name, group) for name, topic in self._state.topics.items() for group in topic.groups}
-            for group_key in self._seen.keys() - present:
-                del self._seen[group_key]
-        self._to_check.extend(present)
+            known_topic = self._state.topics.get(topic)
+            if known_topic is not None:
+                self._groups_to_check.extend((topic, group) for group in known_topic.groups)
 
     def _check_one(self, topic: str, group: str, *, may_tell: bool) -> bool:
         """Look at one group; returns whether an event was logged."""
@@ -107,6 +114,7 @@ class StallWatch:
             known_topic = self._state.topics.get(topic)
             known_group = self._state.group(topic, group)
             if known_topic is None or known_group is None:
+                self._seen.pop((topic, group), None)
                 return False
             stall = self._look(known_topic, known_group)
             if stall is None or not may_tell:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.stall_watch import EVENTS_PER_STEP, GROUPS_PER_STEP, Stall
+from outbox_broker.engine.stall_watch import EVENTS_PER_STEP, LOOKS_PER_STEP, Stall
 from outbox_broker.group.stall import GroupFacts, StallReason, decide_stall
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
@@ -231,10 +231,12 @@ def test_a_stall_that_lasts_is_logged_once_and_so_is_its_end(
 def test_many_stalls_are_told_a_few_at_a_time(
     open_engine: type_of_open, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = open_engine(groups_per_topic_max=2 * GROUPS_PER_STEP)
+    engine = open_engine()
     caplog.set_level(logging.WARNING)
     publish(engine, "m1")
     names = {f"g{number}" for number in range(3 * EVENTS_PER_STEP)}
+    topics = [f"t{number}" for number in range(2 * LOOKS_PER_STEP)]  # more than a step looks at
+    engine.publisher.publish([Message(id="m", topic=topic, body=b"") for topic in topics])
     for name in names:
         engine.admin.declare_group(TOPIC, name, GroupConfig())
 
@@ -277,3 +279,27 @@ def facts(**changes: object) -> GroupFacts:
 )
 def test_the_first_reason_that_holds_is_told(changes: dict[str, object], expected: StallReason | None) -> None:
     assert decide_stall(facts(**changes), now_ms=10) is expected
+
+
+def test_a_deleted_group_is_told_no_more_and_one_made_again_begins_anew(
+    engine: Engine, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    publish(engine, "m1")
+    for group in (GROUP, "other"):
+        engine.admin.declare_group(TOPIC, group, GroupConfig())
+    stall(engine)
+    stall(engine, "other")
+    engine.deletion.delete_group(TOPIC, GROUP)
+
+    def other_is_told() -> bool:
+        clock.advance(CHECK_MS)
+        return "other" in events(caplog, "group_stalled")
+
+    until(other_is_told)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+
+    assert events(caplog, "group_stalled") == ["other"]
+    found = stall(engine)
+    assert found is not None
+    assert found.since_ms == clock.now_ms()
