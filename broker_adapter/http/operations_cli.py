@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -43,6 +44,9 @@ app: Final = typer.Typer(no_args_is_help=True, help="Cordon and drain a broker."
 
 _PROGRESS_S: Final = 2.0
 _POLL_S: Final = 0.5
+_REST: Final = 10
+"""How many times as long as an answer took nothing is asked: a status visits every topic."""
+_REST_MAX_S: Final = 10.0
 
 
 @app.command()
@@ -244,7 +248,9 @@ def _drained(client: AdminClient, *, timeout_ms: int | None) -> StatusAnswer:
     """Ask until nothing is left or the time is up; returns the last answer. A broker that restarts is asked again."""
     pause, begun_s, said_s = threading.Event(), time.monotonic(), -_PROGRESS_S
     while True:
-        is_last = timeout_ms is not None and (time.monotonic() - begun_s) * 1000 >= timeout_ms
+        asked_s, rest_s = time.monotonic(), _POLL_S
+        left_s = math.inf if timeout_ms is None else timeout_ms / 1000 - (asked_s - begun_s)
+        is_last = left_s <= 0
         try:
             answer = client.status(limit=1)
         except BrokerUnavailable:
@@ -253,10 +259,11 @@ def _drained(client: AdminClient, *, timeout_ms: int | None) -> StatusAnswer:
         else:
             if answer.drained or is_last:
                 return answer
+            rest_s = min(max(_POLL_S, _REST * (time.monotonic() - asked_s)), _REST_MAX_S)
             if time.monotonic() - said_s >= _PROGRESS_S:
                 said_s = time.monotonic()
                 print(f"left: {_left_text(answer)}", file=sys.stderr)
-        pause.wait(_POLL_S)
+        pause.wait(min(rest_s, left_s))
 
 
 def _left_text(answer: StatusAnswer) -> str:
