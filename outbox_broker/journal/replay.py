@@ -102,15 +102,13 @@ class JournalReplay:
         """Returns a block with each change once, and logs what is damaged. Raises SegmentDamaged."""
         if found.damaged is None or found.damaged > 0 or found.at_ms is None:
             self.damaged_bytes += found.end - found.position
-            logger.error(
-                "block_damaged",
-                extra={"segment": info.name, "position": found.position, "frames_damaged": found.damaged},
-            )
+            logger.error("block_damaged", extra=_damage(info, found))
         if FrameKind.CHANGE not in wanted or found.kind not in {None, FrameKind.CHANGE}:
             return found
         changes = changes_of(found.frames)
         count = None if found.damaged is None else len(found.frames) + found.damaged
-        # A block of changes has two frames of each, and nothing else. One of unknown kind may have been of changes.
+        # A block of changes has two frames of each, and nothing else; one of unknown kind may have been of changes.
+        # With messages in it it would have to say how many are changes: their numbers have room for that above 16 bits.
         is_whole = found.kind is not None and count == 2 * len(changes)
         if not is_whole and not may_lose_changes:
             raise SegmentDamaged(
@@ -182,6 +180,8 @@ class JournalReplay:
             last = found
             headed = found if found.at_ms is not None else headed
             parts.add(found.frames)
+            if found.kind == FrameKind.CHECKPOINT and found.damaged:
+                logger.error("block_damaged", extra=_damage(info, found))
         if last is None:
             return _Scanned(0, 0, 0, parts)
         frames, durable = len(last.frames) + (last.damaged or 0), 0
@@ -213,6 +213,10 @@ def _segments_of(infos: Sequence[SegmentInfo], log: str) -> list[SegmentInfo]:
             missing = segment_name(log, number_of(info) - 1)
             raise SegmentDamaged(f"{missing} is missing before {info.name}; restore it from a copy")
     return found
+
+
+def _damage(info: SegmentInfo, found: Block) -> dict[str, object]:
+    return {"segment": info.name, "position": found.position, "frames_damaged": found.damaged}
 
 
 def _ends_early(info: SegmentInfo, end: int, limit: int) -> SegmentDamaged:

@@ -41,7 +41,7 @@ class Cancellation:
             self._context.refuse_if_closed()
             record = ScheduleCanceled(now_ms, [], [], [], {}, [], scope)
             covered = CoveredTopics(scope, self._context.state.topics)
-            stopped = CancelResult([], {}, self._context.log.place)
+            stopped = CancelResult([], {}, self._context.log.end)
             decided: dict[str, CancelStatus] = {}
             for one in dict.fromkeys(ids):
                 decided[one], stopped.topics[one] = self._decide_cancel(

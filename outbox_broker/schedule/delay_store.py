@@ -25,19 +25,20 @@ from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_dispatch import BatchClaim, DueDispatch
 from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.id_index import IndexMerge
-from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
+from outbox_broker.schedule.index_housekeeping import IDS_PREFIX, IndexHousekeeping
 from outbox_broker.schedule.memory_flush import MemoryFlush
 from outbox_broker.schedule.message_intake import MessageIntake
 from outbox_broker.schedule.recent_message_ids import MessageIdentity, RecentMessageIds
 from outbox_broker.schedule.run_quarantine import RunQuarantine
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_housekeeping import Housekeeping
-from outbox_broker.schedule.schedule_log import Place
+from outbox_broker.schedule.schedule_log import FIRST_CHECKPOINT_BYTES_MAX, PREFIX, Place, records_of, resume
 from outbox_broker.schedule.schedule_search import ScheduledListing, ScheduleSearch
 from outbox_broker.schedule.schedule_statistics import ScheduleStatistics
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
 from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.segments.port import Segments
+from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.messages.message import CancelStatus, PublishStatus
 
 __all__ = ["BatchClaim", "CancelResult", "DelayOptions", "DelayStore", "DueBatch", "TimedMessage"]
@@ -72,7 +73,8 @@ class DelayStore:
         self._intake = MessageIntake(context, horizon=self._horizon, recent=self._recent)
         self._cancellation = Cancellation(context, self._search)
         self._dispatch = DueDispatch(context, self._horizon)
-        segments = _recover_state(context)
+        segments, index_pieces = _recover_state(context)
+        garbage.add_named_before(index_pieces)
         self._dispatch.recover()
         self._horizon.rebuild()
         garbage.finish_empty()
@@ -274,7 +276,7 @@ class DelayStore:
         contact of a node with ZooKeeper waits for this answer.
         """
         self._context.refuse_if_closed()
-        self._context.log.check_ready()
+        self._context.segments.check()
 
     def close(self) -> None:
         """Refuse further calls; idempotent. What is in memory is in the log too."""
@@ -286,15 +288,29 @@ class DelayStore:
         self._context.log.seal()
 
 
-def _recover_state(context: ScheduleContext) -> set[str]:
-    """Rebuild the state from the log, and delete segments that it does not reference; returns all segments found.
+def _recover_state(context: ScheduleContext) -> tuple[set[str], list[str]]:
+    """Rebuild the state from the log, and delete segments that it does not reference; returns all segments found, and
+    of those that it does not reference the pieces of the id index.
 
     What is in buckets is not read.
     """
-    for record in context.log.recover():
+    recovered = context.log.recovered
+    names = {info.name for info in context.segments.list() if not info.name.startswith(PREFIX)}
+    if not recovered.end:
+        # The first checkpoint was durable, alone, before anything else was written: to begin anew would lose all.
+        for info in recovered.segments:
+            if names or context.segments.read(info.name, FIRST_CHECKPOINT_BYTES_MAX, 1):
+                raise SegmentDamaged(f"{info.name}: all of it is damaged; restore {info.name} from a copy")
+        if names:
+            raise SegmentDamaged(
+                f"{min(names)} is there, and no log that says what is in it: restore the segments {PREFIX}* from a "
+                "copy; or empty the store, to begin anew"
+            )
+    for record in records_of(recovered):
         context.state.apply(record)
-    context.log.resume(context.state.checkpoint)
-    used = {*context.log.names, *context.state.segments()}
-    names = {info.name for info in context.segments.list()}
-    context.segments.delete(sorted(names - used))
-    return names
+    resume(context.log, context.state.checkpoint)
+    unnamed = sorted(names - {*context.state.segments()})
+    # No record tells of a merge, only a checkpoint does: if the newest is found damaged, the one before it counts.
+    index_pieces = [name for name in unnamed if name.startswith(IDS_PREFIX)]
+    context.segments.delete([name for name in unnamed if name not in index_pieces])
+    return names, index_pieces

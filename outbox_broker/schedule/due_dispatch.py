@@ -86,7 +86,7 @@ class DueDispatch:
             batch = self._hand_again()
             if batch is None and len(self._context.state.hand_outs) < self._context.options.hand_outs_max:
                 batch = self._hand_next(until_ms)
-            place = self._context.log.place
+            place = self._context.log.end
         return None if batch is None else BatchClaim(batch, lambda: self._commit(batch, place))
 
     def unsettled(self) -> list[DueBatch]:

@@ -15,6 +15,7 @@ from outbox_broker.schedule.id_index import IndexPiece
 from outbox_broker.schedule.index_housekeeping import IndexHousekeeping
 from outbox_broker.schedule.recent_message_ids import RecentMessageIds
 from outbox_broker.schedule.schedule_context import ScheduleContext
+from outbox_broker.schedule.schedule_log import CapturedCheckpoint
 from outbox_broker.schedule.schedule_records import Flushed, Passed
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
 from outbox_broker.schedule.sorted_run import ID, TOPIC, Entry
@@ -83,12 +84,12 @@ class MemoryFlush:
         with context.lock:
             context.refuse_if_closed()
             self._take_over(filed, piece, recent, seen)
-            segments: list[str] = []
-            if self._is_checkpoint_due():
-                context.log.begin(state.checkpoint())
-                segments = context.log.old_segments() + self.garbage.pop_at_checkpoint()
+            captured = CapturedCheckpoint.of(context.log, state.checkpoint()) if self._is_checkpoint_due() else None
+        if captured is not None:
+            captured.write(context.log, lock=context.lock)
+            with context.lock:
+                self.garbage.add(self.garbage.pop_at_checkpoint())
         context.log.commit()
-        self.garbage.add(segments)
         filed.entries.clear()
         while entries:
             del entries[-_FREED_AT_ONCE:]  # freeing all at once would block every thread

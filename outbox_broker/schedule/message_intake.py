@@ -29,7 +29,7 @@ class MessageIntake:
         with self._context.lock:
             self._context.refuse_if_closed()
             statuses, record = self._decide(batch, now_ms=now_ms)
-            place = self._context.log.place
+            place = self._context.log.end
             if record.entries or record.dead:
                 place = self._context.act(record)
                 self._horizon.add(record.entries)

@@ -9,15 +9,17 @@ import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from outbox_broker.journal.journal import Journal
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.id_index import IdIndex
-from outbox_broker.schedule.schedule_log import Place, ScheduleLog
+from outbox_broker.schedule.schedule_log import LOG, SEGMENT_BYTES, Place, append
 from outbox_broker.schedule.schedule_records import LogRecord, Scheduled
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run_reader import RunReader
 from outbox_broker.segments.port import Segments
 from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.block import SegmentKind
 
 Lock = AbstractContextManager[object]
 
@@ -48,7 +50,7 @@ class ScheduleContext:
         reserve: Reserve | None = None,
         locks: ScheduleLocks | None = None,
     ) -> None:
-        """`reserve`: disk space withheld from new messages, if the segments are on a disk."""
+        """`reserve`: disk space withheld from new messages, if the segments are on a disk. Raises as Journal does."""
         locks = locks or ScheduleLocks()
         self.keeping = locks.keeping
         self.lock = locks.lock
@@ -58,7 +60,7 @@ class ScheduleContext:
         self.state = ScheduleState(
             cancels_max=self.options.cancels_remembered_max, topic_names_max=self.options.topic_names_max
         )  # fmt: skip
-        self.log = ScheduleLog(segments)
+        self.log = Journal(segments, name=LOG, kind=SegmentKind.MESSAGES, segment_bytes=SEGMENT_BYTES)
         self.reader = RunReader(segments, self.state)
         self.index = IdIndex(
             segments,
@@ -83,5 +85,5 @@ class ScheduleContext:
     def _write(self, record: LogRecord) -> Place:
         """Append to the log; on a full disk, all but new messages may use the disk reserve."""
         if self.reserve is None or isinstance(record, Scheduled):
-            return self.log.append(record)
-        return self.reserve.spend(lambda: self.log.append(record))
+            return append(self.log, record)
+        return self.reserve.spend(lambda: append(self.log, record))

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
+from outbox_broker.journal.replay import JournalReplay
 from outbox_broker.schedule.recent_cancels import Cancel
-from outbox_broker.schedule.schedule_log import LogReplay
+from outbox_broker.schedule.schedule_log import LOG, records_of
 from outbox_broker.schedule.schedule_records import FROM_MEMORY, Quarantined
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import Entry, SortedRun, TimedMessage
 from outbox_broker.schedule.sorted_run_reader import RunDamaged, RunReader
 from outbox_broker.segments.port import SegmentReader
-from outbox_core.journal.journal import SegmentDamaged
 
 _PAGE: Final = 1_000
 
@@ -85,12 +85,9 @@ class ScheduleView:
 
 
 def _state_of(segments: SegmentReader, *, cancels_max: int) -> ScheduleState:
-    """Replay the log from its newest checkpoint; a segment whose checkpoint is not whole does not count yet."""
+    """Replay the log from its newest whole checkpoint."""
     state = ScheduleState(cancels_max=cancels_max)
-    replay = LogReplay(segments)
-    if replay.unfinished and not replay.names:
-        raise SegmentDamaged(f"{replay.unfinished[0]}: it has no whole checkpoint")
-    for record in replay.records():
+    for record in records_of(JournalReplay(segments, LOG)):
         state.apply(record)
     return state
 

@@ -28,6 +28,7 @@ class SegmentGarbage:
         self._merge = merge
         self._segments: list[str] = []
         self._at_checkpoint: list[str] = []
+        self._at_checkpoint_after: list[str] = []
         self._seen: Place | None = None  # the end of the log at the last step
 
     def finish(self, bucket: Bucket) -> None:
@@ -49,11 +50,20 @@ class SegmentGarbage:
 
     def add_at_checkpoint(self, segments: Iterable[str]) -> None:
         """Add segments that nothing will reference from the next checkpoint on. Under `lock`."""
+        self._at_checkpoint_after += segments
+
+    def add_named_before(self, segments: Iterable[str]) -> None:
+        """Add segments that the newest checkpoint does not name, and the one before it may. Before the schedule is
+        used.
+        """
         self._at_checkpoint += segments
 
     def pop_at_checkpoint(self) -> list[str]:
-        """Returns those segments as a checkpoint begins: for add() once it is durable. Under `lock`."""
-        segments, self._at_checkpoint = self._at_checkpoint, []
+        """Returns those of which the checkpoint before the newest knows nothing either, for add(); called once the
+        newest is durable. If that is damaged, the one before it counts, which names what it does not. Under `lock`.
+        """
+        segments, self._at_checkpoint = self._at_checkpoint, self._at_checkpoint_after
+        self._at_checkpoint_after = []
         return segments
 
     def delete(self, now_ms: int) -> None:
@@ -67,7 +77,7 @@ class SegmentGarbage:
             self._horizon.advance(now_ms)
             self._finish_opened()
             self._horizon.update_soonest()
-            place = context.log.place
+            place = context.log.end
             segments = list(self._segments)  # obsolete by the log up to this place
         self._seen, seen = place, self._seen
         if not segments:
@@ -90,7 +100,7 @@ class SegmentGarbage:
             self._merge.abandon()
             context = self._context
             with context.lock, suppress(StorageFailed):
-                named = {*context.state.segments(), *self._segments, *self._at_checkpoint}
+                named = {*context.state.segments(), *self._segments, *self._at_checkpoint, *self._at_checkpoint_after}
                 unnamed = {info.name for info in context.segments.list() if not info.name.startswith(PREFIX)} - named
                 self._filing.forget(unnamed)
                 context.segments.delete(sorted(unnamed))

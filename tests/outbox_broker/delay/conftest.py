@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ import pytest
 from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit
 from outbox_broker.delay_service.cluster_shard import PermittedTarget
 from outbox_broker.delay_service.delay_proxy import CLAIM_AHEAD_MS, DelayProxy
+from outbox_broker.journal.journal import Journal
+from outbox_broker.journal.replay import JournalReplay
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.storage import DiskStorage, Storage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore, TimedMessage
-from outbox_broker.schedule.schedule_log import ScheduleLog
+from outbox_broker.schedule.schedule_log import LOG, CapturedCheckpoint, records_of
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run import id_hashes
 from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import Clock, ManualClock
+from outbox_core.journal.block import SegmentKind
 from outbox_core.messages.publish_guard import PublishTarget
 
 NOW_MS = 1_800_000_000_000
@@ -146,7 +150,7 @@ def recorded(opened: Opened) -> ScheduleState:
     """What the log says now: the state that a restart would begin with."""
     assert opened.segments is not None
     state = ScheduleState(cancels_max=opened.options.cancels_remembered_max)
-    for record in ScheduleLog(opened.segments).recover():
+    for record in records_of(JournalReplay(opened.segments, LOG)):
         state.apply(record)
     return state
 
@@ -155,9 +159,10 @@ def rewrite(opened: Opened, state: ScheduleState) -> None:
     """As a kill, and another state in the log, as another version would have written it."""
     opened.drop()
     segments = LocalSegments.open(opened.folder)
-    log = ScheduleLog(segments)
-    assert list(log.recover())
-    log.begin_anew(state.checkpoint())
+    log = Journal(segments, name=LOG, kind=SegmentKind.MESSAGES)
+    assert list(records_of(log.recovered))
+    log.resume()
+    CapturedCheckpoint.of(log, state.checkpoint()).write(log, lock=nullcontext())
     segments.close()
 
 

@@ -110,10 +110,11 @@ def test_buckets_whose_first_log_has_no_checkpoint_are_refused_with_the_cure_and
     assert first.stem == "log-000000000001"
     for other in others:
         other.unlink()
+        other.with_suffix(".proven").unlink(missing_ok=True)
     first.write_bytes(first.read_bytes()[:size_bytes])
     before = sorted(path.name for path in tmp_path.glob("l0*.segment"))
 
-    with pytest.raises(SegmentDamaged, match=r"log-.*restore (it|log-.*) from a copy"):
+    with pytest.raises(SegmentDamaged, match=r"restore .*log-.* from a copy"):
         opened.open()
 
     assert sorted(path.name for path in tmp_path.glob("l0*.segment")) == before

@@ -10,8 +10,9 @@ from random import Random
 
 import pytest
 
+from outbox_broker.journal.replay import JournalReplay
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
-from outbox_broker.schedule.schedule_log import ScheduleLog
+from outbox_broker.schedule.schedule_log import LOG, records_of
 from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.errors import OutboxError, StorageFailed
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, MINUTE_MS, NOW_MS, Opened, flush, put, settle, timed
@@ -65,8 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
         flush(schedule, NOW_MS + MINUTE_MS)
         settle(schedule, NOW_MS + MINUTE_MS)
         assert opened.segments is not None
-        assert len(list(ScheduleLog(opened.segments).recover())) == 1, "more than a checkpoint"
-        assert len(list(opened.folder.glob("log-*.segment"))) == 1
+        assert len(list(records_of(JournalReplay(opened.segments, LOG)))) == 1, "more than a checkpoint"
     opened.drop()
     return opened.folder, truth
 

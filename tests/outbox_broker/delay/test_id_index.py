@@ -105,6 +105,38 @@ def test_a_piece_that_grew_large_and_was_put_last_hides_no_newer_one(opened: Ope
     assert resend(schedule, ids_of(1) + ids_of(2)) == {"duplicate"}
 
 
+def test_the_checkpoint_before_a_damaged_one_finds_all_the_pieces_that_it_names(
+    opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedule = opened.open(dedup_messages=DEDUP_MESSAGES)
+    for number in range(9):
+        put_flush(schedule, number)
+    settle(schedule, NOW_MS)
+    flush(schedule, NOW_MS)  # from here on the merge counts
+    schedule = opened.open()
+    settle(schedule, NOW_MS)
+    opened.drop()
+    newest = max(opened.folder.glob("log-*.segment"))
+    data = bytearray(newest.read_bytes())
+    data[200] ^= 1
+    newest.write_bytes(data)
+    caplog.set_level(logging.WARNING)
+
+    schedule = opened.open()
+    settle(schedule, NOW_MS)
+
+    said = [event_name(one) for one in caplog.records]
+    assert "block_damaged" in said
+    assert "id_index_damaged" not in said
+    ids = [one for number in range(9) for one in ids_of(number)]
+    assert resend(schedule, ids_of(8) + ids_of(7)) == {"duplicate"}
+    assert schedule.cancel(ids, now_ms=NOW_MS) == ["canceled"] * 90
+    for _ in range(2):
+        flush(schedule, NOW_MS)
+        settle(schedule, NOW_MS)
+    assert len(list(opened.folder.glob("ids-*.segment"))) == schedule.figures()["id_index_pieces"]
+
+
 @pytest.mark.parametrize("place", ["block", "fences", "header", "all"])
 def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
     opened: Opened, caplog: pytest.LogCaptureFixture, place: str
@@ -126,8 +158,9 @@ def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
     ids = [one for number in range(10) for one in ids_of(number)]
     assert all(schedule.find(one) for one in ids)
     assert schedule.cancel(ids[20:40], now_ms=NOW_MS) == ["canceled"] * 20
-    flush(schedule, NOW_MS)
-    settle(schedule, NOW_MS)
+    for _ in range(2):  # the checkpoint before the newest names it
+        flush(schedule, NOW_MS)
+        settle(schedule, NOW_MS)
     assert path.exists() is False
     caplog.clear()
     schedule = opened.open()
