@@ -53,7 +53,7 @@ SUFFIX: Final = ".segment"
 OPEN_FILES_MAX: Final = 128
 _NOTE_SUFFIX: Final = ".proven"
 _EARLIER_SUFFIXES: Final = frozenset({".delay", ".log"})
-_LOGS: Final = frozenset({SegmentKind.MESSAGES, SegmentKind.ACTIONS})
+LOGS: Final = frozenset({SegmentKind.MESSAGES, SegmentKind.ACTIONS})
 """Kinds of segments whose ends nothing else names, and which are gone on with: they have a note."""
 _READ_BYTES: Final = 1024 * 1024
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -97,7 +97,7 @@ class _Use:
 
 
 @dataclass(frozen=True, slots=True)
-class _Note:
+class Note:
     """Up to which position a segment was durable for a process without failed syncs, and the machine's start then. It
     may lag, and never leads.
     """
@@ -160,7 +160,7 @@ class LocalSegments:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
             infos, unfinished = _found_in(folder)
-            _refuse_if_newest_is_missing(folder, {*infos, *(path.stem for path in unfinished)})
+            refuse_if_newest_is_missing(folder, {*infos, *(path.stem for path in unfinished)})
             if reserve is not None:
                 reserve.release()
             epoch_file = EpochFile(folder)
@@ -204,7 +204,7 @@ class LocalSegments:
         Without space for the copy it goes on unproven: whether a sync of an earlier owner failed is not known then.
         """
         self.refuse_if_unable()
-        path, note = self._path(name), self._note(name)
+        path, note = self._path(name), read_note(self._folder, name)
         try:
             self._storage.remove(self._note_path(name))  # before the first write: it would claim too much
             with self.opened(name, make=False) as file:
@@ -245,7 +245,7 @@ class LocalSegments:
         with self._guard:
             self._refuse_if_closed()
             info, writer = self._infos.get(name), self._writers.get(name)
-        note = self._note(name)
+        note = read_note(self._folder, name)
         try:
             with self.opened(name, make=False) as file:
                 size = os.fstat(file.descriptor).st_size if writer is None else SEGMENT_HEAD_BYTES + writer.end
@@ -326,7 +326,7 @@ class LocalSegments:
         with self._guard:
             self._infos[info.name] = info
             self._folder_changed = True
-            if info.kind in _LOGS:
+            if info.kind in LOGS:
                 self._unnoted.append(info.name)
 
     def discard(self, name: str) -> None:
@@ -353,7 +353,7 @@ class LocalSegments:
         and as it is sealed. After a power failure the newest segment may end at its first hole; were one before it
         missing, or had it a hole, that would be damage.
         """
-        if self.is_synced or writer.kind not in _LOGS:
+        if self.is_synced or writer.kind not in LOGS:
             return
         try:
             use = self.opened_unless_deleted(writer)
@@ -452,13 +452,6 @@ class LocalSegments:
     def _writing(self, info: SegmentInfo, *, end: int, is_begun: bool) -> LocalWriter:
         writer = self._writers[info.name] = LocalWriter(self, info, storage=self._storage, end=end, is_begun=is_begun)
         return writer
-
-    def _note(self, name: str) -> _Note | None:
-        try:
-            end, _, boot = self._note_path(name).read_text(encoding="ascii").strip().partition(" ")
-            return _Note(int(end), boot)
-        except (OSError, ValueError):
-            return None
 
     def _failed(self, error: OSError) -> StorageFailed:
         self._failure = error
@@ -586,7 +579,7 @@ class LocalWriter:
         if self._segments.is_writing(self):
             self.cut(self._end)  # of an append that failed halfway something may be left
             self._segments.sync_anyway(self)
-            if self.kind in _LOGS:
+            if self.kind in LOGS:
                 self._segments.write_note(self.name, self._durable)
         self._sealed = True
         self._segments.release(self)
@@ -620,6 +613,15 @@ class LocalWriter:
             raise StorageFailed(f"{self.name} was deleted")
 
 
+def read_note(folder: Path, name: str) -> Note | None:
+    """Returns the note of a segment; None if it has none, or a damaged one."""
+    try:
+        end, _, boot = (folder / f"{name}{_NOTE_SUFFIX}").read_text(encoding="ascii").strip().partition(" ")
+        return Note(int(end), boot)
+    except (OSError, ValueError):
+        return None
+
+
 def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
     """Returns the segments of a folder, and the files to remove: of what was made when its owner died, and of copies.
 
@@ -635,11 +637,11 @@ def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
     unfinished = sorted(folder.glob("*.new"))
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with path.open("rb") as file:
-            if _is_unfinished(file):
+            if is_unfinished(file):
                 unfinished.append(path)
                 continue
             file.seek(0)
-            head = _head_of(path, file, is_owned=is_owned)
+            head = head_of(path, file, is_owned=is_owned)
         infos[path.stem] = SegmentInfo(
             name=path.stem, kind=head.kind, first=head.first, end=None, created_at_ms=head.created_at_ms,
             epoch=head.epoch,
@@ -647,7 +649,7 @@ def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
     return infos, unfinished
 
 
-def _refuse_if_newest_is_missing(folder: Path, names: Container[str]) -> None:
+def refuse_if_newest_is_missing(folder: Path, names: Container[str]) -> None:
     """Raise SegmentDamaged if a log's newest segment, of which there is a note, is gone: nothing else would tell, and
     the log would go on at an earlier end.
     """
@@ -662,7 +664,7 @@ def _refuse_if_newest_is_missing(folder: Path, names: Container[str]) -> None:
             )
 
 
-def _is_unfinished(file: BinaryIO) -> bool:
+def is_unfinished(file: BinaryIO) -> bool:
     """Returns whether a file has nothing but zeros, or a part of a head: nothing was acknowledged of it. A head of
     zeros alone does not say so: where a page was lost, blocks are behind it.
     """
@@ -672,7 +674,7 @@ def _is_unfinished(file: BinaryIO) -> bool:
     return not any(data.strip(b"\0") for data in iter(partial(file.read, _READ_BYTES), b""))
 
 
-def _head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead:
+def head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead:
     """Returns the head of a segment; where it is damaged, what its blocks say. What is nothing of ours in a folder that
     had an owner is damage, too. Raises ConfigurationError.
     """
