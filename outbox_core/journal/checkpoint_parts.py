@@ -53,6 +53,10 @@ class CheckpointParts:
         for captured, parts in other._parts.items():
             self._parts.setdefault(captured, {}).update(parts)
 
+    def __len__(self) -> int:
+        """How many parts there are."""
+        return sum(map(len, self._parts.values()))
+
     def newest_whole(self) -> JournalCheckpoint | None:
         """Returns the newest checkpoint of which all parts are there."""
         for captured in sorted(self._parts, reverse=True):
