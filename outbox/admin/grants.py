@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Final, assert_never
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 
 from outbox.alembic import is_of_outbox
 from outbox.store.databases.supported import database_of
-from outbox.store.schema import OutboxTables, message_table_names, outbox_tables
+from outbox.store.schema import OutboxTables, message_table, message_table_names, outbox_tables
 from outbox.store.table_placement import table_namespace, tables_in
 from outbox_core.common.table_namespace import VERSION_TABLE, TableNamespace
 
@@ -38,6 +38,22 @@ def grants(connection: Connection, role: DatabaseRole, *, schema: str | None, ac
         database.grant(privileges, schema=granted_schema, table=table, account=account, makes=makes)
         for granted_schema, table, privileges in _needed(connection, role, namespace)
     ]
+
+
+def table_privileges(
+    connection: Connection, role: DatabaseRole, *, schema: str | None
+) -> Iterator[tuple[Table, tuple[str, ...]]]:
+    """Yields the outbox's tables that there are, each with the privileges on its rows that the role needs.
+
+    Raises ConfigurationError without a namespace.
+    """
+    namespace = table_namespace(connection.dialect, schema)
+    tables = {table.name: table for table in outbox_tables(namespace).metadata.sorted_tables}
+    tables |= {name: message_table(namespace.schema, name) for name in message_table_names(connection, namespace)}
+    present = tables_in(connection, namespace.schema)
+    for granted_schema, name, privileges in _needed(connection, role, namespace):
+        if granted_schema == namespace.schema and name in tables and name in present:
+            yield tables[name], tuple(privileges.split(", "))
 
 
 def _needed(

@@ -24,6 +24,7 @@ SUMMARIES: Final = {
     "db": "Make and upgrade the outbox tables.",
     "messages": "Show unsent messages, and decide about parked ones.",
     "status": "Show the state of an outbox.",
+    "doctor": "Check database, rights, compensator and broker.",
     "config": "Show the settings of services, and what is wrong with them.",
     "compensator": "Find what was committed and not sent, and send it.",
     "broker": "Run the broker, and administer one.",

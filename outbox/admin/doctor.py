@@ -1,0 +1,247 @@
+"""The checks of `outbox doctor`: whether database, tables, rights, clock, compensator and broker are as they should be.
+
+Each check has a time limit, says one line and, where something is wrong, the cure. None of them writes.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import ClauseElement, Connection, Engine, Table, delete, false, insert, select, update
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+
+from outbox.admin.grants import DatabaseRole, table_privileges
+from outbox.admin.source_owners import read_sharing
+from outbox.migrate import schema_upgrade
+from outbox.store.database import background_engine, database_errors, open_engine
+from outbox.store.databases.database_port import Failure
+from outbox.store.databases.supported import database_of, failure_of
+from outbox.store.message_table import MessageStore
+from outbox.store.schema import message_table_names
+from outbox.store.table_placement import table_namespace, tables_missing
+from outbox_core.common.errors import OutboxError
+from outbox_core.messages.broker_port import Broker, Inspectable
+
+CLOCK_SKEW_MS_MAX: Final = 1_000
+"""The difference of two clocks that the reconciliation forgives by default."""
+OVERDUE_SECONDS: Final = 60.0
+COUNTED_ROWS_MAX: Final = 10_000
+
+
+class Status(StrEnum):
+    """What became of a check. Only `fail` needs somebody to act at once."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check: what was found, and the cure where that is not well."""
+
+    check: str
+    status: Status
+    says: str
+    cure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patient:
+    """What is looked at. `open_broker` is called by its check; None: no broker was named."""
+
+    url: URL
+    schema: str | None
+    role: DatabaseRole
+    open_broker: Callable[[], Broker] | None
+
+
+def examine(patient: Patient, *, timeout_s: float) -> Iterator[Finding]:
+    """Yields the finding of each check when it is over; `timeout_s`: how long each may take, seconds.
+
+    Without a database the checks on it are left out. A check that takes longer fails, and goes on behind: the process
+    need not wait for it.
+    """
+    yield _versions()
+    reached = _within("database", lambda: _database(patient), timeout_s=timeout_s)
+    yield reached
+    if reached.status is not Status.FAIL:
+        on_database: dict[str, Callable[[Connection, Patient], Finding]] = {
+            "tables": _tables, "rights": _rights, "database clock": _clock, "compensator": _compensator,
+        }  # fmt: skip
+        for name, check in on_database.items():
+            yield _within(name, partial(_on, patient, check), timeout_s=timeout_s)
+    open_broker = patient.open_broker
+    if open_broker is not None:
+        yield _within("broker", lambda: _broker(open_broker), timeout_s=timeout_s)
+
+
+def _within(name: str, check: Callable[[], Finding], *, timeout_s: float) -> Finding:
+    """Runs a check in a thread of its own, since no driver bounds all that it waits for: names, connects, answers."""
+    findings: list[Finding] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            findings.append(check())
+        except OutboxError as error:
+            findings.append(Finding(check=name, status=Status.FAIL, says=str(error)))  # which names the cure
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name=f"doctor-{name}", daemon=True).start()
+    done.wait(timeout_s)
+    if findings:
+        return findings[0]
+    cure = "see whether its server hangs, or say a longer --timeout-s"
+    return Finding(check=name, status=Status.FAIL, says=f"no answer in {timeout_s:g} s", cure=cure)
+
+
+def _on(patient: Patient, check: Callable[[Connection, Patient], Finding]) -> Finding:
+    with _connected(patient) as (_engine, connection):
+        return check(connection, patient)
+
+
+@contextmanager
+def _connected(patient: Patient) -> Iterator[tuple[Engine, Connection]]:
+    """A connection of its own for one check: the one before may still wait for its answer."""
+    engine = open_engine(patient.url)
+    background = background_engine(engine)
+    try:
+        with database_errors(engine.url), background.connect() as connection:
+            yield engine, connection
+    finally:
+        background.dispose()
+        engine.dispose()
+
+
+def _versions() -> Finding:
+    versions = ", ".join(f"{name} {version(name)}" for name in ("outbox-mq", "SQLAlchemy"))
+    return Finding(check="versions", status=Status.OK, says=f"{versions}, Python {platform.python_version()}")
+
+
+def _database(patient: Patient) -> Finding:
+    file = patient.url.database
+    if patient.url.get_backend_name() == "sqlite" and file and not Path(file).exists():  # connecting would make it
+        cure = "outbox db upgrade --url URL makes it"
+        return Finding(check="database", status=Status.FAIL, says=f"there is no file {file}", cure=cure)
+    started = time.monotonic()
+    with _connected(patient) as (engine, connection):
+        name = engine.dialect.name
+        product = ".".join(map(str, connection.dialect.server_version_info or ()))
+    spent_ms = (time.monotonic() - started) * 1_000
+    return Finding(check="database", status=Status.OK, says=f"{name} {product} answers, connected in {spent_ms:.0f} ms")
+
+
+def _tables(connection: Connection, patient: Patient) -> Finding:
+    namespace = table_namespace(connection.dialect, patient.schema)
+    names = message_table_names(connection, namespace)
+    if not names:
+        raise tables_missing(connection, patient.schema)
+    revision, newest = schema_upgrade.current(connection, schema=patient.schema), schema_upgrade.head()
+    says = f"{len(names):,} message table(s) at revision {revision or 'none'}"
+    if revision == newest:
+        return Finding(check="tables", status=Status.OK, says=says)
+    cure = f"the newest is {newest}: outbox db upgrade --url URL, or the newest release"
+    return Finding(check="tables", status=Status.FAIL, says=says, cure=cure)
+
+
+def _rights(connection: Connection, patient: Patient) -> Finding:
+    database = database_of(connection.dialect)
+    if not database.has_schemas:
+        return Finding(check="rights", status=Status.OK, says="the database has no users")
+    lacking = [
+        f"{privilege} on {table.fullname}"
+        for table, privileges in table_privileges(connection, patient.role, schema=patient.schema)
+        for privilege in privileges
+        if not _may(connection, privilege, table)
+    ]
+    if not lacking:
+        return Finding(check="rights", status=Status.OK, says=f"this user has what the role {patient.role} needs")
+    cure = f"outbox db grants --role {patient.role} --url URL prints what to grant"
+    return Finding(check="rights", status=Status.FAIL, says=f"it lacks {', '.join(lacking)}", cure=cure)
+
+
+def _may(connection: Connection, privilege: str, table: Table) -> bool:
+    """Returns whether this user may. EXPLAIN asks for the privileges of a statement, and does not run it."""
+    columns = list(table.columns)
+    statements: dict[str, ClauseElement] = {
+        "SELECT": select(*columns).where(false()),
+        "INSERT": insert(table).from_select(columns, select(*columns).where(false())),
+        "UPDATE": update(table).where(false()).values({columns[-1]: columns[-1]}),
+        "DELETE": delete(table).where(false()),
+    }
+    compiled = statements[privilege].compile(connection.engine, compile_kwargs={"literal_binds": True})
+    try:
+        connection.exec_driver_sql(f"EXPLAIN {compiled}").close()
+    except DBAPIError as error:
+        if failure_of(error.orig) is not Failure.PRIVILEGE_MISSING:
+            raise
+        return False
+    finally:
+        connection.rollback()
+    return True
+
+
+def _clock(connection: Connection, _patient: Patient) -> Finding:
+    now_us = database_of(connection.dialect).now_us()
+    connection.execute(select(now_us)).scalar_one()  # the first statement waits for what a connection does once
+    before_us = time.time_ns() // 1_000
+    theirs_us = int(connection.execute(select(now_us)).scalar_one())
+    after_us = time.time_ns() // 1_000
+    # Somewhere between the two looks at our clock: only what is beyond them is a difference.
+    beyond_ms = max(before_us - theirs_us, theirs_us - after_us, 0) / 1_000
+    says = f"differs from this machine's by {beyond_ms:,.0f} ms or a little more"
+    if beyond_ms <= CLOCK_SKEW_MS_MAX:
+        return Finding(check="database clock", status=Status.OK, says=says)
+    cure = "synchronise both machines' clocks (NTP): due times and leases are by the database's clock"
+    return Finding(check="database clock", status=Status.WARN, says=says, cure=cure)
+
+
+def _compensator(connection: Connection, patient: Patient) -> Finding:
+    """By its leases where it uses them, and else by what waits: a compensator alone on a database writes nothing."""
+    sharing = read_sharing(connection, dialect=connection.dialect, schema=patient.schema)
+    names = message_table_names(connection, table_namespace(connection.dialect, patient.schema))
+    ages = [
+        MessageStore(dialect=connection.dialect, schema=patient.schema, table=name)
+        .backlog(connection, rows_max=COUNTED_ROWS_MAX)
+        .oldest_due_age_us
+        for name in names
+    ]
+    overdue_s = max(ages, default=0) / 1_000_000
+    living = 0 if sharing is None else len(sharing.instances)
+    says = f"{living:,} live by leases; the oldest due message waits for {overdue_s:,.1f} s"
+    if overdue_s > OVERDUE_SECONDS:
+        cure = "outbox compensator run --url URL --broker URL; why a message waits: outbox messages list"
+        return Finding(check="compensator", status=Status.FAIL, says=says, cure=cure)
+    if sharing is not None and (not living or sharing.unserved):
+        cure = f"{len(sharing.unserved):,} source(s) without a live compensator: start one, or wait for a lease"
+        return Finding(check="compensator", status=Status.FAIL, says=says, cure=cure)
+    return Finding(check="compensator", status=Status.OK, says=says)
+
+
+def _broker(open_broker: Callable[[], Broker]) -> Finding:
+    broker = open_broker()
+    try:
+        if not isinstance(broker, Inspectable):
+            says = "its adapter cannot inspect a server"
+            return Finding(check="broker", status=Status.WARN, says=says, cure="publish a message to try it")
+        found = broker.inspect()
+    finally:
+        broker.close()
+    says = f"{found.product} {found.version}".rstrip() + " answers, and can serve"
+    if found.weaknesses:
+        cure = "; ".join(map(str, found.weaknesses))
+        return Finding(check="broker", status=Status.FAIL, says=f"{says}; it is set weaker than promised", cure=cure)
+    return Finding(check="broker", status=Status.OK, says=says)

@@ -1,0 +1,77 @@
+"""Command `outbox doctor`: prints the findings of outbox/admin/doctor.py. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from outbox.admin.doctor import Finding, Patient, Status, examine
+from outbox.admin.grants import DatabaseRole
+from outbox.store.database_url import database_url
+from outbox_core.messages.connect import connect
+from outbox_core.runtime.config_files import read_optional_secret
+from outbox_core.runtime.terminal_text import escaped
+
+app: typer.Typer = typer.Typer()
+
+TIMEOUT_SECONDS: Final = 10.0
+
+
+@app.callback(invoke_without_command=True)
+def doctor(
+    url: Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database of the outbox.")],
+    schema: Annotated[
+        str | None, typer.Option("--schema", help="Schema that has the outbox tables alone (MySQL).")
+    ] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."
+        ),
+    ] = None,
+    role: Annotated[
+        DatabaseRole, typer.Option("--role", help="Whose rights the URL's user shall have.")
+    ] = DatabaseRole.APP,
+    broker: Annotated[
+        str | None, typer.Option("--broker", envvar="OUTBOX_BROKER__URL", help="Broker of the outbox.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", envvar="OUTBOX_BROKER__TOKEN_FILE", help="File with the broker's token."),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=0.1, help="How long each check may take, seconds.")
+    ] = TIMEOUT_SECONDS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check database, rights, compensator and broker.
+
+    A line a check, with the cure below it where something is wrong. Writes nothing. Exit status 1 if a check failed.
+
+    Example: outbox doctor --url mysql+pymysql://app@db/shop --broker http://broker:7788
+    """
+    token = read_optional_secret(token_file, what="token")
+    options: dict[str, Any] = {} if token is None else {"token": token}
+    patient = Patient(
+        url=database_url(url, password_file=password_file), schema=schema, role=role,
+        open_broker=None if broker is None else lambda: connect(broker, **options),
+    )  # fmt: skip
+    findings = []
+    for finding in examine(patient, timeout_s=timeout_s):
+        findings.append(finding)
+        if not as_json:
+            _print(finding)
+    is_well = all(finding.status is not Status.FAIL for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": is_well, "checks": [asdict(finding) for finding in findings]}))
+    raise typer.Exit(0 if is_well else 1)
+
+
+def _print(finding: Finding) -> None:
+    typer.echo(escaped(f"{finding.status:<4}  {finding.check}: {finding.says}"))
+    if finding.cure:
+        typer.echo(escaped(f"      {finding.cure}"))
