@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.journal.journal import frames
@@ -19,6 +20,9 @@ from outbox_core.journal.block import FrameKind
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
+
+_FRAMES_PART: Final = 64
+"""More than heads and blocks of the file system add to a checkpoint's parts."""
 
 
 class LogWriter:
@@ -57,8 +61,10 @@ class LogWriter:
                 raise
             logger.warning("checkpoint_deferred", extra={"error": str(error)})
 
-    def write_checkpoint(self) -> None:
+    def write_checkpoint(self, *, spends_reserve: bool = False) -> None:
         """Write a checkpoint of all actions so far; it is durable then. Not under the lock, but for its capture.
+        `spends_reserve`: what is dropped behind it makes room. Raises StorageFailed; for lack of room, before its first
+        part where the disk says so: the parts of one that fails stay in the log.
 
         The messages that it refers to are durable before its first part is appended, so it is never ahead of them.
         """
@@ -69,6 +75,8 @@ class LogWriter:
                 captured, messages_end = context.actions.end, self._messages.end
                 settled_end = messages_end if context.dispatching_from is None else context.dispatching_from
                 parts = checkpoint.parts_of(self._state, messages_end=settled_end)
+            size_bytes = sum(map(len, parts))
+            self._reserve.make_room(size_bytes + size_bytes // _FRAMES_PART, spends=spends_reserve)
             self._messages.commit(messages_end)
             context.schedule.commit()
             context.actions.write_checkpoint(

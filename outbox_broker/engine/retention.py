@@ -102,9 +102,11 @@ class LogRetention:
                 self._move_groups_behind(going[-1])
         if going:
             # A power failure must not lose what groups have settled, and where topics end, once the messages are gone.
-            self._reserve.spend(self._writer.write_checkpoint)
+            self._writer.write_checkpoint(spends_reserve=True)
         with self._lock:
             self._context.refuse_if_closed()
+            if going and self._options.retention_drops_unread:
+                self._move_groups_behind(going[-1])  # whichever was made, or moved back, meanwhile
             dropped = self._drop_messages(self._unneeded(going))
             self._drop_actions(now_ms)
             if self._state.deleted and not self._dispatcher.has_taken():

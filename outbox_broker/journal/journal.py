@@ -83,18 +83,21 @@ class Journal:
         self._durable = 0
         self._tails: deque[_Tail] = deque()  # segments that may not be durable, and the newest
         self._is_roll_wanted = False
+        self._has_leftover = False
+        """Whether a roll failed of which something may be left: until it is replaced, nothing may be appended to the
+        segment before it, which would grow into its offsets."""
         self._is_sealed = False
         self._guard = threading.Lock()
         """Guards the fields above against commits and reads. Never held while anything is waited for; innermost."""
         self._sealing = threading.Lock()
         """Held while rolled segments are sealed: a writer is sealed by one thread."""
         self._dropping = threading.Lock()
-        self._kept: deque[int] = deque(maxlen=CHECKPOINTS_KEPT)  # where durable checkpoints were captured
+        self._kept: list[tuple[int, int]] = []  # where checkpoints were captured, and the offsets behind them
         if self.recovered.checkpoint is not None:
-            self._kept.append(self.recovered.checkpoint.captured)
+            self._kept.append((self.recovered.checkpoint.captured, self._end))
         self.checkpoint_bytes = sum(map(len, self.recovered.checkpoint.parts)) if self.recovered.checkpoint else 0
         """How much the newest checkpoint has."""
-        self._grown_from = self._kept[-1] if self._kept else 0
+        self._grown_from = self._kept[-1][0] if self._kept else 0
         self._parts_bytes = self.recovered.parts_bytes  # of checkpoints, from there on
 
     # -- recovery ----------------------------------------------------------------------------------------------------
@@ -171,7 +174,9 @@ class Journal:
         if not 0 < len(frames) <= FRAMES_MAX:
             raise ValueError(f"a block has 1 to {FRAMES_MAX} frames, not {len(frames)}")
         tail = self._tails[-1] if self._tails else None
-        if (tail is None or self._is_roll_due(tail)) and self._append_rolled(frames, tail, at_ms=at_ms):
+        if (tail is None or self._has_leftover or self._is_roll_due(tail)) and self._append_rolled(
+            frames, tail, at_ms=at_ms
+        ):
             return self._end
         assert tail is not None  # noqa: S101 - else the append would have failed
         self._write(tail, frames, at_ms=at_ms, frames_before=self._frames if tail.writer.end else 0)
@@ -221,7 +226,7 @@ class Journal:
                 self._parts_bytes += BLOCK_HEAD_BYTES + frames.size_bytes
         self.commit(end)
         with self._guard:
-            self._kept.append(captured)
+            self._kept.append((captured, end))
 
     def seal(self) -> None:
         """Make all durable, and accept no more blocks; idempotent. Raises StorageFailed."""
@@ -254,8 +259,7 @@ class Journal:
         dropped: list[SegmentInfo] = []
         with self._dropping:
             with self._guard:
-                kept = self._kept[0] if len(self._kept) == CHECKPOINTS_KEPT else 0
-                limit = min(offset, kept, self._durable_first())
+                limit = min(offset, self._checkpoints_first(), self._durable_first())
                 ends = [following.first for following in self._infos[1:]]
                 old = [info for info, end in zip(self._infos, ends, strict=False) if end <= limit]
             for info in old:
@@ -291,15 +295,16 @@ class Journal:
             tail.writer.abandon()
             try:
                 self._segments.delete([name])
-            except StorageFailed:  # the next attempt replaces it: behind it nothing may be appended to the one before
+            except StorageFailed:
+                self._has_leftover = True
                 raise error from error.__cause__
+            self._has_leftover = False
             if before is None or not may_pass(error):
                 raise
-            before.roll_at = 2 * before.writer.end
+            before.roll_at, self._is_roll_wanted = 2 * before.writer.end, False
             logger.warning("roll_put_off", extra={"segment": before.writer.name, "error": str(error)})
             return False
-        finally:
-            self._is_roll_wanted = False
+        self._has_leftover = self._is_roll_wanted = False
         return True
 
     def _write(self, tail: _Tail, frames: Framed, *, at_ms: int, frames_before: int) -> None:
@@ -333,6 +338,16 @@ class Journal:
             tail.writer.seal()
             with self._guard:
                 self._tails.remove(tail)
+
+    def _checkpoints_first(self) -> int:
+        """The offset from which on all is kept: that of the second newest checkpoint that is surely on the disk. Where
+        syncs are left to the system, that is one before the newest segment, since those are synced as they are sealed.
+        """
+        sure = max(self._durable, self._durable_first())
+        while len(self._kept) > CHECKPOINTS_KEPT and self._kept[CHECKPOINTS_KEPT][1] <= sure:
+            del self._kept[0]
+        are_sure = len(self._kept) >= CHECKPOINTS_KEPT and self._kept[CHECKPOINTS_KEPT - 1][1] <= sure
+        return self._kept[0][0] if are_sure else 0
 
     def _durable_first(self) -> int:
         """The offset at which the oldest segment begins that may not be durable, and must not be dropped yet."""

@@ -209,7 +209,9 @@ def _segments_of(infos: Sequence[SegmentInfo], log: str) -> list[SegmentInfo]:
     """
     found = sorted((info for info in infos if info.name.rpartition("-")[0] == log), key=number_of)
     for before, info in pairwise(found):
-        if number_of(info) != number_of(before) + 1 or info.first < before.first:
+        if (
+            number_of(info) != number_of(before) + 1 or info.first <= before.first
+        ):  # an append begins one: none is empty
             missing = segment_name(log, number_of(info) - 1)
             raise SegmentDamaged(f"{missing} is missing before {info.name}; restore it from a copy")
     return found

@@ -103,6 +103,19 @@ class Reserve:
             except OSError as error:
                 raise _refused(error) from error
 
+    def make_room(self, size_bytes: int, *, spends: bool) -> None:
+        """Raise StorageFailed unless the disk has room for a write of this size; if it `spends`, release as many halves
+        as are needed for that, and none if that is not enough.
+        """
+        with self._lock:
+            free_bytes = self.disk_space().free_bytes
+            if free_bytes >= size_bytes:
+                return
+            if not spends or free_bytes + self.held_bytes < size_bytes:
+                raise StorageFailed(f"{os.strerror(errno.ENOSPC)}: {size_bytes} bytes are needed") from _no_space()
+        while self.disk_space().free_bytes < size_bytes and self._let_half_go(keep=0):
+            pass
+
     def spend(self, write: Callable[[], T], *, keep_half: bool = False) -> T:
         """Run a write that needs little space; if the disk is full, release halves of the reserve and retry.
 

@@ -105,9 +105,14 @@ class FolderView:
                 head = head_of(path, file, is_owned=EpochFile(self._folder).identity() is not None)
         except FileNotFoundError:
             return  # deleted meanwhile
-        except (ConfigurationError, PermissionError) as error:
+        except (ConfigurationError, PermissionError, SegmentDamaged) as error:
             self.damaged_heads.discard(path.stem)
             self.unreadable.append(UnreadableSegment(name=path.stem, why=str(error)))
+            return
+        if head is None:
+            self.damaged_heads.discard(path.stem)
+            why = "its first page is lost, and nothing in it was committed: an opening sets it aside"
+            self.unreadable.append(UnreadableSegment(name=path.stem, why=why))
             return
         self._infos[path.stem] = SegmentInfo(
             name=path.stem, kind=head.kind, first=head.first, end=None, created_at_ms=head.created_at_ms,

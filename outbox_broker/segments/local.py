@@ -14,6 +14,7 @@ removed that.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -55,6 +56,9 @@ _NOTE_SUFFIX: Final = ".proven"
 _EARLIER_SUFFIXES: Final = frozenset({".delay", ".log"})
 LOGS: Final = frozenset({SegmentKind.MESSAGES, SegmentKind.ACTIONS})
 """Kinds of segments whose ends nothing else names, and which are gone on with: they have a note."""
+_ASIDE_SUFFIX: Final = ".unreadable"
+_LOG_SEGMENT: Final = re.compile(r"[a-z]+-\d{12}")
+"""Names of segments of logs, as journal/replay.py makes them."""
 _READ_BYTES: Final = 1024 * 1024
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -132,7 +136,7 @@ class LocalSegments:
         self._guard = threading.RLock()
         self._unused = threading.Condition(self._guard)
         self._folder_changed = False
-        self._unnoted: list[str] = []  # segments of logs whose files may not be in the folder for good yet
+        self._unnoted: set[str] = set()  # segments of logs of which nothing was committed yet
         self._failure: OSError | None = None
         self._closed = False
 
@@ -159,7 +163,7 @@ class LocalSegments:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-            infos, unfinished = _found_in(folder)
+            infos, unfinished, unreadable = _found_in(folder)
             refuse_if_newest_is_missing(folder, {*infos, *(path.stem for path in unfinished)})
             if reserve is not None:
                 reserve.release()
@@ -171,6 +175,10 @@ class LocalSegments:
                     logger.warning("unfinished_file_removed", extra={"file": path.name})
                     path.with_suffix(_NOTE_SUFFIX).unlink(missing_ok=True)
                     storage.remove(path)
+            for path in unreadable:
+                logger.error("unreadable_segment_set_aside", extra={"segment": path.stem, "suffix": _ASIDE_SUFFIX})
+                path.replace(path.with_suffix(_ASIDE_SUFFIX))
+                storage.sync_folder(folder)
         except BaseException as error:
             lock.release()
             if isinstance(error, OSError):
@@ -327,7 +335,7 @@ class LocalSegments:
             self._infos[info.name] = info
             self._folder_changed = True
             if info.kind in LOGS:
-                self._unnoted.append(info.name)
+                self._unnoted.add(info.name)
 
     def discard(self, name: str) -> None:
         """Remove a file that got no first block, if that can be done: else the next append, or owner, does it."""
@@ -364,10 +372,10 @@ class LocalSegments:
         except OSError as error:
             raise self._failed(error) from error
 
-    def confirm(self) -> None:
-        """Make the folder durable if a file is new, then check that this is still the owner, and that nothing failed: a
-        sync that completed after another one took over, or failed, must not be acknowledged. Raises StorageFailed,
-        WriterFenced.
+    def confirm(self, name: str) -> None:
+        """What was written of a segment is synced: make the folder durable if a file is new, then check that this is
+        still the owner, and that nothing failed: a sync that completed after another one took over, or failed, must not
+        be acknowledged. Raises StorageFailed, WriterFenced.
         """
         with self._guard:
             if self._folder_changed:
@@ -376,10 +384,11 @@ class LocalSegments:
                 except OSError as error:  # noted under the guard: the next sync of the folder may report nothing
                     raise self._failed(error) from error
                 self._folder_changed = False
-            for name in self._unnoted:
+            # Not before a commit of its own: the note of a segment says that somebody was told what is in it.
+            if name in self._unnoted:
+                self._unnoted.discard(name)
                 if name in self._infos:
                     self.write_note(name, 0)
-            self._unnoted.clear()
         self.refuse_if_failed()
         self._refuse_if_closed()
         self._refuse_if_fenced()
@@ -556,7 +565,7 @@ class LocalWriter:
             if not self._is_entered and self.is_begun:
                 self._segments.sync_anyway(self)
                 self._is_entered = True
-        self._segments.confirm()
+        self._segments.confirm(self.name)
         return self._durable if self._segments.is_synced else 0
 
     def cut(self, end: int) -> None:
@@ -622,10 +631,11 @@ def read_note(folder: Path, name: str) -> Note | None:
         return None
 
 
-def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
-    """Returns the segments of a folder, and the files to remove: of what was made when its owner died, and of copies.
+def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path], list[Path]]:
+    """Returns the segments of a folder; the files to remove, of what was made when its owner died, and of copies; and
+    those to set aside, of which nothing says where they begin.
 
-    Raises ConfigurationError, with the cure, at segments of another format.
+    Raises ConfigurationError, with the cure, at segments of another format; SegmentDamaged.
     """
     for path in sorted(path for path in folder.iterdir() if path.suffix in _EARLIER_SUFFIXES):
         raise ConfigurationError(
@@ -634,7 +644,7 @@ def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
         )
     infos: dict[str, SegmentInfo] = {}
     is_owned = EpochFile(folder).identity() is not None
-    unfinished = sorted(folder.glob("*.new"))
+    unfinished, unreadable = sorted(folder.glob("*.new")), list[Path]()
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with path.open("rb") as file:
             if is_unfinished(file):
@@ -642,11 +652,14 @@ def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path]]:
                 continue
             file.seek(0)
             head = head_of(path, file, is_owned=is_owned)
+        if head is None:
+            unreadable.append(path)
+            continue
         infos[path.stem] = SegmentInfo(
             name=path.stem, kind=head.kind, first=head.first, end=None, created_at_ms=head.created_at_ms,
             epoch=head.epoch,
         )  # fmt: skip
-    return infos, unfinished
+    return infos, unfinished, unreadable
 
 
 def refuse_if_newest_is_missing(folder: Path, names: Container[str]) -> None:
@@ -674,9 +687,12 @@ def is_unfinished(file: BinaryIO) -> bool:
     return not any(data.strip(b"\0") for data in iter(partial(file.read, _READ_BYTES), b""))
 
 
-def head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead:
+def head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead | None:
     """Returns the head of a segment; where it is damaged, what its blocks say. What is nothing of ours in a folder that
-    had an owner is damage, too. Raises ConfigurationError.
+    had an owner is damage, too. None: of a log's newest segment nothing says where it begins, and nobody was told that
+    anything in it is durable; a power failure kept a later page of its first block, and not the first one.
+
+    Raises ConfigurationError; SegmentDamaged where somebody was told that, by the segment's note or by one behind it.
     """
     data = file.read(SEGMENT_HEAD_BYTES)
     try:
@@ -686,6 +702,13 @@ def head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead:
         is_damaged = isinstance(refused, SegmentHeadDamaged) or not data.startswith(SEGMENT_MAGIC)
         if not is_damaged or (block is None and not is_owned):
             raise ConfigurationError(f"{path}: {refused}") from refused
+        if block is None and _LOG_SEGMENT.fullmatch(path.stem):
+            newest = max(path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{SUFFIX}"))
+            if path != newest or path.with_suffix(_NOTE_SUFFIX).exists():
+                raise SegmentDamaged(
+                    f"{path.stem}: its head and those of its blocks are lost; restore it from a copy"
+                ) from refused
+            return None
         logger.error("segment_head_damaged", extra={"segment": path.stem})  # noqa: TRY400 - there is nothing to trace
         is_record = block is None or block.kind == FrameKind.RECORD
         kind = SegmentKind.BUCKET if is_record else SegmentKind.MESSAGES

@@ -189,3 +189,16 @@ def test_a_delay_service_on_a_full_disk_delivers_and_cancels_all_it_has_and_take
     delay.turn()
     assert [one.id for one in target.pull(TOPIC, GROUP, max_messages=5, wait_ms=0)] == ["after-0"]
     delay.close()
+
+
+def test_room_is_made_for_a_write_whose_size_is_known_or_nothing_is_given_up(tmp_path: Path) -> None:
+    reserve = Reserve(tmp_path / "reserve", size_bytes=8192)
+    reserve.take()
+
+    with pytest.raises(StorageFailed, match="No space left"):
+        reserve.make_room(1 << 60, spends=True)
+    with pytest.raises(StorageFailed, match="No space left"):
+        reserve.make_room(1 << 60, spends=False)
+    reserve.make_room(1, spends=True)
+
+    assert reserve.held_bytes == 8192

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from tests.outbox_broker.action_log import (
     damage_checkpoints,
     whole_checkpoint,
 )
+from tests.outbox_broker.failing_storage import HeldSyncs
 from tests.outbox_broker.polling import until
 
 TOPIC, GROUP = "orders", "billing"
@@ -30,6 +32,7 @@ BY_AGE = {
 }  # fmt: skip
 """The timer looks at it never: the tests do."""
 type_of_open = Callable[..., Engine]
+SECONDS_MAX = 120
 
 
 def fill(engine: Engine, count: int = 60, *, name: str = "m", topic: str = TOPIC) -> list[str]:
@@ -290,3 +293,38 @@ def test_the_timer_drops_what_is_old(open_engine: type_of_open, folder: Path, cl
     clock.advance(HOUR_MS)
 
     until(lambda: segments(folder) < before)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_group_that_is_moved_back_while_retention_waits_is_moved_on_again_and_that_is_counted(
+    open_engine: type_of_open, clock: ManualClock, is_new: bool
+) -> None:
+    disk = HeldSyncs(within="actions")
+    engine = open_engine(**BY_AGE, retention_drops_unread=True, storage=disk)
+    fill(engine)
+    drained(engine)
+    clock.advance(2 * HOUR_MS)
+    fill(engine, 1, name="new")
+    disk.hold()
+    dropping = Thread(target=engine.retention.drop_outdated)
+    dropping.start()
+    assert disk.waiting.wait(SECONDS_MAX)
+
+    def move() -> None:
+        if is_new:
+            engine.admin.declare_group(TOPIC, "new", GroupConfig(start="earliest"))
+        else:
+            engine.admin.seek(TOPIC, GROUP, to_offset=0)
+
+    moving = Thread(target=move)
+    moving.start()
+    name = "new" if is_new else GROUP
+    until(lambda: engine.context.state.group(TOPIC, name) is not None)
+    until(lambda: engine.admin.group_figures(TOPIC, name)["position"] == 0)
+    disk.release()
+    dropping.join(SECONDS_MAX)
+    moving.join(SECONDS_MAX)
+
+    start = engine.context.state.topic(TOPIC).index.start
+    assert engine.admin.group_figures(TOPIC, name)["position"] >= start > 0
+    assert engine.counters()["dropped_unread", TOPIC, name] == start

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.block import FRAMES_MAX, FrameKind
 from outbox_core.journal.journal import SegmentDamaged
+from tests.outbox_broker.failing_storage import FailingStorage
 from tests.outbox_broker.journal.written_journal import AT_MS, WANTED, WrittenJournal, opened, recovered
 from tests.outbox_broker.segments.conftest import LocalMedium
 from tests.outbox_broker.segments.gates import Gate, while_held
@@ -93,6 +96,64 @@ def test_segments_are_dropped_only_before_the_older_of_the_two_newest_checkpoint
         written.journal.read(0, 10)
     written.open(medium.open())
     assert written.names()[0] != dropped[0].name
+
+
+def test_without_syncs_nothing_is_dropped_for_checkpoints_that_only_the_newest_segment_has(tmp_path: Path) -> None:
+    segments = LocalSegments.open(tmp_path, storage=UnsyncedStorage(DiskStorage()))
+    written = WrittenJournal()
+    written.open(segments)
+    for _ in range(12):
+        written.append(size_bytes=100)
+        written.commit()
+    written.write_checkpoint(parts=1)
+    written.write_checkpoint(parts=1)
+    assert len(written.names()) > 1
+
+    assert not written.journal.drop_before(written.journal.end)
+
+    for _ in range(8):
+        written.append(size_bytes=100)
+        written.commit()
+    assert written.journal.drop_before(written.journal.end)
+    segments.close()
+
+
+class FailsBehindWrites(FailingStorage):
+    """While it `is_failing`, a write is there, and is told to have failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_failing = False
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        super().write(descriptor, data, position=position)
+        if self.is_failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_what_is_left_of_a_roll_that_failed_is_replaced_before_anything_else_is_appended(tmp_path: Path) -> None:
+    disk = FailsBehindWrites()
+    segments = LocalSegments.open(tmp_path, storage=disk)
+    written = WrittenJournal()
+    written.open(segments, segment_bytes=1 << 20)
+    written.append()
+    written.commit()
+    written.journal.roll()
+    disk.is_failing = True
+    disk.fail("remove")
+    with pytest.raises(StorageFailed):
+        written.append(size_bytes=50)
+    disk.mend()
+    disk.is_failing = False
+
+    for _ in range(3):
+        written.append()
+        written.commit()
+
+    segments.close()
+    again = LocalSegments.open(tmp_path)
+    written.open(again, segment_bytes=1 << 20)
+    again.close()
 
 
 def test_an_owner_drops_nothing_before_it_has_written_a_checkpoint_of_its_own(medium: Medium) -> None:

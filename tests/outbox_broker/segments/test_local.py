@@ -418,6 +418,56 @@ def test_a_segment_that_a_power_cut_emptied_is_no_missing_one_at_later_openings(
         opened.close()
 
 
+def a_log_without_its_first_page(folder: Path, *, last: int, is_committed: bool) -> None:
+    """A log of which a power cut kept the later pages of the second segment's first block, and not the first page."""
+    opened = LocalSegments.open(folder)
+    for number in range(1, last + 1):
+        name = f"log-{number:012d}"
+        written = WrittenSegment.create(opened, name, first=20_000 * (number - 1))
+        written.append(b"x" * 3 * PAGE_BYTES)
+        if number != 2 or is_committed:
+            written.commit()
+    opened.close()
+    path = folder / "log-000000000002.segment"
+    path.write_bytes(bytes(PAGE_BYTES) + path.read_bytes()[PAGE_BYTES:])
+
+
+def test_a_newest_segment_that_lost_its_first_page_before_any_commit_is_set_aside(tmp_path: Path) -> None:
+    a_log_without_its_first_page(tmp_path, last=2, is_committed=False)
+
+    for _ in range(2):
+        opened = LocalSegments.open(tmp_path)
+        assert names(opened) == ["log-000000000001"]
+        opened.close()
+
+    assert (tmp_path / "log-000000000002.unreadable").stat().st_size > 3 * PAGE_BYTES
+
+
+@pytest.mark.parametrize(("last", "is_committed"), [(2, True), (3, False)])
+def test_a_segment_that_lost_its_first_page_is_damage_where_somebody_was_told_that_it_is_durable(
+    tmp_path: Path, last: int, is_committed: bool
+) -> None:
+    a_log_without_its_first_page(tmp_path, last=last, is_committed=is_committed)
+
+    for _ in range(2):
+        with pytest.raises(SegmentDamaged, match=r"log-000000000002: its head.*restore it from a copy"):
+            LocalSegments.open(tmp_path)
+
+
+def test_a_commit_of_one_segment_says_nothing_of_the_next_one(tmp_path: Path) -> None:
+    opened = LocalSegments.open(tmp_path)
+    first, second = (WrittenSegment.create(opened, f"log-{number}") for number in (1, 2))
+    first.append(b"1")
+    second.append(b"2")
+
+    first.commit()
+
+    assert [path.name for path in tmp_path.glob("*.proven")] == ["log-1.proven"]
+    second.commit()
+    assert len(list(tmp_path.glob("*.proven"))) == 2
+    opened.close()
+
+
 def test_files_that_a_copy_left_are_removed(tmp_path: Path) -> None:
     left(tmp_path, b"1")
     (tmp_path / "a.new").write_bytes(b"half of a copy")
