@@ -25,6 +25,7 @@ _KINDS: Final = {
     "acked": LastKind.ACKED,
     "died": LastKind.DIED,
     "redriven": LastKind.REDRIVEN,
+    "discarded": LastKind.DISCARDED,
 }
 _EXPECTED: Final = (
     "stored", "deliver_at_ms", "message_ready_ms", "stored_ms", "sequence", "canceled", "floor", "since_ms", "seeks",
@@ -182,11 +183,13 @@ def _aggregates() -> dict[str, str]:
 
 
 def _after_seeks(by_group: DataFrame) -> DataFrame:
-    """A seek makes messages ahead of it ready again, whether they were in flight, released or dead letters.
+    """A seek makes messages ahead of it ready again, whether they were in flight, released or dead letters,
+    or discarded ones.
 
     A deletion makes all messages ready again.
     """
-    sought = f"last_position < last_seek_position and (sequence >= floor or last_kind != {LastKind.DIED:d})"
+    ends = f"{LastKind.DIED:d}, {LastKind.DISCARDED:d}"
+    sought = f"last_position < last_seek_position and (sequence >= floor or last_kind not in ({ends}))"
     reset = f"(acks = 0 and (last_position < deleted_position or ({sought})))"
     return by_group.selectExpr(
         "id", "topic", "consumer_group", *_COUNTED, "stored", "deliver_at_ms", "stored_ms", "sequence", "canceled",

@@ -24,6 +24,7 @@ class LastKind(IntEnum):
     ACKED = 3
     DIED = 4
     REDRIVEN = 5
+    DISCARDED = 6
 
 
 class FilterAnswer(IntEnum):
@@ -146,7 +147,14 @@ DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
         when=_last_kind.is_(LastKind.DIED),
         meaning="A dead letter: the group used up its attempts.",
         cause="The broker's dead letter list gives the consumer's last reason.",
-        cure="Mend the consumer, then redrive the dead letters of this group.",
+        cure="Mend the consumer, then redrive or discard the dead letters of this group.",
+    ),
+    VerdictRule(
+        name="discarded",
+        state=State.DISCARDED,
+        severity=Severity.INFO,
+        when=_last_kind.is_(LastKind.DISCARDED),
+        meaning="A dead letter that an operator discarded: the group never gets it. The broker's log has who and why.",
     ),
     VerdictRule(
         name="effect_in_grace",

@@ -33,6 +33,7 @@ class State(StrEnum):
     EARLY = "early"
     LATE = "late"
     DEAD = "dead"
+    DISCARDED = "discarded"
     PARKED = "parked"
     CANCELED = "canceled"
     MISMATCH = "mismatch"

@@ -32,6 +32,7 @@ from outbox_core.journal.block import (
     decode_segment_head,
     scan,
 )
+from outbox_core.journal.dead_letter_records import Discarded
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic, PurgedTopic
 from outbox_core.messages.message import DUE_HEADER
 from spark_reconcile.core.errors import NotComparable
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-DELIVERY_KINDS: Final = ("delivered", "extended", "requeued", "acked", "died", "redriven")
+DELIVERY_KINDS: Final = ("delivered", "extended", "requeued", "acked", "died", "redriven", "discarded")
 """Actions on a message that was delivered to a group: it was durable before."""
 STEP_BACK_MS: Final = 3_600_000
 """Limit of a step back of the broker's clock from one segment to the next, up to which the headers of neighbours bound
@@ -401,6 +402,9 @@ def action_rows(frame: LoggedFrame) -> Iterator[Row]:  # noqa: C901 - one arm an
         case journal.Redriven(topic=topic, group=group, at_ms=at_ms, entries=entries, per_second=rate, pace=before):
             for message_run, visible in _paced(entries, RateLimit(*before), at_ms=at_ms, per_second=rate):
                 yield _row("redriven", topic, group, message_run, at, at_ms, visible)
+        case Discarded(topic=topic, group=group, at_ms=at_ms, entries=entries, why=why):
+            for first, count in entries:
+                yield _row("discarded", topic, group, (first, None, count), at, at_ms, None, None, why)
         case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
             filter_text = settings.get("filter") or None  # the column `reason` has the filter here
             yield _row("declared", topic, group, (position, None, None), at, at_ms, None, None, filter_text)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outbox_core.journal import journal
+from outbox_core.journal.dead_letter_records import Discarded
 from tests.spark_reconcile.world import (
     HOUR_MS,
     MAIL,
@@ -472,6 +473,17 @@ def dead_letter(p: Planted) -> None:
     p.delivery("dead", MAIL, "dead", "dead")
 
 
+def discarded_letter(p: Planted) -> None:
+    sequence = _stored(p.world, "discarded")
+    p.world.done("discarded", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.deliver("discarded", sequence, MAIL, age_ms=HOUR_MS)
+    _die(p.world, sequence, age_ms=50 * MINUTE_MS)
+    p.world.actions.append(
+        Discarded(topic=PAID, group=MAIL, at_ms=NOW_MS - HOUR_MS // 2, entries=[(sequence, 1)], by="ops", why="wrong")
+    )
+    p.delivery("discarded", MAIL, "discarded", "discarded")
+
+
 def redriven_and_done(p: Planted) -> None:
     sequence = _stored(p.world, "redriven")
     p.world.done("redriven", sequence, TICKETS, age_ms=HOUR_MS)
@@ -605,7 +617,8 @@ FAULTS: tuple[Callable[[Planted], None], ...] = (
     scheduled_ahead, fired_in_time, never_fired, note_lost_by_a_kill, note_lost_and_fired_twice,
     fired_and_nobody_asked_for_it, known_to_the_schedule_alone, known_to_the_schedule_and_never_fired,
     scheduled_and_lost_at_once, delivered_early, delivered_after_cancel, delivered_late, nobody_takes_it, waiting,
-    in_flight, retrying, never_redelivered, dead_letter, redriven_and_done, acknowledged_before_its_effect,
+    in_flight, retrying, never_redelivered, dead_letter, discarded_letter, redriven_and_done,
+    acknowledged_before_its_effect,
     handled_and_not_acknowledged, handled_never_stored, delivered_never_stored, acknowledged_never_delivered,
     published_just_before_its_row, stored_just_before_the_archive_was_read, handed_out_just_after_the_log_was_read,
     acknowledged_just_after_the_inbox_was_read, handled_before_it_was_due, stored_and_never_placed,

@@ -105,6 +105,8 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         return "group_deleted"
     if f["last_kind"] == 4:
         return "dead"
+    if f["last_kind"] == 6:
+        return "discarded"
     if f["acks"]:
         if f["has_inbox"] and not f["effects"]:
             if fresh < f["last_ms"] <= f["latest_ms"]:

@@ -19,6 +19,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
 from outbox_core.journal import journal
+from outbox_core.journal.dead_letter_records import Discarded
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
 from spark_reconcile.core.settings import RunLimits
@@ -202,6 +203,7 @@ def test_actions_on_runs_become_a_row_a_run(tmp_path: Path) -> None:
         journal.Settled(**common, runs=[(7, 490), (900, 1)]),
         journal.Died(**common, entries=[(499, 4, 2)], reason="no"),
         journal.Redriven(**common, entries=[(499, 3), (502, 1)], per_second=2),
+        Discarded(**common, entries=[(600, 2)], by="ops", why="paid by hand"),
     ]
     write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
 
@@ -213,7 +215,7 @@ def test_actions_on_runs_become_a_row_a_run(tmp_path: Path) -> None:
         ("requeued", None, 3, 4, 11, 1), ("acked", None, 7, 490, None, None), ("acked", None, 900, 1, None, None),
         ("died", None, 499, 4, None, 2),
         ("redriven", None, 499, 2, 7, None), ("redriven", None, 501, 1, 1_000, None),
-        ("redriven", None, 502, 1, 1_000, None),
+        ("redriven", None, 502, 1, 1_000, None), ("discarded", None, 600, 2, None, None),
     ]  # fmt: skip
 
 

@@ -54,7 +54,7 @@ MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
 DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
     "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
     "deleted": FLAG, "effects": COUNT, "has_inbox": FLAG, "canceled": FLAG, "paused": FLAG, "filtered": FLAG,
-    "last_kind": [0, 1, 2, 3, 4, 5], "sequence": [-1, 0, 5], "floor": [0, 3],
+    "last_kind": [0, 1, 2, 3, 4, 5, 6], "sequence": [-1, 0, 5], "floor": [0, 3],
     "deliver_at_ms": TIMES, "ready_ms": TIMES, "stored_ms": TIMES,
     "first_delivered_ms": TIMES, "first_ack_ms": TIMES, "effect_ms": TIMES, "last_ms": TIMES,
     "visible_ms": [0, NOW_MS - 120_000, NOW_MS - 119_999, NOW_MS + 1], "inbox_reach_ms": [0, 3_000_000],
