@@ -170,9 +170,11 @@ class AdminClient:
         """Delete a topic. Raises InUse, unless forced."""
         self._do("DELETE", _topic_path(topic) + _forced(force=force))
 
-    def purge_topic(self, topic: str, *, scheduled: bool = False) -> wire.PurgeAnswer:
-        """Move each group of a topic behind what is stored in it; `scheduled`: cancel what is scheduled, too."""
-        path, body = f"{_topic_path(topic)}/purge", wire.PurgeRequest(scheduled=scheduled)
+    def purge_topic(self, topic: str, *, scheduled: bool = False, dead: bool = False) -> wire.PurgeAnswer:
+        """Move each group of a topic behind what is stored in it; `scheduled`: cancel what is scheduled, too; `dead`:
+        discard the dead letters.
+        """
+        path, body = f"{_topic_path(topic)}/purge", wire.PurgeRequest(scheduled=scheduled, dead=dead)
         return self._ask("POST", path, wire.PurgeAnswer, body)
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:

@@ -174,12 +174,13 @@ def purge_topic(
     connection: Connection,
     topic: Topic,
     scheduled: Annotated[bool, typer.Option("--scheduled", help="Cancel what is scheduled, too.")] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Discard the dead letters, too.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove what waits in a topic. None of its groups gets what is stored in it now.
 
-    Receipts of what is in flight become stale. Dead letters are kept, and so are scheduled messages without
+    Receipts of what is in flight become stale. Dead letters are kept without --dead, and scheduled messages without
     --scheduled. Messages leave the disk with their segments; until then whoever reads the topic without a group sees
     them, and so does a group that is made later and starts at the earliest.
 
@@ -187,22 +188,23 @@ def purge_topic(
 
       outbox broker topic purge orders
 
-      outbox broker topic purge orders --scheduled --yes
+      outbox broker topic purge orders --scheduled --dead --yes
     """
     client = connection.client()
     if not yes:
         answer = client.topic(topic)
         figures = answer.figures
-        kept = "canceled, too" if scheduled else "kept"
+        of_scheduled, of_dead = "canceled" if scheduled else "kept", "discarded" if dead else "kept"
         confirm(
             f"Remove {figures['backlog']} waiting messages and {figures['in_flight']} in flight from the "
-            f"{len(answer.groups)} consumer groups of {topic}? {figures['dead']} dead letters are kept, and "
-            f"{figures['scheduled']} scheduled messages are {kept}."
+            f"{len(answer.groups)} consumer groups of {topic}? {figures['dead']} dead letters are {of_dead}, and "
+            f"{figures['scheduled']} scheduled messages are {of_scheduled}."
         )
-    purged = client.purge_topic(topic, scheduled=scheduled)
+    purged = client.purge_topic(topic, scheduled=scheduled, dead=dead)
     text = (
         f"{topic} purged: {purged.waiting} waiting messages and {purged.in_flight} in flight removed from "
-        f"{purged.groups} consumer groups, {purged.scheduled_canceled} scheduled canceled; kept: "
+        f"{purged.groups} consumer groups, {purged.scheduled_canceled} scheduled canceled, "
+        f"{purged.dead_discarded} dead letters discarded; kept: "
         f"{purged.dead_kept} dead letters, {purged.scheduled_kept} scheduled"
     )
     print_done({"topic": topic, **msgspec.to_builtins(purged)}, text, as_json=as_json)

@@ -92,7 +92,7 @@ class Engine:
         self.admin = GroupAdmin(context, writer, wakeups, groups, dead_letter_reader, index_repair)
         self.dead_letters = DeadLetterOperations(context, writer, groups, dead_letter_reader)
         self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
-        self.purger = Purger(context, writer, wakeups, groups, self.publisher)
+        self.purger = Purger(context, writer, wakeups, groups, self.publisher, self.dead_letters)
         self.operations = Operations(context, groups, dispatcher, cordon=cordon)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Purges a topic: none of its groups gets what is in it now. Dead letters are kept; scheduled messages, unless asked.
+"""Purges a topic: none of its groups gets what is in it now. Dead letters and scheduled messages go only if asked.
 
 All groups are moved by one action: a process that is killed has purged all of them, or none. To the reconciliation it
 is a seek of each group to the topic's end, so what was passed over is explained and not lost. The messages leave the
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outbox_broker.engine.context import EngineContext
+from outbox_broker.engine.dead_letter_operations import DeadLetterOperations
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.publisher import Publisher
@@ -21,6 +22,8 @@ from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
+WHY: Final = "the topic was purged"
+"""The reason in the records of dead letters that are discarded."""
 LOOKS_MAX: Final = 100
 """How many passes over the schedule are made: messages move during a pass."""
 
@@ -36,6 +39,7 @@ class Purge:
     """Messages that consumers held: their receipts are stale."""
     scheduled_canceled: int
     scheduled_kept: int
+    dead_discarded: int
     dead_kept: int
 
 
@@ -43,8 +47,9 @@ class Purger:
     """Operators' purges. An unknown topic is a KeyError."""
 
     def __init__(
-        self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry, publisher: Publisher
-    ) -> None:
+        self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry, publisher: Publisher,
+        dead_letters: DeadLetterOperations,
+    ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
         self._lock = context.lock
@@ -53,12 +58,14 @@ class Purger:
         self._wakeups = wakeups
         self._groups = groups
         self._publisher = publisher
+        self._dead_letters = dead_letters
 
-    def purge_topic(self, topic: str, *, scheduled: bool = False) -> Purge:
+    def purge_topic(self, topic: str, *, scheduled: bool = False, dead: bool = False, by: str = "") -> Purge:
         """Move each group of a topic behind all that is stored in it, durably on return. Idempotent.
 
         `scheduled`: cancel what is scheduled, too, page by page, before that: whatever falls due meanwhile is in the
-        topic then. A purge that was interrupted is repeated.
+        topic then. `dead`: discard the dead letters, too, group by group, after it; `by`: who asks, for their records.
+        A purge that was interrupted is repeated.
         """
         with self._lock:
             self._context.refuse_if_closed()
@@ -83,20 +90,27 @@ class Purger:
             actions_end = self._context.actions.end
             for group in groups:
                 self._wakeups.wake_next(topic, group)
-            dead = sum(len(group.dead) for group in groups)
         self._context.actions.commit(actions_end)
+        discarded = sum(self._discard(topic, group.name, by=by) for group in groups) if dead else 0
         purge = Purge(
             groups=len(groups), waiting=waiting, in_flight=in_flight, scheduled_canceled=canceled,
-            scheduled_kept=self._context.schedule.count(topic), dead_kept=dead,
+            scheduled_kept=self._context.schedule.count(topic), dead_discarded=discarded,
+            dead_kept=sum(len(group.dead) for group in groups),
         )  # fmt: skip
         logger.info(
             "topic_purged",
             extra={
                 "topic": topic, "groups": purge.groups, "waiting": waiting, "in_flight": in_flight,
-                "scheduled_canceled": canceled,
+                "scheduled_canceled": canceled, "dead_discarded": discarded,
             },
         )  # fmt: skip
         return purge
+
+    def _discard(self, topic: str, group: str, *, by: str) -> int:
+        try:
+            return self._dead_letters.discard(topic, group, by=by, why=WHY)
+        except KeyError:  # it was deleted meanwhile, and its dead letters with it
+            return 0
 
     def _cancel_scheduled(self, topic: str) -> int:
         """Cancel what is scheduled for a topic by now; returns how many."""

@@ -108,9 +108,11 @@ def delete_topic(call: Call) -> NoAnswer:
 
 def purge(call: Call) -> PurgeAnswer:
     """Purge a topic."""
-    scheduled = call.read(PurgeRequest).scheduled if call.body else False
+    request = call.read(PurgeRequest) if call.body else PurgeRequest()
     with _not_found():
-        purged = call.broker.purger.purge_topic(call.topic, scheduled=scheduled)
+        purged = call.broker.purger.purge_topic(
+            call.topic, scheduled=request.scheduled, dead=request.dead, by=call.principal.name
+        )
     return msgspec.convert(purged, PurgeAnswer, from_attributes=True)
 
 

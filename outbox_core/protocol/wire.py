@@ -445,9 +445,10 @@ class DeleteQuery(Request, frozen=True, kw_only=True):
 
 
 class PurgeRequest(Request, frozen=True, kw_only=True):
-    """POST /v1/topics/{topic}/purge. `scheduled`: what is scheduled is canceled, too."""
+    """POST /v1/topics/{topic}/purge. `scheduled`: what is scheduled is canceled; `dead`: dead letters are discarded."""
 
     scheduled: bool = False
+    dead: bool = False
 
 
 class PurgeAnswer(_Answer, frozen=True, kw_only=True):
@@ -458,6 +459,7 @@ class PurgeAnswer(_Answer, frozen=True, kw_only=True):
     in_flight: int
     scheduled_canceled: int
     scheduled_kept: int
+    dead_discarded: int
     dead_kept: int
 
 

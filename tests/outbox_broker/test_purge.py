@@ -37,7 +37,9 @@ def test_what_waits_and_what_is_in_flight_goes_and_what_comes_later_is_delivered
     purge = engine.purger.purge_topic(TOPIC)
     publish(engine, "m4")
 
-    assert purge == Purge(groups=2, waiting=5, in_flight=1, scheduled_canceled=0, scheduled_kept=0, dead_kept=0)
+    assert purge == Purge(
+        groups=2, waiting=5, in_flight=1, scheduled_canceled=0, scheduled_kept=0, dead_discarded=0, dead_kept=0
+    )
     assert engine.settler.ack([held.receipt]) == ["stale"]
     assert (pulled(engine), pulled(engine, OTHER)) == (["m4"], ["m4"])
 
@@ -51,12 +53,29 @@ def test_dead_letters_and_scheduled_messages_are_kept(engine: Engine, clock: Man
 
     purge = engine.purger.purge_topic(TOPIC)
 
-    assert purge == Purge(groups=1, waiting=1, in_flight=0, scheduled_canceled=0, scheduled_kept=1, dead_kept=1)
+    assert purge == Purge(
+        groups=1, waiting=1, in_flight=0, scheduled_canceled=0, scheduled_kept=1, dead_discarded=0, dead_kept=1
+    )
     assert [letter.id for letter in engine.admin.dead(TOPIC, GROUP)[0]] == ["dead"]
     assert engine.admin.redrive(TOPIC, GROUP) == 1
     assert pulled(engine) == ["dead"]
     clock.advance(HOUR_MS)
     assert pulled(engine) == ["later"]
+
+
+def test_dead_letters_of_every_group_are_discarded_if_that_is_asked(engine: Engine) -> None:
+    for group in (GROUP, OTHER):
+        engine.admin.declare_group(TOPIC, group, GroupConfig(max_attempts=1))
+    publish(engine, "dead", "m1")
+    for group in (GROUP, OTHER):
+        [delivery] = engine.puller.pull(TOPIC, group, max_messages=1)
+        engine.settler.nack([delivery.receipt])
+
+    purge = engine.purger.purge_topic(TOPIC, dead=True, by="ops")
+
+    assert (purge.waiting, purge.dead_discarded, purge.dead_kept) == (2, 2, 0)
+    assert [engine.admin.dead(TOPIC, group)[0] for group in (GROUP, OTHER)] == [[], []]
+    assert (pulled(engine), pulled(engine, OTHER)) == ([], [])
 
 
 def test_what_is_scheduled_is_canceled_if_that_is_asked(engine: Engine, clock: ManualClock) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_core import Broker, Message, connect
+from outbox_core import Broker, GroupConfig, Message, connect
 from outbox_core.runtime.command import main
 from tests.broker_adapter.servers import served
 
@@ -131,15 +131,29 @@ def test_a_purge_says_what_it_removed_and_what_it_kept(
     assert outbox("topic", "purge", TOPIC, "--yes", url=url) == 0
 
     assert capsys.readouterr().out == (
-        f"{TOPIC} purged: 1 waiting messages and 1 in flight removed from 1 consumer groups, 0 scheduled canceled; "
-        "kept: 0 dead letters, 1 scheduled\n"
+        f"{TOPIC} purged: 1 waiting messages and 1 in flight removed from 1 consumer groups, 0 scheduled canceled, "
+        "0 dead letters discarded; kept: 0 dead letters, 1 scheduled\n"
     )
     assert broker.pull(TOPIC, GROUP) == []
     assert outbox("topic", "purge", TOPIC, "--scheduled", "--yes", "--json", url=url) == 0
     assert json.loads(capsys.readouterr().out) == {
         "topic": TOPIC, "groups": 1, "waiting": 0, "in_flight": 0, "scheduled_canceled": 1, "scheduled_kept": 0,
-        "dead_kept": 0,
+        "dead_discarded": 0, "dead_kept": 0,
     }  # fmt: skip
+
+
+def test_a_purge_discards_dead_letters_where_that_is_asked(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.admin.declare_group("other", GROUP, GroupConfig(max_attempts=1))
+    broker.publish([Message(id="b", topic="other", body=b"")])
+    broker.nack([delivery.receipt for delivery in broker.pull("other", GROUP)])
+
+    assert outbox("topic", "purge", "other", "--dead", "--yes", "--json", url=url) == 0
+
+    outcome = json.loads(capsys.readouterr().out)
+    assert (outcome["dead_discarded"], outcome["dead_kept"]) == (1, 0)
+    assert broker.admin.figures("other", GROUP)["dead"] == 0
 
 
 def test_a_purge_that_nobody_said_yes_to_does_nothing(
