@@ -5,13 +5,15 @@ Without a connection it writes their statements for the database of a URL, to wh
 
 from __future__ import annotations
 
+from typing import Any
+
 from alembic import context
 
 from outbox.store.schema import outbox_tables
 from outbox_core.common.table_namespace import VERSION_TABLE, TableNamespace
 
-attributes = context.config.attributes
-target = (
+attributes: dict[str, Any] = context.config.attributes
+target: dict[str, Any] = (
     # The statements are read by people and other clients: no per cent sign is doubled for a driver.
     {"url": attributes["url"], "dialect_opts": {"paramstyle": "named"}, "literal_binds": True}
     if context.is_offline_mode()

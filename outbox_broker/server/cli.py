@@ -125,7 +125,7 @@ def log(
     folder: Annotated[Path, typer.Argument(help="The data folder of a broker or of a delay service, or one log's.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a store.")] = False,
 ) -> None:
-    """Say what the logs of a data folder hold, and what of them is damaged. Reads only, also while a broker runs.
+    """Say what the logs in a data folder hold, and what is damaged. Reads only, also while a broker runs.
 
     Lists segments, kinds of blocks, checkpoints, damage and torn tails.
 
