@@ -48,7 +48,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """The result of one check: what was found, and the cure where that is not well."""
 
     check: str
@@ -67,7 +67,7 @@ class Patient:
     open_broker: Callable[[], Broker] | None
 
 
-def examine(patient: Patient, *, timeout_s: float) -> Iterator[Finding]:
+def examine(patient: Patient, *, timeout_s: float) -> Iterator[CheckResult]:
     """Yields the finding of each check when it is over; `timeout_s`: how long each may take, seconds.
 
     Without a database the checks on it are left out. A check that takes longer fails, and goes on behind: the process
@@ -77,7 +77,7 @@ def examine(patient: Patient, *, timeout_s: float) -> Iterator[Finding]:
     reached = _within("database", lambda: _database(patient), timeout_s=timeout_s)
     yield reached
     if reached.status is not Status.FAIL:
-        on_database: dict[str, Callable[[Connection, Patient], Finding]] = {
+        on_database: dict[str, Callable[[Connection, Patient], CheckResult]] = {
             "tables": _tables, "rights": _rights, "database clock": _clock, "compensator": _compensator,
         }  # fmt: skip
         for name, check in on_database.items():
@@ -87,16 +87,16 @@ def examine(patient: Patient, *, timeout_s: float) -> Iterator[Finding]:
         yield _within("broker", lambda: _broker(open_broker), timeout_s=timeout_s)
 
 
-def _within(name: str, check: Callable[[], Finding], *, timeout_s: float) -> Finding:
+def _within(name: str, check: Callable[[], CheckResult], *, timeout_s: float) -> CheckResult:
     """Runs a check in a thread of its own, since no driver bounds all that it waits for: names, connects, answers."""
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     done = threading.Event()
 
     def run() -> None:
         try:
             findings.append(check())
         except OutboxError as error:
-            findings.append(Finding(check=name, status=Status.FAIL, says=str(error)))  # which names the cure
+            findings.append(CheckResult(check=name, status=Status.FAIL, says=str(error)))  # which names the cure
         finally:
             done.set()
 
@@ -105,10 +105,10 @@ def _within(name: str, check: Callable[[], Finding], *, timeout_s: float) -> Fin
     if findings:
         return findings[0]
     cure = "see whether its server hangs, or say a longer --timeout-s"
-    return Finding(check=name, status=Status.FAIL, says=f"no answer in {timeout_s:g} s", cure=cure)
+    return CheckResult(check=name, status=Status.FAIL, says=f"no answer in {timeout_s:g} s", cure=cure)
 
 
-def _on(patient: Patient, check: Callable[[Connection, Patient], Finding]) -> Finding:
+def _on(patient: Patient, check: Callable[[Connection, Patient], CheckResult]) -> CheckResult:
     with _connected(patient) as (_engine, connection):
         return check(connection, patient)
 
@@ -126,25 +126,27 @@ def _connected(patient: Patient) -> Iterator[tuple[Engine, Connection]]:
         engine.dispose()
 
 
-def _versions() -> Finding:
+def _versions() -> CheckResult:
     versions = ", ".join(f"{name} {version(name)}" for name in ("outbox-mq", "SQLAlchemy"))
-    return Finding(check="versions", status=Status.OK, says=f"{versions}, Python {platform.python_version()}")
+    return CheckResult(check="versions", status=Status.OK, says=f"{versions}, Python {platform.python_version()}")
 
 
-def _database(patient: Patient) -> Finding:
+def _database(patient: Patient) -> CheckResult:
     file = patient.url.database
     if patient.url.get_backend_name() == "sqlite" and file and not Path(file).exists():  # connecting would make it
         cure = "outbox db upgrade --url URL makes it"
-        return Finding(check="database", status=Status.FAIL, says=f"there is no file {file}", cure=cure)
+        return CheckResult(check="database", status=Status.FAIL, says=f"there is no file {file}", cure=cure)
     started = time.monotonic()
     with _connected(patient) as (engine, connection):
         name = engine.dialect.name
         product = ".".join(map(str, connection.dialect.server_version_info or ()))
     spent_ms = (time.monotonic() - started) * 1_000
-    return Finding(check="database", status=Status.OK, says=f"{name} {product} answers, connected in {spent_ms:.0f} ms")
+    return CheckResult(
+        check="database", status=Status.OK, says=f"{name} {product} answers, connected in {spent_ms:.0f} ms"
+    )
 
 
-def _tables(connection: Connection, patient: Patient) -> Finding:
+def _tables(connection: Connection, patient: Patient) -> CheckResult:
     namespace = table_namespace(connection.dialect, patient.schema)
     names = message_table_names(connection, namespace)
     if not names:
@@ -152,15 +154,15 @@ def _tables(connection: Connection, patient: Patient) -> Finding:
     revision, newest = schema_upgrade.current(connection, schema=patient.schema), schema_upgrade.head()
     says = f"{len(names):,} message table(s) at revision {revision or 'none'}"
     if revision == newest:
-        return Finding(check="tables", status=Status.OK, says=says)
+        return CheckResult(check="tables", status=Status.OK, says=says)
     cure = f"the newest is {newest}: outbox db upgrade --url URL, or the newest release"
-    return Finding(check="tables", status=Status.FAIL, says=says, cure=cure)
+    return CheckResult(check="tables", status=Status.FAIL, says=says, cure=cure)
 
 
-def _rights(connection: Connection, patient: Patient) -> Finding:
+def _rights(connection: Connection, patient: Patient) -> CheckResult:
     database = database_of(connection.dialect)
     if not database.has_schemas:
-        return Finding(check="rights", status=Status.OK, says="the database has no users")
+        return CheckResult(check="rights", status=Status.OK, says="the database has no users")
     lacking = [
         f"{privilege} on {table.fullname}"
         for table, privileges in table_privileges(connection, patient.role, schema=patient.schema)
@@ -168,9 +170,9 @@ def _rights(connection: Connection, patient: Patient) -> Finding:
         if not _may(connection, privilege, table)
     ]
     if not lacking:
-        return Finding(check="rights", status=Status.OK, says=f"this user has what the role {patient.role} needs")
+        return CheckResult(check="rights", status=Status.OK, says=f"this user has what the role {patient.role} needs")
     cure = f"outbox db grants --role {patient.role} --url URL prints what to grant"
-    return Finding(check="rights", status=Status.FAIL, says=f"it lacks {', '.join(lacking)}", cure=cure)
+    return CheckResult(check="rights", status=Status.FAIL, says=f"it lacks {', '.join(lacking)}", cure=cure)
 
 
 def _may(connection: Connection, privilege: str, table: Table) -> bool:
@@ -194,7 +196,7 @@ def _may(connection: Connection, privilege: str, table: Table) -> bool:
     return True
 
 
-def _clock(connection: Connection, _patient: Patient) -> Finding:
+def _clock(connection: Connection, _patient: Patient) -> CheckResult:
     now_us = database_of(connection.dialect).now_us()
     connection.execute(select(now_us)).scalar_one()  # the first statement waits for what a connection does once
     before_us = time.time_ns() // 1_000
@@ -204,12 +206,12 @@ def _clock(connection: Connection, _patient: Patient) -> Finding:
     beyond_ms = max(before_us - theirs_us, theirs_us - after_us, 0) / 1_000
     says = f"differs from this machine's by {beyond_ms:,.0f} ms or a little more"
     if beyond_ms <= CLOCK_SKEW_MS_MAX:
-        return Finding(check="database clock", status=Status.OK, says=says)
+        return CheckResult(check="database clock", status=Status.OK, says=says)
     cure = "synchronise both machines' clocks (NTP): due times and leases are by the database's clock"
-    return Finding(check="database clock", status=Status.WARN, says=says, cure=cure)
+    return CheckResult(check="database clock", status=Status.WARN, says=says, cure=cure)
 
 
-def _compensator(connection: Connection, patient: Patient) -> Finding:
+def _compensator(connection: Connection, patient: Patient) -> CheckResult:
     """By its leases where it uses them, and else by what waits: a compensator alone on a database writes nothing."""
     sharing = read_sharing(connection, dialect=connection.dialect, schema=patient.schema)
     names = message_table_names(connection, table_namespace(connection.dialect, patient.schema))
@@ -224,24 +226,26 @@ def _compensator(connection: Connection, patient: Patient) -> Finding:
     says = f"{living:,} live by leases; the oldest due message waits for {overdue_s:,.1f} s"
     if overdue_s > OVERDUE_SECONDS:
         cure = "outbox compensator run --url URL --broker URL; why a message waits: outbox messages list"
-        return Finding(check="compensator", status=Status.FAIL, says=says, cure=cure)
+        return CheckResult(check="compensator", status=Status.FAIL, says=says, cure=cure)
     if sharing is not None and (not living or sharing.unserved):
         cure = f"{len(sharing.unserved):,} source(s) without a live compensator: start one, or wait for a lease"
-        return Finding(check="compensator", status=Status.FAIL, says=says, cure=cure)
-    return Finding(check="compensator", status=Status.OK, says=says)
+        return CheckResult(check="compensator", status=Status.FAIL, says=says, cure=cure)
+    return CheckResult(check="compensator", status=Status.OK, says=says)
 
 
-def _broker(open_broker: Callable[[], Broker]) -> Finding:
+def _broker(open_broker: Callable[[], Broker]) -> CheckResult:
     broker = open_broker()
     try:
         if not isinstance(broker, Inspectable):
             says = "its adapter cannot inspect a server"
-            return Finding(check="broker", status=Status.WARN, says=says, cure="publish a message to try it")
+            return CheckResult(check="broker", status=Status.WARN, says=says, cure="publish a message to try it")
         found = broker.inspect()
     finally:
         broker.close()
     says = f"{found.product} {found.version}".rstrip() + " answers, and can serve"
     if found.weaknesses:
         cure = "; ".join(map(str, found.weaknesses))
-        return Finding(check="broker", status=Status.FAIL, says=f"{says}; it is set weaker than promised", cure=cure)
-    return Finding(check="broker", status=Status.OK, says=says)
+        return CheckResult(
+            check="broker", status=Status.FAIL, says=f"{says}; it is set weaker than promised", cure=cure
+        )
+    return CheckResult(check="broker", status=Status.OK, says=says)

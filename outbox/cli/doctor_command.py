@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from outbox.admin.doctor import Finding, Patient, Status, examine
+from outbox.admin.doctor import CheckResult, Patient, Status, examine
 from outbox.admin.grants import DatabaseRole
 from outbox.store.database_url import database_url
 from outbox_core.messages.connect import connect
@@ -71,7 +71,7 @@ def doctor(
     raise typer.Exit(0 if is_well else 1)
 
 
-def _print(finding: Finding) -> None:
+def _print(finding: CheckResult) -> None:
     typer.echo(escaped(f"{finding.status:<4}  {finding.check}: {finding.says}"))
     if finding.cure:
         typer.echo(escaped(f"      {finding.cure}"))

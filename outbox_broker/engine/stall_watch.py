@@ -15,7 +15,7 @@ from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.group.consumer_group import Group
-from outbox_broker.group.stall import GroupFacts, StallReason, decide_stall
+from outbox_broker.group.stall import StallFacts, StallReason, decide_stall
 from outbox_broker.state.engine_state import Topic
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -164,11 +164,11 @@ class StallWatch:
         lasts_ms = self._clock.monotonic_ms() - seen.since_monotonic_ms
         return Stall(reason, seen.since_ms, lasts_ms, facts.waiting, facts.in_flight, facts.next_visible_ms)
 
-    def _facts(self, topic: Topic, group: Group, *, now_ms: int) -> GroupFacts:
+    def _facts(self, topic: Topic, group: Group, *, now_ms: int) -> StallFacts:
         options, index = self._options, topic.index
         fresh_end = index.visible_end(group.position, count_max=1, durable_end=self._messages.durable_end)
         order, in_flight = group.order, group.unsettled.in_flight
-        return GroupFacts(
+        return StallFacts(
             waiting=index.end - min(group.position, index.end) + group.waiting(),
             in_flight=in_flight,
             next_visible_ms=group.next_visible_ms(),

@@ -28,7 +28,7 @@ class StallReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFacts:
+class StallFacts:
     """What is known of a group at one moment. Collected without a scan of its messages."""
 
     waiting: int
@@ -51,7 +51,7 @@ class GroupFacts:
     """Whether a consumer waits, or asked lately."""
 
 
-def decide_stall(facts: GroupFacts, *, now_ms: int) -> StallReason | None:
+def decide_stall(facts: StallFacts, *, now_ms: int) -> StallReason | None:
     """Returns why nothing is delivered; None if nothing waits, or what waits goes to the next consumer that asks."""
     is_visible = facts.next_visible_ms is not None and facts.next_visible_ms <= now_ms
     if not facts.waiting and not (facts.in_flight and is_visible):

@@ -196,8 +196,8 @@ class Journal:
                 return
             tails = [tail for tail in self._tails if tail.first < end]
         # Oldest first: whatever is acknowledged in a segment, all of those before it is durable then.
-        for number, tail in enumerate(tails):
-            is_rolled = number + 1 < len(tails)
+        for index, tail in enumerate(tails):
+            is_rolled = index + 1 < len(tails)
             known = tail.writer.commit(None if is_rolled else end - tail.first)
             tail.is_confirmed = True
             self._note_durable(tail.first, known)
@@ -218,9 +218,9 @@ class Journal:
         with lock:
             self._grown_from, self._parts_bytes = captured, 0
             self.checkpoint_bytes = sum(map(len, parts))
-        for number, part in enumerate(parts):
-            is_last = number + 1 == len(parts)
-            frames = checkpoint_part(part, captured=captured, number=number, is_last=is_last)
+        for part_number, part in enumerate(parts):
+            is_last = part_number + 1 == len(parts)
+            frames = checkpoint_part(part, captured=captured, number=part_number, is_last=is_last)
             with lock:
                 end = self.append(frames, at_ms=at_ms)
                 self._parts_bytes += BLOCK_HEAD_BYTES + frames.size_bytes
@@ -244,13 +244,13 @@ class Journal:
         never in two. The caller checks the frames in them. Raises StorageFailed, also if the segment was dropped.
         """
         with self._guard:
-            index = bisect_right(self._infos, offset, key=lambda info: info.first) - 1
-            info = self._infos[index] if index >= 0 else None
+            index = bisect_right(self._infos, offset, key=lambda segment: segment.first) - 1
+            segment = self._infos[index] if index >= 0 else None
             limit = self._infos[index + 1].first if 0 <= index < len(self._infos) - 1 else self._end
-        if info is None:
+        if segment is None:
             raise StorageFailed(f"cannot read {self._name} at {offset}: it was dropped")
         size_bytes = min(size_bytes, limit - offset)  # behind it may be what failed, before a roll
-        return self._segments.read(info.name, offset - info.first, size_bytes) if size_bytes > 0 else b""
+        return self._segments.read(segment.name, offset - segment.first, size_bytes) if size_bytes > 0 else b""
 
     def drop_before(self, offset: int) -> Sequence[SegmentInfo]:
         """Delete the segments that end at or before an offset; returns them. The two newest whole checkpoints, and all
@@ -261,13 +261,13 @@ class Journal:
             with self._guard:
                 limit = min(offset, self._checkpoints_first(), self._durable_first())
                 ends = [following.first for following in self._infos[1:]]
-                old = [info for info, end in zip(self._infos, ends, strict=False) if end <= limit]
-            for info in old:
+                old = [segment for segment, end in zip(self._infos, ends, strict=False) if end <= limit]
+            for segment in old:
                 # One after the other: a power failure may bring back what was deleted last, and must leave no hole.
-                self._segments.delete([info.name])
+                self._segments.delete([segment.name])
                 with self._guard:
-                    self._infos.remove(info)
-                dropped.append(info)
+                    self._infos.remove(segment)
+                dropped.append(segment)
         return dropped
 
     # -- inner steps -------------------------------------------------------------------------------------------------

@@ -82,49 +82,49 @@ class JournalReplay:
         SegmentDamaged at one, and at a segment that ends too early; StorageFailed.
         """
         begin = 0 if self.checkpoint is None else self.checkpoint.captured
-        for info, limit, is_newest in self._spans():
-            if not is_newest and info.first + limit <= begin:
+        for segment, limit, is_newest in self._spans():
+            if not is_newest and segment.first + limit <= begin:
                 continue
             end = 0
             # Behind the newest segment nothing vouches for its end but what itself says.
             proven = 0 if is_newest else limit
-            for found in self._reader.blocks(info.name, proven=proven, wanted=wanted):
-                if found.position >= limit:
+            for block in self._reader.blocks(segment.name, proven=proven, wanted=wanted):
+                if block.position >= limit:
                     break  # of an append that failed halfway, before the next segment was begun
-                end = min(found.end, limit)
-                if info.first + found.position >= begin and (found.kind is None or found.kind in wanted):
-                    told = self._told(info, found, wanted, may_lose_changes=may_lose_changes)
-                    yield told._replace(position=info.first + found.position, end=info.first + end)
+                end = min(block.end, limit)
+                if segment.first + block.position >= begin and (block.kind is None or block.kind in wanted):
+                    checked = self._checked(segment, block, wanted, may_lose_changes=may_lose_changes)
+                    yield checked._replace(position=segment.first + block.position, end=segment.first + end)
             if end < limit:
-                raise _ends_early(info, end, limit)
+                raise _ends_early(segment, end, limit)
 
-    def _told(self, info: SegmentInfo, found: Block, wanted: Container[int], *, may_lose_changes: bool) -> Block:
+    def _checked(self, segment: SegmentInfo, block: Block, wanted: Container[int], *, may_lose_changes: bool) -> Block:
         """Returns a block with each change once, and logs what is damaged. Raises SegmentDamaged."""
-        if found.damaged is None or found.damaged > 0 or found.at_ms is None:
-            self.damaged_bytes += found.end - found.position
-            logger.error("block_damaged", extra=_damage(info, found))
-        if FrameKind.CHANGE not in wanted or found.kind not in {None, FrameKind.CHANGE}:
-            return found
-        changes = changes_of(found.frames)
-        count = None if found.damaged is None else len(found.frames) + found.damaged
+        if block.damaged is None or block.damaged > 0 or block.at_ms is None:
+            self.damaged_bytes += block.end - block.position
+            logger.error("block_damaged", extra=_damage(segment, block))
+        if FrameKind.CHANGE not in wanted or block.kind not in {None, FrameKind.CHANGE}:
+            return block
+        changes = changes_of(block.frames)
+        count = None if block.damaged is None else len(block.frames) + block.damaged
         # A block of changes has two frames of each, and nothing else; one of unknown kind may have been of changes.
         # With messages in it it would have to say how many are changes: their numbers have room for that above 16 bits.
-        is_whole = found.kind is not None and count == 2 * len(changes)
+        is_whole = block.kind is not None and count == 2 * len(changes)
         if not is_whole and not may_lose_changes:
             raise SegmentDamaged(
-                f"{info.name}: a change of state at {found.position} is lost; restore {info.name} from a copy"
+                f"{segment.name}: a change of state at {block.position} is lost; restore {segment.name} from a copy"
             )
         frames = [Frame(FrameKind.CHANGE, number, changes[number]) for number in sorted(changes)]
-        return found._replace(frames=frames, damaged=0 if is_whole else found.damaged or 1)
+        return block._replace(frames=frames, damaged=0 if is_whole else block.damaged or 1)
 
     # -- end and checkpoint ------------------------------------------------------------------------------------------
 
     def _spans(self) -> Iterator[tuple[SegmentInfo, int, bool]]:
         """Yields each segment that counts, the position at which it ends, and whether it is the newest."""
-        for info, following in pairwise(self.segments):
-            yield info, following.first - info.first, False
+        for segment, following in pairwise(self.segments):
+            yield segment, following.first - segment.first, False
         newest = self.segments[-1:]
-        yield from ((info, self.end - info.first, True) for info in newest)
+        yield from ((segment, self.end - segment.first, True) for segment in newest)
 
     def _find_end(self) -> dict[str, CheckpointParts]:
         """Find the end of the newest segment that counts; returns the parts of the segments that were scanned."""
@@ -152,10 +152,10 @@ class JournalReplay:
     def _find_checkpoint(self, scanned: dict[str, CheckpointParts]) -> None:
         """Search back from the newest segment: a checkpoint's parts may be in several."""
         found = CheckpointParts()
-        for info, limit, is_newest in reversed(list(self._spans())):
-            if info.name not in scanned:
-                scanned[info.name] = self._scan(info, proven=0 if is_newest else limit, limit=limit).parts
-            found.update(scanned[info.name])
+        for segment, limit, is_newest in reversed(list(self._spans())):
+            if segment.name not in scanned:
+                scanned[segment.name] = self._scan(segment, proven=0 if is_newest else limit, limit=limit).parts
+            found.update(scanned[segment.name])
             self.checkpoint = found.newest_whole()
             if self.checkpoint is not None:
                 break
@@ -169,33 +169,33 @@ class JournalReplay:
         if self.checkpoint is not None and captured < oldest.first:
             raise SegmentDamaged(f"the segment before {oldest.name} is missing; restore it from a copy")
 
-    def _scan(self, info: SegmentInfo, *, proven: int, limit: int | None = None) -> _Scanned:
+    def _scan(self, segment: SegmentInfo, *, proven: int, limit: int | None = None) -> _Scanned:
         """Read a segment, up to a position."""
         last: Block | None = None
         headed: Block | None = None
         parts = CheckpointParts()
-        for found in self._reader.blocks(info.name, proven=proven, wanted=_CHECKPOINTS):
-            if limit is not None and found.position >= limit:
+        for block in self._reader.blocks(segment.name, proven=proven, wanted=_CHECKPOINTS):
+            if limit is not None and block.position >= limit:
                 break
-            last = found
-            headed = found if found.at_ms is not None else headed
-            parts.add(found.frames)
-            if found.kind == FrameKind.CHECKPOINT and found.damaged:
-                logger.error("block_damaged", extra=_damage(info, found))
+            last = block
+            headed = block if block.at_ms is not None else headed
+            parts.add(block.frames)
+            if block.kind == FrameKind.CHECKPOINT and block.damaged:
+                logger.error("block_damaged", extra=_damage(segment, block))
         if last is None:
             return _Scanned(0, 0, 0, parts)
         frames, durable = len(last.frames) + (last.damaged or 0), 0
         if headed is not None:  # the frames of a block that nobody wants are not counted
-            data = self._reader.read(info.name, headed.position, BLOCK_HEAD_BYTES)
-            head = block_head_at(data, 0, first=info.first + headed.position)
+            data = self._reader.read(segment.name, headed.position, BLOCK_HEAD_BYTES)
+            head = block_head_at(data, 0, first=segment.first + headed.position)
             if head is not None:
                 frames, durable = head.frames if headed is last else frames, head.durable
         return _Scanned(last.end if limit is None else min(last.end, limit), frames, durable, parts)
 
 
-def number_of(info: SegmentInfo) -> int:
+def number_of(segment: SegmentInfo) -> int:
     """Returns the number of a log's segment, from 1 on."""
-    return int(info.name.rpartition("-")[2])
+    return int(segment.name.rpartition("-")[2])
 
 
 def segment_name(log: str, number: int) -> str:
@@ -207,19 +207,19 @@ def _segments_of(infos: Sequence[SegmentInfo], log: str) -> list[SegmentInfo]:
     """Returns the segments of a log in their order. Raises SegmentDamaged if one in the middle is missing: they are
     deleted one after the other, oldest first, and one is begun only once the one before is in its medium for good.
     """
-    found = sorted((info for info in infos if info.name.rpartition("-")[0] == log), key=number_of)
-    for before, info in pairwise(found):
+    segments = sorted((segment for segment in infos if segment.name.rpartition("-")[0] == log), key=number_of)
+    for before, segment in pairwise(segments):
         if (
-            number_of(info) != number_of(before) + 1 or info.first <= before.first
+            number_of(segment) != number_of(before) + 1 or segment.first <= before.first
         ):  # an append begins one: none is empty
-            missing = segment_name(log, number_of(info) - 1)
-            raise SegmentDamaged(f"{missing} is missing before {info.name}; restore it from a copy")
-    return found
+            missing = segment_name(log, number_of(segment) - 1)
+            raise SegmentDamaged(f"{missing} is missing before {segment.name}; restore it from a copy")
+    return segments
 
 
-def _damage(info: SegmentInfo, found: Block) -> dict[str, object]:
-    return {"segment": info.name, "position": found.position, "frames_damaged": found.damaged}
+def _damage(segment: SegmentInfo, found: Block) -> dict[str, object]:
+    return {"segment": segment.name, "position": found.position, "frames_damaged": found.damaged}
 
 
-def _ends_early(info: SegmentInfo, end: int, limit: int) -> SegmentDamaged:
-    return SegmentDamaged(f"{info.name}: it ends at {end} instead of {limit}; restore it from a copy")
+def _ends_early(segment: SegmentInfo, end: int, limit: int) -> SegmentDamaged:
+    return SegmentDamaged(f"{segment.name}: it ends at {end} instead of {limit}; restore it from a copy")

@@ -63,8 +63,8 @@ class CheckpointParts:
             parts = self._parts[captured]
             last = max(parts)
             numbers = [*range(last & ~LAST_PART), last]
-            if last & LAST_PART and all(number in parts for number in numbers):
-                return JournalCheckpoint(captured, [parts[number] for number in numbers])
+            if last & LAST_PART and all(part_number in parts for part_number in numbers):
+                return JournalCheckpoint(captured, [parts[part_number] for part_number in numbers])
         return None
 
     def captured_behind(self, offset: int) -> Sequence[int]:

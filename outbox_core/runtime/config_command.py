@@ -61,11 +61,11 @@ def show(
         for name, model in _models(service).items()
     }
     if as_json:
-        typer.echo(json.dumps({name: [asdict(setting) for setting in found] for name, found in settings.items()}))
+        typer.echo(json.dumps({name: [asdict(setting) for setting in resolved] for name, resolved in settings.items()}))
         return
-    for name, found in settings.items():
+    for name, resolved in settings.items():
         typer.echo(f"# {name}")
-        for setting in found:
+        for setting in resolved:
             value = "-" if setting.value is None else json.dumps(setting.value, ensure_ascii=False)
             source = "" if setting.source is None else f" {setting.source}"
             typer.echo(escaped(f"{setting.name} = {value}  ({setting.origin}{source})"))
@@ -88,15 +88,15 @@ def check(config: Config = None, service: Service = None, as_json: AsJson = Fals
     problems = {name: setting_problems(model, file=config) for name, model in configured.items()}
     unknown = unknown_names(_models(None).values(), file=config)
     # Both name an unknown key of a table that is one service's alone.
-    said = {problem for found in problems.values() for problem in found}
+    said = {problem for of_service in problems.values() for problem in of_service}
     unknown = [problem for problem in unknown if problem not in said]
     is_wrong = bool(said or unknown)
     if as_json:
         typer.echo(json.dumps({"ok": not is_wrong, "services": problems, "unknown": unknown}))
     else:
-        for name, found in problems.items():
-            typer.echo(f"{name}: {'wrong' if found else 'ok'}")
-            for problem in found:
+        for name, of_service in problems.items():
+            typer.echo(f"{name}: {'wrong' if of_service else 'ok'}")
+            for problem in of_service:
                 typer.echo(escaped(f"  {problem}"))
         for problem in unknown:
             typer.echo(escaped(problem))

@@ -9,7 +9,7 @@ import pytest
 
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.stall_watch import EVENTS_PER_STEP, LOOKS_PER_STEP, Stall
-from outbox_broker.group.stall import GroupFacts, StallReason, decide_stall
+from outbox_broker.group.stall import StallFacts, StallReason, decide_stall
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
 from tests.outbox_broker.polling import until
@@ -249,13 +249,13 @@ def test_many_stalls_are_told_a_few_at_a_time(
     assert len(events(caplog, "group_stalled")) == len(names)
 
 
-def facts(**changes: object) -> GroupFacts:
+def facts(**changes: object) -> StallFacts:
     """A group with a message that is ready for whoever asks, changed."""
     known: dict[str, object] = {
         "waiting": 1, "in_flight": 0, "next_visible_ms": None, "has_fresh": True, "filed": 0, "has_filed_ready": False,
         "room": 1, "room_of_all": 1, "paused": False, "is_asked_for": True,
     }  # fmt: skip
-    return GroupFacts(**{**known, **changes})  # type: ignore[arg-type]
+    return StallFacts(**{**known, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
