@@ -141,6 +141,13 @@ class StoreReport:
             found |= segment.status
         return found
 
+    def faults(self) -> set[str]:
+        """Returns what is wrong with it, to be compared."""
+        logs = [(log.name, log.refused, log.unacknowledged) for log in self.logs if log.status]
+        segments = [*(segment for log in self.logs for segment in log.segments), *self.others]
+        damaged = [(segment.name, segment.damage, segment.tail_bytes) for segment in segments if segment.status]
+        return set(map(str, [self.missing, *self.unreadable.items(), *logs, *damaged]))
+
 
 class SegmentView(SegmentReader, Protocol):
     """What is read: a SegmentReader, and what else is known of segments in a medium that can have torn tails."""
@@ -163,7 +170,7 @@ def report_folder(folder: Path) -> list[StoreReport]:
         for one in folders:
             name = "." if one == folder else one.name
             if any(one.glob(f"*{SUFFIX}")):
-                found.append(_report_view(one, store=name))
+                found.append(_report_settled(one, store=name))
             earlier = sorted(path for path in one.glob("*.log") if _EARLIER_LOG_NAME.fullmatch(path.name))
             if earlier:
                 found.append(_report_earlier(earlier, store=name))
@@ -200,6 +207,20 @@ def report_segments(view: FolderView, *, store: str) -> StoreReport:
 def _log_of(info: SegmentInfo) -> str:
     matched = _LOG_NAME.fullmatch(info.name)
     return matched[1] if matched else ""
+
+
+def _report_settled(folder: Path, *, store: str) -> StoreReport:
+    """Returns a report whose faults were there at two looks, one after the other. While the owner rolls, a listing can
+    miss a file that was there before another one that it has.
+    """
+    report = _report_view(folder, store=store)
+    for _ in range(_LOOKS):
+        if not report.status:
+            break
+        before, report = report, _report_view(folder, store=store)
+        if report.faults() == before.faults():
+            break
+    return report
 
 
 def _report_view(folder: Path, *, store: str) -> StoreReport:
