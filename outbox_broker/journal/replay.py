@@ -209,9 +209,8 @@ def _segments_of(infos: Sequence[SegmentInfo], log: str) -> list[SegmentInfo]:
     """
     segments = sorted((segment for segment in infos if segment.name.rpartition("-")[0] == log), key=number_of)
     for before, segment in pairwise(segments):
-        if (
-            number_of(segment) != number_of(before) + 1 or segment.first <= before.first
-        ):  # an append begins one: none is empty
+        # Where a segment cannot be gone on with, one in which nothing was durable is followed by another at its offset.
+        if number_of(segment) != number_of(before) + 1 or segment.first < before.first:
             missing = segment_name(log, number_of(segment) - 1)
             raise SegmentDamaged(f"{missing} is missing before {segment.name}; restore it from a copy")
     return segments
