@@ -54,7 +54,7 @@ class Cordon:
             return
         try:
             self._note = _decode(data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError, RecursionError):  # text that is not UTF-8 is a ValueError
             self._note = CordonNote(since_ms=0, reason="its file cannot be read")
 
     def refuse(self) -> None:

@@ -119,6 +119,13 @@ class SegmentedLog:
                 self.end = segment.end = one.end
             yield one
         if not segment.sealed:
+            proven = read_proven(self.folder)
+            if proven.segment == segment.path.name and proven.end > self.end:
+                # It was synced, and told to be stored: this is damage, not what a write left that nobody waited for.
+                gap = Gap(self.end, proven.end - self.end)
+                self._note_damage(gap, segment.path)
+                self.end = segment.end = gap.end
+                yield gap
             self._cut_torn_tail(segment)
 
     def ready(self) -> None:
@@ -157,7 +164,7 @@ class SegmentedLog:
 
     def _cut_torn_tail(self, segment: Segment) -> None:
         excess = missing_segments.content_bytes(segment.path) - (self.end - segment.first_offset)
-        if excess:
+        if excess > 0:
             logger.warning("torn_tail_cut", extra={"segment": segment.path.name, "bytes": excess, "offset": self.end})
             self._storage.truncate(segment.descriptor, segment.path.stat().st_size - excess)
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from outbox_broker.journal.replay import JournalReplay
+from outbox_broker.log.missing_segments import refuse_if_newest_is_missing as refuse_if_newest_is_missing_of
 from outbox_broker.log.segment_scan import Gap, frames_in
+from outbox_broker.log.sync_proof import NOTE, read_proven
 from outbox_broker.segments.folder_view import FolderView
 from outbox_broker.segments.local import LOGS, SUFFIX
 from outbox_broker.segments.port import SegmentInfo, SegmentReader
@@ -172,8 +174,8 @@ def report_folder(folder: Path) -> list[StoreReport]:
             if any(one.glob(f"*{SUFFIX}")):
                 found.append(_report_settled(one, store=name))
             earlier = sorted(path for path in one.glob("*.log") if _EARLIER_LOG_NAME.fullmatch(path.name))
-            if earlier:
-                found.append(_report_earlier(earlier, store=name))
+            if earlier or (one / NOTE).exists():
+                found.append(_report_earlier(one, earlier, store=name))
     except OSError as error:
         raise StorageFailed(f"cannot read {folder}: {error.strerror}") from error
     if not found:
@@ -234,7 +236,8 @@ def _replay(view: SegmentView, log: str) -> JournalReplay | str:
     """Returns what an opening would find, or why it would refuse the log."""
     try:
         replay = JournalReplay(view, log)
-        for _ in replay.blocks(_ALL_KINDS):
+        # The actions are opened though some are lost: what they may have delivered comes again.
+        for _ in replay.blocks(_ALL_KINDS, may_lose_changes=log == "actions"):
             pass
     except (SegmentDamaged, SegmentRefused) as error:
         return str(error)
@@ -358,7 +361,7 @@ def _kind_name(kind: int | None) -> str:
 # -- logs of the engine that are not blocks yet ------------------------------------------------------------------------
 
 
-def _report_earlier(paths: Sequence[Path], *, store: str) -> StoreReport:
+def _report_earlier(folder: Path, paths: Sequence[Path], *, store: str) -> StoreReport:
     """Returns the report of a log whose segments are called by their first offsets."""
     segments: list[SegmentReport] = []
     unreadable: dict[str, str] = {}
@@ -373,7 +376,12 @@ def _report_earlier(paths: Sequence[Path], *, store: str) -> StoreReport:
     end = segments[-1].end if segments else 0
     first = segments[0].first if segments else 0
     log = LogReport(name=store, end=end, durable=0, replayed_from=first, segments=segments, checkpoints=())
-    return StoreReport(store=store, logs=[log], unreadable=unreadable)
+    missing = None
+    try:
+        refuse_if_newest_is_missing_of(folder, paths)
+    except SegmentDamaged as error:
+        missing = str(error)
+    return StoreReport(store=store, logs=[log], unreadable=unreadable, missing=missing)
 
 
 def _report_earlier_segment(path: Path, *, limit: int | None) -> SegmentReport:
@@ -391,11 +399,16 @@ def _report_earlier_segment(path: Path, *, limit: int | None) -> SegmentReport:
     size_bytes = len(data) - HEADER_BYTES if limit is None else limit - first
     body = data[HEADER_BYTES : HEADER_BYTES + size_bytes]
     count, end, tail_bytes = 0, 0, 0
+    proven = read_proven(path.parent)
+    proven_bytes = proven.end - first if proven.segment == path.name else 0
+    if limit is None and len(body) < proven_bytes:
+        what = "it ends before what was durable"
+        damage.append(Damage(position=len(body), size_bytes=proven_bytes - len(body), what=what))
     for found in frames_in(body, first_offset=0):
         if not isinstance(found, Gap):
             count += 1
             end = found.end
-        elif limit is None and found.end >= len(body):
+        elif limit is None and found.end >= len(body) and found.offset >= proven_bytes:
             tail_bytes = found.size_bytes
         else:
             damage.append(Damage(position=found.offset, size_bytes=found.size_bytes, what="frames"))

@@ -573,3 +573,22 @@ def test_a_note_of_another_segment_proves_nothing(open_engine: type_of_open, fol
 
     assert newest.stat().st_ino != before
     assert bodies_in(engine) == [b"x" * 5000]
+
+
+@pytest.mark.parametrize("cut_bytes", [0, 5])
+def test_damage_of_the_last_message_that_was_proven_is_told_and_not_taken_for_a_torn_tail(
+    open_engine: type_of_open, folder: Path, cut_bytes: int
+) -> None:
+    engine = open_engine()
+    publish(engine, *BODIES)
+    engine.close()
+    data = bytearray(only_segment(folder).read_bytes())
+    data[-20] ^= 1
+    only_segment(folder).write_bytes(data[: len(data) - cut_bytes])
+
+    for group in ("first", "second"):
+        engine = open_engine()
+        assert engine.log_figures()["quarantined_bytes"] > 0
+        assert bodies_in(engine, group=group) == BODIES[:-1]
+    publish(engine, b"after")
+    assert bodies_in(open_engine(), group="third") == [*BODIES[:-1], b"after"]
