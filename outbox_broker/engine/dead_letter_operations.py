@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import takewhile
 
 from outbox_broker.engine.context import EngineContext
-from outbox_broker.engine.dead_letter_reader import DeadLetterReader
+from outbox_broker.engine.dead_letter_reader import RUNS_AT_ONCE, ChosenRun, DeadLetterReader
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.group.consumer_group import Group
 from outbox_core.journal.dead_letter_records import Discarded
 from outbox_core.messages.message import DeadCount, DeadFilter, check_why
 from outbox_core.runtime.event_logger import EventLogger
@@ -39,8 +41,8 @@ class DeadLetterOperations:
     ) -> DeadCount:
         """Returns how many are meant, and until when they died."""
         before_ms = self._clock.now_ms() + 1  # what dies in this very millisecond is counted
-        ranges = self._chosen(topic, group, ids=ids, where=where, dead_before_ms=before_ms)
-        return DeadCount(count=sum(end - first for first, end in ranges), dead_before_ms=before_ms)
+        _, chosen = self._chosen(topic, group, ids=ids, where=where, dead_before_ms=before_ms)
+        return DeadCount(count=sum(end - first for first, end, _ in chosen), dead_before_ms=before_ms)
 
     def discard(
         self, topic: str, group: str, *, ids: Collection[str] | None = None, where: DeadFilter | None = None,
@@ -51,25 +53,25 @@ class DeadLetterOperations:
         `dead_before_ms`: only those that died before, as count() says. Returns how many, once it is durable.
         """
         check_why(why)
-        ranges = self._chosen(topic, group, ids=ids, where=where, dead_before_ms=dead_before_ms)
-        count = 0
-        with self._lock:
-            self._context.refuse_if_closed()
-            known_group = self._groups.known_group(topic, group)
-            for start in range(0, len(ranges), self._options.redrive_batch_max):
+        chosen_group, chosen = self._chosen(topic, group, ids=ids, where=where, dead_before_ms=dead_before_ms)
+        count, runs_at_once = 0, min(RUNS_AT_ONCE, self._options.redrive_batch_max)
+        for start in range(0, len(chosen), runs_at_once):
+            with self._lock:
+                self._context.refuse_if_closed()
+                if self._groups.known_group(topic, group) is not chosen_group:
+                    break  # it was deleted meanwhile, and its dead letters with it
+                # Some may have been redriven during the search, and died again since, of something else.
                 entries = [
-                    (first, end - first)  # of what is still dead: some may have been redriven during the search
-                    for dead_range in ranges[start : start + self._options.redrive_batch_max]
-                    for first, end in known_group.dead.among(*dead_range)
+                    entry for run in chosen[start : start + runs_at_once] for entry in _still_dead(chosen_group, run)
                 ]
                 if entries:
                     self._writer.act(
                         Discarded(topic=topic, group=group, at_ms=self._clock.now_ms(), entries=entries, by=by, why=why)
                     )
-                    count += sum(messages for _, messages in entries)
-            self._state.counters["discarded", topic, group] += count
-            end = self._context.actions.end
-        self._context.actions.commit(end)
+                    discarded = sum(messages for _, messages in entries)
+                    self._state.counters["discarded", topic, group] += discarded
+                    count += discarded
+        self._context.actions.commit()
         logger.info(
             "dead_letters_discarded",
             extra={"topic": topic, "group": group, "messages": count, "by": by, "why": why},
@@ -79,11 +81,20 @@ class DeadLetterOperations:
     def _chosen(
         self, topic: str, group: str, *, ids: Collection[str] | None, where: DeadFilter | None,
         dead_before_ms: int | None,
-    ) -> list[tuple[int, int]]:  # fmt: skip
+    ) -> tuple[Group, list[ChosenRun]]:  # fmt: skip
         if where is not None:
             where.check()
         with self._lock:
             self._context.refuse_if_closed()
             known_topic, known_group = self._groups.known_topic(topic), self._groups.known_group(topic, group)
             self._reader.bury_expired(topic, known_group)
-        return self._reader.chosen(known_topic, known_group, ids=ids, where=where, dead_before_ms=dead_before_ms)
+        chosen = self._reader.chosen(known_topic, known_group, ids=ids, where=where, dead_before_ms=dead_before_ms)
+        return known_group, chosen
+
+
+def _still_dead(group: Group, chosen: ChosenRun) -> Iterator[tuple[int, int]]:
+    """Yields what is dead of a chosen run since the same death, as (first, count)."""
+    first, end, dead_at_ms = chosen
+    for run in takewhile(lambda run: run.first < end, group.dead.runs(first)):
+        if run.dead_at_ms == dead_at_ms:
+            yield run.first, min(run.end, end) - run.first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from outbox_broker.engine.context import EngineContext
@@ -20,6 +20,10 @@ from outbox_core.messages import limits
 from outbox_core.messages.message import DeadFilter
 
 _CHAR_BYTES: Final = 4
+RUNS_AT_ONCE: Final = 1_000
+"""Runs of dead letters that are gone over in one hold of the lock: some 15 ms."""
+ChosenRun = tuple[int, int, int]
+"""Dead letters from a sequence to an end (exclusive) that died at a time, in epoch milliseconds."""
 
 
 FoundLetter = tuple[int, DeadRun, journal.MessageRecord | None]
@@ -78,12 +82,11 @@ class DeadLetterReader:
     def chosen(
         self, topic: Topic, group: Group, *, ids: Collection[str] | None, where: DeadFilter | None,
         dead_before_ms: int | None,
-    ) -> list[tuple[int, int]]:  # fmt: skip
-        """Returns the ordered ranges (first, end) of the dead letters that have one of these ids, or that fit `where`;
-        without both, of all. Reads their messages if it has to, without the lock.
+    ) -> list[ChosenRun]:  # fmt: skip
+        """Returns the dead letters that have one of these ids, or that fit `where`; without both, all. In order, and
+        only those that died before `dead_before_ms`. Reads their messages if it has to, without the lock, and the runs
+        of a million not in one hold of it: so whoever acts on them asks whether they are those that died then.
         """
-        if ids is not None:
-            return self.of_ids(topic, group, set(ids))
         before_ms = limits.TIME_MS_MAX if dead_before_ms is None else dead_before_ms
 
         def fits(run: DeadRun) -> bool:
@@ -91,14 +94,29 @@ class DeadLetterReader:
                 where is None or where.fits_death(reason=run.reason, dead_at_ms=run.dead_at_ms)
             )
 
+        if ids is not None:
+            wanted = set(ids)
+            return _chosen_runs(
+                (sequence, run.dead_at_ms)
+                for sequence, run, record in self._all(topic, group)
+                if record is not None and record.id in wanted and run.dead_at_ms < before_ms
+            )
         if where is None or not where.needs_messages:
-            with self._lock:
-                return [(run.first, run.end) for run in group.dead if fits(run)]
-        return _ranges(
-            sequence
+            return [(run.first, run.end, run.dead_at_ms) for run in self._runs(group) if fits(run)]
+        return _chosen_runs(
+            (sequence, run.dead_at_ms)
             for sequence, run, record in self._all(topic, group)
             if record is not None and fits(run) and where.fits_message(key=record.key, headers=record.headers)
         )
+
+    def _runs(self, group: Group) -> Iterator[DeadRun]:
+        """Yields all runs of dead letters; the lock is let go after each thousand."""
+        start: int | None = 0
+        while start is not None:
+            with self._lock:
+                runs = list(islice(group.dead.runs(start), RUNS_AT_ONCE))
+            yield from runs
+            start = runs[-1].end if len(runs) == RUNS_AT_ONCE else None
 
     def _all(self, topic: Topic, group: Group) -> Iterator[FoundLetter]:
         following: int | None = 0
@@ -121,6 +139,17 @@ class DeadLetterReader:
             if not missing:
                 break
         return _ranges(sequences)
+
+
+def _chosen_runs(letters: Iterable[tuple[int, int]]) -> list[ChosenRun]:
+    """Returns ascending (sequence, dead_at_ms) as runs."""
+    runs: list[ChosenRun] = []
+    for sequence, dead_at_ms in letters:
+        if runs and runs[-1][1:] == (sequence, dead_at_ms):
+            runs[-1] = (runs[-1][0], sequence + 1, dead_at_ms)
+        else:
+            runs.append((sequence, sequence + 1, dead_at_ms))
+    return runs
 
 
 def _ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:

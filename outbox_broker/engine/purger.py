@@ -26,6 +26,8 @@ WHY: Final = "the topic was purged"
 """The reason in the records of dead letters that are discarded."""
 LOOKS_MAX: Final = 100
 """How many passes over the schedule are made: messages move during a pass."""
+ROUNDS_MAX: Final = 10
+"""How many rounds of the dispatcher are waited for: it may find no room on the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ class Purger:
         discarded = sum(self._discard(topic, group.name, by=by) for group in groups) if dead else 0
         purge = Purge(
             groups=len(groups), waiting=waiting, in_flight=in_flight, scheduled_canceled=canceled,
-            scheduled_kept=self._context.schedule.count(topic), dead_discarded=discarded,
+            scheduled_kept=self._context.schedule.count_undelivered(topic), dead_discarded=discarded,
             dead_kept=sum(len(group.dead) for group in groups),
         )  # fmt: skip
         logger.info(
@@ -123,4 +125,10 @@ class Purger:
                 canceled += sum(status is CancelStatus.CANCELED for status in statuses)
             if is_clear:
                 break
+        # What the dispatcher has claimed is neither scheduled nor in its topic yet: it is waited for.
+        schedule = self._context.schedule
+        for _ in range(ROUNDS_MAX):
+            if schedule.count_undelivered(topic) <= schedule.count(topic):
+                break
+            self._publisher.cancel([], topics=[topic])
         return canceled

@@ -135,7 +135,7 @@ ROUTES: Final = (
     Route(
         method="POST", path=TOPIC + "/purge", role=Role.ADMIN, work=WorkClass.PAGE, handler=group_handlers.purge,
         body=wire.PurgeRequest, body_optional=True, answer=wire.PurgeAnswer, problems=_NOT_FOUND,
-        summary="Move every group of a topic behind what is stored in it; dead letters are kept",
+        summary="Move every group of a topic behind what is stored in it; dead letters are kept unless asked for",
     ),
     Route(
         method="PUT", path=GROUP, role=Role.ADMIN, handler=group_handlers.declare, body=wire.GroupSettings,

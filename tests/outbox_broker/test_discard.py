@@ -165,3 +165,34 @@ def test_a_discard_of_many_is_written_in_parts(open_engine: type_of_open, folder
 
     assert dead(open_engine()) == [f"m{number}" for number in range(1, 16, 2)]
     assert [len(entries) for _, _, entries in discarded(folder)] == [3, 3, 2]
+
+
+def die_again(engine: Engine, clock: ManualClock, *, reason: str) -> None:
+    """All dead letters are redriven, and the group gives up on them once more, later."""
+    clock.advance(1_000)
+    engine.admin.redrive(TOPIC, GROUP)
+    engine.settler.nack([one.receipt for one in engine.puller.pull(TOPIC, GROUP)], delay_ms=0, reason=reason)
+
+
+@pytest.mark.parametrize("chosen", [{"ids": ["m0"]}, {"where": DeadFilter(reason="no such customer")}, {}])
+def test_what_died_since_it_was_counted_stays(engine: Engine, clock: ManualClock, chosen: dict[str, Any]) -> None:
+    die(engine, "m0", reason="no such customer")
+    counted = engine.dead_letters.count(TOPIC, GROUP, **chosen)
+    assert counted.count == 1
+    die_again(engine, clock, reason="no such customer")
+
+    assert engine.dead_letters.discard(TOPIC, GROUP, **chosen, dead_before_ms=counted.dead_before_ms, **BY) == 0
+
+    assert dead(engine) == ["m0"]
+
+
+def test_an_id_that_is_dead_twice_is_discarded_twice(open_engine: type_of_open) -> None:
+    engine = open_engine(dedup_messages_max=1)
+    die(engine, "m0")
+    die(engine, "m1")
+    die(engine, "m0")
+
+    assert engine.dead_letters.count(TOPIC, GROUP, ids=["m0"]).count == 2
+    assert engine.dead_letters.discard(TOPIC, GROUP, ids=["m0"], **BY) == 2
+
+    assert dead(engine) == ["m1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -12,6 +13,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.purger import Purge
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.failing_storage import HeldSyncs
 from tests.outbox_broker.killed_engine import RESERVE_BYTES, START_MS, KillingStorage, copy_at_each_call, type_of_tell
 from tests.outbox_broker.test_engine_kills import told_in
 
@@ -171,3 +173,24 @@ def test_whatever_storage_call_is_the_last_all_groups_are_purged_or_none(tmp_pat
         became.add(bool(came[GROUP]))
 
     assert became == {True, False}
+
+
+def test_a_batch_that_is_claimed_as_the_purge_begins_is_purged_with_the_rest(
+    open_engine: type_of_open, clock: ManualClock
+) -> None:
+    disk = HeldSyncs(within="schedule")
+    engine = open_engine(storage=disk)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    publish(engine, "m1", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    disk.hold()
+    clock.advance(HOUR_MS)
+    assert disk.waiting.wait(120), "the claim waits for its sync"
+    releasing = Timer(0.2, disk.release)
+    releasing.start()
+
+    purge = engine.purger.purge_topic(TOPIC, scheduled=True)
+
+    assert pulled(engine) == []
+    assert purge.waiting + purge.scheduled_canceled == 1
+    assert purge.scheduled_kept == 0
+    releasing.join()
