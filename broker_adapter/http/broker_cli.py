@@ -33,7 +33,7 @@ from broker_adapter.http.shared_cli import (
     print_table,
 )
 from outbox_broker.server import cli as server_cli
-from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, UsageError
+from outbox_core.common.errors import BrokerCordoned, BrokerRefused, BrokerUnavailable, UsageError
 from outbox_core.messages.broker_port import GroupSettingsReader
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.limits import PULL_MESSAGES_MAX
@@ -229,12 +229,19 @@ def list_groups(connection: Connection, topic: Topic, as_json: AsJson = False) -
     client = connection.client()
     groups = {group: client.group(topic, group) for group in client.topic(topic).groups}
     if as_json:
-        print_json({name: {**answer.figures, "stall": answer.stall} for name, answer in groups.items()})
+        print_json(
+            {
+                name: {**answer.figures, "paused": answer.paused, "stall": answer.stall}
+                for name, answer in groups.items()
+            }
+        )
         return
     _print_groups({name: answer.figures for name, answer in groups.items()})
     for name, answer in groups.items():
         if answer.stall is not None:
             print(f"{escaped(name)}: {_stall_text(answer.stall)}")
+        elif answer.paused:
+            print(f"{escaped(name)}: it is paused")
 
 
 @group_app.command("show")
@@ -250,13 +257,16 @@ def show_group(connection: Connection, topic: Topic, group: Group, as_json: AsJs
     with connection.admin() as admin:
         figures = admin.figures(topic, group)
         config = admin.group_config(topic, group) if isinstance(admin, GroupSettingsReader) else None
-        stall = admin.group(topic, group).stall if isinstance(admin, AdminClient) else None
+        answer = admin.group(topic, group) if isinstance(admin, AdminClient) else None
+    stall = None if answer is None else answer.stall
     settings = {} if config is None else msgspec.to_builtins(group_settings_of(config))
     if as_json:
         shown = {"topic": topic, "group": group, "figures": dict(figures), "settings": settings, "stall": stall}
-        print_json(shown)
+        print_json(shown if answer is None else {**shown, "paused": answer.paused})
         return
     _print_figures(figures)
+    if answer is not None:
+        print(f"paused\t{str(answer.paused).lower()}")
     if stall is not None:
         print(f"stalled\t{_stall_text(stall)}")
     for name, value in settings.items():
@@ -408,6 +418,8 @@ def publish(
     )  # fmt: skip
     try:
         [result] = connection.client().publish([message])
+    except BrokerCordoned:
+        raise  # which says that nothing was stored
     except BrokerUnavailable as error:
         raise BrokerUnavailable(f"{error}; it may be stored: repeat it with --id {message.id}") from error
     text = f"{escaped(result.id)}\t{result.status}" + (f"\t{escaped(result.error)}" if result.error else "")
@@ -708,7 +720,7 @@ def discard(
     connection: Connection,
     topic: Topic,
     group: Group,
-    why: Annotated[str, typer.Option(help="The reason, which the broker's log keeps.")],
+    why: Annotated[str, typer.Option(help="The reason, which the broker's log keeps; needed but to count.")] = "",
     message_id: Annotated[list[str] | None, typer.Option("--id", help="A dead letter's id; may be repeated.")] = None,
     reason: Annotated[str | None, typer.Option(help="Those whose last reason contains this.")] = None,
     key: Annotated[str | None, typer.Option(help="Those with this key.")] = None,
@@ -732,13 +744,15 @@ def discard(
 
       outbox broker dead discard orders billing --id order-17 --why "paid by hand, ticket 4711"
 
-      outbox broker dead discard orders billing --reason "no such customer" --dry-run --why "deleted customers"
+      outbox broker dead discard orders billing --reason "no such customer" --dry-run
 
       outbox broker dead discard orders billing --all --why "a load test's" --yes
     """
     where = _dead_filter(reason=reason, key=key, headers=_headers(header or ()), from_ms=from_ms, to_ms=to_ms)
     if [bool(message_id), where is not None, all_].count(True) != 1:
         raise UsageError("say which: --id, or --reason, --key and --header, or --all")
+    if not why and not dry_run:
+        raise UsageError("say --why: the broker's log keeps the reason")
     client, ids, before_ms = connection.client(), message_id or None, None
     if dry_run or not yes:
         counted = client.count_dead(topic, group, ids=ids, where=where)

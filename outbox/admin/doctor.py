@@ -97,6 +97,9 @@ def _within(name: str, check: Callable[[], CheckResult], *, timeout_s: float) ->
             findings.append(check())
         except OutboxError as error:
             findings.append(CheckResult(check=name, status=Status.FAIL, says=str(error)))  # which names the cure
+        except Exception as error:  # noqa: BLE001 - the thread boundary: whatever ends a check is its result
+            says = f"{type(error).__name__}: {error}"
+            findings.append(CheckResult(check=name, status=Status.FAIL, says=says, cure="look at its URL and options"))
         finally:
             done.set()
 
@@ -133,7 +136,8 @@ def _versions() -> CheckResult:
 
 def _database(patient: Patient) -> CheckResult:
     file = patient.url.database
-    if patient.url.get_backend_name() == "sqlite" and file and not Path(file).exists():  # connecting would make it
+    is_file = patient.url.get_backend_name() == "sqlite" and file and not file.startswith((":memory:", "file:"))
+    if file and is_file and not Path(file).exists():  # connecting would make it
         cure = "outbox db upgrade --url URL makes it"
         return CheckResult(check="database", status=Status.FAIL, says=f"there is no file {file}", cure=cure)
     started = time.monotonic()

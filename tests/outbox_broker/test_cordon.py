@@ -146,3 +146,16 @@ def test_whatever_storage_call_is_the_last_what_was_answered_holds(tmp_path: Pat
         became.add(is_cordoned)
 
     assert became == {True, False}
+
+
+def test_a_cordon_whose_text_is_damaged_still_holds(folder: Path, open_engine: type_of_open) -> None:
+    engine = open_engine()
+    engine.operations.cordon.begin(reason="moving to K\u00f6ln")
+    engine.close()
+    file = folder / "cordoned"
+    file.write_bytes(file.read_bytes().replace("\u00f6".encode(), b"\xff\xff"))
+
+    engine = open_engine()
+
+    with pytest.raises(BrokerCordoned):
+        engine.publisher.publish([Message(id="m", topic=TOPIC, body=b"x")])
