@@ -248,7 +248,7 @@ def test_dead_letters_are_discarded_after_they_were_counted(
         ((), "say which"),
         (("--id", "a", "--all"), "say which"),
         (("--to-ms", "1"), "a time alone"),
-        (("--all", "--why", ""), "say why"),
+        (("--all", "--why", ""), "say --why"),
     ],
 )
 def test_a_discard_that_does_not_say_which_is_not_sent(
