@@ -49,6 +49,8 @@ REFUSED: Final[dict[tuple[str, str], list[Any]]] = {
     ("POST", GROUP + "/resume"): [None, {}],
     ("GET", GROUP + "/dead"): [None],
     ("POST", GROUP + "/dead/redrive"): [{"all": True}],
+    ("POST", GROUP + "/dead/count"): [{"all": True}],
+    ("POST", GROUP + "/dead/discard"): [{"all": True, "why": "not wanted"}],
 }
 """What its target is there for, with bodies."""
 
