@@ -14,7 +14,6 @@ removed that.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -57,8 +56,6 @@ _EARLIER_SUFFIXES: Final = frozenset({".delay", ".log"})
 LOGS: Final = frozenset({SegmentKind.MESSAGES, SegmentKind.ACTIONS})
 """Kinds of segments whose ends nothing else names, and which are gone on with: they have a note."""
 _ASIDE_SUFFIX: Final = ".unreadable"
-_LOG_SEGMENT: Final = re.compile(r"[a-z]+-\d{12}")
-"""Names of segments of logs, as journal/replay.py makes them."""
 _READ_BYTES: Final = 1024 * 1024
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -702,11 +699,13 @@ def head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead | None
         is_damaged = isinstance(refused, SegmentHeadDamaged) or not data.startswith(SEGMENT_MAGIC)
         if not is_damaged or (block is None and not is_owned):
             raise ConfigurationError(f"{path}: {refused}") from refused
-        if block is None and _LOG_SEGMENT.fullmatch(path.stem):
-            newest = max(path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{SUFFIX}"))
+        log = path.stem.rpartition("-")[0]
+        # A log has notes from its first commit on; of the id index, whose names are alike, nothing has.
+        if block is None and any(path.parent.glob(f"{log}-*{_NOTE_SUFFIX}")):
+            newest = max(path.parent.glob(f"{log}-*{SUFFIX}"))
             if path != newest or path.with_suffix(_NOTE_SUFFIX).exists():
                 raise SegmentDamaged(
-                    f"{path.stem}: its head and those of its blocks are lost; restore it from a copy"
+                    f"{path.stem}: its head and those of its blocks are lost; restore {path.stem} from a copy"
                 ) from refused
             return None
         logger.error("segment_head_damaged", extra={"segment": path.stem})  # noqa: TRY400 - there is nothing to trace

@@ -450,7 +450,7 @@ def test_a_segment_that_lost_its_first_page_is_damage_where_somebody_was_told_th
     a_log_without_its_first_page(tmp_path, last=last, is_committed=is_committed)
 
     for _ in range(2):
-        with pytest.raises(SegmentDamaged, match=r"log-000000000002: its head.*restore it from a copy"):
+        with pytest.raises(SegmentDamaged, match=r"log-000000000002: its head.*restore log-000000000002 from a copy"):
             LocalSegments.open(tmp_path)
 
 
