@@ -105,19 +105,20 @@ class KillingStorage:
         return descriptor
 
     def write(self, descriptor: int, data: bytes, *, position: int) -> None:
-        path = self._open[descriptor].path
-        self._count(lambda place: _write(place(path), data[: len(data) // 2], position=position))
+        file = self._file(descriptor)
+        self._count(lambda place: _write(place(file.path), data[: len(data) // 2], position=position))
         self._disk.write(descriptor, data, position=position)
-        self._open[descriptor].size = position + len(data)
+        file.size = position + len(data)
 
     def truncate(self, descriptor: int, size: int) -> None:
         self._count()
         self._disk.truncate(descriptor, size)
-        self._open[descriptor].size = size
+        self._file(descriptor).size = size
 
     def sync(self, descriptor: int) -> None:
         self._count()
-        self._open[descriptor].synced = self._open[descriptor].size
+        file = self._file(descriptor)
+        file.synced = file.size
 
     def sync_folder(self, folder: Path) -> None:
         self._count()
@@ -133,6 +134,16 @@ class KillingStorage:
                 self._removed[path] = path.read_bytes()
                 self._files.pop(path, None)
         self._disk.remove(path)
+
+    def _file(self, descriptor: int) -> _File:
+        """A file by its name of now: a copy is renamed to what it is a copy of."""
+        file, path = self._open[descriptor], Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path != file.path and path.exists():
+            with self._lock:
+                self._files.pop(file.path, None)
+                file.path = path
+                self._files[path] = file
+        return file
 
     def _count(self, half: type_of_leave | None = None) -> None:
         def leave(place: type_of_place) -> None:

@@ -219,10 +219,16 @@ def test_the_counters_of_a_node_do_not_go_back_when_its_shards_leave_it(running:
 
 
 def received(node: NodeProcess) -> float:
-    """How many messages a node has stored since its start."""
-    answer = requests.get(f"{node.url}/metrics", timeout=60)
-    assert answer.ok, answer.text
-    lines = answer.text.splitlines()
+    """How many messages a node has stored since its start; asked again while a shard is being opened."""
+    answers: list[requests.Response] = []
+
+    def is_answered() -> bool:
+        answers.append(requests.get(f"{node.url}/metrics", timeout=60))
+        assert answers[-1].status_code in {200, 503}, answers[-1].text
+        return answers[-1].ok
+
+    eventually(is_answered, what="the node's metrics")
+    lines = answers[-1].text.splitlines()
     return sum(float(one.rpartition(" ")[2]) for one in lines if one.startswith("broker_messages_received_total{"))
 
 
