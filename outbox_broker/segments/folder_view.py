@@ -31,9 +31,6 @@ from outbox_core.journal.block import (
 )
 from outbox_core.journal.journal import SegmentDamaged
 
-_LOOKS = 4
-"""At a note without its file, so many times, before that counts as missing."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableSegment:
@@ -61,10 +58,9 @@ class FolderView:
         try:
             for path in sorted(folder.glob(f"*{SUFFIX}")):
                 self._find(path)
-            for _ in range(_LOOKS):
-                self.missing = self._missing()
-                if self.missing is None:
-                    break
+            refuse_if_newest_is_missing(folder)
+        except SegmentDamaged as error:
+            self.missing = str(error)
         except OSError as error:
             raise StorageFailed(f"cannot read {folder}: {error.strerror}") from error
 
@@ -91,17 +87,6 @@ class FolderView:
         known = max(proven, 0 if note is None else note.end) if info.kind in LOGS else len(data)
         is_same_boot = bool(self._boot) and note is not None and note.boot == self._boot
         return scan(data, first=info.first, proven=info.first + known, same_boot=is_same_boot, wanted=wanted)
-
-    def _missing(self) -> str | None:
-        """Returns why an opening refuses the folder. While the owner rolls, a note without a file may be one that came
-        between two looks: it is a loss only if it stays so.
-        """
-        there = {path.stem for path in self._folder.glob(f"*{SUFFIX}")}
-        try:
-            refuse_if_newest_is_missing(self._folder, there)
-        except SegmentDamaged as error:
-            return str(error)
-        return None
 
     def _find(self, path: Path) -> None:
         try:

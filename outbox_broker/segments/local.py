@@ -161,7 +161,7 @@ class LocalSegments:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
             infos, unfinished, unreadable = _found_in(folder)
-            refuse_if_newest_is_missing(folder, {*infos, *(path.stem for path in unfinished)})
+            refuse_if_newest_is_missing(folder)
             if reserve is not None:
                 reserve.release()
             epoch_file = EpochFile(folder)
@@ -628,6 +628,11 @@ def read_note(folder: Path, name: str) -> Note | None:
         return None
 
 
+def _log_of(path: Path) -> str:
+    """Returns the name of the log of which a file is a segment, or the note of one."""
+    return path.stem.rpartition("-")[0]
+
+
 def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path], list[Path]]:
     """Returns the segments of a folder; the files to remove, of what was made when its owner died, and of copies; and
     those to set aside, of which nothing says where they begin.
@@ -659,15 +664,15 @@ def _found_in(folder: Path) -> tuple[dict[str, SegmentInfo], list[Path], list[Pa
     return infos, unfinished, unreadable
 
 
-def refuse_if_newest_is_missing(folder: Path, names: Container[str]) -> None:
+def refuse_if_newest_is_missing(folder: Path) -> None:
     """Raise SegmentDamaged if a log's newest segment, of which there is a note, is gone: nothing else would tell, and
     the log would go on at an earlier end.
     """
-    newest: dict[str, Path] = {}
-    for path in sorted([*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{_NOTE_SUFFIX}")]):
-        newest[path.stem.rpartition("-")[0]] = path
-    for path in newest.values():
-        if path.suffix == _NOTE_SUFFIX and path.stem not in names:
+    # The notes first, as the owner may be writing: one is made behind its segment, and removed before it.
+    notes = sorted(folder.glob(f"*{_NOTE_SUFFIX}"), reverse=True)
+    newest = {_log_of(path): path.stem for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    for path in notes:
+        if path.stem > newest.get(_log_of(path), ""):
             raise SegmentDamaged(
                 f"{path.stem} is missing in {folder}, the newest segment of its log: restore it from a copy; or remove "
                 f"{path}, to go on without all that was in it"
@@ -699,7 +704,7 @@ def head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead | None
         is_damaged = isinstance(refused, SegmentHeadDamaged) or not data.startswith(SEGMENT_MAGIC)
         if not is_damaged or (block is None and not is_owned):
             raise ConfigurationError(f"{path}: {refused}") from refused
-        log = path.stem.rpartition("-")[0]
+        log = _log_of(path)
         # A log has notes from its first commit on; of the id index, whose names are alike, nothing has.
         if block is None and any(path.parent.glob(f"{log}-*{_NOTE_SUFFIX}")):
             newest = max(path.parent.glob(f"{log}-*{SUFFIX}"))

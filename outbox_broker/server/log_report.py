@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from outbox_broker.journal.replay import JournalReplay
-from outbox_broker.log.missing_segments import refuse_if_newest_is_missing as refuse_if_newest_is_missing_of
+from outbox_broker.log import missing_segments
 from outbox_broker.log.segment_scan import Gap, frames_in
 from outbox_broker.log.sync_proof import NOTE, read_proven
 from outbox_broker.segments.folder_view import FolderView
@@ -378,7 +378,7 @@ def _report_earlier(folder: Path, paths: Sequence[Path], *, store: str) -> Store
     log = LogReport(name=store, end=end, durable=0, replayed_from=first, segments=segments, checkpoints=())
     missing = None
     try:
-        refuse_if_newest_is_missing_of(folder, paths)
+        missing_segments.refuse_if_newest_is_missing(folder, paths)
     except SegmentDamaged as error:
         missing = str(error)
     return StoreReport(store=store, logs=[log], unreadable=unreadable, missing=missing)
