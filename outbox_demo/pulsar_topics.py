@@ -10,7 +10,7 @@ import pulsar
 from broker_adapter.publishing.broker_url import BrokerUrl
 from broker_adapter.pulsar.client_settings import ClientSettings
 from broker_adapter.pulsar.durability_inspection import AdminApi
-from broker_adapter.pulsar.record_sender import pulsar_client
+from broker_adapter.pulsar.open_client import pulsar_client
 from outbox_core.common.errors import ConfigurationError
 from outbox_demo.foreign_client_port import WAIT_MS, ReceivedMessage
 from outbox_demo.plan import RunTopics

@@ -10,6 +10,7 @@ from broker_adapter.publishing.client_pool import ClientPool
 from broker_adapter.publishing.publish_only_broker import PublishOnlyBroker
 from broker_adapter.pulsar.client_settings import TLS_SCHEME, URL_OPTIONS, ClientSettings
 from broker_adapter.pulsar.durability_inspection import AdminApi
+from broker_adapter.pulsar.open_client import end_clients_at_exit
 from broker_adapter.pulsar.pulsar_publisher import PulsarPublisher
 from broker_adapter.pulsar.record_sender import PulsarRecordSender
 from outbox_core.common.clock import SystemClock
@@ -36,6 +37,7 @@ def open_broker(
     settings = ClientSettings.of(parts, timeout_ms=bound_ms, token=token, ca_file=ca_file)
     admin = None if settings.admin_url is None else AdminApi(settings)
     clock = SystemClock()
+    end_clients_at_exit()
     pool = ClientPool(partial(PulsarRecordSender, settings, clock=clock))
     publisher = PulsarPublisher(pool, admin, settings=settings, clock=clock)
     return PublishOnlyBroker(publisher, strict=parts.is_strict, timeout_ms=bound_ms)

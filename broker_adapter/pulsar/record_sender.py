@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +16,7 @@ import pulsar
 from broker_adapter.publishing.treatment import ONE_MESSAGE
 from broker_adapter.pulsar.client_settings import ClientSettings
 from broker_adapter.pulsar.errors import exception_for, is_of_message, treatment_of
+from broker_adapter.pulsar.open_client import OpenClient
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.limits import BATCH_MESSAGES_MAX
@@ -25,7 +24,8 @@ from outbox_core.messages.limits import BATCH_MESSAGES_MAX
 PRODUCERS_MAX: Final = 1_000
 """How many topics keep their producer; the one that was idle longest makes room."""
 SUCCESS: Final = "Ok"
-_END_SECONDS_MAX: Final = 5
+_SEND_TIMEOUTS: Final = 2
+"""Of a call's, the client's time-out of a message."""
 
 
 class PulsarRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -69,16 +69,14 @@ class PulsarRecordSender:
     """Used by one thread at a time. After any exception it is of no use any more: close it."""
 
     def __init__(self, settings: ClientSettings, *, clock: Clock) -> None:
-        """Connects when it is first asked for a producer."""
+        """Connects when it is first asked for a producer. Raises BrokerUnavailable while the interpreter ends."""
         self._clock = clock
         self._what = f"Pulsar at {settings.addresses}"
         self._timeout_ms = settings.timeout_ms
         self._producers: OrderedDict[str, Any] = OrderedDict()
-        self._client = pulsar_client(settings)
-        self._creating: list[threading.Thread] = []
-        """Threads that wait in the client for a producer; ended ones go when the next one begins."""
-        # The client's threads call Python: it must end before the interpreter does, and is not to be freed while open.
-        self._shutdown = weakref.finalize(self, _shut_down, self._client, self._creating)
+        self._client = OpenClient(settings, clock=clock)
+        self._end = weakref.finalize(self, self._client.end)
+        self._end.atexit = False  # end_clients_at_exit() has it end later
 
     def store(self, records: Sequence[PulsarRecord], answers: dict[int, str | None], *, deadline_ms: int) -> None:
         """Send records in this order, and wait; fills in an answer for each, by its index: None where it is durable, or
@@ -86,7 +84,24 @@ class PulsarRecordSender:
 
         Raises BrokerUnavailable, StorageFailed or NotAuthenticated where one of them is in doubt: those have no answer.
         """
+        with self._client.in_use:
+            self._store(records, answers, deadline_ms=deadline_ms)
+
+    def close(self) -> None:
+        """Drop what is queued, and end the connections and threads: in the background where the client is still making
+        a producer that nobody waits for any more.
+        """
+        self._producers.clear()
+        self._end()
+
+    def leave_to_parent(self) -> None:
+        """Never free the producers in a forked child, as the client is not: they would wait forever for its threads."""
+        self._end.detach()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._producers))
+
+    def _store(self, records: Sequence[PulsarRecord], answers: dict[int, str | None], *, deadline_ms: int) -> None:
         receipts = Receipts()
+        self._client.receipts = weakref.ref(receipts)
         outstanding = 0
         refused: dict[str, str] = {}
         for index, record in enumerate(records):
@@ -116,17 +131,6 @@ class PulsarRecordSender:
             if failure is not None:
                 raise failure
 
-    def close(self) -> None:
-        """Drop what is queued, and end the connections and threads."""
-        self._producers.clear()
-        self._shutdown()
-
-    def leave_to_parent(self) -> None:
-        """Never free the client in a forked child: that would wait forever for threads that are not there."""
-        self._shutdown.detach()
-        for kept in (self._client, self._producers):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
     def _send(self, record: PulsarRecord, noted: Any, *, deadline_ms: int) -> None:
         self._producer(record.topic, deadline_ms=deadline_ms).send_async(
             record.body,
@@ -154,23 +158,20 @@ class PulsarRecordSender:
 
     def _created_producer(self, topic: str, *, deadline_ms: int) -> Any:
         """The client waits as long as its own time-out says, which is longer than a call has left that did something
-        before: so it waits in a thread, which ends with the client.
+        before: so a thread waits in it.
         """
         left_ms = deadline_ms - self._clock.monotonic_ms()
         if left_ms <= 0:
             raise exception_for("Timeout", what=self._what)
-        create = partial(
-            self._client.create_producer,
+        created = self._client.begin_producer(
             topic,
-            send_timeout_millis=self._timeout_ms,
+            # Behind the end of any call: the client would report each message by itself, while it is shut down in the
+            # thread that has the interpreter, which then stood still for ten seconds.
+            send_timeout_millis=_SEND_TIMEOUTS * self._timeout_ms,
             max_pending_messages=BATCH_MESSAGES_MAX,
             block_if_queue_full=True,
             batching_enabled=False,
         )
-        created: Future[Any] = Future()
-        thread = threading.Thread(target=_complete, args=(created, create), name="outbox-pulsar", daemon=True)
-        self._creating[:] = [*(creating for creating in self._creating if creating.is_alive()), thread]
-        thread.start()
         try:
             return created.result(left_ms / 1000)
         except TimeoutError as error:
@@ -188,45 +189,3 @@ class PulsarRecordSender:
         if treatment_of(result) not in ONE_MESSAGE:
             raise exception_for(result, what=self._what)
         return result
-
-
-def _shut_down(client: Any, creating: Sequence[threading.Thread]) -> None:
-    """End the client, and wait for what it lets go: a thread that came back from it into an interpreter that is ending
-    would abort the process.
-    """
-    client.shutdown()
-    for thread in tuple(creating):
-        if thread.ident is not None:
-            thread.join(_END_SECONDS_MAX)
-
-
-def _complete(created: Future[Any], create: Callable[[], Any]) -> None:
-    try:
-        created.set_result(create())
-    except Exception as error:  # noqa: BLE001 - the thread's boundary: who waits learns of it
-        created.set_exception(error)
-
-
-def pulsar_client(settings: ClientSettings) -> Any:
-    """Pulsar's own client, with the settings of a URL."""
-    return pulsar.Client(
-        settings.service_url,
-        authentication=_authentication(settings),
-        operation_timeout_seconds=max(1, settings.timeout_ms // 1000),
-        connection_timeout_ms=settings.timeout_ms,
-        tls_trust_certs_file_path=settings.ca_file,
-        tls_validate_hostname=True,
-        tls_certificate_file_path=settings.cert_file,
-        tls_private_key_file_path=settings.key_file,
-        logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),  # by default it writes to stdout
-    )
-
-
-def _authentication(settings: ClientSettings) -> object:
-    if settings.token is not None:
-        return pulsar.AuthenticationToken(settings.token)
-    if settings.user is not None:
-        return pulsar.AuthenticationBasic(settings.user, settings.password)
-    if settings.cert_file is not None:
-        return pulsar.AuthenticationTLS(settings.cert_file, settings.key_file)
-    return None
